@@ -1,0 +1,101 @@
+"""The operation as callers see it: shapes and meaning are checked here once, then an implementation is chosen.
+
+Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Implementation = Literal["auto", "reference", "blockwise", "triton"]
+
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class StickBreakingOutput(NamedTuple):
+    """What attention returns.
+
+    Attributes:
+        output: [B, H, Q, D] in the queries' dtype.
+        remainder: [B, H, Q] in fp32 (fp64 for fp64 inputs): the part of each query's stick no key took.
+    """
+
+    output: Tensor
+    remainder: Tensor
+
+
+def stickbreaking_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    attend_current: bool = False,
+    skip_threshold: float | None = None,
+    impl: Implementation = "auto",
+) -> StickBreakingOutput:
+    """Stick-breaking attention (Tan et al. 2025, arXiv 2410.17980, equations 1 to 4).
+
+    With z_ij = scale * q_j . k_i and beta_ij = sigmoid(z_ij), query j gives key i < j the weight
+    A_ij = beta_ij * prod_{i<k<j} (1 - beta_kj): the newest key takes its share of the stick first. There are no
+    position embeddings. The output is sum_i A_ij v_i and the remainder is 1 - sum_i A_ij.
+
+    Args:
+        q: [B, H, Q, D] queries. When Q < K they are the last Q positions.
+        k: [B, G, K, D] keys; H is a multiple of G, and query head h uses key/value head h // (H // G).
+        v: [B, G, K, D] values.
+        scale: factor of the logits; None means D ** -0.5.
+        attend_current: let a query attend its own position as well (i <= j instead of i < j).
+        skip_threshold: stop looking back once every query of a block has less than this much of its stick left. The
+            output then changes by at most `skip_threshold * max|v|` and the remainder by at most `skip_threshold`.
+            None visits every key.
+        impl: "reference" (O(L^2) memory, the definition), "blockwise" (plain PyTorch, O(L) memory, any device),
+            "triton" (CUDA), or "auto": "triton" for CUDA tensors it supports, else "blockwise".
+
+    Returns:
+        `StickBreakingOutput(output, remainder)`, both differentiable.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit, Q > K, or the implementation cannot run on these tensors.
+    """
+    _check(q, k, v, skip_threshold)
+    if scale is None:
+        scale = float(q.shape[-1] ** -0.5)
+    if impl == "auto":
+        impl = "triton" if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 128 else "blockwise"
+    if impl == "reference":
+        from sbeval.attention.impl.reference import reference
+
+        return StickBreakingOutput(*reference(q, k, v, scale, attend_current))
+    if impl == "blockwise":
+        from sbeval.attention.impl.blockwise import blockwise
+
+        return StickBreakingOutput(*blockwise(q, k, v, scale, attend_current, skip_threshold))
+    if impl == "triton":
+        from sbeval.attention.impl.triton import triton_attention
+
+        return StickBreakingOutput(*triton_attention(q, k, v, scale, attend_current, skip_threshold))
+    raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, skip_threshold: float | None) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must have 4 dimensions [batch, heads, length, head_dim], got {list(tensor.shape)}")
+        if tensor.dtype not in _FLOATING:
+            raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
+        if tensor.dtype != q.dtype:
+            raise ValueError(f"q, k and v must share one dtype, got {q.dtype} for q and {tensor.dtype} for {name}")
+        if tensor.device != q.device:
+            raise ValueError(f"q, k and v must share one device, got {q.device} for q and {tensor.device} for {name}")
+    if k.shape != v.shape:
+        raise ValueError(f"k and v must have one shape, got {list(k.shape)} and {list(v.shape)}")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must agree in batch and head_dim, got {list(q.shape)} and {list(k.shape)}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}")
+    if q.shape[2] > k.shape[2]:
+        raise ValueError(f"queries are the last positions of the keys: at most {k.shape[2]} fit, got {q.shape[2]}")
+    if skip_threshold is not None and not 0 < skip_threshold < 1:
+        raise ValueError(f"skip_threshold must lie between 0 and 1, or be None, got {skip_threshold}")

@@ -1,0 +1,163 @@
+"""Plain PyTorch in blocks: O(L) memory, any device, differentiable; what a CPU runs.
+
+Each block of queries walks the keys newest to oldest and carries the log of the remaining stick. Keys are stored
+newest first, so that the sums over newer keys are plain cumulative sums. The backward pass repeats that walk to find
+the stick before each block of keys, then goes oldest to newest (paper, equation 6).
+
+Shape suffixes: N batch times key/value heads, S rows: the query heads sharing a key/value head times the queries of a
+block, Q queries, K keys, D head_dim, J keys of a block.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+QUERY_BLOCK = 128
+KEY_BLOCK = 256
+
+
+def blockwise(
+    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, scale: float, attend_current: bool, skip_threshold: float | None
+) -> tuple[Tensor, Tensor]:
+    """Returns output [B, H, Q, D] and remainder [B, H, Q]."""
+    output, remainder = _Blockwise.apply(q_BHQD, k_BGKD, v_BGKD, scale, attend_current, skip_threshold)
+    return output, remainder
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The inputs in blocks: rows of queries that share a key/value head, keys newest first, logits' scale applied."""
+
+    q_NSQD: Tensor
+    k_NKD: Tensor
+    v_NKD: Tensor
+    attend_current: bool
+
+    @classmethod
+    def split(cls, q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool) -> "_Blocks":
+        batch, heads, queries, head_dim = q.shape
+        groups, keys = k.shape[1], k.shape[2]
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return cls(
+            (q.to(dtype) * scale).reshape(batch * groups, heads // groups, queries, head_dim),
+            k.to(dtype).reshape(batch * groups, keys, head_dim).flip(1),
+            v.to(dtype).reshape(batch * groups, keys, head_dim).flip(1),
+            attend_current,
+        )
+
+    def query_blocks(self) -> Iterator[slice]:
+        queries = self.q_NSQD.shape[2]
+        for first in range(0, queries, QUERY_BLOCK):
+            yield slice(first, min(queries, first + QUERY_BLOCK))
+
+    def key_blocks(self, rows: slice) -> list[slice]:
+        """Blocks of keys these rows may attend, newest first."""
+        keys = self.k_NKD.shape[1]
+        last_row = keys - self.q_NSQD.shape[2] + rows.stop - 1
+        begin = keys - 1 - (last_row if self.attend_current else last_row - 1)
+        return [slice(start, min(keys, start + KEY_BLOCK)) for start in range(begin, keys, KEY_BLOCK)]
+
+    def rows(self, tensor_NSQD: Tensor, rows: slice) -> Tensor:
+        return tensor_NSQD[:, :, rows].flatten(1, 2)
+
+    def logits(self, q_NSD: Tensor, rows: slice, block: slice, active_N: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Logits and the log of what each key alone leaves of the stick, negated; -inf and 0 where masked."""
+        keys = self.k_NKD.shape[1]
+        k_NJD = self.k_NKD[:, block]
+        logits_NSJ = q_NSD @ (k_NJD if active_N is None else k_NJD[active_N]).mT
+        spent_NSJ = softplus(logits_NSJ, threshold=1e30)
+        first_row = keys - self.q_NSQD.shape[2] + rows.start
+        limit = first_row if self.attend_current else first_row - 1
+        newest_key = keys - 1 - block.start
+        if newest_key > limit:
+            key_J = newest_key - torch.arange(block.stop - block.start, device=q_NSD.device)
+            limit_Q = torch.arange(limit, limit + rows.stop - rows.start, device=q_NSD.device)
+            masked_SJ = (key_J[None, :] > limit_Q[:, None]).repeat(self.q_NSQD.shape[1], 1)
+            logits_NSJ = logits_NSJ.masked_fill(masked_SJ, -torch.inf)
+            spent_NSJ = spent_NSJ.masked_fill(masked_SJ, 0.0)
+        return logits_NSJ, spent_NSJ
+
+
+class _Blockwise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, skip_threshold: float | None
+    ) -> tuple[Tensor, Tensor]:
+        blocks = _Blocks.split(q, k, v, scale, attend_current)
+        output_NSQD = torch.empty_like(blocks.q_NSQD)
+        log_remainder_NSQ = output_NSQD.new_empty(output_NSQD.shape[:3])
+        visited: list[list[Tensor | None]] = []
+        for rows in blocks.query_blocks():
+            q_NSD = blocks.rows(blocks.q_NSQD, rows)
+            out_NSD = torch.zeros_like(q_NSD)
+            log_stick_NS = q_NSD.new_zeros(q_NSD.shape[:2])
+            visits: list[Tensor | None] = []
+            for block in blocks.key_blocks(rows):
+                active_N = _still_active(log_stick_NS, skip_threshold)
+                if active_N is not None and not len(active_N):
+                    break
+                visits.append(active_N)
+                select = slice(None) if active_N is None else active_N
+                logits_NSJ, spent_NSJ = blocks.logits(q_NSD[select], rows, block, active_N)
+                through_NSJ = spent_NSJ.cumsum(-1)
+                weights_NSJ = logits_NSJ.sub_(through_NSJ).add_(log_stick_NS[select][..., None]).exp_()
+                out_NSD[select] += weights_NSJ @ blocks.v_NKD[select, block]
+                log_stick_NS[select] -= through_NSJ[..., -1]
+            visited.append(visits)
+            shape = (out_NSD.shape[0], -1, rows.stop - rows.start)
+            output_NSQD[:, :, rows] = out_NSD.view(*shape, q.shape[-1])
+            log_remainder_NSQ[:, :, rows] = log_stick_NS.view(shape)
+        remainder = log_remainder_NSQ.view(q.shape[:3]).exp()
+        ctx.save_for_backward(q, k, v, remainder)
+        ctx.settings = (scale, attend_current, visited)
+        return output_NSQD.view(q.shape).to(q.dtype), remainder
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, remainder = ctx.saved_tensors
+        scale, attend_current, visited = ctx.settings
+        blocks = _Blocks.split(q, k, v, scale, attend_current)
+        d_output_NSQD = grads[0].to(blocks.q_NSQD.dtype).reshape(blocks.q_NSQD.shape)
+        d_spent_NSQ = (grads[1] * remainder).to(blocks.q_NSQD.dtype).reshape(blocks.q_NSQD.shape[:3])
+        dq_NSQD = torch.empty_like(blocks.q_NSQD)
+        dk_NKD, dv_NKD = torch.zeros_like(blocks.k_NKD), torch.zeros_like(blocks.v_NKD)
+        for rows, visits in zip(blocks.query_blocks(), visited, strict=True):
+            q_NSD, do_NSD = blocks.rows(blocks.q_NSQD, rows), blocks.rows(d_output_NSQD, rows)
+            dq_NSD = torch.zeros_like(q_NSD)
+            walk = list(zip(blocks.key_blocks(rows), visits, strict=False))
+            sticks: list[Tensor] = []
+            log_stick_NS = q_NSD.new_zeros(q_NSD.shape[:2])
+            for block, active_N in walk:
+                select = slice(None) if active_N is None else active_N
+                sticks.append(log_stick_NS[select].clone())
+                log_stick_NS[select] -= blocks.logits(q_NSD[select], rows, block, active_N)[1].sum(-1)
+            # what all older keys and the remainder hand to the logits of a key: starts with the remainder's own part
+            older_NS = d_spent_NSQ[:, :, rows].flatten(1, 2).clone()
+            for (block, active_N), stick_NS in zip(reversed(walk), reversed(sticks), strict=True):
+                select = slice(None) if active_N is None else active_N
+                qb_NSD, dob_NSD = q_NSD[select], do_NSD[select]
+                logits_NSJ, spent_NSJ = blocks.logits(qb_NSD, rows, block, active_N)
+                weights_NSJ = (logits_NSJ - spent_NSJ.cumsum(-1) + stick_NS[..., None]).exp()
+                taken_NSJ = weights_NSJ * (dob_NSD @ blocks.v_NKD[select, block].mT)
+                older_NSJ = taken_NSJ.flip(-1).cumsum(-1).flip(-1) + older_NS[select][..., None]
+                d_logits_NSJ = taken_NSJ - logits_NSJ.sigmoid() * older_NSJ
+                older_NS[select] = older_NSJ[..., 0]
+                dv_NKD[select, block] += weights_NSJ.mT @ dob_NSD
+                dk_NKD[select, block] += d_logits_NSJ.mT @ qb_NSD
+                dq_NSD[select] += d_logits_NSJ @ blocks.k_NKD[select, block]
+            dq_NSQD[:, :, rows] = dq_NSD.view(dq_NSD.shape[0], -1, rows.stop - rows.start, q.shape[-1])
+        dq = (dq_NSQD * scale).view(q.shape).to(q.dtype)
+        dk, dv = (grad.flip(1).view(k.shape).to(k.dtype) for grad in (dk_NKD, dv_NKD))
+        return dq, dk, dv, None, None, None
+
+
+def _still_active(log_stick_NS: Tensor, skip_threshold: float | None) -> Tensor | None:
+    """Heads in which some row still has at least `skip_threshold` of its stick; None where all have."""
+    if skip_threshold is None:
+        return None
+    active = (log_stick_NS.exp() >= skip_threshold).any(-1)
+    return None if bool(active.all()) else active.nonzero().squeeze(-1)

@@ -1,0 +1,36 @@
+"""The definition of correct: eager, O(L^2) memory, in the inputs' dtype or fp32, whichever is wider.
+
+Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+
+def log_weights(
+    q_BHQD: Tensor, k_BGKD: Tensor, scale: float, attend_current: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns the log attention weights [B, H, Q, K] (-inf outside the causal mask) and log remainders [B, H, Q]."""
+    k_BHKD = k_BGKD.repeat_interleave(q_BHQD.shape[1] // k_BGKD.shape[1], dim=1)
+    queries, keys = q_BHQD.shape[2], k_BHKD.shape[2]
+    logits_BHQK = scale * (q_BHQD @ k_BHKD.mT)
+    causal_QK = torch.ones(queries, keys, dtype=torch.bool, device=q_BHQD.device).tril(
+        keys - queries - (0 if attend_current else 1)
+    )
+    log_rest_BHQK = torch.where(causal_QK, logsigmoid(-logits_BHQK), 0.0)
+    # inclusive of the key itself: shifting it by one key excludes it without a subtraction that could cancel
+    from_key_BHQK = log_rest_BHQK.flip(-1).cumsum(-1).flip(-1)
+    after_key_BHQK = torch.nn.functional.pad(from_key_BHQK[..., 1:], (0, 1))
+    log_weights_BHQK = torch.where(causal_QK, logsigmoid(logits_BHQK) + after_key_BHQK, -torch.inf)
+    return log_weights_BHQK, log_rest_BHQK.sum(-1)
+
+
+def reference(
+    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, scale: float, attend_current: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns output [B, H, Q, D] and remainder [B, H, Q]; visits every key."""
+    dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
+    log_weights_BHQK, log_remainder_BHQ = log_weights(q_BHQD.to(dtype), k_BGKD.to(dtype), scale, attend_current)
+    v_BHKD = v_BGKD.to(dtype).repeat_interleave(q_BHQD.shape[1] // v_BGKD.shape[1], dim=1)
+    return (log_weights_BHQK.exp() @ v_BHKD).to(q_BHQD.dtype), log_remainder_BHQ.exp()

@@ -1,0 +1,9 @@
+"""The one exception whose message is meant for the user as it stands."""
+
+
+class UserError(ValueError):
+    """Something the user can mend.
+
+    The message is one clear sentence: what was expected, what was found, what to do. `sbeval` commands print the
+    message alone and exit with code 1; under plain `lm_eval` the registration plugin does the same.
+    """

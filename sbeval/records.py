@@ -1,0 +1,146 @@
+"""What a run records and a report reads: the contract between tasks, adapter and reports.
+
+Metric keys are `<metric>@<context length, 7 digits>`, for instance `nll@0016384`, zero-padded because lm-eval sorts
+names as text. lm-eval stores them as `<metric>@<length>,<filter>` in its results files.
+
+Where a fact lives in lm-eval's files:
+
+- results file, `results.<task>`: the metrics; `<metric>_ci95@...` is [low, high]; `tokens@...` and `clusters@...` are
+  counts; `position_nll` is a list of [first position, last position, NLL in nats, tokens].
+- results file, `configs.<task>.metadata.sbeval`: a `TaskRecord`.
+- results file, `config.sbeval`: a `ModelRecord`.
+- samples file, `nll@...` of one sample: a list of `ClusterSums` rows, from which paired differences are computed.
+
+Missing is None or an absent key; never 0 or -1. Readers keep unknown fields, writers produce exactly these.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+SCHEMA = 1
+
+_KEY = re.compile(r"(?P<metric>[A-Za-z_][A-Za-z0-9_]*?)@(?P<length>\d+)")
+
+
+def metric_key(metric: str, context_length_tokens: int) -> str:
+    """Returns the key of a metric at a context length: `metric_key("nll", 16384) == "nll@0016384"`."""
+    return f"{metric}@{context_length_tokens:07d}"
+
+
+def parse_metric_key(key: str) -> tuple[str, int] | None:
+    """Splits a metric key, with or without lm-eval's `,filter` ending; None where it names no context length."""
+    match = _KEY.fullmatch(key.partition(",")[0])
+    return (match["metric"], int(match["length"])) if match else None
+
+
+class ClusterSums(NamedTuple):
+    """What one sample adds to one source document ("cluster") at one context length.
+
+    `words` and `bytes` are counted on the original text of the scored targets; NaN where a target has no share of its
+    own. Sums of rows with one `cluster` over all samples are that document's sums.
+    """
+
+    cluster: str
+    nll_nats: float
+    tokens: int
+    words: float
+    bytes: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Record:
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON-ready values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Builds the record from a results file; fields a newer writer added are left aside."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{key: item for key, item in value.items() if key in known})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TaskRecord(_Record):
+    """Facts of one task run, kept in `configs.<task>.metadata.sbeval`.
+
+    Attributes:
+        schema: version of this contract.
+        family: "perplexity", "ruler", "recall" or "span".
+        corpus: name of the text source, None for generated text without one.
+        corpus_sha256: hash of the corpus text as used.
+        corpus_detail: what else identifies the corpus, such as the interpreter's version for the standard library.
+        protocol: "rolling", "stream", "sliding", "fixed_target", "position", or the generator's name.
+        separator: token text between joined documents, None where nothing is joined.
+        bos: "text", "window" or "hf".
+        lengths: context lengths scored, in tokens, ascending.
+        dropped_lengths: default lengths left out because corpus or model is shorter, ascending.
+        targets_per_window: scored targets a window where the protocol fixes it, else None.
+        own_document_share: per length (as text), the share of targets whose whole left context is their own document.
+        tokenizer_sha256: hash of the tokenizer.
+        seed: seed of sampling and of the bootstrap.
+        lm_eval_version: the lm-eval that ran the task; for RULER also the source of the wording.
+    """
+
+    schema: int = SCHEMA
+    family: str
+    corpus: str | None = None
+    corpus_sha256: str | None = None
+    corpus_detail: str | None = None
+    protocol: str
+    separator: str | None = None
+    bos: str | None = None
+    lengths: list[int]
+    dropped_lengths: list[int] = dataclasses.field(default_factory=list)
+    targets_per_window: int | None = None
+    own_document_share: dict[str, float] | None = None
+    tokenizer_sha256: str | None = None
+    seed: int | None = None
+    lm_eval_version: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRecord(_Record):
+    """Facts of the evaluated model, kept in `config.sbeval` by the adapter's `get_model_info()`.
+
+    Attributes:
+        schema: version of this contract.
+        name: short display name: the last part of the checkpoint's path or hub id.
+        format: checkpoint format found, such as "sbeval" or "huggingface:llama".
+        checkpoint_sha256: hash over the weights' files, None for a hub id.
+        training_length_tokens: the original training length, None where unknown.
+        extended_from: name, hash and length of the parent before context extension, else None.
+        attention: "stickbreaking", "rope", "nope", "alibi", "fire", or the foreign model's type.
+        sliding_window: window in tokens, None for full attention.
+        kernels: what computed attention: "triton", "blockwise", "reference", "sdpa", ...
+        rope_scaling: scaling in force in transformers' form, else None.
+        skip_threshold: stick below which older keys were skipped, None when nothing was skipped.
+        dtype: parameter dtype such as "bfloat16".
+        parameters: number of parameters.
+        max_length: longest input in tokens the run allowed.
+        versions: package name to version.
+        gpu: device name, None on a CPU.
+        peak_memory_bytes: most device memory allocated over the run, None on a CPU.
+        tokens_per_second: scored tokens per second of model time over the run.
+    """
+
+    schema: int = SCHEMA
+    name: str
+    format: str
+    checkpoint_sha256: str | None = None
+    training_length_tokens: int | None = None
+    extended_from: dict[str, Any] | None = None
+    attention: str | None = None
+    sliding_window: int | None = None
+    kernels: str | None = None
+    rope_scaling: dict[str, Any] | None = None
+    skip_threshold: float | None = None
+    dtype: str | None = None
+    parameters: int | None = None
+    max_length: int | None = None
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    gpu: str | None = None
+    peak_memory_bytes: int | None = None
+    tokens_per_second: float | None = None

@@ -1,0 +1,46 @@
+"""The adapter's own request type, `token_logprobs`, as tasks write it and the adapter reads it.
+
+A window of context length L is exactly L model inputs: one lead-in token, then its first L - 1 targets; it scores its
+last `scored` targets. Texts and token lists never travel in a request: `key` names a token range that
+`sbeval.corpora.resolve_tokens` turns into tokens on both sides.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+REQUEST_TYPE = "token_logprobs"
+
+
+class TokenLogprobsRequest(NamedTuple):
+    """Arguments of one request; a plain tuple, as lm-eval expects.
+
+    Attributes:
+        key: names the L target tokens of the window (`sbeval.corpora.token_key`).
+        context_length: L, the number of model inputs.
+        lead_in: token id fed before the first target.
+        scored: how many of the last targets to score, 1 to L.
+    """
+
+    key: str
+    context_length: int
+    lead_in: int
+    scored: int
+
+
+class TokenLogprobs(float):
+    """Sum of a window's log-probabilities in nats, carrying each of them in `logprobs` (float32 [scored]).
+
+    A float, so that logged samples hold one number a request instead of 65,536.
+    """
+
+    logprobs: NDArray[np.float32]
+
+    def __new__(cls, logprobs: NDArray[np.float32]) -> "TokenLogprobs":
+        self = super().__new__(cls, float(logprobs.sum(dtype=np.float64)))
+        self.logprobs = logprobs
+        return self
+
+    def __reduce__(self) -> tuple[type["TokenLogprobs"], tuple[NDArray[np.float32]]]:
+        return (TokenLogprobs, (self.logprobs,))
