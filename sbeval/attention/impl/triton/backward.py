@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sbeval.attention.impl.triton.launch import backward_parameters
-from sbeval.attention.impl.triton.primitives import split_stick, sum_newer, two_sum
+from sbeval.attention.impl.triton.primitives import bounded, split_stick, sum_newer, two_sum
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def _backward_kernel(
         inside = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
         k = tl.load(k_base + key64 * k_stride_l + dim[None, :], mask=inside, other=0.0)
         v = tl.load(v_base + key64 * v_stride_l + dim[None, :], mask=inside, other=0.0)
-        z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+        z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
         z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
         log2_taken, spent = split_stick(z, EXACT)
         stick, stick_lo = two_sum(stick, stick_lo, tl.sum(spent, 1))

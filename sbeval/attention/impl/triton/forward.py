@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sbeval.attention.impl.triton.launch import forward_parameters
-from sbeval.attention.impl.triton.primitives import split_stick, sum_newer, two_sum
+from sbeval.attention.impl.triton.primitives import bounded, split_stick, sum_newer, two_sum
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def _tile(
     else:
         k = tl.load(k_at)
         v = tl.load(v_at)
-    z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+    z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
     if MASKED:
         z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
     log2_taken, spent = split_stick(z, EXACT)

@@ -27,22 +27,27 @@ def log2_one_plus(x, EXACT: tl.constexpr):
 
 @triton.jit
 def split_stick(z, EXACT: tl.constexpr):
-    """Returns (log2_taken, spent) of logits in base 2; exact limits at -inf and +inf, NaN stays NaN."""
+    """Returns (log2_taken, spent) of logits in base 2; exact at -inf; NaN stays NaN."""
     shared = log2_one_plus(tl.exp2(-tl.abs(z)), EXACT)
     return tl.minimum(z, 0.0) - shared, tl.maximum(z, 0.0) + shared
+
+
+@triton.jit
+def bounded(z):
+    """Logits up to 30,000: past that a key takes the whole stick in any precision, and sums in fp16 stay finite."""
+    return tl.minimum(z, 30000.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def sum_newer(spent, newer, EXACT: tl.constexpr):
     """For each key of a tile, what the newer keys of that tile spend; `newer` is 1 where row is newer than column.
 
-    One matrix product on the tensor cores. Past 30,000 the stick is gone in any precision: the bound keeps fp16 finite.
+    One matrix product on the tensor cores.
     """
-    bounded = tl.minimum(spent, 30000.0)
     if EXACT:
-        return tl.dot(bounded, newer, input_precision="ieee")
+        return tl.dot(spent, newer, input_precision="ieee")
     else:
-        return tl.dot(bounded.to(newer.dtype), newer)
+        return tl.dot(spent.to(newer.dtype), newer)
 
 
 @triton.jit
