@@ -5,7 +5,7 @@ E hidden_size.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,6 @@ class StickBreakingMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
-        padding: dict[str, Any] = {} if seq_start_B is None else {"seq_start": seq_start_B}
         output_BHQD, remainder_BHQ = stickbreaking_attention(
             q_BHQD,
             k_BGKD,
@@ -77,8 +76,8 @@ class StickBreakingMixer(nn.Module):
             scale=self.scale,
             attend_current=self.attend_current,
             skip_threshold=self.kernels.skip_threshold,
+            seq_start=seq_start_B,
             impl=self.kernels.impl,
-            **padding,
         )
         if self.remainder == "none":
             return output_BHQD
@@ -128,7 +127,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: SbevalConfig, layer_index: int) -> None:
         super().__init__()
-        assert config.head_dim is not None and config.num_key_value_heads is not None
+        assert config.head_dim is not None
+        assert config.num_key_value_heads is not None
         assert isinstance(config.bias, list)
         self.layer_index = layer_index
         self.head_dim = config.head_dim
@@ -152,7 +152,10 @@ class Attention(nn.Module):
         k_BGQD = self.k_proj(hidden_BQE).view(heads).transpose(1, 2)
         v_BGQD = self.v_proj(hidden_BQE).view(heads).transpose(1, 2)
         if self.q_norm is not None and self.k_norm is not None:
-            q_BHQD, k_BGQD = self.q_norm(q_BHQD).to(v_BGQD.dtype), self.k_norm(k_BGQD).to(v_BGQD.dtype)
+            q_BHQD, k_BGQD = (
+                norm(x.to(norm.weight.dtype)).to(v_BGQD.dtype)
+                for norm, x in ((self.q_norm, q_BHQD), (self.k_norm, k_BGQD))
+            )
         if positions.cos_sin is not None:
             q_BHQD, k_BGQD = rotate(q_BHQD, *positions.cos_sin), rotate(k_BGQD, *positions.cos_sin)
         k_BGKD, v_BGKD = k_BGQD, v_BGQD

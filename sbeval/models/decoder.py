@@ -3,14 +3,14 @@
 Shape suffixes: B batch, L new positions, E hidden_size, V vocabulary.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers.utils.generic import can_return_tuple
 
 from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
@@ -21,7 +21,7 @@ from sbeval.models.padding import sequence_starts
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin, rope_frequencies
 
 
-class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     """Loading, saving and initial weights of the family."""
 
     config_class = SbevalConfig
@@ -29,8 +29,8 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
-    _no_split_modules: ClassVar[list[str]] = ["DecoderBlock"]
-    _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+    _no_split_modules = ["DecoderBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -97,13 +97,14 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             or self.config.max_position_embeddings
         )
         head_dim = self.config.head_dim
-        assert head_dim is not None and original is not None
+        assert head_dim is not None
+        assert original is not None
         return rope_frequencies(
             parameters, head_dim=head_dim, original_length_tokens=original, length_tokens=length_tokens
         )
 
 
-class SbevalModel(SbevalPreTrainedModel):
+class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
     """The stack of blocks, from token ids to normed hidden states."""
 
     def __init__(self, config: SbevalConfig) -> None:
@@ -112,7 +113,7 @@ class SbevalModel(SbevalPreTrainedModel):
         self.layers = nn.ModuleList([DecoderBlock(config, index) for index in range(config.num_hidden_layers)])
         self.norm = make_norm(config)
         self.gradient_checkpointing = False
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -200,16 +201,16 @@ class SbevalModel(SbevalPreTrainedModel):
         return frequencies
 
 
-class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
     """The language model: the stack of blocks and its head."""
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__(config)
         self.model = SbevalModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def head_logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [..., V] of hidden states [..., E], with the configuration's divisor."""
@@ -230,7 +231,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         rope_frequencies: RopeFrequencies | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Runs the model; arguments of `SbevalModel.forward`, and:
+        """Runs the blocks as `SbevalModel.forward` does, then the head.
 
         Args:
             input_ids: [B, L] tokens.
@@ -264,10 +265,9 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """Prepares one step of `generate`, refusing prompts padded on the right."""
         attention_mask = kwargs.get("attention_mask")
         if attention_mask is not None and attention_mask.dim() == 2 and not bool(attention_mask[:, -1].all()):
             raise UserError("generation continues the last position of each row: pad on the left (padding_side='left')")
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        return inputs
+        return super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
