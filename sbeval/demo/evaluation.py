@@ -1,4 +1,4 @@
-"""`sbeval demo`: lm-eval on the shipped checkpoints, on the Python standard library's own sources, past their length."""
+"""`sbeval demo`: lm-eval on the shipped checkpoints and the Python standard library's own sources."""
 
 import datetime
 import importlib.resources
@@ -123,8 +123,11 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, output: Path, device: str) -
 
 
 def _command(checkpoint: Path, task: DemoTask) -> str:
-    metadata = json.dumps({"context_lengths": list(task.context_lengths)})
-    return shlex.join(
-        ["sbeval", "run", "--model_args", f"pretrained={checkpoint},dtype=float32", "--tasks", task.name]
-        + ["--metadata", metadata, "--limit", str(task.blocks), "--output_path", "results/"]
-    )
+    options = {
+        "--model_args": f"pretrained={checkpoint},dtype=float32",
+        "--tasks": task.name,
+        "--metadata": json.dumps({"context_lengths": list(task.context_lengths)}),
+        "--limit": str(task.blocks),
+        "--output_path": "results/",
+    }
+    return shlex.join(["sbeval", "run", *(part for option in options.items() for part in option)])
