@@ -46,7 +46,9 @@ def run(
 @app.command()
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Results files of lm-eval, or folders that hold some.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for index.html, figures and table.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for index.html, figures and table.")] = Path(
+        "report"
+    ),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Turn results files into one self-contained page, figures and a table."""
@@ -86,9 +88,8 @@ def install_plugin() -> None:
 
 
 def _build_report(paths: list[Path], output: Path, title: str | None) -> None:
-    options = {} if title is None else {"title": title}
-    _load("sbeval.reports.build", "build_report")(paths, output, **options)
-    print(f"The page is {(output / 'index.html').resolve()}")
+    page: Path = _load("sbeval.reports.build", "build_report")(paths, output, title=title)
+    print(f"The page is {page.resolve()}")
 
 
 def _load(module: str, name: str) -> Any:

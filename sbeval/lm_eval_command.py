@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     command_line = sys.argv
     sys.argv = ["lm_eval", "run", *arguments]
     try:
-        chosen = HarnessCLI().parse_args()
+        chosen: argparse.Namespace = HarnessCLI().parse_args()
     finally:
         sys.argv = command_line
     configured = EvaluatorConfig.load_yaml_config(chosen.config) if chosen.config else {}

@@ -102,18 +102,15 @@ def test_only_a_user_error_is_printed_as_its_sentence(wheel_python: Path, raised
 
 
 def test_a_previous_hook_still_sees_other_errors(wheel_python: Path) -> None:
-    code = (
-        "import sys\nsys.excepthook = lambda *what: print('seen', what[1])\nimport lm_eval\nraise ValueError('other')"
-    )
+    hook = "import sys\nsys.excepthook = lambda *what: print('seen', what[1])"
+    code = f"{hook}\nimport lm_eval\nraise ValueError('other')"
     assert run([wheel_python, "-c", code]).stdout == "seen other\n"
 
 
 def test_lm_eval_knows_sb_and_prints_one_sentence_for_a_missing_checkpoint(wheel_python: Path, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    process = run(
-        [wheel_python.with_name("lm_eval"), "--model", "sb", "--model_args", f"pretrained={missing}"]
-        + ["--tasks", "sb_stdlib_stream", "--device", "cpu"]
-    )
+    command = f"--model sb --model_args pretrained={missing} --tasks sb_stdlib_stream"
+    process = run([wheel_python.with_name("lm_eval"), *command.split()])
     assert process.returncode == 1
     assert "Traceback" not in process.stderr
     assert str(missing) in process.stderr.splitlines()[-1]
