@@ -94,7 +94,7 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         own = self.config.rope_parameters
         if own is None:
             raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.attention!r}")
-        base = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
+        base: dict[str, Any] = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
         parameters = own if scaling is None else {**base, **scaling}
         original = (
             original_length_tokens

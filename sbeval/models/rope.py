@@ -73,11 +73,11 @@ def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     known = ("default", *ROPE_INIT_FUNCTIONS)
     if scaling["rope_type"] not in known:
         raise UserError(f"rope_scaling's rope_type must be one of {', '.join(known)}, got {scaling['rope_type']!r}")
-    factor = scaling.get("factor")
-    if scaling["rope_type"] in (*_BY_FACTOR, "llama3") or factor is not None:
-        number = isinstance(factor, int | float) and not isinstance(factor, bool)
-        if not number or not 1 <= factor < float("inf"):
-            raise UserError(f"rope_scaling's factor must be a number of at least 1, got {factor!r}")
+    given = scaling.get("factor")
+    if scaling["rope_type"] in (*_BY_FACTOR, "llama3") or given is not None:
+        number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not number or not 1 <= float(given or 0) < float("inf"):
+            raise UserError(f"rope_scaling's factor must be a number of at least 1, got {given!r}")
     return scaling
 
 
@@ -130,7 +130,8 @@ def cos_sin(frequencies: RopeFrequencies, position_ids_BL: Tensor) -> tuple[Tens
 def rotate(x_BHLD: Tensor, cos_B1LF: Tensor, sin_B1LF: Tensor) -> Tensor:
     """Rotates the pairs (x_f, x_{f + F}) of the first 2F dimensions by their angles in fp32; returns x's dtype."""
     pairs = cos_B1LF.shape[-1]
-    first_BHLF, second_BHLF, rest = x_BHLD.float().split((pairs, pairs, x_BHLD.shape[-1] - 2 * pairs), dim=-1)
+    x = x_BHLD.float()
+    first_BHLF, second_BHLF, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     rotated = (
         first_BHLF * cos_B1LF - second_BHLF * sin_B1LF,
         second_BHLF * cos_B1LF + first_BHLF * sin_B1LF,

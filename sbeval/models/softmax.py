@@ -41,8 +41,8 @@ def softmax_attention(
         sliding_window: query j sees keys i with j - i < window; None sees all.
         seq_start_B: [B] index of the first key that is no padding; rows before it see themselves alone.
         bias: added to the logits; must be differentiable where its parameters are.
-        position_ids_BQ: [B or 1, Q] positions of the queries in their texts, for a bias that depends on them; None counts
-            from the first key.
+        position_ids_BQ: [B or 1, Q] positions of the queries in their texts, for a bias that depends on them; None
+            counts from the first key.
     """
     queries, keys = q_BHQD.shape[2], k_BGKD.shape[2]
     windowed = sliding_window is not None and sliding_window < keys
