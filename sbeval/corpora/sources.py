@@ -149,8 +149,8 @@ def _jsonl_text(line: bytes, file: Path, number: int) -> str:
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise UserError(
-            f'Expected a string or an object with a string "text" in line {number} of {str(file)!r}, found '
-            f"{type(value).__name__}: rename the field that holds the text."
+            f'Expected a string, or an object with a string "text", in line {number} of {str(file)!r}, found none: '
+            "rename the field that holds the text."
         )
     return text
 

@@ -48,6 +48,8 @@ class _Pieces:
         self._stops = np.cumsum([0] + [len(piece) for piece in pieces])
 
     def slice(self, start: int, stop: int) -> NDArray[np.int32]:
+        if not 0 <= start <= stop <= self._stops[-1]:
+            raise ValueError(f"expected a range within {self._stops[-1]} tokens, found {start} to {stop}")
         first = int(np.searchsorted(self._stops, start, side="right")) - 1
         parts = []
         while start < stop:
