@@ -1,6 +1,7 @@
 """The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in `hf`'s place."""
 
 import contextlib
+import functools
 import json
 import logging
 import time
@@ -15,6 +16,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
@@ -22,7 +24,7 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.generation import Prompt, encode_prompt, fit_prompts, pad_left
 from sbeval.model_adapters.meter import Meter
-from sbeval.model_adapters.model_facts import learned_positions, model_record
+from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, learned_positions, model_record
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.response_cache import cached_response
 from sbeval.model_adapters.windows import LoadedWindow, RunScores, Window, score_windows
@@ -46,6 +48,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         super().__init__(pretrained, **kwargs)
         if self.backend == "causal":
             _check_vocabulary(self.model, self.tokenizer)
+            choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
             self.scorer = TokenScorer(self.model)
             self._learned_positions = learned_positions(self.model)
 
@@ -68,7 +71,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
         if self.backend != "causal":
-            return super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
+            encoder_decoder: list[tuple[float, bool]] = super()._loglikelihood_tokens(
+                requests, disable_tqdm=disable_tqdm, override_bs=override_bs
+            )
+            return encoder_decoder
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for index, (_, context, continuation) in enumerate(requests):
             groups[self._model_inputs(context, continuation)].append(index)
@@ -104,7 +110,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Returns the log-likelihood of each text in nats, in windows as `hf` cuts them."""
         if self.backend != "causal":
-            return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+            encoder_decoder: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+            return encoder_decoder
         windows: list[Window] = []
         text_of: list[int] = []
         for index, (text,) in enumerate(request.args for request in requests):
@@ -163,7 +170,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             self.cache_hook.add_partial(REQUEST_TYPE, todo[index], result)
             progress.update(1)
 
-        windows = [Window(request.context_length, lambda request=request: load(request)) for request in todo]
+        windows = [Window(request.context_length, functools.partial(load, request)) for request in todo]
         self._score(windows, done, own=True)
         progress.close()
         return [results[tuple(request.args)] for request in requests]
@@ -171,7 +178,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Returns the continuation of each prompt up to its first stop sequence."""
         if self.backend != "causal":
-            return super().generate_until(requests, disable_tqdm=disable_tqdm)
+            encoder_decoder: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
+            return encoder_decoder
         settings = [normalize_gen_kwargs(request.args[1], self.max_gen_toks) for request in requests]
         prompts = fit_prompts(
             [
@@ -249,7 +257,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             self.model,
             pretrained=self.pretrained if isinstance(self.pretrained, str) else None,
             training_length=self.options.training_length,
-            kernels=getattr(self.config, "_attn_implementation", None),
+            kernels=kernels_in_use(self.model, self.options.kernels, self.device),
             rope_scaling=None,
             skip_threshold=self.options.skip_threshold,
             max_length=self.max_length,
@@ -318,7 +326,9 @@ def _total(run: RunScores) -> float:
 def _loading(name: Any, what: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         if not isinstance(name, str):
             raise
         place = Path(name)
@@ -341,7 +351,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _check_vocabulary(model: torch.nn.Module, tokenizer: Any) -> None:
-    entries = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
+    entries = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     vocabulary = tokenizer.get_vocab()
     highest = max((id for token, id in vocabulary.items() if token != tokenizer.pad_token), default=0)
     if highest >= entries:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sbeval.errors import UserError
 from sbeval.records import ModelRecord
 
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "accelerate", "flash-linear-attention", "peft")
@@ -58,6 +59,39 @@ def learned_positions(model: nn.Module) -> int | None:
     return None
 
 
+def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | None) -> None:
+    """Tells a model of our family how to compute its attention.
+
+    Raises:
+        UserError: the model has no stick-breaking attention and something was chosen for it.
+    """
+    if hasattr(model, "set_kernels"):
+        model.set_kernels(kernels, skip_threshold)  # type: ignore[operator]
+    elif kernels != "auto" or skip_threshold is not None:
+        raise UserError(
+            f"Expected kernels= and skip_threshold= for stick-breaking attention only, found kernels={kernels} and "
+            f"skip_threshold={skip_threshold} for {checkpoint_format(getattr(model, 'config', None))}: remove them "
+            "from --model_args."
+        )
+
+
+def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:
+    """Returns what computes attention: our implementation's name, or transformers' for softmax attention."""
+    config = text_config(getattr(model, "config", None))
+    if getattr(config, "model_type", None) == "sbeval" and config.attention == "stickbreaking":
+        if chosen != "auto":
+            return chosen
+        supported = device.type == "cuda" and config.head_dim <= 128 and dtype_of(model) != torch.float64
+        return "triton" if supported else "blockwise"
+    implementation: str | None = getattr(config, "_attn_implementation", None)
+    return implementation
+
+
+def dtype_of(model: nn.Module) -> torch.dtype | None:
+    """Returns the dtype of the first floating-point parameter."""
+    return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
+
+
 def weights_sha256(pretrained: str) -> str | None:
     """Returns the hash over the names and contents of a folder's weight files, None where it holds none."""
     folder = Path(pretrained)
@@ -87,7 +121,7 @@ def model_record(
     """Returns the record of a run that has finished."""
     config = text_config(getattr(model, "config", None))
     parameters = list(model.parameters())
-    dtype = next((parameter.dtype for parameter in parameters if parameter.is_floating_point()), None)
+    dtype = dtype_of(model)
     on_gpu = device.type == "cuda"
     own = getattr(config, "model_type", None) == "sbeval"
     return ModelRecord(

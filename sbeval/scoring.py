@@ -76,7 +76,7 @@ class TokenScorer:
         else:
             logits_BLV = self._own_logits(input_ids_BL)
         logprobs, greedy = [], []
-        for chunk in torch.arange(len(target_N)).split(self._chunk_tokens(logits_BLV)):
+        for chunk in torch.split(torch.arange(len(target_N)), self._chunk_tokens(logits_BLV)):
             if hidden_BLD is not None:
                 device = hidden_BLD.device
                 hidden_CD = hidden_BLD[row_N[chunk].to(device), position_N[chunk].to(device)]
@@ -178,7 +178,7 @@ def _body_returns(body: nn.Module, output: Any) -> Iterator[None]:
 def _unwrapped(model: nn.Module) -> nn.Module:
     """The Hugging Face model inside a PEFT wrapper whose adapter lives in the layers; else the model itself."""
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-        inner: nn.Module = model.get_base_model()
+        inner: nn.Module = model.get_base_model()  # type: ignore[operator]
         return inner
     return model
 
