@@ -9,6 +9,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from sbeval.models import SbevalConfig
+
 TEXT = "Beautiful is better than ugly. Explicit is better than implicit. Simple is better than complex.\n"
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -40,6 +42,10 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
         num_attention_heads=4,
         max_position_embeddings=128,
     ),
+    "stickbreaking": lambda v: SbevalConfig(
+        vocab_size=v, attention="stickbreaking", remainder="value", logits_divisor=0.5, **SIZES
+    ),
+    "rope": lambda v: SbevalConfig(vocab_size=v, attention="rope", training_length_tokens=32, **SIZES),
     "gpt2": lambda v: transformers.GPT2Config(vocab_size=v, n_embd=32, n_layer=2, n_head=4, n_positions=128),
 }
 

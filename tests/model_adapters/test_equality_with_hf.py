@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 
 from sbeval.model_adapters.lm import StickBreakingLM
 
-ALL = ["llama", "qwen3", "gemma2", "gemma3", "granite", "mistral", "gpt_neox", "gpt2"]
+ALL = ["llama", "qwen3", "gemma2", "gemma3", "granite", "mistral", "gpt_neox", "gpt2", "stickbreaking", "rope"]
 RTOL = 1e-5
 
 
