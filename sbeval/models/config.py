@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from sbeval.errors import UserError
 
-ATTENTIONS = ("stickbreaking", "rope", "nope")
+ATTENTIONS = ("stickbreaking", "rope", "nope", "alibi", "fire")
 REMAINDERS = ("none", "value", "head_bias")
 NORMS = ("rmsnorm", "layernorm")
 GATED_ACTIVATIONS = ("swiglu", "geglu")
@@ -47,7 +47,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         num_attention_heads: query heads.
         num_key_value_heads: key/value heads, a divisor of the query heads; None means as many as those.
         head_dim: width of a head; None means hidden_size / num_attention_heads.
-        attention: "stickbreaking", "rope" or "nope".
+        attention: "stickbreaking", or softmax with "rope", "nope" (no positions), "alibi" or "fire".
         sliding_window: keys with j - i < window only, for the softmax schemes; None attends everything.
         remainder: what the unbroken part of a stick adds to a head's output: "none", "value" (remainder times the
             position's own value) or "head_bias" (remainder times a learned vector of the head).

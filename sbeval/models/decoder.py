@@ -3,6 +3,7 @@
 Shape suffixes: B batch, L new positions, E hidden_size, V vocabulary.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.utils.generic import can_return_tuple
 from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
 from sbeval.models.attention import HeadNorm, Kernels, Positions, StickBreakingMixer
+from sbeval.models.biases import FIRE_INITIAL_SCALE, FIRE_INITIAL_THRESHOLD, FireBias
 from sbeval.models.blocks import DecoderBlock, make_norm
 from sbeval.models.config import SbevalConfig
 from sbeval.models.padding import sequence_starts
@@ -51,6 +53,9 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
                 init.zeros_(module.bias)
         elif isinstance(module, StickBreakingMixer) and module.remainder == "head_bias":
             init.zeros_(module.head_bias)
+        elif isinstance(module, FireBias):
+            init.constant_(module.scale, FIRE_INITIAL_SCALE)
+            init.constant_(module.threshold, FIRE_INITIAL_THRESHOLD)
 
     def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
         """Chooses how stick-breaking attention is computed from now on; nothing of it is saved.
@@ -73,13 +78,13 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
                 module.kernels = kernels
 
     def rope_frequencies_for(
-        self, length_tokens: int, scaling: dict[str, Any] | None = None, *, original_length_tokens: int | None = None
+        self, length_tokens: int, scaling: Mapping[str, Any] | None = None, *, original_length_tokens: int | None = None
     ) -> RopeFrequencies:
         """Returns the frequencies for a request, to be passed to `forward` or `generate` as `rope_frequencies`.
 
         Args:
             length_tokens: the request's context length with all tokens it may generate.
-            scaling: scaling in transformers' form instead of the checkpoint's own; `rope_theta` stays the
+            scaling: from `parse_rope_scaling`, instead of the checkpoint's own; `rope_theta` stays the
                 checkpoint's unless the scaling names one.
             original_length_tokens: training length before any scaling; None takes the checkpoint's.
 
@@ -89,7 +94,8 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         own = self.config.rope_parameters
         if own is None:
             raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.attention!r}")
-        parameters = own if scaling is None else {"rope_theta": own["rope_theta"], **scaling}
+        base: dict[str, Any] = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
+        parameters = own if scaling is None else {**base, **scaling}
         original = (
             original_length_tokens
             or own.get("original_max_position_embeddings")
@@ -100,7 +106,11 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         assert head_dim is not None
         assert original is not None
         return rope_frequencies(
-            parameters, head_dim=head_dim, original_length_tokens=original, length_tokens=length_tokens
+            parameters,
+            head_dim=head_dim,
+            original_length_tokens=original,
+            length_tokens=length_tokens,
+            max_position_embeddings=self.config.max_position_embeddings,
         )
 
 
@@ -113,6 +123,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList([DecoderBlock(config, index) for index in range(config.num_hidden_layers)])
         self.norm = make_norm(config)
         self.gradient_checkpointing = False
+        self.held_rope_frequencies: RopeFrequencies | None = None
         self.post_init()  # type: ignore[no-untyped-call]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -138,7 +149,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             past_key_values: cache to read and extend.
             inputs_embeds: [B, L, E] instead of `input_ids`.
             use_cache: return a cache; None means the configuration's, and never while training.
-            rope_frequencies: from `rope_frequencies_for`; None means those of the checkpoint.
+            rope_frequencies: from `rope_frequencies_for`; None means those held by `held_rope_frequencies`, else the
+                checkpoint's own.
             output_hidden_states: also return the residual stream before each block and the final state.
             kwargs: what transformers passes to every model; not used.
         """
@@ -172,16 +184,16 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         past: int,
         frequencies: RopeFrequencies | None,
     ) -> Positions:
-        batch, new = hidden_BLE.shape[:2]
+        new = hidden_BLE.shape[1]
         seq_start = sequence_starts(attention_mask, keys=past + new, has_past=past > 0)
         if position_ids is None:
             index = torch.arange(past, past + new, device=hidden_BLE.device)[None]
             position_ids = index if seq_start is None else (index - seq_start[:, None]).clamp_min(0)
         elif new > 1 and bool((position_ids.diff(dim=-1) < 0).any()):
             raise UserError("position_ids fall within a row: packed texts are not supported, give each its own row")
-        position_ids = position_ids.expand(batch, new)
         if self.config.attention != "rope":
             return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
+        frequencies = frequencies or self.held_rope_frequencies
         if frequencies is None:
             frequencies = self._own_frequencies(past, past + new)
         return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=cos_sin(frequencies, position_ids))
