@@ -1,10 +1,49 @@
-"""A sample before it is fitted to a length: everything but how much haystack it gets."""
+"""A sample before it is fitted to a length: everything but how many units of haystack it gets."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from sbeval.tasks.ruler.haystacks import Haystack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Draft(ABC):
+    """One sample of any task, open only in its number of units.
+
+    The prompt is opening, body, closing and answer prefix, each placed directly behind the other.
+
+    Attributes:
+        references: what the answer is compared with.
+        answer_prefix: how the answer starts.
+        opening: pieces before the body.
+        closing: the piece after it.
+        least_units: fewest units the task is defined for.
+        most_units: most units there are, None without a bound.
+    """
+
+    references: Sequence[str]
+    answer_prefix: str
+    opening: Sequence[str]
+    closing: str
+    least_units: int
+    most_units: int | None = None
+
+    @abstractmethod
+    def body_tokens(self, units: int) -> int:
+        """Returns the tokens of the body with `units` units, as the sum over its pieces."""
+
+    @abstractmethod
+    def units_within(self, tokens: int) -> int:
+        """Returns the most units whose body has at most `tokens` tokens, 0 where none do."""
+
+    @abstractmethod
+    def body(self, units: int) -> str:
+        """Returns the body."""
+
+    def depths(self, units: int) -> tuple[list[int], list[float]]:
+        """Returns, for every piece the question is about, body tokens before it and its depth in percent."""
+        return [], []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,86 +52,49 @@ class Insert:
 
     Attributes:
         text: the text with its line break, or, in running text, without a space at either side.
-        tokens: its tokens at that place.
+        tokens: its tokens inside the body.
+        first_tokens: its tokens at the very start of the body.
         fraction: relative depth, 0 to 1.
         asked: whether the question is about it; its depth is then recorded.
     """
 
     text: str
     tokens: int
+    first_tokens: int
     fraction: float
     asked: bool
 
 
-class Draft(Protocol):
-    """One sample of any task, open only in its number of units.
-
-    Attributes:
-        references: what the answer is compared with.
-        answer_prefix: how the answer starts; part of the prompt.
-        opening: pieces before the units.
-        closing: the piece after them, up to the answer prefix.
-        least_units: fewest units the task is defined for.
-        most_units: most units there are, None without a bound.
-    """
-
-    @property
-    def references(self) -> Sequence[str]: ...
-    @property
-    def answer_prefix(self) -> str: ...
-    @property
-    def opening(self) -> Sequence[str]: ...
-    @property
-    def closing(self) -> str: ...
-    @property
-    def least_units(self) -> int: ...
-    @property
-    def most_units(self) -> int | None: ...
-
-    def body_tokens(self, units: int) -> int:
-        """Returns the tokens of the body with `units` units, as the sum over its pieces."""
-        ...
-
-    def units_within(self, tokens: int) -> int:
-        """Returns the most units whose body has at most `tokens` tokens."""
-        ...
-
-    def body(self, units: int) -> str:
-        """Returns the body."""
-        ...
-
-    def depths(self, units: int) -> tuple[list[int], list[float]]:
-        """Returns, for every piece the question is about, body tokens before it and its depth in percent."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class HaystackDraft:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HaystackDraft(Draft):
     """Inserts in a haystack: the needle tasks and variable tracking.
 
     Attributes:
         haystack: where the inserts go.
-        inserts: ordered by relative depth.
+        inserts: in the order they stand in.
         apart: whether two inserts have at least one unit between them.
     """
 
-    references: Sequence[str]
-    answer_prefix: str
-    opening: Sequence[str]
-    closing: str
     haystack: Haystack
     inserts: Sequence[Insert]
-    least_units: int
-    most_units: int | None = None
     apart: bool = False
 
     def body_tokens(self, units: int) -> int:
         """Returns the tokens of haystack and inserts."""
-        return self.haystack.tokens(units) + sum(insert.tokens for insert in self.inserts)
+        tokens = self.haystack.tokens(units) + sum(insert.tokens for insert in self.inserts)
+        if not self.haystack.inline:
+            return tokens
+        if self.inserts and self.positions(units)[0] == 0:
+            return tokens + self.inserts[0].first_tokens - self.inserts[0].tokens
+        return tokens + self.haystack.first_tokens - self.haystack.tokens(1)
 
     def units_within(self, tokens: int) -> int:
         """Returns how many haystack units fit beside the inserts."""
-        return self.haystack.units_within(tokens - sum(insert.tokens for insert in self.inserts))
+        inserted = sum(insert.tokens for insert in self.inserts)
+        units = self.haystack.units_within(tokens - inserted + 1)
+        while units > 0 and self.body_tokens(units) > tokens:
+            units -= 1
+        return units
 
     def positions(self, units: int) -> list[int]:
         """Returns before which haystack unit each insert goes, ascending."""
@@ -102,9 +104,7 @@ class HaystackDraft:
         count = len(wanted)
         for i in range(1, count):
             wanted[i] = max(wanted[i], wanted[i - 1] + 1)
-        for i in range(count):
-            wanted[i] = min(wanted[i], max(0, units - count + i))
-        return wanted
+        return [min(position, max(0, units - count + i)) for i, position in enumerate(wanted)]
 
     def body(self, units: int) -> str:
         """Returns the haystack with its inserts."""

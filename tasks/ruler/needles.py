@@ -3,9 +3,10 @@
 import functools
 import random
 import uuid
-from typing import Literal
+from typing import Literal, get_args
 
 NeedleType = Literal["words", "numbers", "uuids"]
+NEEDLE_TYPES: tuple[NeedleType, ...] = get_args(NeedleType)
 
 _DIGITS = 7
 

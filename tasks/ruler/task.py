@@ -1,6 +1,12 @@
 """The lm-eval side of RULER: documents that carry every length, requests, scores, and the record of the run."""
 
 import copy
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -9,8 +15,10 @@ from lm_eval.api.filter import Filter, FilterEnsemble
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
+from sbeval.tasks.ruler.cache import read_fits, write_fits
+from sbeval.tasks.ruler.choices import Choices
 from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.fit import Fitted, Frame, fit, minimum_length
+from sbeval.tasks.ruler.fit import Fit, Fitter, Frame, prompt_text
 from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, RUN_KEYS, RunOptions, run_options, task_metadata
 from sbeval.tasks.ruler.scoring import parse_answer, string_match_all
 from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
@@ -19,14 +27,17 @@ from sbeval.tasks.ruler.wording import lm_eval_version
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
 
+log = logging.getLogger(__name__)
+
+GENERATOR_VERSION = 1
 _PROMPT_MARK, _PREFIX_MARK = "\ue000prompt\ue000", "\ue000prefix\ue000"
 
 
 class Generator(Protocol):
     """Makes the samples of one task."""
 
-    def draft(self, index: int) -> Draft:
-        """Makes sample `index`, which depends on task, seed and index alone."""
+    def draft(self, index: int, context_length: int) -> Draft:
+        """Makes sample `index`, which depends on task, seed and index, and on the length where RULER says so."""
         ...
 
 
@@ -47,8 +58,6 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
     """
 
     VERSION = 1
-    OPTION_KEYS: frozenset[str] = frozenset()
-    PROTOCOL = "ruler"
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         settings = {key: value for key, value in dict(config or {}).items() if key != "class"}
@@ -59,19 +68,31 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         self._filters = [FilterEnsemble(name="none", filters=[ParsedAnswer])]
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Reads options and tokenizer and lists the samples; there is nothing to download."""
-        name = str(self.config.task)
-        self.settings = task_metadata(self.config.metadata, name, RUN_KEYS | self.OPTION_KEYS)
-        self.options: RunOptions = run_options(self.settings, name, DEFAULT_LENGTHS)
-        self.counter: TokenCounter = load_counter(self.settings, name)
-        self.generator: Generator = self.make_generator(self.settings)
-        self._check_minimum(name)
+        """Reads options and tokenizer and lists the samples."""
+        name, definition = str(self.config.task), self.config.metadata["ruler"]
+        settings = task_metadata(self.config.metadata, name, RUN_KEYS | definition.keys())
+        self.options: RunOptions = run_options(settings, name, DEFAULT_LENGTHS)
+        self.choices = Choices(name, definition, settings)
+        self.counter: TokenCounter = load_counter(settings, name)
+        self.generator: Generator = self.make_generator(name)
+        self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
+        if self.options.dropped_lengths:
+            log.warning("%s leaves out %s: longer than the model takes", name, list(self.options.dropped_lengths))
+        self._fitter(self.options.context_lengths[0], Frame()).fit([0])
         self.config.metadata["sbeval"] = self.record().to_json()
-        self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.options.num_samples)])}
+        self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
 
-    def make_generator(self, metadata: Mapping[str, Any]) -> Generator:
-        """Returns the generator of this task's samples."""
-        raise NotImplementedError
+    @abstractmethod
+    def make_generator(self, name: str) -> Generator:
+        """Returns the generator of this task's samples; options, choices and counter are set."""
+
+    def available_samples(self) -> int | None:
+        """Returns how many samples there are, None without a bound."""
+        return None
+
+    def corpus(self) -> dict[str, str | None]:
+        """Returns the record's facts on the text source."""
+        return {}
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
@@ -83,21 +104,8 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
             tokenizer_sha256=self.counter.sha256,
             seed=self.options.seed,
             lm_eval_version=lm_eval_version(),
+            **self.corpus(),
         )
-
-    def _check_minimum(self, name: str) -> None:
-        """Refuses lengths below the task's minimum before the model is run."""
-        least = minimum_length(
-            {0: self.generator.draft(0)},
-            frame=Frame(),
-            generated_tokens=self.generated_tokens,
-            counter=self.counter,
-        )
-        if (shortest := self.options.context_lengths[0]) < least:
-            raise UserError(
-                f"{name} needs at least {least} tokens of context with this tokenizer, and was asked for {shortest}; "
-                "leave that length out of context_lengths."
-            )
 
     @property
     def generated_tokens(self) -> int:
@@ -136,40 +144,66 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
             raise UserError(f"{self.config.task} has its own demonstrations; run it without --num_fewshot.")
         selected = list(self.doc_iterator(rank=rank, limit=limit, samples=samples, world_size=world_size))
         frame = self._frame(system_instruction, chat_template if apply_chat_template else None)
+        if not selected:
+            raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
         indices = [int(doc["index"]) for _, doc in selected]
-        drafts = {i: self.generator.draft(i) for i in indices}
-        fitted = {length: self._fit(drafts, length, frame) for length in self.options.context_lengths}
-        rows = {i: self._row(i, drafts[i], [fitted[length][i] for length in fitted]) for i in indices}
-        blank = dict.fromkeys(next(iter(rows.values()), {}))
-        self.dataset = {
-            "test": datasets.Dataset.from_list(
-                [rows.get(i, {**blank, "index": i}) for i in range(self.options.num_samples)]
-            )
-        }
-        self.task_docs = self.eval_docs
+        lengths = self.options.context_lengths
+        fits = {length: self._fits(indices, length, frame) for length in lengths}
+        rows = {index: self._row(index, [fits[length][index] for length in lengths]) for index in indices}
+        blank = dict.fromkeys(rows[indices[0]])
+        self.dataset["test"] = datasets.Dataset.from_list(
+            [rows.get(index, {**blank, "index": index}) for index in range(self.num_samples)]
+        )
         self._instances = [
             Instance(
                 request_type="generate_until",
                 doc=rows[index],
-                arguments=(fitted[length][index].prompt, copy.deepcopy(self.config.generation_kwargs)),
+                arguments=(
+                    prompt_text(self.generator.draft(index, length), fits[length][index].units, frame),
+                    copy.deepcopy(self.config.generation_kwargs),
+                ),
                 idx=position,
                 metadata=(self.config.task, doc_id, 1),
             )
             for (doc_id, _), index in zip(selected, indices, strict=True)
-            for position, length in enumerate(fitted)
+            for position, length in enumerate(lengths)
         ]
-        if not self._instances:
-            raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
 
-    def _fit(self, drafts: Mapping[int, Draft], length: int, frame: Frame) -> dict[int, Fitted]:
-        return fit(
-            drafts,
+    def _fitter(self, length: int, frame: Frame) -> Fitter:
+        return Fitter(
+            lambda index: self.generator.draft(index, length),
             context_length=length,
             generated_tokens=self.generated_tokens,
             frame=frame,
             counter=self.counter,
             task=str(self.config.task),
         )
+
+    def _fits(self, indices: Sequence[int], length: int, frame: Frame) -> dict[int, Fit]:
+        """Fits samples to a length, or reads how they were fitted before."""
+        digest = self._digest(length, frame)
+        kept = read_fits(digest)
+        if missing := [index for index in indices if index not in kept]:
+            made = self._fitter(length, frame).fit(missing)
+            kept |= {index: dataclasses.asdict(fit) for index, fit in made.items()}
+            write_fits(digest, kept)
+        return {index: Fit(**kept[index]) for index in indices}
+
+    def _digest(self, length: int, frame: Frame) -> str:
+        """Returns the hash of everything a fit depends on, beside the sample's index."""
+        facts = {
+            "generator": GENERATOR_VERSION,
+            "task": self.config.task,
+            "choices": self.choices.values,
+            "depths": self.options.depths_percent,
+            "generated_tokens": self.generated_tokens,
+            "length": length,
+            "frame": dataclasses.asdict(frame),
+            "special_tokens": self.counter.special_tokens,
+            "sources": {name: importlib.metadata.version(name) for name in ("lm-eval", "wonderwords")},
+            "record": self.record().to_json() | {"lengths": None, "dropped_lengths": None},
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def _frame(self, system_instruction: str | None, chat_template: Callable[..., str] | None) -> Frame:
         """Lets lm-eval render system text and chat template around marks, and cuts the result at them."""
@@ -192,16 +226,17 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         middle, tail = rest.split(_PREFIX_MARK)
         return Frame(head=head, middle=middle, tail=tail)
 
-    def _row(self, index: int, draft: Draft, fitted: Sequence[Fitted]) -> dict[str, Any]:
+    def _row(self, index: int, fits: Sequence[Fit]) -> dict[str, Any]:
+        draft = self.generator.draft(index, self.options.context_lengths[0])
         return {
             "index": index,
             "lengths": list(self.options.context_lengths),
             "references": list(draft.references),
             "answer_prefix": draft.answer_prefix,
-            "prompt_tokens": [one.prompt_tokens for one in fitted],
-            "haystack_units": [one.units for one in fitted],
-            "depths_tokens": [one.depths_tokens for one in fitted],
-            "depths_percent": [one.depths_percent for one in fitted],
+            "prompt_tokens": [fit.prompt_tokens for fit in fits],
+            "haystack_units": [fit.units for fit in fits],
+            "depths_tokens": [fit.depths_tokens for fit in fits],
+            "depths_percent": [fit.depths_percent for fit in fits],
         }
 
     def score(self, answer: str, references: Sequence[str]) -> float:
@@ -222,21 +257,3 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
     def higher_is_better(self) -> dict[str, bool]:
         """Returns that more is better at every length."""
         return {metric_key("score", length): True for length in self.options.context_lengths}
-
-
-class NiahTask(RulerTask):
-    """A needle-in-a-haystack task."""
-
-    OPTION_KEYS = frozenset()
-
-    def make_generator(self, metadata: Mapping[str, Any]) -> Generator:
-        """Returns the generator of needles and haystack."""
-        from sbeval.tasks.ruler.niah import NiahGenerator, NiahOptions
-
-        return NiahGenerator(
-            NiahOptions.read(metadata, metadata["ruler"]),
-            task=str(self.config.task),
-            seed=self.options.seed,
-            depths_percent=self.options.depths_percent,
-            counter=self.counter,
-        )

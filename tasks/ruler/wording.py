@@ -167,3 +167,13 @@ def qa_wording() -> TaskWording:
 def qa_document() -> str:
     """Reads how one document is shown, with `{i}` and `{document}` open."""
     return str(_constant("qa_utils", "DOCUMENT_PROMPT"))
+
+
+def qa_source(dataset: str) -> str:
+    """Reads where lm-eval downloads "squad" or "hotpotqa" from."""
+    for node in _module("qa_utils").body:
+        if isinstance(node, ast.FunctionDef) and node.name == f"read_{dataset}":
+            for default in node.args.defaults:
+                if isinstance(default, ast.Constant) and str(default.value).startswith("https://"):
+                    return str(default.value)
+    raise _missing(f"the address of {dataset}", "qa_utils")
