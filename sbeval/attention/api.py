@@ -32,6 +32,7 @@ def stickbreaking_attention(
     *,
     scale: float | None = None,
     attend_current: bool = False,
+    seq_start: Tensor | None = None,
     skip_threshold: float | None = None,
     impl: Implementation = "auto",
 ) -> StickBreakingOutput:
@@ -47,6 +48,8 @@ def stickbreaking_attention(
         v: [B, G, K, D] values.
         scale: factor of the logits; None means D ** -0.5.
         attend_current: let a query attend its own position as well (i <= j instead of i < j).
+        seq_start: [B] integers for left-padded batches: keys before position seq_start[b] get no weight, so rows before
+            it have output 0 and remainder 1. None means 0 everywhere.
         skip_threshold: stop looking back once every query of a block has less than this much of its stick left. The
             output then changes by at most `skip_threshold * max|v|` and the remainder by at most `skip_threshold`.
             None visits every key.
@@ -59,7 +62,7 @@ def stickbreaking_attention(
     Raises:
         ValueError: shapes, dtypes or devices do not fit, Q > K, or the implementation cannot run on these tensors.
     """
-    _check(q, k, v, skip_threshold)
+    _check(q, k, v, seq_start, skip_threshold)
     if scale is None:
         scale = float(q.shape[-1] ** -0.5)
     if impl == "auto":
@@ -67,22 +70,22 @@ def stickbreaking_attention(
     if impl == "reference":
         from sbeval.attention.impl.reference import reference
 
-        return StickBreakingOutput(*reference(q, k, v, scale, attend_current))
+        return StickBreakingOutput(*reference(q, k, v, scale, attend_current, seq_start))
     if impl == "blockwise":
         from sbeval.attention.impl.blockwise import blockwise
 
-        return StickBreakingOutput(*blockwise(q, k, v, scale, attend_current, skip_threshold))
+        return StickBreakingOutput(*blockwise(q, k, v, scale, attend_current, seq_start, skip_threshold))
     if impl == "triton":
         from sbeval.attention.impl.triton import triton_attention
 
-        return StickBreakingOutput(*triton_attention(q, k, v, scale, attend_current, skip_threshold))
+        return StickBreakingOutput(*triton_attention(q, k, v, scale, attend_current, seq_start, skip_threshold))
     raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, skip_threshold: float | None) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, seq_start: Tensor | None, skip_threshold: float | None) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
-            raise ValueError(f"{name} must have 4 dimensions [batch, heads, length, head_dim], got {list(tensor.shape)}")
+            raise ValueError(f"{name} must be [batch, heads, length, head_dim], got shape {list(tensor.shape)}")
         if tensor.dtype not in _FLOATING:
             raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
         if tensor.dtype != q.dtype:
@@ -97,5 +100,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, skip_threshold: float | None) -> Non
         raise ValueError(f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}")
     if q.shape[2] > k.shape[2]:
         raise ValueError(f"queries are the last positions of the keys: at most {k.shape[2]} fit, got {q.shape[2]}")
+    if seq_start is not None:
+        if seq_start.shape != q.shape[:1] or seq_start.is_floating_point():
+            raise ValueError(f"seq_start must be {q.shape[0]} integers, got {seq_start.dtype} {list(seq_start.shape)}")
+        if seq_start.device != q.device:
+            raise ValueError(f"seq_start must be on {q.device} like q, got {seq_start.device}")
     if skip_threshold is not None and not 0 < skip_threshold < 1:
         raise ValueError(f"skip_threshold must lie between 0 and 1, or be None, got {skip_threshold}")

@@ -21,10 +21,18 @@ KEY_BLOCK = 256
 
 
 def blockwise(
-    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, scale: float, attend_current: bool, skip_threshold: float | None
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    scale: float,
+    attend_current: bool,
+    seq_start_B: Tensor | None,
+    skip_threshold: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Returns output [B, H, Q, D] and remainder [B, H, Q]."""
-    output, remainder = _Blockwise.apply(q_BHQD, k_BGKD, v_BGKD, scale, attend_current, skip_threshold)
+    output, remainder = _Blockwise.apply(  # type: ignore[no-untyped-call]
+        q_BHQD, k_BGKD, v_BGKD, scale, attend_current, seq_start_B, skip_threshold
+    )
     return output, remainder
 
 
@@ -36,9 +44,12 @@ class _Blocks:
     k_NKD: Tensor
     v_NKD: Tensor
     attend_current: bool
+    seq_start_N: Tensor | None
 
     @classmethod
-    def split(cls, q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool) -> "_Blocks":
+    def split(
+        cls, q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start_B: Tensor | None
+    ) -> "_Blocks":
         batch, heads, queries, head_dim = q.shape
         groups, keys = k.shape[1], k.shape[2]
         dtype = torch.promote_types(q.dtype, torch.float32)
@@ -47,6 +58,7 @@ class _Blocks:
             k.to(dtype).reshape(batch * groups, keys, head_dim).flip(1),
             v.to(dtype).reshape(batch * groups, keys, head_dim).flip(1),
             attend_current,
+            None if seq_start_B is None else seq_start_B.repeat_interleave(groups),
         )
 
     def query_blocks(self) -> Iterator[slice]:
@@ -79,15 +91,28 @@ class _Blocks:
             masked_SJ = (key_J[None, :] > limit_Q[:, None]).repeat(self.q_NSQD.shape[1], 1)
             logits_NSJ = logits_NSJ.masked_fill(masked_SJ, -torch.inf)
             spent_NSJ = spent_NSJ.masked_fill(masked_SJ, 0.0)
+        if self.seq_start_N is not None:
+            key_J = newest_key - torch.arange(block.stop - block.start, device=q_NSD.device)
+            start_N = self.seq_start_N if active_N is None else self.seq_start_N[active_N]
+            padding_NSJ = (key_J < start_N[:, None])[:, None, :]
+            logits_NSJ = logits_NSJ.masked_fill(padding_NSJ, -torch.inf)
+            spent_NSJ = spent_NSJ.masked_fill(padding_NSJ, 0.0)
         return logits_NSJ, spent_NSJ
 
 
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, skip_threshold: float | None
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        attend_current: bool,
+        seq_start_B: Tensor | None,
+        skip_threshold: float | None,
     ) -> tuple[Tensor, Tensor]:
-        blocks = _Blocks.split(q, k, v, scale, attend_current)
+        blocks = _Blocks.split(q, k, v, scale, attend_current, seq_start_B)
         output_NSQD = torch.empty_like(blocks.q_NSQD)
         log_remainder_NSQ = output_NSQD.new_empty(output_NSQD.shape[:3])
         visited: list[list[Tensor | None]] = []
@@ -113,14 +138,14 @@ class _Blockwise(torch.autograd.Function):
             log_remainder_NSQ[:, :, rows] = log_stick_NS.view(shape)
         remainder = log_remainder_NSQ.view(q.shape[:3]).exp()
         ctx.save_for_backward(q, k, v, remainder)
-        ctx.settings = (scale, attend_current, visited)
+        ctx.settings = (scale, attend_current, seq_start_B, visited)
         return output_NSQD.view(q.shape).to(q.dtype), remainder
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, remainder = ctx.saved_tensors
-        scale, attend_current, visited = ctx.settings
-        blocks = _Blocks.split(q, k, v, scale, attend_current)
+        scale, attend_current, seq_start_B, visited = ctx.settings
+        blocks = _Blocks.split(q, k, v, scale, attend_current, seq_start_B)
         d_output_NSQD = grads[0].to(blocks.q_NSQD.dtype).reshape(blocks.q_NSQD.shape)
         d_spent_NSQ = (grads[1] * remainder).to(blocks.q_NSQD.dtype).reshape(blocks.q_NSQD.shape[:3])
         dq_NSQD = torch.empty_like(blocks.q_NSQD)
@@ -152,7 +177,7 @@ class _Blockwise(torch.autograd.Function):
             dq_NSQD[:, :, rows] = dq_NSD.view(dq_NSD.shape[0], -1, rows.stop - rows.start, q.shape[-1])
         dq = (dq_NSQD * scale).view(q.shape).to(q.dtype)
         dk, dv = (grad.flip(1).view(k.shape).to(k.dtype) for grad in (dk_NKD, dv_NKD))
-        return dq, dk, dv, None, None, None
+        return dq, dk, dv, None, None, None, None
 
 
 def _still_active(log_stick_NS: Tensor, skip_threshold: float | None) -> Tensor | None:

@@ -9,28 +9,38 @@ from torch.nn.functional import logsigmoid
 
 
 def log_weights(
-    q_BHQD: Tensor, k_BGKD: Tensor, scale: float, attend_current: bool
+    q_BHQD: Tensor, k_BGKD: Tensor, scale: float, attend_current: bool, seq_start_B: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Returns the log attention weights [B, H, Q, K] (-inf outside the causal mask) and log remainders [B, H, Q]."""
     k_BHKD = k_BGKD.repeat_interleave(q_BHQD.shape[1] // k_BGKD.shape[1], dim=1)
     queries, keys = q_BHQD.shape[2], k_BHKD.shape[2]
     logits_BHQK = scale * (q_BHQD @ k_BHKD.mT)
-    causal_QK = torch.ones(queries, keys, dtype=torch.bool, device=q_BHQD.device).tril(
+    allowed_QK = torch.ones(queries, keys, dtype=torch.bool, device=q_BHQD.device).tril(
         keys - queries - (0 if attend_current else 1)
     )
-    log_rest_BHQK = torch.where(causal_QK, logsigmoid(-logits_BHQK), 0.0)
+    if seq_start_B is not None:
+        present_BK = torch.arange(keys, device=q_BHQD.device) >= seq_start_B[:, None]
+        allowed_QK = allowed_QK & present_BK[:, None, None, :]
+    log_rest_BHQK = torch.where(allowed_QK, logsigmoid(-logits_BHQK), 0.0)
     # inclusive of the key itself: shifting it by one key excludes it without a subtraction that could cancel
     from_key_BHQK = log_rest_BHQK.flip(-1).cumsum(-1).flip(-1)
     after_key_BHQK = torch.nn.functional.pad(from_key_BHQK[..., 1:], (0, 1))
-    log_weights_BHQK = torch.where(causal_QK, logsigmoid(logits_BHQK) + after_key_BHQK, -torch.inf)
+    log_weights_BHQK = torch.where(allowed_QK, logsigmoid(logits_BHQK) + after_key_BHQK, -torch.inf)
     return log_weights_BHQK, log_rest_BHQK.sum(-1)
 
 
 def reference(
-    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, scale: float, attend_current: bool
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    scale: float,
+    attend_current: bool,
+    seq_start_B: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Returns output [B, H, Q, D] and remainder [B, H, Q]; visits every key."""
     dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
-    log_weights_BHQK, log_remainder_BHQ = log_weights(q_BHQD.to(dtype), k_BGKD.to(dtype), scale, attend_current)
+    log_weights_BHQK, log_remainder_BHQ = log_weights(
+        q_BHQD.to(dtype), k_BGKD.to(dtype), scale, attend_current, seq_start_B
+    )
     v_BHKD = v_BGKD.to(dtype).repeat_interleave(q_BHQD.shape[1] // v_BGKD.shape[1], dim=1)
     return (log_weights_BHQK.exp() @ v_BHKD).to(q_BHQD.dtype), log_remainder_BHQ.exp()

@@ -1,0 +1,122 @@
+"""Backward kernel: each program walks the keys its rows visited, oldest to newest (paper, equation 6).
+
+The logits are computed again. What each row needs of the forward pass is the log2 of its final stick, kept as an
+unevaluated sum: added up over thousands of tiles, plain fp32 would be off by more than bf16 rounding.
+
+A tile's gradients of keys and values are added atomically in fp32, so their last bits may change from run to run.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sbeval.attention.impl.triton.launch import backward_parameters
+from sbeval.attention.impl.triton.primitives import split_stick, sum_newer, two_sum
+
+
+@triton.jit
+def _backward_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, drem_ptr, stick_ptr, stop_ptr, start_ptr,
+    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
+    do_stride_b, do_stride_h, do_stride_l,
+    heads, shared, queries, keys, qk_scale, scale, stop_rows, stop_blocks,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ATTEND_CURRENT: tl.constexpr, PADDED: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    block_m = tl.num_programs(1) - 1 - tl.program_id(1)
+    batch = (tl.program_id(0) // heads).to(tl.int64)
+    head = (tl.program_id(0) % heads).to(tl.int64)
+    group = head // shared
+    row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    row_inside = (row < queries)[:, None] & (dim < HEAD_DIM)[None, :]
+    row64 = row.to(tl.int64)[:, None]
+    q_offsets = batch * q_stride_b + head * q_stride_h + row64 * q_stride_l + dim[None, :]
+    q = tl.load(q_ptr + q_offsets, mask=row_inside, other=0.0)
+    do_offsets = batch * do_stride_b + head * do_stride_h + row64 * do_stride_l + dim[None, :]
+    do = tl.load(do_ptr + do_offsets, mask=row_inside, other=0.0)
+    row_at = tl.program_id(0).to(tl.int64) * queries + row
+    stick = tl.load(stick_ptr + row_at * 2, mask=row < queries, other=0.0)
+    stick_lo = tl.load(stick_ptr + row_at * 2 + 1, mask=row < queries, other=0.0)
+    # the remainder is one more thing the logits took from: it behaves like a key older than all others
+    older = tl.load(drem_ptr + row_at, mask=row < queries, other=0.0) * tl.exp2(stick + stick_lo)
+
+    position = keys - queries + block_m * BLOCK_M
+    # rows past the end attend nothing
+    row_limit = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
+    seq_start = tl.load(start_ptr + batch).to(tl.int32) if PADDED else 0
+    last = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
+    stop_at = tl.program_id(0).to(tl.int64) * stop_blocks + (block_m * BLOCK_M) // stop_rows
+    first_block = tl.load(stop_ptr + stop_at) // BLOCK_N
+    tile = tl.arange(0, BLOCK_N)
+    newer = (tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
+    grad_dtype = tl.float32 if EXACT else q_ptr.dtype.element_ty
+    is_older = (tile[:, None] < tile[None, :]).to(grad_dtype)
+
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    k_base = k_ptr + batch * k_stride_b + group * k_stride_h
+    v_base = v_ptr + batch * v_stride_b + group * v_stride_h
+    grad_base = (batch * (heads // shared) + group) * keys * HEAD_DIM
+    for block in tl.range(first_block, tl.cdiv(tl.maximum(last, 0), BLOCK_N)):
+        key = block * BLOCK_N + tile
+        key64 = key.to(tl.int64)[:, None]
+        inside = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
+        k = tl.load(k_base + key64 * k_stride_l + dim[None, :], mask=inside, other=0.0)
+        v = tl.load(v_base + key64 * v_stride_l + dim[None, :], mask=inside, other=0.0)
+        z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+        z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
+        log2_taken, spent = split_stick(z, EXACT)
+        stick, stick_lo = two_sum(stick, stick_lo, tl.sum(spent, 1))
+        weight = tl.exp2(log2_taken - sum_newer(spent, newer, EXACT) + (stick + stick_lo)[:, None])
+        taken = weight * tl.dot(do, tl.trans(v), input_precision="ieee")
+        older_here = tl.dot(taken.to(grad_dtype), is_older, input_precision="ieee") + older[:, None]
+        dz = taken * tl.exp2(-spent) - tl.exp2(log2_taken) * older_here
+        older += tl.sum(taken, 1)
+        dz = dz.to(k.dtype)
+        dq = tl.dot(dz, k, dq, input_precision="ieee")
+        dk = tl.dot(tl.trans(dz), q, input_precision="ieee") * scale
+        dv = tl.dot(tl.trans(weight.to(do.dtype)), do, input_precision="ieee")
+        grad_at = grad_base + key64 * HEAD_DIM + dim[None, :]
+        tl.atomic_add(dk_ptr + grad_at, dk, mask=inside, sem="relaxed")
+        tl.atomic_add(dv_ptr + grad_at, dv, mask=inside, sem="relaxed")
+    tl.store(dq_ptr + q_offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row_inside)
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, stick: Tensor, stop: Tensor,
+    stop_rows: int, scale: float, attend_current: bool, seq_start: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Launches the backward kernel.
+
+    Args:
+        q: [B, H, Q, D] as in the forward pass; k and v [B, G, K, D].
+        k: see q.
+        v: see q.
+        d_output: [B, H, Q, D], last dimension contiguous.
+        d_remainder: [B, H, Q] fp32, contiguous.
+        stick: what the forward pass kept.
+        stop: what the forward pass kept.
+        stop_rows: rows of a block of `stop`.
+        scale: factor of the logits.
+        attend_current: whether a query attends its own position.
+        seq_start: [B] first real position, or None.
+
+    Returns:
+        Gradients of q, k and v, in their dtypes.
+    """
+    batch, heads, queries, head_dim = q.shape
+    launch = backward_parameters(head_dim=head_dim, queries=queries, element_bytes=q.element_size())
+    assert stop_rows % launch.block_queries == 0 or stop.shape[2] == 1
+    dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
+    dk = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
+    dv = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
+    _backward_kernel[(batch * heads, triton.cdiv(queries, launch.block_queries))](
+        q, k, v, d_output, dq, dk, dv, d_remainder, stick, stop, q if seq_start is None else seq_start,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_output.stride()[:3],
+        heads, heads // k.shape[1], queries, k.shape[2], scale * 1.4426950408889634, scale, stop_rows, stop.shape[2],
+        HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
+        ATTEND_CURRENT=attend_current, PADDED=seq_start is not None, EXACT=q.dtype == torch.float32,
+        num_warps=launch.num_warps, num_stages=launch.num_stages,
+    )  # fmt: skip
+    return dq, dk.to(k.dtype), dv.to(v.dtype)

@@ -1,0 +1,77 @@
+"""Launch parameters as a plain function of the problem, so that they can be read, tested and tuned without a GPU."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchParameters:
+    """What a kernel is compiled with.
+
+    Attributes:
+        block_queries: rows of a tile.
+        block_keys: keys of a tile.
+        block_head_dim: head_dim padded to a power of two, at least 16.
+        chunk_tiles: tiles between two looks at the remaining stick, the stretch that is software-pipelined.
+        num_warps: warps of a program.
+        num_stages: depth of the software pipeline.
+    """
+
+    block_queries: int
+    block_keys: int
+    block_head_dim: int
+    chunk_tiles: int
+    num_warps: int
+    num_stages: int
+
+
+def _padded(head_dim: int) -> int:
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def forward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> LaunchParameters:
+    """Parameters of the forward kernel for a head_dim up to 256."""
+    padded = _padded(head_dim)
+    if element_bytes == 4:
+        return LaunchParameters(
+            block_queries=min(64, _rows(queries)),
+            block_keys=32,
+            block_head_dim=padded,
+            chunk_tiles=4,
+            num_warps=4,
+            num_stages=1 if padded > 64 else 2,
+        )
+    wide = padded >= 128
+    return LaunchParameters(
+        block_queries=min(128, _rows(queries)),
+        block_keys=64,
+        block_head_dim=padded,
+        chunk_tiles=8,
+        num_warps=8 if wide and queries > 64 else 4,
+        num_stages=2 if padded > 128 else 3,
+    )
+
+
+def backward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> LaunchParameters:
+    """Parameters of the backward kernel for a head_dim up to 256."""
+    padded = _padded(head_dim)
+    if element_bytes == 4:
+        return LaunchParameters(
+            block_queries=min(32, _rows(queries)),
+            block_keys=32,
+            block_head_dim=padded,
+            chunk_tiles=1,
+            num_warps=4,
+            num_stages=1,
+        )
+    return LaunchParameters(
+        block_queries=min(64, _rows(queries)),
+        block_keys=64,
+        block_head_dim=padded,
+        chunk_tiles=1,
+        num_warps=8 if padded >= 128 else 4,
+        num_stages=1 if padded > 128 else 2,
+    )
+
+
+def _rows(queries: int) -> int:
+    return max(16, 1 << (queries - 1).bit_length())

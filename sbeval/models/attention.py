@@ -1,0 +1,169 @@
+"""The attention layer of a block: projections, cache and output around one of the mixers.
+
+Shape suffixes: B batch, H query heads, G key/value heads, Q new positions, K cached and new positions, D head_dim,
+E hidden_size.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import group_norm
+from transformers import Cache
+
+from sbeval.attention import stickbreaking_attention
+from sbeval.attention.api import Implementation
+from sbeval.models.config import SbevalConfig
+from sbeval.models.rope import rotate
+from sbeval.models.softmax import softmax_attention
+
+HEAD_NORM_EPS = 1e-5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """How stick-breaking attention is computed: a choice of the run, never part of a checkpoint.
+
+    Attributes:
+        impl: "auto", "reference", "blockwise" or "triton" (`sbeval.stickbreaking_attention`).
+        skip_threshold: stick below which older keys are skipped; None visits all.
+    """
+
+    impl: Implementation = "auto"
+    skip_threshold: float | None = None
+
+
+class Positions(NamedTuple):
+    """Where the new positions of a forward pass are (a tuple, so that accelerate can move it between devices).
+
+    Attributes:
+        position_ids: [B, Q] index of each new token in its own text.
+        seq_start: [B] index of the first key that is no padding, or None without padding.
+        cos_sin: RoPE's cosine and sine, [B, 1, Q, D / 2] each, or None.
+    """
+
+    position_ids: Tensor
+    seq_start: Tensor | None
+    cos_sin: tuple[Tensor, Tensor] | None
+
+    def cached_from(self, first_key: int) -> Tensor | None:
+        """`seq_start` counted from the first key a cache still holds."""
+        return None if self.seq_start is None else (self.seq_start - first_key).clamp_min(0)
+
+
+class StickBreakingMixer(nn.Module):
+    """Stick-breaking attention with its remainder term."""
+
+    def __init__(self, config: SbevalConfig) -> None:
+        super().__init__()
+        self.scale = config.attention_scale
+        self.attend_current = config.attend_current
+        self.remainder = config.remainder
+        self.kernels = Kernels()
+        if config.remainder == "head_bias":
+            assert config.head_dim is not None
+            self.head_bias = nn.Parameter(torch.zeros(config.num_attention_heads, config.head_dim))
+
+    def forward(
+        self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
+    ) -> Tensor:
+        """Returns [B, H, Q, D]."""
+        padding: dict[str, Any] = {} if seq_start_B is None else {"seq_start": seq_start_B}
+        output_BHQD, remainder_BHQ = stickbreaking_attention(
+            q_BHQD,
+            k_BGKD,
+            v_BGKD,
+            scale=self.scale,
+            attend_current=self.attend_current,
+            skip_threshold=self.kernels.skip_threshold,
+            impl=self.kernels.impl,
+            **padding,
+        )
+        if self.remainder == "none":
+            return output_BHQD
+        if self.remainder == "value":
+            heads, queries = q_BHQD.shape[1:3]
+            added = v_BGKD[:, :, -queries:].repeat_interleave(heads // v_BGKD.shape[1], dim=1)
+        else:
+            added = self.head_bias[:, None]
+        return (output_BHQD + remainder_BHQ[..., None] * added).to(q_BHQD.dtype)
+
+
+class SoftmaxMixer(nn.Module):
+    """Causal softmax attention, with or without positions rotated before."""
+
+    def __init__(self, config: SbevalConfig) -> None:
+        super().__init__()
+        self.scale = config.attention_scale
+        self.sliding_window = config.sliding_window
+
+    def forward(
+        self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
+    ) -> Tensor:
+        """Returns [B, H, Q, D]."""
+        return softmax_attention(
+            q_BHQD, k_BGKD, v_BGKD, scale=self.scale, sliding_window=self.sliding_window, seq_start_B=seq_start_B
+        )
+
+
+class HeadNorm(nn.Module):
+    """GroupNorm of each position's concatenated heads, one group a head."""
+
+    def __init__(self, config: SbevalConfig) -> None:
+        super().__init__()
+        assert config.head_dim is not None
+        self.heads = config.num_attention_heads
+        self.weight = nn.Parameter(torch.ones(self.heads * config.head_dim))
+        self.bias = nn.Parameter(torch.zeros(self.heads * config.head_dim))
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """[B, Q, H * D] to the same."""
+        normed = group_norm(heads.flatten(0, 1), self.heads, self.weight, self.bias, HEAD_NORM_EPS)
+        return normed.view(heads.shape)
+
+
+class Attention(nn.Module):
+    """Projects to heads, mixes over earlier positions, projects back."""
+
+    def __init__(self, config: SbevalConfig, layer_index: int) -> None:
+        super().__init__()
+        assert config.head_dim is not None and config.num_key_value_heads is not None
+        assert isinstance(config.bias, list)
+        self.layer_index = layer_index
+        self.head_dim = config.head_dim
+        query_width = config.num_attention_heads * config.head_dim
+        key_width = config.num_key_value_heads * config.head_dim
+        qkv_bias = "qkv" in config.bias
+        self.q_proj = nn.Linear(config.hidden_size, query_width, bias=qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_width, bias=qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_width, bias=qkv_bias)
+        self.o_proj = nn.Linear(query_width, config.hidden_size, bias="output" in config.bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.head_norm = HeadNorm(config) if config.head_norm else None
+        mixer = StickBreakingMixer if config.attention == "stickbreaking" else SoftmaxMixer
+        self.mixer: nn.Module = mixer(config)
+
+    def forward(self, hidden_BQE: Tensor, positions: Positions, past_key_values: Cache | None) -> Tensor:
+        """[B, Q, hidden_size] to the same."""
+        heads = (*hidden_BQE.shape[:2], -1, self.head_dim)
+        q_BHQD = self.q_proj(hidden_BQE).view(heads).transpose(1, 2)
+        k_BGQD = self.k_proj(hidden_BQE).view(heads).transpose(1, 2)
+        v_BGQD = self.v_proj(hidden_BQE).view(heads).transpose(1, 2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BHQD, k_BGQD = self.q_norm(q_BHQD).to(v_BGQD.dtype), self.k_norm(k_BGQD).to(v_BGQD.dtype)
+        if positions.cos_sin is not None:
+            q_BHQD, k_BGQD = rotate(q_BHQD, *positions.cos_sin), rotate(k_BGQD, *positions.cos_sin)
+        k_BGKD, v_BGKD = k_BGQD, v_BGQD
+        seq_start_B = positions.seq_start
+        if past_key_values is not None:
+            seen = int(past_key_values.get_seq_length(self.layer_index)) + hidden_BQE.shape[1]
+            k_BGKD, v_BGKD = past_key_values.update(k_BGQD, v_BGQD, self.layer_index)
+            seq_start_B = positions.cached_from(seen - k_BGKD.shape[2])
+        mixed_BHQD = self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B)
+        output = mixed_BHQD.transpose(1, 2).flatten(2)
+        if self.head_norm is not None:
+            output = self.head_norm(output)
+        projected: Tensor = self.o_proj(output)
+        return projected

@@ -1,0 +1,183 @@
+"""The configuration of the model family (`model_type: "sbeval"`)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from transformers import GenerationConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from sbeval.errors import UserError
+
+ATTENTIONS = ("stickbreaking", "rope", "nope")
+REMAINDERS = ("none", "value", "head_bias")
+NORMS = ("rmsnorm", "layernorm")
+GATED_ACTIVATIONS = ("swiglu", "geglu")
+PLAIN_ACTIVATIONS = ("gelu_tanh", "gelu", "silu", "relu")
+BIASES = ("qkv", "output", "mlp")
+
+_PARENT_KEYS = ("name", "sha256", "training_length_tokens")
+_TRANSFORMERS_KEYS = frozenset(
+    [field.name for field in dataclasses.fields(PretrainedConfig)]
+    + list(vars(GenerationConfig()))
+    + "model_type torch_dtype num_labels name_or_path _name_or_path _commit_hash auto_map output_attentions".split()
+    + "attn_implementation experts_implementation _attn_implementation_internal rope_scaling rope_theta".split()
+    + "quantization_config tokenizer_class task_specific_params transformers_weights tie_last_hidden_states".split()
+    + "sep_token_id decoder_start_token_id".split()
+)
+
+
+class SbevalConfig(PretrainedConfig):  # type: ignore[misc]
+    """One decoder: stick-breaking attention or a softmax baseline, in Llama-style blocks.
+
+    Keys that are neither below nor transformers' own are refused.
+
+    Attributes:
+        vocab_size: entries of the embedding.
+        hidden_size: width of the residual stream.
+        intermediate_size: width inside the MLP.
+        num_hidden_layers: number of blocks.
+        num_attention_heads: query heads.
+        num_key_value_heads: key/value heads, a divisor of the query heads; None means as many as those.
+        head_dim: width of a head; None means hidden_size / num_attention_heads.
+        attention: "stickbreaking", "rope" or "nope".
+        sliding_window: keys with j - i < window only, for the softmax schemes; None attends everything.
+        remainder: what the unbroken part of a stick adds to a head's output: "none", "value" (remainder times the
+            position's own value) or "head_bias" (remainder times a learned vector of the head).
+        attend_current: let a stick-breaking query attend its own position.
+        qk_norm: RMSNorm on the queries and keys of each head.
+        head_norm: GroupNorm (one group a head, eps 1e-5, affine) on the concatenated heads, before the output map.
+        norm: "rmsnorm" or "layernorm", of the blocks and the end.
+        norm_eps: its epsilon.
+        bias: which linear maps have one, of "qkv", "output" and "mlp"; True and False stand for all and none.
+        activation: of the MLP: gated ("swiglu", "geglu") or plain ("gelu_tanh", "gelu", "silu", "relu").
+        tie_word_embeddings: use the embedding as the head.
+        attention_multiplier: factor of the attention logits; None means head_dim ** -0.5.
+        embedding_multiplier: factor of the embeddings; None means 1.
+        residual_multiplier: factor of each branch before it is added; None means 1.
+        logits_divisor: the logits are divided by it; None means 1.
+        rope_parameters: RoPE's base and scaling in transformers' form; None for other schemes.
+        training_length_tokens: longest context the weights were trained at; None where unknown.
+        extended_from: name, sha256 and training_length_tokens of the parent of a context extension, or None.
+        max_position_embeddings: for other software; the training length unless given.
+        initializer_range: standard deviation of initial weights.
+    """
+
+    model_type: ClassVar[str] = "sbeval"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+
+    vocab_size: int = 32000
+    hidden_size: int = 1024
+    intermediate_size: int = 2730
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    attention: str = "stickbreaking"
+    sliding_window: int | None = None
+    remainder: str = "none"
+    attend_current: bool = False
+    qk_norm: bool = False
+    head_norm: bool = False
+    norm: str = "rmsnorm"
+    norm_eps: float = 1e-5
+    bias: bool | list[str] = False
+    activation: str = "swiglu"
+    tie_word_embeddings: bool = False
+    attention_multiplier: float | None = None
+    embedding_multiplier: float | None = None
+    residual_multiplier: float | None = None
+    logits_divisor: float | None = None
+    rope_parameters: dict[str, Any] | None = None
+    training_length_tokens: int | None = None
+    extended_from: dict[str, Any] | None = None
+    max_position_embeddings: int | None = None
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        unknown = sorted(set(kwargs) - _TRANSFORMERS_KEYS)
+        if unknown:
+            raise UserError(
+                f"the configuration of an sbeval model holds unknown keys: {', '.join(unknown)}; "
+                "remove them or correct their spelling"
+            )
+        if isinstance(self.bias, bool):
+            self.bias = list(BIASES) if self.bias else []
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        self._check_sizes()
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.max_position_embeddings is None:
+            self.max_position_embeddings = self.training_length_tokens or 2048
+        if self.rope_parameters is not None:
+            self.rope_parameters = dict(self.rope_parameters)
+        super().__post_init__(**kwargs)
+        if self.attention != "rope":
+            self.rope_parameters = None
+        self._check_meaning()
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the attention logits."""
+        if self.attention_multiplier is not None:
+            return float(self.attention_multiplier)
+        assert self.head_dim is not None
+        return float(self.head_dim**-0.5)
+
+    def _check_sizes(self) -> None:
+        for name in (
+            "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+            "head_dim sliding_window training_length_tokens max_position_embeddings"
+        ).split():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise UserError(f"{name} must be a positive integer, got {value!r}")
+        assert self.num_key_value_heads is not None
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise UserError(
+                f"num_attention_heads must be a multiple of num_key_value_heads, "
+                f"got {self.num_attention_heads} and {self.num_key_value_heads}"
+            )
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise UserError(
+                f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}; "
+                "give head_dim"
+            )
+
+    def _check_meaning(self) -> None:
+        for name, allowed in (
+            ("attention", ATTENTIONS),
+            ("remainder", REMAINDERS),
+            ("norm", NORMS),
+            ("activation", GATED_ACTIVATIONS + PLAIN_ACTIVATIONS),
+        ):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise UserError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        assert isinstance(self.bias, list)
+        if not set(self.bias) <= set(BIASES):
+            raise UserError(f"bias must be true, false or a list of {', '.join(BIASES)}, got {self.bias!r}")
+        if self.attention == "stickbreaking":
+            if self.sliding_window is not None:
+                raise UserError(
+                    f"sliding_window is for the softmax schemes, got {self.sliding_window} with stick-breaking "
+                    "attention; remove it"
+                )
+        elif self.remainder != "none" or self.attend_current:
+            raise UserError(
+                f"remainder and attend_current belong to stick-breaking attention, got remainder={self.remainder!r}, "
+                f"attend_current={self.attend_current} with attention={self.attention!r}"
+            )
+        if self.rope_parameters is not None:
+            rope_type = self.rope_parameters.get("rope_type")
+            if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:
+                known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
+                raise UserError(f"rope_type must be one of {known}, got {rope_type!r}")
+        if self.extended_from is not None and set(self.extended_from) != set(_PARENT_KEYS):
+            raise UserError(
+                f"extended_from must be null or hold exactly {', '.join(_PARENT_KEYS)}, got {self.extended_from!r}"
+            )

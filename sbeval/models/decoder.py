@@ -1,0 +1,273 @@
+"""The decoder in Hugging Face's form: `SbevalModel` (the stack of blocks) and `SbevalForCausalLM` (with its head).
+
+Shape suffixes: B batch, L new positions, E hidden_size, V vocabulary.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from sbeval.attention.api import Implementation
+from sbeval.errors import UserError
+from sbeval.models.attention import HeadNorm, Kernels, Positions, StickBreakingMixer
+from sbeval.models.blocks import DecoderBlock, make_norm
+from sbeval.models.config import SbevalConfig
+from sbeval.models.padding import sequence_starts
+from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin, rope_frequencies
+
+
+class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+    """Loading, saving and initial weights of the family."""
+
+    config_class = SbevalConfig
+    config: SbevalConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _no_split_modules: ClassVar[list[str]] = ["DecoderBlock"]
+    _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Loads a checkpoint as transformers does, from safetensors files only."""
+        if not kwargs.setdefault("use_safetensors", True):
+            raise UserError("checkpoints of this family are safetensors files; remove use_safetensors=False")
+        return super().from_pretrained(*args, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | HeadNorm):
+            init.ones_(module.weight)
+            if not isinstance(module, nn.RMSNorm):
+                init.zeros_(module.bias)
+        elif isinstance(module, StickBreakingMixer) and module.remainder == "head_bias":
+            init.zeros_(module.head_bias)
+
+    def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
+        """Chooses how stick-breaking attention is computed from now on; nothing of it is saved.
+
+        Args:
+            impl: "auto", "reference", "blockwise" or "triton".
+            skip_threshold: stick below which older keys are skipped; None visits all.
+
+        Raises:
+            UserError: the model has no stick-breaking attention and something other than the default was asked for.
+        """
+        kernels = Kernels(impl=impl, skip_threshold=skip_threshold)
+        if self.config.attention != "stickbreaking" and kernels != Kernels():
+            raise UserError(
+                f"kernels can be chosen for stick-breaking attention, got impl={impl!r} and "
+                f"skip_threshold={skip_threshold} for a model with attention={self.config.attention!r}"
+            )
+        for module in self.modules():
+            if isinstance(module, StickBreakingMixer):
+                module.kernels = kernels
+
+    def rope_frequencies_for(
+        self, length_tokens: int, scaling: dict[str, Any] | None = None, *, original_length_tokens: int | None = None
+    ) -> RopeFrequencies:
+        """Returns the frequencies for a request, to be passed to `forward` or `generate` as `rope_frequencies`.
+
+        Args:
+            length_tokens: the request's context length with all tokens it may generate.
+            scaling: scaling in transformers' form instead of the checkpoint's own; `rope_theta` stays the
+                checkpoint's unless the scaling names one.
+            original_length_tokens: training length before any scaling; None takes the checkpoint's.
+
+        Raises:
+            UserError: the model has no rotary embeddings.
+        """
+        own = self.config.rope_parameters
+        if own is None:
+            raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.attention!r}")
+        parameters = own if scaling is None else {"rope_theta": own["rope_theta"], **scaling}
+        original = (
+            original_length_tokens
+            or own.get("original_max_position_embeddings")
+            or self.config.training_length_tokens
+            or self.config.max_position_embeddings
+        )
+        head_dim = self.config.head_dim
+        assert head_dim is not None and original is not None
+        return rope_frequencies(
+            parameters, head_dim=head_dim, original_length_tokens=original, length_tokens=length_tokens
+        )
+
+
+class SbevalModel(SbevalPreTrainedModel):
+    """The stack of blocks, from token ids to normed hidden states."""
+
+    def __init__(self, config: SbevalConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList([DecoderBlock(config, index) for index in range(config.num_hidden_layers)])
+        self.norm = make_norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        rope_frequencies: RopeFrequencies | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Runs the blocks.
+
+        Args:
+            input_ids: [B, L] tokens; L may follow cached ones.
+            attention_mask: [B, cached and new tokens], zero for padding on the left; None means none.
+            position_ids: [B or 1, L] index of each token in its text; None counts from the first token that is no
+                padding. Texts packed into one row are not supported.
+            past_key_values: cache to read and extend.
+            inputs_embeds: [B, L, E] instead of `input_ids`.
+            use_cache: return a cache; None means the configuration's, and never while training.
+            rope_frequencies: from `rope_frequencies_for`; None means those of the checkpoint.
+            output_hidden_states: also return the residual stream before each block and the final state.
+            kwargs: what transformers passes to every model; not used.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
+        positions = self._positions(hidden, attention_mask, position_ids, past, rope_frequencies)
+        if self.config.embedding_multiplier is not None:
+            hidden = hidden * self.config.embedding_multiplier
+        states = []
+        for layer in self.layers:
+            states.append(hidden) if output_hidden_states else None
+            hidden = layer(hidden, positions, past_key_values=past_key_values)
+        hidden = self.norm(hidden)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=(*states, hidden) if output_hidden_states else None,
+        )
+
+    def _positions(
+        self,
+        hidden_BLE: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past: int,
+        frequencies: RopeFrequencies | None,
+    ) -> Positions:
+        batch, new = hidden_BLE.shape[:2]
+        seq_start = sequence_starts(attention_mask, keys=past + new, has_past=past > 0)
+        if position_ids is None:
+            index = torch.arange(past, past + new, device=hidden_BLE.device)[None]
+            position_ids = index if seq_start is None else (index - seq_start[:, None]).clamp_min(0)
+        elif new > 1 and bool((position_ids.diff(dim=-1) < 0).any()):
+            raise UserError("position_ids fall within a row: packed texts are not supported, give each its own row")
+        position_ids = position_ids.expand(batch, new)
+        if self.config.attention != "rope":
+            return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
+        if frequencies is None:
+            frequencies = self._own_frequencies(past, past + new)
+        return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=cos_sin(frequencies, position_ids))
+
+    def _own_frequencies(self, past: int, length: int) -> RopeFrequencies:
+        own = self.config.rope_parameters
+        assert own is not None
+        frequencies = self.rope_frequencies_for(length)
+        if past and own["rope_type"] in LENGTH_DEPENDENT:
+            cached = self.rope_frequencies_for(past)
+            if not torch.equal(cached.inv_freq, frequencies.inv_freq):
+                raise UserError(
+                    f"RoPE of type {own['rope_type']!r} depends on the request's length, and the cached keys were "
+                    f"rotated for {past} tokens, not {length}; pass rope_frequencies=model.rope_frequencies_for("
+                    "context length and new tokens) to every call"
+                )
+        return frequencies
+
+
+class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """The language model: the stack of blocks and its head."""
+
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: SbevalConfig) -> None:
+        super().__init__(config)
+        self.model = SbevalModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def head_logits(self, hidden: Tensor) -> Tensor:
+        """Returns logits [..., V] of hidden states [..., E], with the configuration's divisor."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits if self.config.logits_divisor is None else logits / self.config.logits_divisor
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        rope_frequencies: RopeFrequencies | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Runs the model; arguments of `SbevalModel.forward`, and:
+
+        Args:
+            input_ids: [B, L] tokens.
+            attention_mask: [B, cached and new tokens].
+            position_ids: [B or 1, L].
+            past_key_values: cache to read and extend.
+            inputs_embeds: [B, L, E] instead of `input_ids`.
+            labels: [B, L] tokens to predict, shifted here; -100 is left out of the loss.
+            use_cache: return a cache.
+            logits_to_keep: compute logits of this many last positions, or of these positions; 0 means all.
+            rope_frequencies: from `rope_frequencies_for`.
+            kwargs: passed to the loss, such as the Trainer's `num_items_in_batch`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            rope_frequencies=rope_frequencies,
+            output_hidden_states=kwargs.pop("output_hidden_states", None),
+            return_dict=True,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head_logits(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
+        )
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        """Prepares one step of `generate`, refusing prompts padded on the right."""
+        attention_mask = kwargs.get("attention_mask")
+        if attention_mask is not None and attention_mask.dim() == 2 and not bool(attention_mask[:, -1].all()):
+            raise UserError("generation continues the last position of each row: pad on the left (padding_side='left')")
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        return inputs

@@ -1,0 +1,51 @@
+"""Small random models with large enough weights that a wrong detail changes their logits."""
+
+from typing import Any
+
+import torch
+
+from sbeval.models import SbevalConfig, SbevalForCausalLM
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "stickbreaking": {},
+    "stickbreaking-gqa-value": {"num_key_value_heads": 2, "remainder": "value"},
+    "stickbreaking-head-bias-norm": {"remainder": "head_bias", "head_norm": True},
+    "stickbreaking-inclusive-qk-norm": {"attend_current": True, "qk_norm": True, "tie_word_embeddings": True},
+    "layernorm-biases-gelu": {"norm": "layernorm", "bias": True, "activation": "gelu_tanh", "num_key_value_heads": 1},
+    "rope": {"attention": "rope", "num_key_value_heads": 2},
+    "rope-window": {"attention": "rope", "sliding_window": 7},
+    "nope": {"attention": "nope"},
+    "mup": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_divisor": 1.7,
+    },
+}
+
+
+def small_config(**overrides: Any) -> SbevalConfig:
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "training_length_tokens": 32,
+        "initializer_range": 0.3,
+    }
+    return SbevalConfig(**{**sizes, **overrides})
+
+
+def small_model(seed: int = 0, **overrides: Any) -> SbevalForCausalLM:
+    torch.manual_seed(seed)
+    model = SbevalForCausalLM(small_config(**overrides)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1 or parameter.shape == (4, 8):
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(0, 61, (batch, length), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,110 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from small import VARIANTS, small_config, small_model, tokens
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sbeval.errors import UserError
+from sbeval.models import SbevalConfig, SbevalForCausalLM, preset
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "head_dim"),
+    [("350m", 367_526_912, 32), ("1b", 1_208_083_968, 64), ("3b", 3_513_473_280, 64)],
+)
+def test_presets_have_the_papers_parameter_counts(name: str, parameters: int, head_dim: int) -> None:
+    config = preset(name)
+    with torch.device("meta"):
+        model = SbevalForCausalLM(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert config.head_dim == head_dim
+
+
+def test_preset_overrides_take_effect() -> None:
+    config = preset("350m", attention="rope", training_length_tokens=1024)
+    assert (config.attention, config.max_position_embeddings) == ("rope", 1024)
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def test_unknown_preset_is_refused() -> None:
+    with pytest.raises(UserError, match="350m, 1b, 3b"):
+        preset("7b")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_saved_and_loaded_models_are_the_same(variant: str, tmp_path: Path) -> None:
+    model = small_model(**VARIANTS[variant], extended_from={"name": "p", "sha256": "0", "training_length_tokens": 16})
+    model.save_pretrained(tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(loaded) is SbevalForCausalLM
+    for name, value in vars(small_config(**VARIANTS[variant])).items():
+        if not name.startswith("_") and name not in ("architectures", "dtype", "transformers_version", "extended_from"):
+            assert getattr(loaded.config, name) == value, name
+    assert loaded.config.extended_from == model.config.extended_from
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens(2, 20)).logits, model(tokens(2, 20)).logits)
+
+
+def test_unknown_keys_are_refused_when_made_and_when_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="head_dimension"):
+        small_config(head_dimension=8)
+    small_config(pad_token_id=0).save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).pad_token_id == 0
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_widow": 8}))
+    with pytest.raises(UserError, match="sliding_widow"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_transformers_own_keys_are_accepted() -> None:
+    config = SbevalConfig(torch_dtype="bfloat16", architectures=["SbevalForCausalLM"], rope_theta=5e5, attention="rope")
+    assert config.dtype == torch.bfloat16
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"attention": "linear"}, "attention must be one of"),
+        ({"sliding_window": 8}, "sliding_window is for the softmax schemes"),
+        ({"attention": "rope", "remainder": "value"}, "belong to stick-breaking"),
+        ({"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
+        ({"hidden_size": 30}, "give head_dim"),
+        ({"num_hidden_layers": 0}, "positive integer"),
+        ({"training_length_tokens": -1}, "positive integer"),
+        ({"bias": ["mlp", "embedding"]}, "bias must be"),
+        ({"extended_from": {"name": "parent"}}, "extended_from"),
+        ({"attention": "rope", "rope_parameters": {"rope_type": "banana", "rope_theta": 1e4}}, "rope_type"),
+    ],
+)
+def test_configurations_without_meaning_are_refused(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        small_config(**fields)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    model = small_model()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(UserError, match="safetensors"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=False)
+
+
+def test_kernels_are_never_saved(tmp_path: Path) -> None:
+    model = small_model()
+    model.save_pretrained(tmp_path / "before")
+    model.set_kernels(impl="reference", skip_threshold=None)
+    model.save_pretrained(tmp_path / "after")
+    assert (tmp_path / "before/config.json").read_text() == (tmp_path / "after/config.json").read_text()
+
+
+def test_kernels_of_a_softmax_model_are_refused() -> None:
+    model = small_model(attention="rope")
+    model.set_kernels()
+    with pytest.raises(UserError, match="attention='rope'"):
+        model.set_kernels(skip_threshold=1e-4)
