@@ -15,7 +15,8 @@ STDLIB_LEFT_OUT = frozenset(
 _BASE = 0x9E3779B97F4A7C15
 _BASE_INVERSE = pow(_BASE, -1, 1 << 64)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
-_FILTER_BITS = 27
+_FILTER_BITS_MAX = 27
+_FILTER_SLOTS_A_HASH = 32
 
 
 def stdlib_files(folder: Path | None = None) -> list[Path]:
@@ -63,21 +64,25 @@ class SpanIndex:
         self.span_tokens = span_tokens
         hashes = [span_hashes(tokens, span_tokens) for tokens in documents]
         self._hashes = np.unique(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
-        self._filter = np.zeros(1 << _FILTER_BITS, np.bool_)
+        # most spans are in no index: a table of leading bits settles those without a search
+        bits = min(_FILTER_BITS_MAX, (_FILTER_SLOTS_A_HASH * (len(self._hashes) + 1)).bit_length())
+        self._shift = np.uint64(64 - bits)
+        self._filter = np.zeros(1 << bits, np.bool_)
         self._filter[self._slots(self._hashes)] = True
 
     def __len__(self) -> int:
         return len(self._hashes)
 
-    @staticmethod
-    def _slots(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        return hashes >> np.uint64(64 - _FILTER_BITS)
+    def _slots(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        return hashes >> self._shift
 
     def shared_spans(self, tokens: NDArray[np.uint16]) -> int:
         """Returns how many spans of `tokens` are in the index."""
         hashes = span_hashes(tokens, self.span_tokens)
         hashes = hashes[self._filter[self._slots(hashes)]]
-        return int(np.isin(hashes, self._hashes, assume_unique=False).sum()) if len(hashes) else 0
+        # a binary search a span: numpy's isin would sort the whole index again for every document
+        places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        return int((self._hashes[places] == hashes).sum()) if len(self._hashes) else 0
 
 
 def near_duplicates(

@@ -78,6 +78,7 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
     if not kept:
         raise UserError("no training file is left after the filters: name more packages in the data recipe")
 
+    print(f"{len(kept)} files kept: {int(duplicates.sum())} near duplicates and {int((shared > 0).sum())} that share a span with held-out text left out; compressing", flush=True)
     payload = SEPARATOR.join(document.text for document in kept).encode()
     record: dict[str, Any] = {
         "recipe": dataclasses.asdict(recipe),
@@ -102,7 +103,7 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
         "unique_tokens": sum(map(len, kept_tokens)) + len(kept_tokens),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 256 << 20}]
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 256 << 20}]
     compressed = lzma.compress(payload, format=lzma.FORMAT_XZ, filters=filters)
     with tarfile.open(out, "w") as archive:
         for name, data in (

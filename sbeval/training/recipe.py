@@ -25,12 +25,20 @@ def load_recipe(kind: type[RecipeT], path: str | Path) -> RecipeT:
     Raises:
         UserError: no such file, not a mapping, an unknown or missing key, or a value of the wrong type.
     """
+    value, file = read_mapping(path)
+    return from_mapping(kind, value, where=file.name)
+
+
+def read_mapping(path: str | Path) -> tuple[dict[str, Any], Path]:
+    """Reads a recipe file as it stands; returns its settings and where they were found."""
     file = _find(path)
     try:
         value = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise UserError(f"expected YAML in the recipe {file}, found {str(error).splitlines()[0]}; mend the file") from error
-    return from_mapping(kind, value, where=file.name)
+    if not isinstance(value, dict):
+        raise UserError(f"expected settings (`key: value` lines) in the recipe {file}, found {type(value).__name__}")
+    return value, file
 
 
 def from_mapping(kind: type[RecipeT], value: Any, *, where: str) -> RecipeT:

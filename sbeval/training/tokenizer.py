@@ -64,7 +64,8 @@ def load_tokenizer(file: Path) -> Any:
 
 
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> Iterator[NDArray[np.uint16]]:
-    """Yields each text's token ids, computed in batches on all cores."""
+    """Yields each text's token ids, computed in batches on all cores; `<|endoftext|>` inside a text is plain text."""
+    tokenizer.encode_special_tokens = True
     for start in range(0, len(texts), BATCH_DOCUMENTS):
         for encoding in tokenizer.encode_batch_fast(texts[start : start + BATCH_DOCUMENTS], add_special_tokens=False):
             yield np.asarray(encoding.ids, np.uint16)

@@ -90,7 +90,6 @@ def training_arguments(
     seed: int,
     log_every_steps: int,
     save_every_steps: int,
-    gradient_checkpointing: bool = False,
 ) -> TrainingArguments:
     """Translates our settings into transformers' own."""
     processes = max(1, _world_size())
@@ -115,7 +114,6 @@ def training_arguments(
         save_strategy="steps",
         save_steps=save_every_steps,
         save_total_limit=2,
-        gradient_checkpointing=gradient_checkpointing,
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         dataloader_num_workers=0,
