@@ -144,4 +144,6 @@ def _pip_download(requirement: str, folder: Path) -> None:
     result = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise UserError(f"expected to download {requirement}, found: {reason}; check the network and the pinned version")
+        raise UserError(
+            f"expected to download {requirement}, found: {reason}; check the network and the pinned version"
+        )

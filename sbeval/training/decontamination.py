@@ -27,9 +27,7 @@ def stdlib_files(folder: Path | None = None) -> list[Path]:
     """
     root = folder if folder is not None else Path(sysconfig.get_path("stdlib"))
     return sorted(
-        file
-        for file in root.rglob("*.py")
-        if not STDLIB_LEFT_OUT.intersection(file.relative_to(root).parts[:-1])
+        file for file in root.rglob("*.py") if not STDLIB_LEFT_OUT.intersection(file.relative_to(root).parts[:-1])
     )
 
 

@@ -78,7 +78,10 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
     if not kept:
         raise UserError("no training file is left after the filters: name more packages in the data recipe")
 
-    print(f"{len(kept)} files kept: {int(duplicates.sum())} near duplicates and {int((shared > 0).sum())} that share a span with held-out text left out; compressing", flush=True)
+    left_out = (
+        f"{int(duplicates.sum())} near duplicates and {int((shared > 0).sum())} that share a span with held-out text"
+    )
+    print(f"{len(kept)} files kept, left out: {left_out}; compressing takes minutes", flush=True)
     payload = SEPARATOR.join(document.text for document in kept).encode()
     record: dict[str, Any] = {
         "recipe": dataclasses.asdict(recipe),
@@ -94,8 +97,8 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
             "span_tokens": SPAN_TOKENS,
             "distinct_spans": len(index),
             "sharing_files_dropped": _count(tokens, ~duplicates & (shared > 0)),
-            "before": _overlap(held_out_tokens, [t for t, d in zip(tokens, duplicates, strict=True) if not d], shared[~duplicates]),
-            "after": _overlap(held_out_tokens, kept_tokens, np.array([index.shared_spans(t) for t in kept_tokens])),
+            "before": _overlap(held_out_tokens, [tokens[i] for i in np.flatnonzero(~duplicates)], index),
+            "after": _overlap(held_out_tokens, kept_tokens, index),
         },
         "files": len(kept),
         "text_bytes": len(payload),
@@ -119,9 +122,10 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
 
 
 def _overlap(
-    held_out: Sequence[NDArray[np.uint16]], training: Sequence[NDArray[np.uint16]], shared: NDArray[np.int64]
+    held_out: Sequence[NDArray[np.uint16]], training: Sequence[NDArray[np.uint16]], held_out_index: SpanIndex
 ) -> dict[str, Any]:
     """States the overlap from both sides: training files that share a span, and held-out spans found in training."""
+    shared = np.array([held_out_index.shared_spans(tokens) for tokens in training])
     index = SpanIndex(training)
     spans = sum(max(0, len(tokens) - SPAN_TOKENS + 1) for tokens in held_out)
     found = sum(index.shared_spans(tokens) for tokens in held_out)
@@ -161,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         prepare(load_recipe(DataRecipe, options.recipe), options.wheels, [None, *options.stdlib], options.out)
     except UserError as error:
-        raise SystemExit(f"Error: {error}") from None
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

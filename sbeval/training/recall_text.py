@@ -24,7 +24,13 @@ PAIRS = (1, 6)
 _FILLERS = (
     ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again."),
     ("The river is wide.", "The stones are cold.", "A bird sings in the tree.", "We walk along the road."),
-    ("It rained all day.", "The train was late again.", "Nobody minded.", "Tea was served at five.", "Then it got dark."),
+    (
+        "It rained all day.",
+        "The train was late again.",
+        "Nobody minded.",
+        "Tea was served at five.",
+        "Then it got dark.",
+    ),
     ("The door is open.", "A cat sleeps on the chair.", "The clock on the wall has stopped."),
 )
 # (the sentence that gives the number, the question, the start of the answer)

@@ -35,7 +35,9 @@ def read_mapping(path: str | Path) -> tuple[dict[str, Any], Path]:
     try:
         value = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise UserError(f"expected YAML in the recipe {file}, found {str(error).splitlines()[0]}; mend the file") from error
+        raise UserError(
+            f"expected YAML in the recipe {file}, found {str(error).splitlines()[0]}; mend the file"
+        ) from error
     if not isinstance(value, dict):
         raise UserError(f"expected settings (`key: value` lines) in the recipe {file}, found {type(value).__name__}")
     return value, file
@@ -44,7 +46,9 @@ def read_mapping(path: str | Path) -> tuple[dict[str, Any], Path]:
 def from_mapping(kind: type[RecipeT], value: Any, *, where: str) -> RecipeT:
     """Builds the dataclass `kind` from a mapping; `where` names the place in error messages."""
     if not isinstance(value, Mapping):
-        raise UserError(f"expected a mapping of settings in {where}, found {type(value).__name__}; write `key: value` lines")
+        raise UserError(
+            f"expected a mapping of settings in {where}, found {type(value).__name__}; write `key: value` lines"
+        )
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in value:
         if key not in fields:
@@ -54,9 +58,7 @@ def from_mapping(kind: type[RecipeT], value: Any, *, where: str) -> RecipeT:
     missing = [
         name
         for name, field in fields.items()
-        if name not in value
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
+        if name not in value and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
     if missing:
         raise UserError(f"missing key {missing[0]!r} in {where}: add it to the recipe")

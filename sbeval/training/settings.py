@@ -104,7 +104,9 @@ class TrainRecipe:
             raise UserError(f"expected precision to be one of {', '.join(PRECISIONS)}, found {self.precision!r}")
         length = self.model.get("training_length_tokens")
         if not isinstance(length, int):
-            raise UserError(f"expected model: training_length_tokens in the recipe {self.name}, found {length!r}; add it")
+            raise UserError(
+                f"expected model: training_length_tokens in the recipe {self.name}, found {length!r}; add it"
+            )
         optimization = self.optimization
         if (optimization.micro_batch_tokens or optimization.batch_tokens) % length:
             raise UserError(

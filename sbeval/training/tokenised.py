@@ -76,7 +76,8 @@ def _unpack(packed: Path) -> tuple[list[str], str, dict[str, Any]]:
             data = {name: part.read() for name, part in parts.items() if part is not None}
     except (OSError, KeyError, tarfile.TarError) as error:
         raise UserError(
-            f"expected packed training text at {packed}, found: {error}; make it with `python -m sbeval.training.prepare`"
+            f"expected packed training text at {packed}, found: {error}; "
+            "make it with `python -m sbeval.training.prepare`"
         ) from error
     payload = lzma.decompress(data["documents.xz"])
     record = json.loads(data["record.json"])
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seed=options.seed,
         )
     except UserError as error:
-        raise SystemExit(f"Error: {error}") from None
+        raise SystemExit(str(error)) from None
     seconds = time.perf_counter() - started
     print(f"{options.out}: {record['unique_tokens']} tokens, {options.recall_windows} recall windows, {seconds:.0f} s")
 

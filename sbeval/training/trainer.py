@@ -37,9 +37,16 @@ def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
 class WindowTrainer(Trainer):  # type: ignore[misc]
     """Trainer over a dataset that is already in training order."""
 
-    def __init__(self, *, factor: Callable[[int], float], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        factor: Callable[[int], float],
+        window_loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(data_collator=_as_batch, **kwargs)
         self._factor = factor
+        self._window_loss = window_loss
         # our loss is a mean over equal windows: accumulation steps weigh the same
         self.model_accepts_loss_kwargs = False
         self.first_bad_step: Tensor | None = None
@@ -52,7 +59,7 @@ class WindowTrainer(Trainer):  # type: ignore[misc]
     ) -> Tensor:
         """Returns the loss of a batch, and notes on the device at which step it was first not finite."""
         del return_outputs, num_items_in_batch
-        loss = next_token_loss(model, inputs["window_tokens"])
+        loss = self._window_loss(model, inputs["window_tokens"])
         step = torch.full_like(loss.detach(), self.state.global_step + 1)
         bad = torch.where(loss.detach().isfinite(), torch.full_like(step, math.inf), step)
         self.first_bad_step = bad if self.first_bad_step is None else torch.minimum(self.first_bad_step, bad)

@@ -87,8 +87,8 @@ class TrainingWindows(Dataset[Tensor]):
             )
         if recall_share > 0 and (not len(recall) or recall.shape[1] != length_tokens + 1):
             raise UserError(
-                f"expected recall windows of {length_tokens + 1} tokens for recall_share {recall_share}, found an array "
-                f"of shape {list(recall.shape)}; tokenise the data again with --length {length_tokens}"
+                f"expected recall windows of {length_tokens + 1} tokens for recall_share {recall_share}, found shape "
+                f"{list(recall.shape)}; tokenise the data again with --length {length_tokens}"
             )
         self._tokens = tokens
         self._recall = recall

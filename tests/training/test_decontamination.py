@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbeval.training.decontamination import STDLIB_LEFT_OUT, SpanIndex, near_duplicates, span_hashes, stdlib_files
+from sbeval.training.decontamination import SpanIndex, near_duplicates, span_hashes, stdlib_files
 
 SPAN = 5
 small_text = st.lists(st.integers(0, 2), max_size=60).map(lambda ids: np.array(ids, np.uint16))

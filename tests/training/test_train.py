@@ -118,5 +118,5 @@ def test_a_folder_of_another_run_is_refused(tmp_path, data_folder):
 
 
 def test_the_command_line_refuses_an_unknown_setting(tmp_path):
-    with pytest.raises(SystemExit, match="unknown key 'learning_rat' in .*did you mean 'learning_rate'"):
+    with pytest.raises(UserError, match=r"unknown key 'learning_rat' in .*did you mean 'learning_rate'"):
         main(["demo_rope", "--out", str(tmp_path), "--set", "optimization.learning_rat=1"])
