@@ -6,16 +6,19 @@ python benchmarks/attention_sweep.py --pass forward --head-dims 64 --length 1638
 import argparse
 import dataclasses
 import itertools
+from functools import partial
+from typing import Any
 
 import torch
 import triton
+from attention import dense_inputs, forward_only, stick_breaking
+from torch import Tensor
 
-from sbeval.attention import stickbreaking_attention
 from sbeval.attention.impl.triton import backward, forward, launch
 
 
 def main() -> None:
-    """Prints a line for each set of parameters, fastest first."""
+    """Prints the fastest sets of parameters for each head_dim."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--pass", dest="which", choices=["forward", "backward"], default="forward")
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64])
@@ -29,39 +32,38 @@ def main() -> None:
     arguments = parser.parse_args()
     for head_dim in arguments.head_dims:
         torch.manual_seed(0)
-        shape = (1, arguments.heads, arguments.length, head_dim)
-        q, k, v, d_output = (torch.randn(shape, device="cuda").bfloat16() for _ in range(4))
-        found = []
+        inputs, d_output = dense_inputs(arguments.heads, arguments.length, head_dim)
         base = launch.forward_parameters(head_dim=head_dim, queries=arguments.length, element_bytes=2)
+        found = []
         for queries, keys, warps, stages, chunk in itertools.product(
             arguments.block_queries, arguments.block_keys, arguments.warps, arguments.stages, arguments.chunks
         ):
             chosen = dataclasses.replace(
                 base, block_queries=queries, block_keys=keys, num_warps=warps, num_stages=stages, chunk_tiles=chunk
             )
+            name = f"M={queries} N={keys} warps={warps} stages={stages} chunk={chunk}"
             try:
-                if arguments.which == "forward":
-                    forward.forward_parameters = lambda chosen=chosen, **_: chosen
-                    with torch.no_grad():
-                        call = lambda: stickbreaking_attention(q, k, v, impl="triton")  # noqa: E731
-                        time = triton.testing.do_bench(call, warmup=20, rep=60, return_mode="median")
-                else:
-                    backward.backward_parameters = lambda chosen=chosen, **_: chosen
-                    inputs = [t.detach().requires_grad_() for t in (q, k, v)]
-                    output = stickbreaking_attention(*inputs, impl="triton").output
-                    call = lambda: torch.autograd.grad(output, inputs, d_output, retain_graph=True)  # noqa: E731
-                    time = triton.testing.do_bench(call, warmup=20, rep=60, return_mode="median")
-            except Exception as error:  # a shape that does not fit the GPU is a result of the sweep
-                print(
-                    f"D={head_dim} M={queries} N={keys} warps={warps} stages={stages} chunk={chunk}: {type(error).__name__}"
-                )
-                continue
-            found.append((time, queries, keys, warps, stages, chunk))
-        for time, queries, keys, warps, stages, chunk in sorted(found)[:6]:
-            print(
-                f"{arguments.which} D={head_dim} M={queries} N={keys} warps={warps} stages={stages} chunk={chunk}: {time:.2f} ms",
-                flush=True,
-            )
+                found.append((timed(arguments.which, chosen, inputs, d_output), name))
+            except Exception as error:  # parameters that do not fit the GPU are a result of the sweep
+                print(f"{arguments.which} D={head_dim} {name}: {type(error).__name__}")
+        for time, name in sorted(found)[:6]:
+            print(f"{arguments.which} D={head_dim} {name}: {time:.2f} ms", flush=True)
+
+
+def timed(which: str, chosen: launch.LaunchParameters, inputs: list[Tensor], d_output: Tensor) -> float:
+    """Median milliseconds of one pass with these parameters."""
+
+    def parameters(**_: Any) -> launch.LaunchParameters:
+        return chosen
+
+    if which == "forward":
+        forward.forward_parameters = parameters  # type: ignore[attr-defined]
+        call = partial(forward_only, stick_breaking, inputs)
+    else:
+        backward.backward_parameters = parameters  # type: ignore[attr-defined]
+        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+        call = partial(torch.autograd.grad, stick_breaking(*leaves), leaves, d_output, retain_graph=True)
+    return float(triton.testing.do_bench(call, warmup=20, rep=60, return_mode="median"))
 
 
 if __name__ == "__main__":

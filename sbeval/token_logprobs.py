@@ -38,6 +38,7 @@ class TokenLogprobs(float):
     logprobs: NDArray[np.float32]
 
     def __new__(cls, logprobs: NDArray[np.float32]) -> "TokenLogprobs":
+        """Sums `logprobs` in fp64."""
         self = super().__new__(cls, float(logprobs.sum(dtype=np.float64)))
         self.logprobs = logprobs
         return self

@@ -5,7 +5,7 @@ E hidden_size.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,13 @@ from transformers import Cache
 
 from sbeval.attention import stickbreaking_attention
 from sbeval.attention.api import Implementation
+from sbeval.models.biases import AlibiBias, FireBias
 from sbeval.models.config import SbevalConfig
 from sbeval.models.rope import rotate
 from sbeval.models.softmax import softmax_attention
 
 HEAD_NORM_EPS = 1e-5
+BIASED: dict[str, type[AlibiBias] | type[FireBias]] = {"alibi": AlibiBias, "fire": FireBias}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +40,9 @@ class Positions(NamedTuple):
     """Where the new positions of a forward pass are (a tuple, so that accelerate can move it between devices).
 
     Attributes:
-        position_ids: [B, Q] index of each new token in its own text.
+        position_ids: [B or 1, Q] index of each new token in its own text.
         seq_start: [B] index of the first key that is no padding, or None without padding.
-        cos_sin: RoPE's cosine and sine, [B, 1, Q, D / 2] each, or None.
+        cos_sin: RoPE's cosine and sine, [B or 1, 1, Q, D / 2] each, or None.
     """
 
     position_ids: Tensor
@@ -69,7 +71,6 @@ class StickBreakingMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
-        padding: dict[str, Any] = {} if seq_start_B is None else {"seq_start": seq_start_B}
         output_BHQD, remainder_BHQ = stickbreaking_attention(
             q_BHQD,
             k_BGKD,
@@ -77,8 +78,8 @@ class StickBreakingMixer(nn.Module):
             scale=self.scale,
             attend_current=self.attend_current,
             skip_threshold=self.kernels.skip_threshold,
+            seq_start=seq_start_B,
             impl=self.kernels.impl,
-            **padding,
         )
         if self.remainder == "none":
             return output_BHQD
@@ -91,19 +92,29 @@ class StickBreakingMixer(nn.Module):
 
 
 class SoftmaxMixer(nn.Module):
-    """Causal softmax attention, with or without positions rotated before."""
+    """Causal softmax attention; RoPE has rotated its inputs before, ALiBi and FIRE are a bias here."""
 
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__()
         self.scale = config.attention_scale
         self.sliding_window = config.sliding_window
+        self.bias: nn.Module | None = None
+        if config.attention in BIASED:
+            self.bias = BIASED[config.attention](config.num_attention_heads)
 
     def forward(
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
         return softmax_attention(
-            q_BHQD, k_BGKD, v_BGKD, scale=self.scale, sliding_window=self.sliding_window, seq_start_B=seq_start_B
+            q_BHQD,
+            k_BGKD,
+            v_BGKD,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            seq_start_B=seq_start_B,
+            bias=self.bias,
+            position_ids_BQ=positions.position_ids,
         )
 
 
@@ -128,7 +139,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: SbevalConfig, layer_index: int) -> None:
         super().__init__()
-        assert config.head_dim is not None and config.num_key_value_heads is not None
+        assert config.head_dim is not None
+        assert config.num_key_value_heads is not None
         assert isinstance(config.bias, list)
         self.layer_index = layer_index
         self.head_dim = config.head_dim
@@ -152,7 +164,10 @@ class Attention(nn.Module):
         k_BGQD = self.k_proj(hidden_BQE).view(heads).transpose(1, 2)
         v_BGQD = self.v_proj(hidden_BQE).view(heads).transpose(1, 2)
         if self.q_norm is not None and self.k_norm is not None:
-            q_BHQD, k_BGQD = self.q_norm(q_BHQD).to(v_BGQD.dtype), self.k_norm(k_BGQD).to(v_BGQD.dtype)
+            q_BHQD, k_BGQD = (
+                norm(x.to(norm.weight.dtype)).to(v_BGQD.dtype)
+                for norm, x in ((self.q_norm, q_BHQD), (self.k_norm, k_BGQD))
+            )
         if positions.cos_sin is not None:
             q_BHQD, k_BGQD = rotate(q_BHQD, *positions.cos_sin), rotate(k_BGQD, *positions.cos_sin)
         k_BGKD, v_BGKD = k_BGQD, v_BGQD

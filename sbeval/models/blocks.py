@@ -53,7 +53,7 @@ class MLP(nn.Module):
         return output
 
 
-class DecoderBlock(GradientCheckpointingLayer):  # type: ignore[misc]
+class DecoderBlock(GradientCheckpointingLayer):  # type: ignore[no-untyped-call]
     """Attention and MLP, each normed before and scaled by the residual multiplier after."""
 
     def __init__(self, config: SbevalConfig, layer_index: int) -> None:

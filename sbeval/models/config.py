@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from sbeval.errors import UserError
 
-ATTENTIONS = ("stickbreaking", "rope", "nope")
+ATTENTIONS = ("stickbreaking", "rope", "nope", "alibi", "fire")
 REMAINDERS = ("none", "value", "head_bias")
 NORMS = ("rmsnorm", "layernorm")
 GATED_ACTIVATIONS = ("swiglu", "geglu")
@@ -16,17 +16,25 @@ PLAIN_ACTIVATIONS = ("gelu_tanh", "gelu", "silu", "relu")
 BIASES = ("qkv", "output", "mlp")
 
 _PARENT_KEYS = ("name", "sha256", "training_length_tokens")
+_COUNTS = """
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
+    sliding_window training_length_tokens max_position_embeddings
+"""
+_LOADING_KEYS = """
+    model_type torch_dtype num_labels name_or_path _name_or_path _commit_hash auto_map output_attentions
+    attn_implementation experts_implementation _attn_implementation_internal rope_scaling rope_theta quantization_config
+    tokenizer_class task_specific_params transformers_weights tie_last_hidden_states sep_token_id decoder_start_token_id
+"""
 _TRANSFORMERS_KEYS = frozenset(
-    [field.name for field in dataclasses.fields(PretrainedConfig)]
-    + list(vars(GenerationConfig()))
-    + "model_type torch_dtype num_labels name_or_path _name_or_path _commit_hash auto_map output_attentions".split()
-    + "attn_implementation experts_implementation _attn_implementation_internal rope_scaling rope_theta".split()
-    + "quantization_config tokenizer_class task_specific_params transformers_weights tie_last_hidden_states".split()
-    + "sep_token_id decoder_start_token_id".split()
+    [
+        *(field.name for field in dataclasses.fields(PretrainedConfig)),
+        *vars(GenerationConfig()),  # type: ignore[no-untyped-call]
+        *_LOADING_KEYS.split(),
+    ]
 )
 
 
-class SbevalConfig(PretrainedConfig):  # type: ignore[misc]
+class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """One decoder: stick-breaking attention or a softmax baseline, in Llama-style blocks.
 
     Keys that are neither below nor transformers' own are refused.
@@ -39,7 +47,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[misc]
         num_attention_heads: query heads.
         num_key_value_heads: key/value heads, a divisor of the query heads; None means as many as those.
         head_dim: width of a head; None means hidden_size / num_attention_heads.
-        attention: "stickbreaking", "rope" or "nope".
+        attention: "stickbreaking", or softmax with "rope", "nope" (no positions), "alibi" or "fire".
         sliding_window: keys with j - i < window only, for the softmax schemes; None attends everything.
         remainder: what the unbroken part of a stick adds to a head's output: "none", "value" (remainder times the
             position's own value) or "head_bias" (remainder times a learned vector of the head).
@@ -115,7 +123,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[misc]
             self.max_position_embeddings = self.training_length_tokens or 2048
         if self.rope_parameters is not None:
             self.rope_parameters = dict(self.rope_parameters)
-        super().__post_init__(**kwargs)
+        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
         if self.attention != "rope":
             self.rope_parameters = None
         self._check_meaning()
@@ -129,10 +137,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[misc]
         return float(self.head_dim**-0.5)
 
     def _check_sizes(self) -> None:
-        for name in (
-            "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-            "head_dim sliding_window training_length_tokens max_position_embeddings"
-        ).split():
+        for name in _COUNTS.split():
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UserError(f"{name} must be a positive integer, got {value!r}")

@@ -3,25 +3,27 @@
 Shape suffixes: B batch, L new positions, E hidden_size, V vocabulary.
 """
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers.utils.generic import can_return_tuple
 
 from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
 from sbeval.models.attention import HeadNorm, Kernels, Positions, StickBreakingMixer
+from sbeval.models.biases import FIRE_INITIAL_SCALE, FIRE_INITIAL_THRESHOLD, FireBias
 from sbeval.models.blocks import DecoderBlock, make_norm
 from sbeval.models.config import SbevalConfig
 from sbeval.models.padding import sequence_starts
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin, rope_frequencies
 
 
-class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     """Loading, saving and initial weights of the family."""
 
     config_class = SbevalConfig
@@ -29,8 +31,8 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
-    _no_split_modules: ClassVar[list[str]] = ["DecoderBlock"]
-    _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+    _no_split_modules = ["DecoderBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -51,6 +53,9 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
                 init.zeros_(module.bias)
         elif isinstance(module, StickBreakingMixer) and module.remainder == "head_bias":
             init.zeros_(module.head_bias)
+        elif isinstance(module, FireBias):
+            init.constant_(module.scale, FIRE_INITIAL_SCALE)
+            init.constant_(module.threshold, FIRE_INITIAL_THRESHOLD)
 
     def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
         """Chooses how stick-breaking attention is computed from now on; nothing of it is saved.
@@ -73,13 +78,13 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
                 module.kernels = kernels
 
     def rope_frequencies_for(
-        self, length_tokens: int, scaling: dict[str, Any] | None = None, *, original_length_tokens: int | None = None
+        self, length_tokens: int, scaling: Mapping[str, Any] | None = None, *, original_length_tokens: int | None = None
     ) -> RopeFrequencies:
         """Returns the frequencies for a request, to be passed to `forward` or `generate` as `rope_frequencies`.
 
         Args:
             length_tokens: the request's context length with all tokens it may generate.
-            scaling: scaling in transformers' form instead of the checkpoint's own; `rope_theta` stays the
+            scaling: from `parse_rope_scaling`, instead of the checkpoint's own; `rope_theta` stays the
                 checkpoint's unless the scaling names one.
             original_length_tokens: training length before any scaling; None takes the checkpoint's.
 
@@ -89,7 +94,8 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         own = self.config.rope_parameters
         if own is None:
             raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.attention!r}")
-        parameters = own if scaling is None else {"rope_theta": own["rope_theta"], **scaling}
+        base: dict[str, Any] = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
+        parameters = own if scaling is None else {**base, **scaling}
         original = (
             original_length_tokens
             or own.get("original_max_position_embeddings")
@@ -97,13 +103,18 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             or self.config.max_position_embeddings
         )
         head_dim = self.config.head_dim
-        assert head_dim is not None and original is not None
+        assert head_dim is not None
+        assert original is not None
         return rope_frequencies(
-            parameters, head_dim=head_dim, original_length_tokens=original, length_tokens=length_tokens
+            parameters,
+            head_dim=head_dim,
+            original_length_tokens=original,
+            length_tokens=length_tokens,
+            max_position_embeddings=self.config.max_position_embeddings,
         )
 
 
-class SbevalModel(SbevalPreTrainedModel):
+class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
     """The stack of blocks, from token ids to normed hidden states."""
 
     def __init__(self, config: SbevalConfig) -> None:
@@ -112,7 +123,8 @@ class SbevalModel(SbevalPreTrainedModel):
         self.layers = nn.ModuleList([DecoderBlock(config, index) for index in range(config.num_hidden_layers)])
         self.norm = make_norm(config)
         self.gradient_checkpointing = False
-        self.post_init()
+        self.held_rope_frequencies: RopeFrequencies | None = None
+        self.post_init()  # type: ignore[no-untyped-call]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -137,7 +149,8 @@ class SbevalModel(SbevalPreTrainedModel):
             past_key_values: cache to read and extend.
             inputs_embeds: [B, L, E] instead of `input_ids`.
             use_cache: return a cache; None means the configuration's, and never while training.
-            rope_frequencies: from `rope_frequencies_for`; None means those of the checkpoint.
+            rope_frequencies: from `rope_frequencies_for`; None means those held by `held_rope_frequencies`, else the
+                checkpoint's own.
             output_hidden_states: also return the residual stream before each block and the final state.
             kwargs: what transformers passes to every model; not used.
         """
@@ -171,16 +184,16 @@ class SbevalModel(SbevalPreTrainedModel):
         past: int,
         frequencies: RopeFrequencies | None,
     ) -> Positions:
-        batch, new = hidden_BLE.shape[:2]
+        new = hidden_BLE.shape[1]
         seq_start = sequence_starts(attention_mask, keys=past + new, has_past=past > 0)
         if position_ids is None:
             index = torch.arange(past, past + new, device=hidden_BLE.device)[None]
             position_ids = index if seq_start is None else (index - seq_start[:, None]).clamp_min(0)
         elif new > 1 and bool((position_ids.diff(dim=-1) < 0).any()):
             raise UserError("position_ids fall within a row: packed texts are not supported, give each its own row")
-        position_ids = position_ids.expand(batch, new)
         if self.config.attention != "rope":
             return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
+        frequencies = frequencies or self.held_rope_frequencies
         if frequencies is None:
             frequencies = self._own_frequencies(past, past + new)
         return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=cos_sin(frequencies, position_ids))
@@ -200,16 +213,16 @@ class SbevalModel(SbevalPreTrainedModel):
         return frequencies
 
 
-class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
     """The language model: the stack of blocks and its head."""
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__(config)
         self.model = SbevalModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def head_logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [..., V] of hidden states [..., E], with the configuration's divisor."""
@@ -230,7 +243,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         rope_frequencies: RopeFrequencies | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Runs the model; arguments of `SbevalModel.forward`, and:
+        """Runs the blocks as `SbevalModel.forward` does, then the head.
 
         Args:
             input_ids: [B, L] tokens.
@@ -264,10 +277,9 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """Prepares one step of `generate`, refusing prompts padded on the right."""
         attention_mask = kwargs.get("attention_mask")
         if attention_mask is not None and attention_mask.dim() == 2 and not bool(attention_mask[:, -1].all()):
             raise UserError("generation continues the last position of each row: pad on the left (padding_side='left')")
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        return inputs
+        return super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]

@@ -1,22 +1,27 @@
 """Rotary position embeddings whose frequencies are values passed along, never state of a module.
 
-Shape suffixes: B batch, H heads, L positions, D head_dim, F frequencies (D / 2).
+Shape suffixes: B batch, H heads, L positions, D head_dim, F rotated pairs.
 """
 
+import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from sbeval.errors import UserError
+
 LENGTH_DEPENDENT = ("dynamic", "longrope")
+_BY_FACTOR = ("linear", "dynamic", "yarn")
 
 
 class RopeFrequencies(NamedTuple):
     """What a request rotates its queries and keys with.
 
     Attributes:
-        inv_freq: [D / 2] fp32, radians a position.
+        inv_freq: [F] fp32, radians a position.
         attention_factor: factor of cosine and sine.
     """
 
@@ -27,17 +32,62 @@ class RopeFrequencies(NamedTuple):
 class _RopeSettings:
     """What transformers' frequency functions read from a configuration."""
 
-    def __init__(self, rope_parameters: dict[str, Any], head_dim: int, original_length_tokens: int) -> None:
+    def __init__(self, rope_parameters: dict[str, Any], head_dim: int, max_position_embeddings: int) -> None:
         self.rope_parameters = rope_parameters
-        self.head_dim = head_dim
-        self.max_position_embeddings = original_length_tokens
+        self.head_dim = self.hidden_size = head_dim
+        self.num_attention_heads = 1
+        self.max_position_embeddings = max_position_embeddings
 
     def standardize_rope_params(self) -> None:
         pass
 
 
+def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a RoPE scaling in transformers' form.
+
+    Args:
+        spec: "linear:4", "dynamic:4" or "yarn:4", or transformers' form itself, as a mapping or a JSON object.
+            A factor of 1 is valid: "dynamic:1" still sets the base by the request's length.
+
+    Raises:
+        UserError: the kind is unknown or the factor is no number of at least 1.
+    """
+    if isinstance(spec, str) and not spec.lstrip().startswith("{"):
+        rope_type, _, factor = spec.partition(":")
+        try:
+            scaling: dict[str, Any] = {"rope_type": rope_type, "factor": float(factor)}
+        except ValueError:
+            scaling = {"rope_type": None}
+        if scaling["rope_type"] not in _BY_FACTOR:
+            raise UserError(
+                f"rope_scaling must be linear:FACTOR, dynamic:FACTOR, yarn:FACTOR or a JSON object, got {spec!r}"
+            )
+    else:
+        try:
+            scaling = json.loads(spec) if isinstance(spec, str) else dict(spec)
+        except json.JSONDecodeError as error:
+            raise UserError(f"rope_scaling is no JSON object ({error}): {spec!r}") from error
+        if "type" in scaling:
+            scaling.setdefault("rope_type", scaling.pop("type"))
+        scaling.setdefault("rope_type", "default")
+    known = ("default", *ROPE_INIT_FUNCTIONS)
+    if scaling["rope_type"] not in known:
+        raise UserError(f"rope_scaling's rope_type must be one of {', '.join(known)}, got {scaling['rope_type']!r}")
+    given = scaling.get("factor")
+    if scaling["rope_type"] in (*_BY_FACTOR, "llama3") or given is not None:
+        number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not number or not 1 <= float(given or 0) < float("inf"):
+            raise UserError(f"rope_scaling's factor must be a number of at least 1, got {given!r}")
+    return scaling
+
+
 def rope_frequencies(
-    rope_parameters: dict[str, Any], *, head_dim: int, original_length_tokens: int, length_tokens: int
+    rope_parameters: Mapping[str, Any],
+    *,
+    head_dim: int,
+    original_length_tokens: int,
+    length_tokens: int,
+    max_position_embeddings: int | None = None,
 ) -> RopeFrequencies:
     """Returns the frequencies for one request: a function of its arguments alone.
 
@@ -48,32 +98,43 @@ def rope_frequencies(
         original_length_tokens: training length before any scaling, unless `rope_parameters` names its own
             `original_max_position_embeddings`.
         length_tokens: length of the request, with all tokens it may still generate; the dynamic kinds depend on it.
+        max_position_embeddings: the configuration's; the kinds that allow a missing factor take this by the original
+            length.
+
+    Raises:
+        UserError: the scaling lacks a key its kind needs.
     """
-    rope_type = rope_parameters.get("rope_type", "default")
-    if rope_type == "default":
-        exponent_F = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        return RopeFrequencies(1.0 / rope_parameters["rope_theta"] ** exponent_F, 1.0)
-    original = rope_parameters.get("original_max_position_embeddings", original_length_tokens)
+    original = int(rope_parameters.get("original_max_position_embeddings") or original_length_tokens)
     parameters = {**rope_parameters, "original_max_position_embeddings": original}
-    settings = _RopeSettings(parameters, head_dim, original)
-    inv_freq_F, attention_factor = ROPE_INIT_FUNCTIONS[rope_type](
-        settings, torch.device("cpu"), seq_len=max(length_tokens, original)
-    )
-    return RopeFrequencies(inv_freq_F, float(attention_factor))
+    rope_type = parameters.get("rope_type", "default")
+    if rope_type == "default":
+        rotated = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+        exponent_F = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
+        return RopeFrequencies(1.0 / parameters["rope_theta"] ** exponent_F, 1.0)
+    longest = original if rope_type == "dynamic" else max_position_embeddings or original
+    settings = _RopeSettings(parameters, head_dim, longest)
+    try:
+        inv_freq_F, factor = ROPE_INIT_FUNCTIONS[rope_type](settings, torch.device("cpu"), seq_len=length_tokens)
+    except KeyError as error:
+        raise UserError(f"RoPE scaling of type {rope_type!r} needs the key {error.args[0]!r}") from error
+    return RopeFrequencies(inv_freq_F, float(factor))
 
 
 def cos_sin(frequencies: RopeFrequencies, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns cosine and sine [B, 1, L, D / 2] in fp32 for integer positions [B, L]."""
+    """Returns cosine and sine [B, 1, L, F] in fp32 for integer positions [B, L]."""
     inv_freq_F = frequencies.inv_freq.to(position_ids_BL.device, torch.float32)
     angle_B1LF = (position_ids_BL.float()[..., None] * inv_freq_F).unsqueeze(1)
     return angle_B1LF.cos() * frequencies.attention_factor, angle_B1LF.sin() * frequencies.attention_factor
 
 
 def rotate(x_BHLD: Tensor, cos_B1LF: Tensor, sin_B1LF: Tensor) -> Tensor:
-    """Rotates the pairs (x_f, x_{f + D/2}) by their angles in fp32; returns x's dtype."""
-    first_BHLF, second_BHLF = x_BHLD.float().chunk(2, dim=-1)
+    """Rotates the pairs (x_f, x_{f + F}) of the first 2F dimensions by their angles in fp32; returns x's dtype."""
+    pairs = cos_B1LF.shape[-1]
+    x = x_BHLD.float()
+    first_BHLF, second_BHLF, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     rotated = (
         first_BHLF * cos_B1LF - second_BHLF * sin_B1LF,
         second_BHLF * cos_B1LF + first_BHLF * sin_B1LF,
+        rest,
     )
     return torch.cat(rotated, dim=-1).to(x_BHLD.dtype)

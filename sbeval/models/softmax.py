@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-MASK_ELEMENTS = 1 << 24
-"""Most elements of one block's mask or bias."""
+MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
+"""Most elements of one block's mask or bias, by device: small enough for memory, large enough to keep it busy."""
 
 Bias = Callable[[Tensor, Tensor], Tensor]
 """From query positions [B or 1, R] and distances to keys [R, C] (>= 0 where seen) to a bias [B or 1, H, R, C]."""
@@ -41,7 +41,8 @@ def softmax_attention(
         sliding_window: query j sees keys i with j - i < window; None sees all.
         seq_start_B: [B] index of the first key that is no padding; rows before it see themselves alone.
         bias: added to the logits; must be differentiable where its parameters are.
-        position_ids_BQ: [B, Q] positions of the queries in their texts, for a bias that depends on them.
+        position_ids_BQ: [B or 1, Q] positions of the queries in their texts, for a bias that depends on them; None
+            counts from the first key.
     """
     queries, keys = q_BHQD.shape[2], k_BGKD.shape[2]
     windowed = sliding_window is not None and sliding_window < keys
@@ -77,8 +78,10 @@ def softmax_attention(
         )
 
     width = keys if sliding_window is None else min(keys, 2 * sliding_window)
-    masks = 1 if seq_start_B is None else q_BHQD.shape[0]
-    rows = max(1, MASK_ELEMENTS // (width * masks * (1 if bias is None else q_BHQD.shape[1])))
+    per_row = seq_start_B is not None or (position_ids_BQ is not None and len(position_ids_BQ) > 1)
+    masks = q_BHQD.shape[0] if per_row else 1
+    elements = MASK_ELEMENTS.get(q_BHQD.device.type, 1 << 22)
+    rows = max(1, elements // (width * masks * (1 if bias is None else q_BHQD.shape[1])))
     if sliding_window is not None:
         rows = min(rows, max(sliding_window, 64))
     outputs = []

@@ -14,7 +14,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "layernorm-biases-gelu": {"norm": "layernorm", "bias": True, "activation": "gelu_tanh", "num_key_value_heads": 1},
     "rope": {"attention": "rope", "num_key_value_heads": 2},
     "rope-window": {"attention": "rope", "sliding_window": 7},
+    "rope-partial": {
+        "attention": "rope",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+    },
     "nope": {"attention": "nope"},
+    "alibi": {"attention": "alibi", "num_key_value_heads": 2},
+    "alibi-window": {"attention": "alibi", "sliding_window": 5},
+    "fire": {"attention": "fire"},
     "mup": {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 3.0,

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import VARIANTS, small_config, small_model, tokens
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM, preset
+from tests.models.small import VARIANTS, small_config, small_model, tokens
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from small import VARIANTS, small_config, small_model, tokens
 from torch import Tensor
 from torch.nn.functional import cross_entropy, rms_norm, silu
 from torch.testing import assert_close
 
 from sbeval.models import SbevalForCausalLM
+from tests.models.small import VARIANTS, small_config, small_model, tokens
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -151,6 +151,7 @@ def test_bf16_weights_and_bf16_autocast_stay_near_fp32(variant: str) -> None:
         assert (logits.float() - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable.*:FutureWarning")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradient_checkpointing_gives_the_same_gradients(variant: str) -> None:
     model, ids = small_model(**VARIANTS[variant]), tokens(2, 12)

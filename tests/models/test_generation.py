@@ -2,11 +2,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import VARIANTS, small_model, tokens
 from torch.testing import assert_close
 from transformers import DynamicCache
 
 from sbeval.errors import UserError
+from tests.models.small import VARIANTS, small_model, tokens
 
 MODELS = {name: small_model(**fields) for name, fields in VARIANTS.items()}
 
@@ -32,7 +32,7 @@ def test_prefill_in_chunks_equals_one_pass(variant: str, chunks: list[int]) -> N
         assert_close(torch.cat(pieces, dim=1), model(ids).logits, rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("variant", ["rope", "rope-window", "nope"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_left_padding_changes_nothing(variant: str) -> None:
     model, ids = MODELS[variant], tokens(3, 14)
     pads = [0, 3, 9]

@@ -18,6 +18,7 @@ from torch.nn.functional import softplus
 
 QUERY_BLOCK = 128
 KEY_BLOCK = 256
+LARGEST_LOGIT = 80.0
 
 
 def blockwise(
@@ -81,7 +82,9 @@ class _Blocks:
         keys = self.k_NKD.shape[1]
         k_NJD = self.k_NKD[:, block]
         logits_NSJ = q_NSD @ (k_NJD if active_N is None else k_NJD[active_N]).mT
-        spent_NSJ = softplus(logits_NSJ, threshold=1e30)
+        # past this a key takes the whole stick in any precision; sums of larger numbers would round it away
+        logits_NSJ.clamp_(max=LARGEST_LOGIT)
+        spent_NSJ = softplus(logits_NSJ, threshold=2 * LARGEST_LOGIT)
         first_row = keys - self.q_NSQD.shape[2] + rows.start
         limit = first_row if self.attend_current else first_row - 1
         newest_key = keys - 1 - block.start

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sbeval.attention.impl.triton.launch import backward_parameters
-from sbeval.attention.impl.triton.primitives import split_stick, sum_newer, two_sum
+from sbeval.attention.impl.triton.primitives import bounded, spent_by, take_off_newer, two_sum
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def _backward_kernel(
     stop_at = tl.program_id(0).to(tl.int64) * stop_blocks + (block_m * BLOCK_M) // stop_rows
     first_block = tl.load(stop_ptr + stop_at) // BLOCK_N
     tile = tl.arange(0, BLOCK_N)
-    newer = (tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
+    minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
     grad_dtype = tl.float32 if EXACT else q_ptr.dtype.element_ty
     is_older = (tile[:, None] < tile[None, :]).to(grad_dtype)
 
@@ -64,14 +64,16 @@ def _backward_kernel(
         inside = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
         k = tl.load(k_base + key64 * k_stride_l + dim[None, :], mask=inside, other=0.0)
         v = tl.load(v_base + key64 * v_stride_l + dim[None, :], mask=inside, other=0.0)
-        z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+        z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
         z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
-        log2_taken, spent = split_stick(z, EXACT)
+        spent = spent_by(z, EXACT)
         stick, stick_lo = two_sum(stick, stick_lo, tl.sum(spent, 1))
-        weight = tl.exp2(log2_taken - sum_newer(spent, newer, EXACT) + (stick + stick_lo)[:, None])
+        weight = tl.exp2(take_off_newer((z - spent) + (stick + stick_lo)[:, None], spent, minus_newer, EXACT))
         taken = weight * tl.dot(do, tl.trans(v), input_precision="ieee")
         older_here = tl.dot(taken.to(grad_dtype), is_older, input_precision="ieee") + older[:, None]
-        dz = taken * tl.exp2(-spent) - tl.exp2(log2_taken) * older_here
+        left = tl.exp2(spent * -1.0)
+        took = tl.exp2(z - spent) if EXACT else 1.0 - left
+        dz = taken * left - took * older_here
         older += tl.sum(taken, 1)
         dz = dz.to(k.dtype)
         dq = tl.dot(dz, k, dq, input_precision="ieee")

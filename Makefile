@@ -1,0 +1,58 @@
+# Every target but `clean` does all set-up itself: a virtual environment in .venv with the exact tested packages.
+# `make PYTHON=python3.13 ...` chooses the interpreter, `make EXTRA_PIP="--index-url ..." ...` adds options of pip.
+
+candidates := python3 python3.14 python3.13 python3.12 python3.11
+PYTHON ?= $(firstword $(foreach p,$(candidates),$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+ROOMS := tasks model_adapters reports
+TEST_WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types bench clean
+
+help:
+	@echo "make demo     evaluate the two shipped checkpoints, write report/index.html"
+	@echo "make test     run the tests"
+	@echo "make check    lint, formatting and types"
+	@echo "make bench    run the measurements in benchmarks/ that need no GPU"
+	@echo "make setup    only install into .venv"
+	@echo "make clean    remove what the other targets made, results and report included"
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt setup.py
+	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or newer, found none: install one, or name it with make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25"
+	@echo "installing the packages of constraints.txt into $(VENV); this takes some minutes the first time"
+	$(BIN)/python -m pip install --quiet $(EXTRA_PIP) --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/sbeval install-plugin
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/sbeval demo
+
+test: $(INSTALLED)
+	$(BIN)/pytest -n $(TEST_WORKERS)
+
+check: lint types
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy follows a package through folders only, so it gets one: links that lie as the installed package does.
+types: $(INSTALLED)
+	@rm -rf build/types && mkdir -p build/types/sbeval
+	@for path in sbeval/*; do case $$path in */__pycache__) ;; *) ln -s "../../../$$path" build/types/sbeval/ ;; esac; done
+	@for room in $(ROOMS); do ln -s "../../../$$room" build/types/sbeval/; done
+	$(BIN)/mypy --package sbeval
+
+bench: $(INSTALLED)
+	@for question in benchmarks/*.py; do echo "== $$question"; $(BIN)/python "$$question" || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist report results .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

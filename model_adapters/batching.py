@@ -1,0 +1,80 @@
+"""Batches by token budget, halved when memory runs out.
+
+A batch that does not fit is run again in halves and the smaller budget is kept; batches that have finished are never
+run twice.
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+
+from sbeval.errors import UserError
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+
+
+def run_in_batches(
+    items: Sequence[Item],
+    run: Callable[[Sequence[Item]], None],
+    *,
+    length_tokens: Callable[[Item], int],
+    max_rows: int | None,
+    max_tokens: int | None,
+    same_length: bool = False,
+) -> None:
+    """Calls `run` on consecutive batches of `items`, which are sorted by length, longest first.
+
+    Args:
+        items: what to run.
+        run: runs one batch and stores its results; raises an out-of-memory error having stored nothing.
+        length_tokens: padded length of an item in a batch of its own.
+        max_rows: most items of a batch, None for no limit.
+        max_tokens: most tokens of a batch, padding included, None for no limit; an item longer than this runs alone.
+        same_length: keep items of different lengths in different batches.
+
+    Raises:
+        UserError: a single item does not fit into memory.
+    """
+    start = 0
+    while start < len(items):
+        longest = length_tokens(items[start])
+        rows = len(items) - start
+        if max_rows is not None:
+            rows = min(rows, max_rows)
+        if max_tokens is not None:
+            rows = min(rows, max_tokens // longest)
+        batch = items[start : start + max(1, rows)]
+        if same_length:
+            batch = [item for item in batch if length_tokens(item) == longest]
+        if _fits(run, batch):
+            start += len(batch)
+            continue
+        _free_memory()
+        if len(batch) == 1:
+            raise UserError(
+                f"Expected an input of {longest} tokens to fit into memory, but it ran out with this input alone: "
+                "use a shorter context length, dtype=bfloat16, a device with more memory, or parallelize=True."
+            )
+        max_tokens = longest * (len(batch) // 2)
+        logger.warning("out of memory with %d inputs of %d tokens: going on with half as many", len(batch), longest)
+
+
+def _fits(run: Callable[[Sequence[Item]], None], batch: Sequence[Item]) -> bool:
+    try:
+        run(batch)
+    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error):
+            return False
+        raise
+    return True
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

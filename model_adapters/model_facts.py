@@ -1,0 +1,164 @@
+"""What can be read off a loaded model: its format, lengths, weights' hash, and the record of a run."""
+
+import hashlib
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sbeval.errors import UserError
+from sbeval.records import ModelRecord
+
+_PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "accelerate", "flash-linear-attention", "peft")
+_WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+def text_config(config: Any) -> Any:
+    """Returns the part of a configuration that describes the text model."""
+    return getattr(config, "text_config", None) or config
+
+
+def checkpoint_format(config: Any) -> str:
+    """Returns "sbeval" for this project's family, else "huggingface:" and the model type."""
+    model_type = getattr(config, "model_type", None) or type(config).__name__
+    return "sbeval" if model_type == "sbeval" else f"huggingface:{model_type}"
+
+
+def training_length_tokens(config: Any) -> int | None:
+    """Returns the length a model was trained at, before any RoPE scaling; None where its configuration does not say."""
+    config = text_config(config)
+    if getattr(config, "model_type", None) == "sbeval":
+        return _length(config.training_length_tokens)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    # models with several kinds of layers keep one set of parameters for each
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    for found in [rope, *nested]:
+        if length := _length(found.get("original_max_position_embeddings")):
+            return length
+    for name in ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        if length := _length(getattr(config, name, None)):
+            return length
+    return None
+
+
+def learned_positions(model: nn.Module) -> int | None:
+    """Returns how many positions a model with learned position embeddings has, None for every other model."""
+    config = text_config(getattr(model, "config", None))
+    model_type = getattr(config, "model_type", None)
+    if model_type == "opt":
+        return _length(config.max_position_embeddings)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in (
+            "wpe",
+            "embed_positions",
+            "position_embeddings",
+        ):
+            return int(module.num_embeddings)
+    return None
+
+
+def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | None) -> None:
+    """Tells a model of our family how to compute its attention.
+
+    Raises:
+        UserError: the model has no stick-breaking attention and something was chosen for it.
+    """
+    if hasattr(model, "set_kernels"):
+        model.set_kernels(kernels, skip_threshold)  # type: ignore[operator]
+    elif kernels != "auto" or skip_threshold is not None:
+        raise UserError(
+            f"Expected kernels= and skip_threshold= for stick-breaking attention only, found kernels={kernels} and "
+            f"skip_threshold={skip_threshold} for {checkpoint_format(getattr(model, 'config', None))}: remove them "
+            "from --model_args."
+        )
+
+
+def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:
+    """Returns what computes attention: our implementation's name, or transformers' for softmax attention."""
+    config = text_config(getattr(model, "config", None))
+    if getattr(config, "model_type", None) == "sbeval" and config.attention == "stickbreaking":
+        if chosen != "auto":
+            return chosen
+        supported = device.type == "cuda" and config.head_dim <= 128 and dtype_of(model) != torch.float64
+        return "triton" if supported else "blockwise"
+    implementation: str | None = getattr(config, "_attn_implementation", None)
+    return implementation
+
+
+def dtype_of(model: nn.Module) -> torch.dtype | None:
+    """Returns the dtype of the first floating-point parameter."""
+    return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
+
+
+def weights_sha256(pretrained: str) -> str | None:
+    """Returns the hash over the names and contents of a folder's weight files, None where it holds none."""
+    folder = Path(pretrained)
+    files = sorted(path for path in folder.glob("*") if path.suffix in _WEIGHT_ENDINGS) if folder.is_dir() else []
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def model_record(
+    model: nn.Module,
+    *,
+    pretrained: str | None,
+    training_length: int | None,
+    kernels: str | None,
+    rope_scaling: dict[str, Any] | None,
+    skip_threshold: float | None,
+    max_length: int,
+    device: torch.device,
+    tokens_per_second: float | None,
+) -> ModelRecord:
+    """Returns the record of a run that has finished."""
+    config = text_config(getattr(model, "config", None))
+    parameters = list(model.parameters())
+    dtype = dtype_of(model)
+    on_gpu = device.type == "cuda"
+    own = getattr(config, "model_type", None) == "sbeval"
+    return ModelRecord(
+        name=Path(pretrained).name if pretrained else type(model).__name__,
+        format=checkpoint_format(config),
+        checkpoint_sha256=weights_sha256(pretrained) if pretrained else None,
+        training_length_tokens=training_length or training_length_tokens(config),
+        extended_from=getattr(config, "extended_from", None),
+        attention=config.attention if own else getattr(config, "model_type", None),
+        sliding_window=_length(getattr(config, "sliding_window", None)),
+        kernels=kernels,
+        rope_scaling=rope_scaling,
+        skip_threshold=skip_threshold,
+        dtype=str(dtype).removeprefix("torch.") if dtype else None,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        max_length=max_length,
+        versions=package_versions(),
+        gpu=torch.cuda.get_device_name(device) if on_gpu else None,
+        peak_memory_bytes=_peak_memory_bytes() if on_gpu else None,
+        tokens_per_second=tokens_per_second,
+    )
+
+
+def package_versions() -> dict[str, str]:
+    """Returns the versions of the installed packages that results depend on."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _peak_memory_bytes() -> int:
+    return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
+
+
+def _length(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,68 @@
+"""The adapter's own arguments, taken out of `--model_args` before lm-eval's Hugging Face model sees them."""
+
+import dataclasses
+from typing import Any, Literal, Self, get_args
+
+from sbeval.errors import UserError
+
+Kernels = Literal["auto", "triton", "blockwise", "reference"]
+KvExpand = Literal["auto", "interleave", "tile"]
+Truncation = Literal["left", "error"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterOptions:
+    """Arguments of `sb` beyond those of lm-eval's `hf`.
+
+    Attributes:
+        training_length: training length in tokens, where the checkpoint does not say it or says it wrongly.
+        kernels: what computes stick-breaking attention.
+        skip_threshold: stick below which older keys are skipped; None visits every key.
+        max_batch_tokens: most input tokens in a batch, padding included; None chooses by device.
+        kv_expand: how grouped key/value heads of released checkpoints are laid out.
+        truncation: what happens to prompts that do not fit beside the generation budget: cut on the left, or an error.
+    """
+
+    training_length: int | None = None
+    kernels: Kernels = "auto"
+    skip_threshold: float | None = None
+    max_batch_tokens: int | None = None
+    kv_expand: KvExpand = "auto"
+    truncation: Truncation = "left"
+
+    @classmethod
+    def pop(cls, arguments: dict[str, Any]) -> Self:
+        """Removes our arguments from `arguments` and returns them checked.
+
+        Raises:
+            UserError: a value is not one of those allowed.
+        """
+        given = {field.name: arguments.pop(field.name) for field in dataclasses.fields(cls) if field.name in arguments}
+        if isinstance(given.get("truncation"), bool) or given.get("truncation", "") is None:
+            given["truncation"] = "left"
+        for name, allowed in (("kernels", Kernels), ("kv_expand", KvExpand), ("truncation", Truncation)):
+            if name in given and given[name] not in get_args(allowed):
+                raise UserError(
+                    f"Expected {name} to be one of {', '.join(get_args(allowed))}, found {given[name]!r}: "
+                    f"correct it in --model_args."
+                )
+        for name in ("training_length", "max_batch_tokens"):
+            if given.get(name) is not None:
+                given[name] = _positive_integer(name, given[name])
+        threshold = given.get("skip_threshold")
+        if threshold is not None:
+            if not isinstance(threshold, int | float) or not 0 <= threshold < 1:
+                raise UserError(
+                    f"Expected skip_threshold to lie between 0 and 1, found {threshold!r}: 0 skips nothing, 1e-5 "
+                    "changes an output by at most 1e-5 of the largest value."
+                )
+            given["skip_threshold"] = float(threshold) or None
+        return cls(**given)
+
+
+def _positive_integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise UserError(
+            f"Expected {name} to be a positive number of tokens, found {value!r}: correct it in --model_args."
+        )
+    return value

@@ -1,0 +1,106 @@
+"""Scores windows of tokens in length-sorted batches: the one path from every scoring request to the model."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sbeval.model_adapters.batching import run_in_batches
+from sbeval.model_adapters.meter import Meter
+from sbeval.scoring import TokenScorer
+
+Tokens = NDArray[np.int64]
+
+
+class LoadedWindow(NamedTuple):
+    """Model inputs, and one or more runs of targets that each end right after the last input.
+
+    Attributes:
+        inputs: int64 [L].
+        target_runs: int64 arrays of 1 to L tokens; the last token of each is predicted by the last input.
+    """
+
+    inputs: Tokens
+    target_runs: list[Tokens]
+
+
+class Window(NamedTuple):
+    """A window whose tokens are fetched when its batch is run.
+
+    Attributes:
+        length: number of model inputs.
+        load: returns the tokens.
+    """
+
+    length: int
+    load: Callable[[], LoadedWindow]
+
+
+class RunScores(NamedTuple):
+    """Scores of one run of targets.
+
+    Attributes:
+        logprobs: float32, one per target, in nats.
+        greedy: whether every target is the model's most probable token.
+    """
+
+    logprobs: NDArray[np.float32]
+    greedy: bool
+
+
+def score_windows(
+    windows: Sequence[Window],
+    scorer: TokenScorer,
+    *,
+    device: torch.device,
+    max_rows: int | None,
+    max_tokens: int | None,
+    same_length: bool,
+    meter: Meter,
+    done: Callable[[int, list[RunScores]], None],
+) -> None:
+    """Scores every window, longest first, and calls `done(index, scores of each run)` as each batch finishes."""
+
+    def run(batch: Sequence[int]) -> None:
+        started = time.perf_counter()
+        loaded = [windows[index].load() for index in batch]
+        scores = _score_batch(loaded, scorer, device)
+        meter.add(sum(windows[index].length for index in batch), time.perf_counter() - started)
+        for index, window_scores in zip(batch, scores, strict=True):
+            done(index, window_scores)
+
+    order = sorted(range(len(windows)), key=lambda index: -windows[index].length)
+    run_in_batches(
+        order,
+        run,
+        length_tokens=lambda index: windows[index].length,
+        max_rows=max_rows,
+        max_tokens=max_tokens,
+        same_length=same_length,
+    )
+
+
+def _score_batch(batch: Sequence[LoadedWindow], scorer: TokenScorer, device: torch.device) -> list[list[RunScores]]:
+    longest = max(len(window.inputs) for window in batch)
+    input_ids = np.zeros((len(batch), longest), dtype=np.int64)
+    rows, positions, targets = [], [], []
+    for row, window in enumerate(batch):
+        length = len(window.inputs)
+        input_ids[row, :length] = window.inputs
+        for run in window.target_runs:
+            rows.append(np.full(len(run), row))
+            positions.append(np.arange(length - len(run), length))
+            targets.append(run)
+    scores = scorer.score(
+        torch.from_numpy(input_ids).to(device),
+        torch.from_numpy(np.concatenate(rows)),
+        torch.from_numpy(np.concatenate(positions)),
+        torch.from_numpy(np.concatenate(targets).astype(np.int64)),
+    )
+    ends = np.cumsum([len(run) for run in targets])[:-1]
+    logprobs = iter(np.split(scores.logprobs.numpy(), ends))
+    greedy = iter(np.split(scores.greedy.numpy(), ends))
+    return [[RunScores(next(logprobs), bool(next(greedy).all())) for _ in window.target_runs] for window in batch]

@@ -1,0 +1,31 @@
+"""Text sources, their documents, their tokens, and the windows protocols cut from them."""
+
+from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
+from sbeval.corpora.sources import local_corpus, read_text, split_wikitext_pages, stdlib_corpus, wikitext_corpus
+from sbeval.corpora.store import cache_folder, resolve_tokens, token_key, tokenize_corpus
+from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
+from sbeval.corpora.tokens import DocumentSums, Layout, TokenizedCorpus
+
+__all__ = [
+    "Corpus",
+    "Document",
+    "DocumentSums",
+    "Layout",
+    "TokenizedCorpus",
+    "adds_bos",
+    "cache_folder",
+    "corpus_sha256",
+    "count_words",
+    "local_corpus",
+    "make_document",
+    "prefix_token_id",
+    "read_text",
+    "resolve_tokens",
+    "separator_ids",
+    "split_wikitext_pages",
+    "stdlib_corpus",
+    "token_key",
+    "tokenize_corpus",
+    "tokenizer_sha256",
+    "wikitext_corpus",
+]

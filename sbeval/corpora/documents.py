@@ -1,0 +1,65 @@
+"""A document: the unit a corpus is made of, and the cluster behind every interval."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple
+
+_SPACE = re.compile(r"\s+")
+
+
+class Document(NamedTuple):
+    """One document.
+
+    Attributes:
+        name: unique within its corpus; names the cluster in results.
+        text: what is tokenised.
+        original_words: words of the page before any preprocessing, counted as lm-eval counts them.
+        original_bytes: UTF-8 bytes of the page before any preprocessing.
+    """
+
+    name: str
+    text: str
+    original_words: int
+    original_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """A named text source.
+
+    Attributes:
+        name: the corpus as results name it.
+        documents: starts a fresh pass over the documents, in an order that never changes.
+        detail: what else identifies the corpus, such as an interpreter's version.
+    """
+
+    name: str
+    documents: Callable[[], Iterator[Document]]
+    detail: str | None = None
+
+
+def count_words(text: str) -> int:
+    """Returns the number of pieces `text` has when split at runs of white space, empty end pieces included.
+
+    This is the count behind lm-eval's word perplexity.
+    """
+    return len(_SPACE.split(text))
+
+
+def make_document(name: str, text: str, *, original: str | None = None) -> Document:
+    """Returns a document whose words and bytes are counted on `original`, or on `text` where nothing was changed."""
+    page = text if original is None else original
+    return Document(name, text, count_words(page), len(page.encode("utf-8", "surrogatepass")))
+
+
+def corpus_sha256(corpus: Corpus) -> str:
+    """Returns the hash over every document's name, text and original counts, in order."""
+    digest = sha256()
+    for document in corpus.documents():
+        text = document.text.encode("utf-8", "surrogatepass")
+        head = f"{document.name}\0{document.original_words}\0{document.original_bytes}\0{len(text)}\0"
+        digest.update(head.encode("utf-8", "surrogatepass"))
+        digest.update(text)
+    return digest.hexdigest()

@@ -1,0 +1,139 @@
+"""Tokenises a corpus once, keeps it on disk, and names token ranges that any process can resolve."""
+
+import os
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.corpora.documents import Corpus, Document, corpus_sha256
+from sbeval.corpora.encode import EncodedDocument, encode_documents
+from sbeval.corpora.tokenizers import adds_special_tokens, tokenizer_sha256
+from sbeval.corpora.tokens import Layout, TokenizedCorpus, open_tokenized
+from sbeval.errors import UserError
+
+BATCH_CHARACTERS = 4_000_000
+_HASH_CHARACTERS = 20
+_FORMAT = "tokens1"
+_open: dict[str, TokenizedCorpus] = {}
+
+
+def cache_folder() -> Path:
+    """Returns where tokens are kept: `SBEVAL_CACHE`, else a folder in Hugging Face's datasets cache."""
+    named = os.environ.get("SBEVAL_CACHE")
+    if named:
+        return Path(named).expanduser() / "tokens"
+    import datasets
+
+    return Path(datasets.config.HF_DATASETS_CACHE) / "sbeval" / "tokens"
+
+
+def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> TokenizedCorpus:
+    """Returns the corpus as tokens, from the cache where its text, tokenizer and layout were seen before.
+
+    Args:
+        corpus: the documents.
+        tokenizer: a Hugging Face tokenizer; a fast one also tells words and bytes for a part of a document.
+        layout: separators and special tokens. Where the tokenizer adds no special tokens, both encodings are one.
+    """
+    if layout.special_tokens and not adds_special_tokens(tokenizer):
+        layout = layout._replace(special_tokens=False)
+    corpus_hash, tokenizer_hash = corpus_sha256(corpus), tokenizer_sha256(tokenizer)
+    name = _name(corpus_hash, tokenizer_hash, layout)
+    if name not in _open:
+        path = _path(name)
+        if not path.exists():
+            _write(path, corpus, tokenizer, layout)
+        _open[name] = open_tokenized(path, corpus_sha256=corpus_hash, tokenizer_sha256=tokenizer_hash, layout=layout)
+    return _open[name]
+
+
+def token_key(corpus: TokenizedCorpus, start: int, stop: int) -> str:
+    """Returns the name of a token range, for requests; `resolve_tokens` reads it in any process on this machine."""
+    return f"{_name(corpus.corpus_sha256, corpus.tokenizer_sha256, corpus.layout)}:{start}:{stop}"
+
+
+def resolve_tokens(key: str) -> NDArray[np.int32]:
+    """Returns the tokens that `token_key` named, int32, read-only where they lie in one piece of the cached file."""
+    name, _, span = key.partition(":")
+    start, _, stop = span.partition(":")
+    if not (start.isdecimal() and stop.isdecimal() and int(start) <= int(stop)):
+        raise ValueError(f"expected a token key as token_key returns it, found {key!r}")
+    if name not in _open:
+        path = _path(name)
+        if not path.exists():
+            raise UserError(
+                f"Expected the tokens of {key!r} in {str(path.parent)!r}, found none: "
+                "set SBEVAL_CACHE to the same folder for every process, or run the task again."
+            )
+        _open[name] = open_tokenized(path, corpus_sha256="", tokenizer_sha256="", layout=Layout())
+    return _open[name].tokens(int(start), int(stop))
+
+
+def _name(corpus_hash: str, tokenizer_hash: str, layout: Layout) -> str:
+    label = layout.label if len(layout.label) <= 40 else sha256(layout.label.encode()).hexdigest()[:_HASH_CHARACTERS]
+    return f"{_FORMAT}-{corpus_hash[:_HASH_CHARACTERS]}-{tokenizer_hash[:_HASH_CHARACTERS]}-{label}"
+
+
+def _path(name: str) -> Path:
+    return cache_folder() / f"{name}.arrow"
+
+
+def _write(path: Path, corpus: Corpus, tokenizer: Any, layout: Layout) -> None:
+    from datasets.arrow_writer import ArrowWriter
+    from filelock import FileLock
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if path.exists():
+                return
+            part = path.with_suffix(".part")
+            with ArrowWriter(path=str(part)) as writer:
+                for documents in _batches(corpus.documents()):
+                    writer.write_table(_table(encode_documents(documents, tokenizer, layout)))
+                writer.finalize()
+            part.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"Expected to keep tokens in {str(path.parent)!r}, found that it cannot be written ({error.strerror}): "
+            "set SBEVAL_CACHE to a folder with space that you may write to."
+        ) from error
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _table(rows: list[EncodedDocument]) -> Any:
+    import pyarrow as pa
+
+    offsets = np.cumsum([0] + [len(row.tokens) for row in rows]).astype(np.int32)
+
+    def lists(arrays: list[NDArray[np.int32]]) -> Any:
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(arrays)))
+
+    return pa.table(
+        {
+            "name": [row.document.name for row in rows],
+            "original_words": pa.array([row.document.original_words for row in rows], pa.int64()),
+            "original_bytes": pa.array([row.document.original_bytes for row in rows], pa.int64()),
+            "text_words": pa.array([row.text_words for row in rows], pa.int64()),
+            "text_bytes": pa.array([row.text_bytes for row in rows], pa.int64()),
+            "tokens": lists([row.tokens for row in rows]),
+            "token_words": lists([row.token_words for row in rows]),
+            "token_bytes": lists([row.token_bytes for row in rows]),
+        }
+    )

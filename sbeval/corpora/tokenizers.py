@@ -1,0 +1,66 @@
+"""What a tokenizer is to a corpus: its hash, its separators, and whether it adds a beginning-of-sequence token."""
+
+import json
+from hashlib import sha256
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sbeval.errors import UserError
+
+_hashes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def tokenizer_sha256(tokenizer: Any) -> str:
+    """Returns a hash of everything that decides a text's tokens, padding and truncation aside."""
+    if tokenizer not in _hashes:
+        _hashes[tokenizer] = _hash(tokenizer)
+    return _hashes[tokenizer]
+
+
+def _hash(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        state["truncation"] = state["padding"] = None
+    else:
+        state = {"class": type(tokenizer).__name__, "vocab": tokenizer.get_vocab()}
+    state["special"] = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def adds_special_tokens(tokenizer: Any) -> bool:
+    """Whether encoding a text adds tokens that are not in it."""
+    return len(tokenizer.encode("")) > 0
+
+
+def adds_bos(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts BOS in front of a text by itself."""
+    return tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
+
+
+def prefix_token_id(tokenizer: Any) -> int:
+    """Returns the token lm-eval's rolling log-likelihood feeds before a document: BOS, else EOS."""
+    for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token_id is not None:
+            return int(token_id)
+    raise UserError(
+        "Expected a tokenizer with a BOS or EOS token to put before a text's first token, found neither: "
+        'set one, or name a separator with --metadata \'{"separator": "..."}\'.'
+    )
+
+
+def separator_ids(tokenizer: Any, separator: str | None) -> tuple[int, ...]:
+    """Returns the tokens put between joined documents.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        separator: text to tokenise, by default the EOS token.
+    """
+    if separator is not None:
+        return tuple(tokenizer.encode(separator, add_special_tokens=False))
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "Expected a tokenizer with an EOS token to put between documents, found none: "
+            'name a separator with --metadata \'{"separator": "\\n\\n"}\'.'
+        )
+    return (int(tokenizer.eos_token_id),)

@@ -1,0 +1,175 @@
+"""One flat token array for a corpus, a tokenizer and a layout, memory-mapped from a `datasets` Arrow file.
+
+Legend: N tokens of the whole corpus, C documents.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Layout(NamedTuple):
+    """How documents lie in the flat array.
+
+    Attributes:
+        separator: token ids after every document.
+        special_tokens: whether each document is encoded with the special tokens its tokenizer adds, as lm-eval does.
+    """
+
+    separator: tuple[int, ...] = ()
+    special_tokens: bool = False
+
+    @property
+    def label(self) -> str:
+        """Names the layout in keys and file names."""
+        encoding = "hf" if self.special_tokens else "plain"
+        return f"{encoding}-{'.'.join(map(str, self.separator))}"
+
+
+class DocumentSums(NamedTuple):
+    """What a range of targets adds to one document; `words` and `bytes` are shares of the original page."""
+
+    document: int
+    nll_nats: float
+    tokens: int
+    words: float
+    bytes: float
+
+
+class _Pieces:
+    """A long array held as consecutive memory-mapped pieces; slices within a piece are views."""
+
+    def __init__(self, pieces: list[NDArray[np.int32]]) -> None:
+        self._pieces = pieces
+        self._stops = np.cumsum([0] + [len(piece) for piece in pieces])
+
+    def slice(self, start: int, stop: int) -> NDArray[np.int32]:
+        if not 0 <= start <= stop <= self._stops[-1]:
+            raise ValueError(f"expected a range within {self._stops[-1]} tokens, found {start} to {stop}")
+        first = int(np.searchsorted(self._stops, start, side="right")) - 1
+        parts = []
+        while start < stop:
+            base, end = int(self._stops[first]), int(self._stops[first + 1])
+            parts.append(self._pieces[first][start - base : min(stop, end) - base])
+            start, first = min(stop, end), first + 1
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizedCorpus:
+    """A corpus as tokens, and where its documents lie.
+
+    Attributes:
+        corpus_sha256: hash of the documents.
+        tokenizer_sha256: hash of the tokenizer.
+        layout: separators and special tokens.
+        path: the Arrow file, one row a document.
+        names: [C] document names.
+        starts: [C + 1] first token of each document, and N.
+        original_words: [C] words of the original page.
+        original_bytes: [C] bytes of the original page.
+    """
+
+    corpus_sha256: str
+    tokenizer_sha256: str
+    layout: Layout
+    path: Path
+    names: list[str]
+    starts: NDArray[np.int64]
+    original_words: NDArray[np.int64]
+    original_bytes: NDArray[np.int64]
+    _tokens: _Pieces
+    _token_words: _Pieces
+    _token_bytes: _Pieces
+    _text_words: NDArray[np.int64]
+    _text_bytes: NDArray[np.int64]
+
+    @property
+    def total_tokens(self) -> int:
+        """N, separators included."""
+        return int(self.starts[-1])
+
+    @cached_property
+    def stops(self) -> NDArray[np.int64]:
+        """[C] end of each document's own tokens, separators left out."""
+        return self.starts[1:] - len(self.layout.separator)
+
+    def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
+        """Returns the tokens of a range; read-only where it lies in one piece of the file."""
+        return self._tokens.slice(start, stop)
+
+    def document_at(self, position: int) -> int:
+        """Returns the document a token belongs to; a separator belongs to the document before it."""
+        return int(np.searchsorted(self.starts, position, side="right")) - 1
+
+    def document_sums(self, start: int, nll_nats: NDArray[np.float64]) -> list[DocumentSums]:
+        """Splits the targets from `start` on by document and sums each part.
+
+        A token's words are the words that begin in it, its bytes those of the characters that begin in it, both scaled
+        so that a document's tokens add up to the words and bytes of its original page. NaN where the tokenizer tells no
+        character offsets.
+
+        Args:
+            start: first target.
+            nll_nats: float64, one value a target.
+        """
+        stop = start + len(nll_nats)
+        sums = []
+        document = self.document_at(start)
+        while start < stop:
+            end = min(stop, int(self.starts[document + 1]))
+            part, nll_nats = nll_nats[: end - start], nll_nats[end - start :]
+            if end > start:
+                words = self._share(self._token_words, self._text_words, self.original_words, document, start, end)
+                size = self._share(self._token_bytes, self._text_bytes, self.original_bytes, document, start, end)
+                sums.append(DocumentSums(document, float(part.sum()), end - start, words, size))
+            start, document = end, document + 1
+        return sums
+
+    def _share(
+        self,
+        token_counts: _Pieces,
+        text_counts: NDArray[np.int64],
+        original_counts: NDArray[np.int64],
+        document: int,
+        start: int,
+        stop: int,
+    ) -> float:
+        if text_counts[document] < 0:
+            return float("nan")
+        counted = int(token_counts.slice(start, stop).sum(dtype=np.int64))
+        return counted * float(original_counts[document]) / max(int(text_counts[document]), 1)
+
+
+def open_tokenized(path: Path, *, corpus_sha256: str, tokenizer_sha256: str, layout: Layout) -> TokenizedCorpus:
+    """Memory-maps a file that `sbeval.corpora.store` wrote."""
+    import datasets
+
+    table: Any = datasets.Dataset.from_file(str(path)).data.table
+    lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in table["tokens"].chunks]
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([np.empty(0, np.int64), *lengths]))])
+
+    def pieces(column: str) -> _Pieces:
+        return _Pieces([chunk.flatten().to_numpy(zero_copy_only=True) for chunk in table[column].chunks if len(chunk)])
+
+    return TokenizedCorpus(
+        corpus_sha256=corpus_sha256,
+        tokenizer_sha256=tokenizer_sha256,
+        layout=layout,
+        path=path,
+        names=table["name"].to_pylist(),
+        starts=starts.astype(np.int64),
+        original_words=table["original_words"].to_numpy(),
+        original_bytes=table["original_bytes"].to_numpy(),
+        _tokens=pieces("tokens"),
+        _token_words=pieces("token_words"),
+        _token_bytes=pieces("token_bytes"),
+        _text_words=table["text_words"].to_numpy(),
+        _text_bytes=table["text_bytes"].to_numpy(),
+    )

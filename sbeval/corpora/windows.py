@@ -1,0 +1,122 @@
+"""Protocols as plain arithmetic: which tokens a window feeds and which it scores.
+
+A window of context length L is L model inputs: a lead-in token and its first L - 1 targets. Positions are indices into
+the flat array of a `TokenizedCorpus`.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Window(NamedTuple):
+    """Targets [start, stop), of which the last `scored` are scored; the lead-in is the token before `start`."""
+
+    start: int
+    stop: int
+    scored: int
+
+
+class TargetBlock(NamedTuple):
+    """Targets [start, stop) of one document, the same at every context length."""
+
+    document: int
+    start: int
+    stop: int
+
+
+def rolling_windows(start: int, stop: int, context_length: int) -> list[Window]:
+    """Cuts one document as lm-eval's rolling log-likelihood does.
+
+    Disjoint windows of L targets; the last one, where it is shorter, scores the rest with full left context. A document
+    shorter than L is one window of its own length.
+    """
+    first = min(start + context_length, stop)
+    windows = [Window(start, first, first - start)] if first > start else []
+    scored_to = first
+    while scored_to < stop:
+        scored = min(context_length, stop - scored_to)
+        scored_to += scored
+        windows.append(Window(scored_to - context_length, scored_to, scored))
+    return windows
+
+
+def disjoint_windows(start: int, stop: int, context_length: int) -> list[Window]:
+    """Cuts a block into windows of L targets, all scored; L divides the block."""
+    return [Window(begin, begin + context_length, context_length) for begin in range(start, stop, context_length)]
+
+
+def target_window(block: TargetBlock, context_length: int) -> Window:
+    """Returns the window of L inputs whose last targets are the block's."""
+    return Window(block.stop - context_length, block.stop, block.stop - block.start)
+
+
+def document_target_blocks(
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    *,
+    longest: int,
+    targets: int,
+    blocks_per_document: int,
+    seed: int,
+) -> list[TargetBlock]:
+    """Chooses target blocks that have at least `longest` tokens of left context inside their document.
+
+    A document's candidates tile what lies past its first `longest` tokens; up to `blocks_per_document` of them are
+    drawn by (seed, document). All documents' first blocks come before any second one, so that a run over the first few
+    blocks has as many clusters as it can.
+
+    Args:
+        starts: [C] first token of each document.
+        stops: [C] end of each document.
+        longest: longest context length.
+        targets: tokens a block.
+        blocks_per_document: most blocks one document gives.
+        seed: seed of the draw.
+    """
+    rounds: list[list[TargetBlock]] = [[] for _ in range(blocks_per_document)]
+    for document, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        candidates = (stop - start - longest) // targets
+        if candidates < 1:
+            continue
+        order = np.random.default_rng([seed, document]).permutation(candidates)[:blocks_per_document]
+        for number, candidate in enumerate(order.tolist()):
+            begin = start + longest + candidate * targets
+            rounds[number].append(TargetBlock(document, begin, begin + targets))
+    return [block for blocks in rounds for block in blocks]
+
+
+def stream_target_blocks(total: int, *, longest: int, targets: int) -> Iterator[tuple[int, int]]:
+    """Yields the last `targets` targets of each disjoint stream block of `longest` tokens."""
+    for stop in range(longest, total + 1, longest):
+        yield stop - targets, stop
+
+
+def position_bins(context_length: int, *, per_octave: int = 4) -> list[tuple[int, int]]:
+    """Returns log-spaced bins (first, last) that cover positions 1 to L.
+
+    A target's position is the number of tokens the model has read when it predicts it.
+    """
+    octaves = np.arange(0, per_octave * int(np.ceil(np.log2(context_length))) + 1)
+    edges = np.unique(np.round(2.0 ** (octaves / per_octave)).astype(np.int64))
+    first = [int(edge) for edge in edges if edge <= context_length]
+    return list(zip(first, [*(edge - 1 for edge in first[1:]), context_length], strict=True))
+
+
+def own_document_targets(window: Window, starts: NDArray[np.int64], *, lead_in: bool) -> int:
+    """Counts scored targets whose whole left context lies in their own document.
+
+    A lead-in that is the separator just before a document counts as part of it.
+
+    Args:
+        window: the window.
+        starts: [C + 1] first token of each document, and the total.
+        lead_in: whether the token before the window is fed (BOS is fed where not).
+    """
+    document = int(np.searchsorted(starts, window.start, side="right")) - 1
+    if lead_in and window.start != int(starts[document]):
+        document = int(np.searchsorted(starts, window.start - 1, side="right")) - 1
+    own_stop = int(starts[document + 1])
+    return int(np.clip(own_stop - (window.stop - window.scored), 0, window.scored))

@@ -1,0 +1,64 @@
+"""Position schemes that add a bias to the attention logits: ALiBi and FIRE.
+
+Shape suffixes: B batch, H heads, R rows (queries of a block), C keys a block can see.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, relu
+
+FIRE_WIDTH = 32
+FIRE_INITIAL_SCALE = 0.1
+FIRE_INITIAL_THRESHOLD = 512.0
+_FIRE_EPS = 1e-6
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Returns one slope a head (Press et al. 2022, arXiv 2108.12409).
+
+    A power of two n has the geometric sequence that starts at its own ratio, 2^(-8/n). Other counts take the sequence
+    of the largest power of two below, then every other slope of twice as many heads.
+    """
+    whole = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (index + 1) / whole) for index in range(whole)]
+    return slopes + [2.0 ** (-4.0 * (2 * index + 1) / whole) for index in range(heads - whole)]
+
+
+class AlibiBias(nn.Module):
+    """Minus the distance times the head's slope; no parameters."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.slopes = alibi_slopes(heads)
+
+    def forward(self, position_BR: Tensor, distance_RC: Tensor) -> Tensor:
+        """Returns [1, H, R, C] in fp32."""
+        slope_H = torch.tensor(self.slopes, dtype=torch.float32, device=distance_RC.device)
+        return -slope_H[:, None, None] * distance_RC[None, None]
+
+
+class FireBias(nn.Module):
+    """A learned function of the log-distance as a share of the log-position (Li et al. 2023, arXiv 2310.04418).
+
+    b(j, i) = f(psi(j - i) / psi(max(j, threshold))) with psi(x) = log(c x + 1), f an MLP with one hidden layer, and
+    learned c and threshold. The share never leaves [0, 1], however long the context.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(()))
+        self.threshold = nn.Parameter(torch.empty(()))
+        self.hidden = nn.Linear(1, FIRE_WIDTH)
+        self.output = nn.Linear(FIRE_WIDTH, heads)
+
+    def forward(self, position_BR: Tensor, distance_RC: Tensor) -> Tensor:
+        """Returns [B or 1, H, R, C] in fp32; `position_BR` counts each query from the start of its own text."""
+        with torch.autocast(distance_RC.device.type, enabled=False):
+            scale = self.scale.float().abs()
+            log_distance_RC = (scale * distance_RC.clamp_min(0)).log1p()
+            reach_BR = torch.maximum(position_BR.float(), self.threshold.float().abs())
+            share_BRC = log_distance_RC / ((scale * reach_BR).log1p() + _FIRE_EPS)[..., None]
+            inner = relu(linear(share_BRC[..., None], self.hidden.weight.float(), self.hidden.bias.float()))
+            return linear(inner, self.output.weight.float(), self.output.bias.float()).permute(0, 3, 1, 2)

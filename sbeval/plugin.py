@@ -1,0 +1,140 @@
+"""Makes the model `sb` and the packaged tasks known to a plain `lm_eval` command.
+
+lm-eval up to 0.4.13 looks for models in no place but its own. So `sbeval_autoload.pth`, one line that Python runs at
+start-up, waits for the first import of `lm_eval` and then calls `install`. From there on two of lm-eval's modules are
+completed right after they have been executed:
+
+- `lm_eval.models` gets the name `sb`, as a string target: the adapter is imported when the name is looked up. It has
+  to be after, since lm-eval registers its own models only while its registry is empty.
+- `lm_eval.tasks.manager` also scans the packaged task folder, so that `--include_path` is not needed.
+
+`SBEVAL_NO_AUTOLOAD=1` leaves lm-eval as it is. Only the standard library is imported here.
+"""
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from sbeval.errors import UserError
+
+MODEL_NAME = "sb"
+MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
+TASKS_PACKAGE = "sbeval.tasks"
+
+
+def install() -> None:
+    """Completes lm-eval's model registry and task index, now or when they are imported; a second call does nothing."""
+    if any(isinstance(finder, _CompletingFinder) for finder in sys.meta_path):
+        return
+    for name, complete in _COMPLETIONS.items():
+        if name in sys.modules:
+            complete(sys.modules[name])
+    sys.meta_path.insert(0, _CompletingFinder())
+    _install_excepthook()
+
+
+def tasks_folder() -> Path:
+    """Returns the folder of the packaged task YAML files, found without importing them."""
+    spec = importlib.util.find_spec(TASKS_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            f"expected the package {TASKS_PACKAGE}, found none: install sbeval with `pip install .` "
+            "instead of running it from the source folder"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _register_model(models: ModuleType) -> None:
+    from lm_eval.api.registry import model_registry
+
+    if MODEL_NAME not in model_registry:
+        model_registry.register(MODEL_NAME, target=MODEL_TARGET)
+
+
+def _include_packaged_tasks(manager: ModuleType) -> None:
+    original = manager.TaskManager.__init__
+    signature = inspect.signature(original)
+    if not {"include_path", "include_defaults"} <= signature.parameters.keys():
+        return
+
+    @functools.wraps(original)
+    def initialise(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.arguments["include_defaults"]:
+            bound.arguments["include_path"] = with_packaged_tasks(bound.arguments["include_path"])
+        original(*bound.args, **bound.kwargs)
+
+    manager.TaskManager.__init__ = initialise
+
+
+def with_packaged_tasks(include_path: str | Path | Sequence[str | Path] | None) -> list[str | Path]:
+    """Puts the packaged task folder before the given ones, unless one of them holds the same task files.
+
+    The same files mean the folder itself, or the `tasks` folder of a checkout beside an installed package: there the
+    user's choice wins, and lm-eval has nothing to warn about.
+    """
+    if include_path is None:
+        given: list[str | Path] = []
+    elif isinstance(include_path, (str, Path)):
+        given = [include_path]
+    else:
+        given = list(include_path)
+    try:
+        packaged = tasks_folder()
+    except UserError:
+        return given
+    files = [file.relative_to(packaged) for file in packaged.rglob("*.yaml")]
+    if any((Path(folder) / file).exists() for folder in given for file in files):
+        return given
+    return [packaged, *given]
+
+
+def _install_excepthook() -> None:
+    previous = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if issubclass(kind, UserError):
+            print(error, file=sys.stderr)
+        else:
+            previous(kind, error, traceback)
+
+    sys.excepthook = show
+
+
+_COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
+    "lm_eval.models": _register_model,
+    "lm_eval.tasks.manager": _include_packaged_tasks,
+}
+
+
+class _CompletingFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules to complete as the other finders do, and has them completed once they were executed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _COMPLETIONS:
+            return None
+        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            _complete_after(spec.loader, _COMPLETIONS[fullname])
+        return spec
+
+
+def _complete_after(loader: Any, complete: Callable[[ModuleType], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        complete(module)
+
+    loader.exec_module = exec_module

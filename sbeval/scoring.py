@@ -1,0 +1,207 @@
+"""Log-probabilities of chosen tokens without ever holding [length, vocabulary] logits.
+
+The model's body runs once over the whole input. Its output projection, together with whatever the model's own forward
+does to logits (soft-capping, scaling, a divisor), then runs over chunks of the scored positions only: the full model is
+called with its body replaced by one that hands out the hidden states already computed, so nothing about the head is
+assumed. A short input is scored both ways first; a model that does not come apart like this is run through its own
+forward instead.
+
+Shape suffixes: B rows, L input length, N scored positions, C positions of one chunk, D hidden size, V vocabulary.
+"""
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sbeval.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+CHUNK_LOGITS = 2**25  # logits held at once: 128 MiB in fp32
+
+
+class TokenScores(NamedTuple):
+    """What scoring returns, on the CPU.
+
+    Attributes:
+        logprobs: float32 [N], log-probability of each target in nats.
+        greedy: bool [N], whether the target is the most probable token.
+    """
+
+    logprobs: Tensor
+    greedy: Tensor
+
+
+class TokenScorer:
+    """Scores tokens with one causal language model.
+
+    Args:
+        model: a Hugging Face causal language model, this project's family or any other, PEFT-wrapped or not.
+        chunk_logits: how many logits to hold at once.
+    """
+
+    def __init__(self, model: nn.Module, *, chunk_logits: int = CHUNK_LOGITS) -> None:
+        self.model = model
+        self.chunk_logits = chunk_logits
+        self._whole = _unwrapped(model)
+        self._body = _body(self._whole)
+        self._comes_apart: bool | None = None if self._body is not None else False
+        self._output_class: type[Any] | None = None
+
+    @torch.no_grad()
+    def score(self, input_ids_BL: Tensor, row_N: Tensor, position_N: Tensor, target_N: Tensor) -> TokenScores:
+        """Scores target n as the token that follows `input_ids_BL[row_N[n], : position_N[n] + 1]`.
+
+        Rows shorter than L are padded on the right, with any valid token.
+
+        Args:
+            input_ids_BL: int64 [B, L] model inputs.
+            row_N: int64 [N], the row of each target.
+            position_N: int64 [N], the input position whose output predicts the target.
+            target_N: int64 [N] token ids.
+
+        Raises:
+            UserError: a log-probability is not finite.
+        """
+        if self._comes_apart is None:
+            self._comes_apart = self._reproduces_logits(input_ids_BL)
+        hidden_BLD, logits_BLV = None, None
+        if self._comes_apart:
+            hidden_BLD = self._hidden(input_ids_BL)
+        else:
+            logits_BLV = self._own_logits(input_ids_BL)
+        logprobs, greedy = [], []
+        for chunk in torch.split(torch.arange(len(target_N)), self._chunk_tokens(logits_BLV)):
+            if hidden_BLD is not None:
+                device = hidden_BLD.device
+                hidden_CD = hidden_BLD[row_N[chunk].to(device), position_N[chunk].to(device)]
+                logits_CV = self._head(hidden_CD[None])[0]
+            else:
+                assert logits_BLV is not None
+                device = logits_BLV.device
+                virtual_tokens = logits_BLV.shape[1] - input_ids_BL.shape[1]  # a learned prompt stands before the input
+                logits_CV = logits_BLV[row_N[chunk].to(device), position_N[chunk].to(device) + virtual_tokens]
+            chunk_logprobs, chunk_greedy = target_logprobs(logits_CV, target_N[chunk].to(logits_CV.device))
+            logprobs.append(chunk_logprobs)
+            greedy.append(chunk_greedy)
+        scores = TokenScores(torch.cat(logprobs).cpu(), torch.cat(greedy).cpu())
+        _check_finite(scores.logprobs, row_N.cpu(), position_N.cpu())
+        return scores
+
+    def _hidden(self, input_ids_BL: Tensor) -> Tensor:
+        assert self._body is not None
+        output = self._body(input_ids=input_ids_BL, **_no_cache(self._body))
+        self._output_class = type(output)
+        hidden_BLD: Tensor = output.last_hidden_state
+        return hidden_BLD
+
+    def _head(self, hidden_BCD: Tensor) -> Tensor:
+        assert self._body is not None
+        placeholder_BC = torch.zeros(hidden_BCD.shape[:2], dtype=torch.long, device=hidden_BCD.device)
+        assert self._output_class is not None
+        with _body_returns(self._body, self._output_class(last_hidden_state=hidden_BCD)):
+            logits_BCV: Tensor = self._whole(input_ids=placeholder_BC, **_no_cache(self._whole)).logits
+        return logits_BCV
+
+    def _own_logits(self, input_ids_BL: Tensor) -> Tensor:
+        logits_BLV: Tensor = self.model(input_ids=input_ids_BL, **_no_cache(self.model)).logits
+        return logits_BLV
+
+    def _chunk_tokens(self, logits_BLV: Tensor | None) -> int:
+        if logits_BLV is not None:
+            vocabulary = logits_BLV.shape[-1]
+        else:
+            head = self._whole.get_output_embeddings() if hasattr(self._whole, "get_output_embeddings") else None
+            weight = getattr(head, "weight", None)
+            vocabulary = weight.shape[0] if weight is not None and weight.dim() == 2 else 2**17
+        return max(1, self.chunk_logits // int(vocabulary))
+
+    def _reproduces_logits(self, input_ids_BL: Tensor) -> bool:
+        sample_BL = input_ids_BL[:1, :16]
+        expected = self._own_logits(sample_BL)
+        try:
+            found = self._head(self._hidden(sample_BL))
+        except (TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            found = None
+            logger.debug("the body and the head of %s do not run apart: %s", type(self._whole).__name__, error)
+        if found is not None and found.shape == expected.shape:
+            expected = expected.double()
+            tolerance = 8 * torch.finfo(found.dtype).eps ** (1.0 if found.dtype.itemsize < 4 else 0.75)
+            spread = expected.nan_to_num(posinf=0.0, neginf=0.0).abs().max()
+            same = torch.isclose(
+                found.double().to(expected.device), expected, rtol=0.0, atol=float(tolerance * spread), equal_nan=True
+            )
+            if bool(same.all()):
+                return True
+        logger.warning(
+            "%s computes its logits from more than its body's last hidden state: scoring runs its own forward, "
+            "which holds the logits of a whole input at once",
+            type(self._whole).__name__,
+        )
+        return False
+
+
+def target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns float32 [N] log-probabilities of the targets, and bool [N] whether each is the most probable token.
+
+    The logits are raised to fp32 before the log-sum-exp; fp64 logits stay fp64 up to the result.
+    """
+    logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
+    chosen_N = logits_NV.gather(1, target_N[:, None]).squeeze(1)
+    logprobs_N = chosen_N - torch.logsumexp(logits_NV, dim=1)
+    return logprobs_N.float(), logits_NV.argmax(dim=1) == target_N
+
+
+@contextmanager
+def _body_returns(body: nn.Module, output: Any) -> Iterator[None]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return output
+
+    before = body.__dict__.get("forward")
+    body.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del body.__dict__["forward"]
+        else:
+            body.__dict__["forward"] = before
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The Hugging Face model inside a PEFT wrapper whose adapter lives in the layers; else the model itself."""
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        inner: nn.Module = model.get_base_model()  # type: ignore[operator]
+        return inner
+    return model
+
+
+def _body(model: nn.Module) -> nn.Module | None:
+    body = getattr(model, "base_model", None)
+    return body if isinstance(body, nn.Module) and body is not model else None
+
+
+def _no_cache(module: nn.Module) -> dict[str, bool]:
+    parameters = inspect.signature(module.forward).parameters
+    takes = "use_cache" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {"use_cache": False} if takes else {}
+
+
+def _check_finite(logprobs_N: Tensor, row_N: Tensor, position_N: Tensor) -> None:
+    wrong = (~torch.isfinite(logprobs_N)).nonzero()
+    if len(wrong) == 0:
+        return
+    first = int(wrong[0])
+    length = int(position_N[row_N == row_N[first]].max()) + 1
+    raise UserError(
+        f"Expected finite log-probabilities, found {float(logprobs_N[first])} for the token after position "
+        f"{int(position_N[first])} of an input of {length} tokens ({len(wrong)} of {len(logprobs_N)} scored tokens): "
+        "try dtype=float32, and check the checkpoint's weights."
+    )

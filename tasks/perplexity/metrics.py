@@ -1,0 +1,138 @@
+"""From per-document sums to a task's metrics.
+
+lm-eval aggregates each key by itself and writes every sample's value of every key to the samples file. The rows are
+therefore logged once, under `nll@L`; the first aggregation computes everything and the other keys look it up.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.intervals import RatioEstimate, ratio_interval
+from sbeval.records import ClusterSums, metric_key
+
+RATIOS: dict[str, tuple[str, Callable[[float], float]]] = {
+    "nll": ("tokens", lambda nats: nats),
+    "token_perplexity": ("tokens", np.exp),
+    "word_perplexity": ("words", np.exp),
+    "byte_perplexity": ("bytes", np.exp),
+    "bits_per_byte": ("bytes", lambda nats: nats / math.log(2)),
+}
+COUNTS = ("tokens", "clusters")
+
+
+class Shown(tuple[Any, ...]):
+    """Values that are short where lm-eval prints them in a table, and a whole list in its JSON files."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        if len(self) == 2 and all(isinstance(item, float) for item in self):
+            return f"[{self[0]:.4f}, {self[1]:.4f}]"
+        return f"{len(self)} bins"
+
+    __str__ = __repr__
+
+
+@dataclass
+class ClusterTotals:
+    """Sums per source document over all samples; [C] each."""
+
+    names: list[str]
+    nll_nats: NDArray[np.float64]
+    tokens: NDArray[np.float64]
+    words: NDArray[np.float64]
+    bytes: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, samples: Iterable[Iterable[Sequence[Any]]]) -> "ClusterTotals":
+        """Adds the rows of all samples by cluster, clusters in the order of their names."""
+        sums: dict[str, NDArray[np.float64]] = {}
+        for rows in samples:
+            for name, *values in rows:
+                sums[name] = sums.get(name, np.zeros(4)) + np.asarray(values, np.float64)
+        names = sorted(sums)
+        columns = np.array([sums[name] for name in names]).reshape(len(names), 4).T
+        return cls(names, *columns)
+
+
+@dataclass
+class PerplexityMetrics:
+    """Computes the metrics of one task run.
+
+    Attributes:
+        lengths: context lengths, ascending.
+        seed: seed of the bootstrap.
+        context_gain: whether every length scores the same targets with only the context differing.
+    """
+
+    lengths: Sequence[int]
+    seed: int
+    context_gain: bool
+    _values: dict[str, Any] = field(default_factory=dict)
+    _shortest: ClusterTotals | None = None
+
+    def sample(self, rows_by_length: dict[int, list[ClusterSums]]) -> dict[str, Any]:
+        """Returns what one sample adds to each key: its rows under `nll@L`, None elsewhere."""
+        sample: dict[str, Any] = {metric_key("nll", length): rows for length, rows in rows_by_length.items()}
+        return sample | {key: None for key in self.aggregation() if key not in sample}
+
+    def aggregation(self) -> dict[str, Callable[[list[Any]], Any]]:
+        """Returns lm-eval's functions from the samples' values to a result, `nll@L` before what rests on it."""
+        functions: dict[str, Callable[[list[Any]], Any]] = {
+            metric_key("nll", length): self._nll(length) for length in self.lengths
+        }
+        for length in self.lengths:
+            names = [name for name in RATIOS if name != "nll"] + [f"{name}_ci95" for name in RATIOS] + list(COUNTS)
+            if self.context_gain and length != self.lengths[0]:
+                names += ["context_gain", "context_gain_ci95"]
+            for name in names:
+                functions[metric_key(name, length)] = self._stored(metric_key(name, length))
+        return functions
+
+    def _nll(self, length: int) -> Callable[[list[Any]], Any]:
+        def aggregate(samples: list[Any]) -> Any:
+            totals = ClusterTotals.of(samples)
+            if length == self.lengths[0]:
+                self._shortest = totals
+            self._values.update(self._at_length(length, totals))
+            return self._values[metric_key("nll", length)]
+
+        return aggregate
+
+    def _stored(self, key: str) -> Callable[[list[Any]], Any]:
+        return lambda samples: self._values[key]
+
+    def _at_length(self, length: int, totals: ClusterTotals) -> dict[str, Any]:
+        estimates = {
+            unit: ratio_interval(totals.nll_nats, getattr(totals, unit), seed=self.seed)
+            for unit in ("tokens", "words", "bytes")
+        }
+        values: dict[str, Any] = {}
+        for metric, (unit, transform) in RATIOS.items():
+            values[metric_key(metric, length)] = _finite(transform, estimates[unit].estimate)
+            values[metric_key(f"{metric}_ci95", length)] = _interval(estimates[unit], transform)
+        values[metric_key("tokens", length)] = int(totals.tokens.sum())
+        values[metric_key("clusters", length)] = int((totals.tokens > 0).sum())
+        if self.context_gain and length != self.lengths[0] and self._shortest is not None:
+            gain = ratio_interval(self._shortest.nll_nats - totals.nll_nats, totals.tokens, seed=self.seed)
+            values[metric_key("context_gain", length)] = gain.estimate
+            values[metric_key("context_gain_ci95", length)] = _interval(gain, lambda nats: nats)
+        return values
+
+
+def _finite(transform: Callable[[float], float], value: float) -> float | None:
+    with np.errstate(over="ignore"):
+        result = float(transform(value))
+    return result if math.isfinite(result) else None
+
+
+def _interval(estimate: RatioEstimate, transform: Callable[[float], float]) -> Shown | None:
+    if estimate.low is None or estimate.high is None:
+        return None
+    low, high = _finite(transform, estimate.low), _finite(transform, estimate.high)
+    return None if low is None or high is None else Shown([low, high])

@@ -1,0 +1,149 @@
+"""What a user chooses with `--metadata`, checked once; and how context lengths are settled against corpus and model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from sbeval.errors import UserError
+
+DEFAULT_LENGTHS = tuple(2**power for power in range(9, 17))
+MOST_TARGETS = 256
+BLOCKS_PER_DOCUMENT = 4
+SEED = 1234
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Choices of one perplexity task.
+
+    Attributes:
+        context_lengths: lengths asked for in tokens, ascending, None for the defaults.
+        data_path: local file or folder to read instead of the corpus's own source.
+        bos: "text" or "window", None for the tokenizer's default.
+        separator: text between joined documents, None for the EOS token.
+        targets_per_window: scored targets of a fixed-target window, None for the protocol's default.
+        blocks_per_document: most target blocks one document gives.
+        context: "document" or "stream", where a window's left context may come from; None for the protocol's default.
+        max_length: longest input the model takes, None where no limit was given.
+        seed: seed of sampling and of the bootstrap.
+    """
+
+    context_lengths: tuple[int, ...] | None = None
+    data_path: Path | None = None
+    bos: str | None = None
+    separator: str | None = None
+    targets_per_window: int | None = None
+    blocks_per_document: int = BLOCKS_PER_DOCUMENT
+    context: str | None = None
+    max_length: int | None = None
+    seed: int = SEED
+
+    @classmethod
+    def from_metadata(cls, task: str, metadata: Mapping[str, Any]) -> Self:
+        """Reads the settings out of lm-eval's metadata, which also holds the model's arguments."""
+        path = metadata.get("data_path")
+        return cls(
+            context_lengths=_lengths(task, metadata.get("context_lengths")),
+            data_path=None if path is None else Path(str(path)).expanduser(),
+            bos=_choice(task, "bos", metadata.get("bos"), ("text", "window")),
+            separator=_text(task, "separator", metadata.get("separator")),
+            targets_per_window=_count(task, "targets_per_window", metadata.get("targets_per_window")),
+            blocks_per_document=_count(task, "blocks_per_document", metadata.get("blocks_per_document"))
+            or BLOCKS_PER_DOCUMENT,
+            context=_choice(task, "context", metadata.get("context"), ("document", "stream")),
+            max_length=_count(task, "max_length", metadata.get("max_length")),
+            seed=_seed(task, metadata.get("seed")),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Context lengths of a run, ascending, and the default ones left out."""
+
+    scored: tuple[int, ...]
+    dropped: tuple[int, ...] = ()
+
+
+def settle_lengths(
+    task: str,
+    settings: Settings,
+    *,
+    corpus_limit: int,
+    default_limit: int | None = None,
+    corpus_reason: str,
+) -> Lengths:
+    """Drops default lengths beyond the corpus or the model; refuses lengths that were asked for and do not fit.
+
+    Args:
+        task: name for the error.
+        settings: the user's choices.
+        corpus_limit: longest length the corpus can fill.
+        default_limit: longest length taken by default, where it is shorter than `corpus_limit`.
+        corpus_reason: what limits the corpus, and what would work, for the error.
+    """
+    if settings.context_lengths is not None:
+        longest = settings.context_lengths[-1]
+        if longest > corpus_limit:
+            raise UserError(
+                f"{task}: expected text for a context length of {longest} tokens, found text for {corpus_limit}: "
+                f"{corpus_reason}"
+            )
+        if settings.max_length is not None and longest > settings.max_length:
+            raise UserError(
+                f"{task}: expected a model that takes {longest} tokens, found max_length={settings.max_length}: "
+                "raise max_length in --model_args, or ask for shorter context_lengths."
+            )
+        return Lengths(scored=settings.context_lengths)
+    limits = [corpus_limit, default_limit, settings.max_length]
+    limit = min(value for value in limits if value is not None)
+    scored = tuple(length for length in DEFAULT_LENGTHS if length <= limit)
+    if not scored:
+        raise UserError(
+            f"{task}: expected text and a model for at least {DEFAULT_LENGTHS[0]} tokens, found {limit}: "
+            f"{corpus_reason} Shorter lengths are set with --metadata '{{\"context_lengths\": [...]}}'."
+        )
+    return Lengths(scored=scored, dropped=tuple(length for length in DEFAULT_LENGTHS if length > limit))
+
+
+def _lengths(task: str, value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    values = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    if not values or not all(isinstance(item, int) and not isinstance(item, bool) and item > 0 for item in values):
+        raise UserError(
+            f"{task}: expected context_lengths as a list of positive whole numbers, found {value!r}: "
+            "write --metadata '{\"context_lengths\": [1024, 4096]}'."
+        )
+    return tuple(sorted(set(values)))
+
+
+def _count(task: str, name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{task}: expected {name} as a positive whole number, found {value!r}: set it to 1 or more.")
+    return value
+
+
+def _text(task: str, name: str, value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"{task}: expected {name} as text, found {value!r}: put it in quotes.")
+    return value
+
+
+def _seed(task: str, value: Any) -> int:
+    if value is None:
+        return SEED
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise UserError(f"{task}: expected seed as a whole number of at least 0, found {value!r}: set one.")
+    return value
+
+
+def _choice(task: str, name: str, value: Any, choices: tuple[str, ...]) -> str | None:
+    if value is not None and value not in choices:
+        expected = " or ".join(f'"{choice}"' for choice in choices)
+        raise UserError(f"{task}: expected {name} as {expected}, found {value!r}: use one of these.")
+    return None if value is None else str(value)

@@ -1,0 +1,50 @@
+"""Inputs that do not fit are refused in one sentence."""
+
+import pytest
+import torch
+from attention_problems import problem
+
+from sbeval.attention import stickbreaking_attention
+from sbeval.attention.impl.triton.launch import backward_parameters, forward_parameters
+
+P = problem(batch=2, heads=4, groups=2, queries=5, keys=7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": P.q[0]}, "q must be"),
+        ({"q": P.q.long()}, "floating point"),
+        ({"q": P.q.float()}, "share one dtype"),
+        ({"v": P.v[..., :3]}, "k and v must have one shape"),
+        ({"q": P.q[:1]}, "agree in batch and head_dim"),
+        ({"q": P.q[:, :3]}, "multiple of key/value heads"),
+        ({"k": P.k[:, :, :4], "v": P.v[:, :, :4]}, "at most 4 fit"),
+        ({"skip_threshold": 0.0}, "between 0 and 1"),
+        ({"skip_threshold": 2.0}, "between 0 and 1"),
+        ({"seq_start": torch.zeros(3, dtype=torch.int32)}, "2 integers"),
+        ({"seq_start": torch.zeros(2)}, "2 integers"),
+        ({"impl": "fast"}, "impl must be"),
+        ({"impl": "triton"}, "fp64"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(changes: dict, message: str) -> None:
+    arguments = {"q": P.q, "k": P.k, "v": P.v, **changes}
+    with pytest.raises(ValueError, match=message):
+        stickbreaking_attention(**arguments)
+
+
+@pytest.mark.parametrize("head_dim", [1, 16, 32, 50, 64, 96, 128, 200, 256])
+@pytest.mark.parametrize("queries", [1, 17, 64, 1_000_000])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+def test_launch_parameters_are_powers_of_two_that_cover_the_head(
+    head_dim: int, queries: int, element_bytes: int
+) -> None:
+    forward = forward_parameters(head_dim=head_dim, queries=queries, element_bytes=element_bytes)
+    backward = backward_parameters(head_dim=head_dim, queries=queries, element_bytes=element_bytes)
+    for launch in (forward, backward):
+        for size in (launch.block_queries, launch.block_keys, launch.block_head_dim):
+            assert size >= 16
+            assert size & (size - 1) == 0
+        assert launch.block_head_dim >= head_dim
+    assert forward.block_queries % backward.block_queries == 0

@@ -1,0 +1,144 @@
+"""Every implementation against the fp64 reference, on ragged shapes, with gradients."""
+
+import pytest
+import torch
+from attention_problems import DEVICE, assert_within_budget, outputs_and_gradients, problem, relative_error
+
+from sbeval.attention import stickbreaking_attention
+
+SHAPES = [
+    pytest.param({"queries": 1}, id="1"),
+    pytest.param({"queries": 63, "head_dim": 50}, id="63-dim50"),
+    pytest.param({"queries": 65, "batch": 2, "heads": 4, "groups": 2}, id="65-grouped"),
+    pytest.param({"queries": 5, "keys": 200, "head_dim": 80}, id="5of200-dim80"),
+    pytest.param({"queries": 129, "keys": 140, "logit_scale": 3.0}, id="129of140-large-logits"),
+    pytest.param({"queries": 130, "head_dim": 64, "logit_scale": 0.05}, id="130-flat-logits"),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("attend_current", [False, True], ids=["strict", "current"])
+def test_blockwise_equals_reference(shape: dict, attend_current: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbeval.attention.impl.blockwise.QUERY_BLOCK", 32)
+    monkeypatch.setattr("sbeval.attention.impl.blockwise.KEY_BLOCK", 16)
+    p = problem(**shape)
+    exact = outputs_and_gradients(p, impl="reference", attend_current=attend_current)
+    found = outputs_and_gradients(p, impl="blockwise", attend_current=attend_current)
+    for name in exact:
+        torch.testing.assert_close(found[name], exact[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_kernels_meet_the_error_budget(shape: dict, dtype: torch.dtype) -> None:
+    low = problem(**shape, dtype=dtype)
+    exact = outputs_and_gradients(low.to(torch.float64), impl="reference")
+    rounded = outputs_and_gradients(low, impl="reference")
+    found = outputs_and_gradients(low, impl="triton")
+    for name in exact:
+        assert_within_budget(found[name], exact[name], rounded[name].to(dtype), name)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter's bf16 products are wrong, so bf16 needs a GPU")
+@pytest.mark.parametrize("head_dim", [32, 50, 64, 96, 128, 256])
+def test_kernels_meet_the_error_budget_in_bf16(head_dim: int) -> None:
+    low = problem(queries=700, keys=900, head_dim=head_dim, dtype=torch.bfloat16)
+    exact = outputs_and_gradients(low.to(torch.float64), impl="reference")
+    rounded = outputs_and_gradients(low, impl="reference")
+    found = outputs_and_gradients(low, impl="triton")
+    for name in exact:
+        assert_within_budget(found[name], exact[name], rounded[name].to(torch.bfloat16), name)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+def test_left_padding_changes_nothing(impl: str) -> None:
+    padding = 37
+    alone = problem(batch=1, queries=90, dtype=torch.float32)
+    padded = problem(batch=2, queries=90 + padding, dtype=torch.float32, seed=1)
+    for name in ("q", "k", "v", "d_output", "d_remainder"):
+        getattr(padded, name)[1, :, padding:] = getattr(alone, name)[0]
+    start = torch.tensor([0, padding], device=DEVICE)
+    expected = outputs_and_gradients(alone, impl=impl)
+    found = outputs_and_gradients(padded, impl=impl, seq_start=start)
+    for name in expected:
+        assert relative_error(found[name][1, :, padding:], expected[name][0]) < 1e-5, name
+    assert (found["output"][1, :, :padding] == 0).all()
+    assert (found["remainder"][1, :, :padding] == 1).all()
+    for name in ("dq", "dk", "dv"):
+        assert (found[name][1, :, :padding] == 0).all(), name
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+def test_queries_against_a_longer_prefix_are_the_last_rows_of_the_whole(impl: str) -> None:
+    p = problem(queries=150, dtype=torch.float32)
+    whole = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
+    for queries in (1, 2, 70):
+        last = stickbreaking_attention(p.q[:, :, -queries:], p.k, p.v, impl=impl)
+        assert relative_error(last.output, whole.output[:, :, -queries:]) < 1e-5
+        torch.testing.assert_close(last.remainder, whole.remainder[:, :, -queries:], rtol=1e-4, atol=1e-30)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+def test_older_and_newer_segments_combine_to_the_whole(impl: str) -> None:
+    p = problem(heads=1, queries=1, keys=100, dtype=torch.float32, logit_scale=0.3)
+    whole = stickbreaking_attention(p.q, p.k, p.v, attend_current=True, impl=impl)
+    older = stickbreaking_attention(p.q, p.k[:, :, :41], p.v[:, :, :41], attend_current=True, impl=impl)
+    newer = stickbreaking_attention(p.q, p.k[:, :, 41:], p.v[:, :, 41:], attend_current=True, impl=impl)
+    torch.testing.assert_close(newer.output + newer.remainder[..., None] * older.output, whole.output)
+    torch.testing.assert_close(newer.remainder * older.remainder, whole.remainder)
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "triton"])
+@pytest.mark.parametrize("threshold", [1e-1, 1e-3, 1e-5])
+def test_skipping_stays_within_its_bound(impl: str, threshold: float) -> None:
+    p = problem(queries=700, keys=900, heads=3, dtype=torch.float32, logit_scale=0.7)
+    exact = stickbreaking_attention(p.q, p.k, p.v, impl="reference")
+    found = stickbreaking_attention(p.q, p.k, p.v, impl=impl, skip_threshold=threshold)
+    assert (found.output - exact.output).abs().max() <= threshold * p.v.abs().max() + 1e-5
+    assert (found.remainder - exact.remainder).abs().max() <= threshold + 1e-6
+    assert not torch.equal(found.remainder, exact.remainder)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+def test_prepended_context_changes_nothing_once_the_stick_is_spent(impl: str) -> None:
+    p = problem(heads=1, queries=200, dtype=torch.float32, logit_scale=4.0)
+    short = stickbreaking_attention(p.q[:, :, -1:], p.k[:, :, 20:], p.v[:, :, 20:], impl=impl)
+    long = stickbreaking_attention(p.q[:, :, -1:], p.k, p.v, impl=impl)
+    assert short.remainder.max() < 1e-12
+    torch.testing.assert_close(long.output, short.output)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+@pytest.mark.parametrize("logit", [1e4, 1e30], ids=["1e4", "inf"])
+def test_extreme_logits_take_all_or_nothing(impl: str, logit: float) -> None:
+    p = problem(heads=1, queries=1, keys=40, dtype=torch.float32)
+    p.q.fill_(logit**0.5)
+    p.k.fill_(-(logit**0.5) if logit < 1e10 else -3e38)
+    p.k[:, :, 10] *= -1
+    p.k[:, :, 25] *= -1
+    found = stickbreaking_attention(p.q, p.k, p.v, scale=1.0, impl=impl)
+    torch.testing.assert_close(found.output[0, 0, 0], p.v[0, 0, 25])
+    assert found.remainder.item() == pytest.approx(0, abs=1e-30)
+    p.k[:, :, [10, 25]] *= -1
+    nothing = stickbreaking_attention(p.q, p.k, p.v, scale=1.0, impl=impl)
+    assert (nothing.output == 0).all()
+    assert (nothing.remainder == 1).all()
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row(impl: str) -> None:
+    p = problem(heads=1, queries=50, dtype=torch.float32)
+    clean = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
+    p.q[:, :, 30] = torch.nan
+    found = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
+    others = [row for row in range(50) if row != 30]
+    assert found.output[0, 0, 30].isnan().all()
+    torch.testing.assert_close(found.output[:, :, others], clean.output[:, :, others])
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "triton"])
+def test_strided_inputs_give_the_same_result(impl: str) -> None:
+    p = problem(heads=4, groups=4, queries=70, dtype=torch.float32)
+    strided = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (p.q, p.k, p.v)]
+    expected = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
+    assert torch.equal(stickbreaking_attention(*strided, impl=impl).output, expected.output)

@@ -1,0 +1,123 @@
+"""What a user can mend is one sentence: what was expected, what was found, what to do."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.api.instance import Instance
+
+from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
+
+
+def load(pretrained: Path | str, **kwargs: Any) -> StickBreakingLM:
+    return StickBreakingLM(str(pretrained), device="cpu", dtype="float32", **kwargs)
+
+
+def prompts(task: str, *texts: str, max_gen_toks: int = 8) -> list[Instance]:
+    return [
+        Instance(
+            request_type="generate_until",
+            doc={},
+            arguments=(text, {"until": ["\n"], "max_gen_toks": max_gen_toks}),
+            idx=index,
+            metadata=(task, index, 1),
+        )
+        for index, text in enumerate(texts)
+    ]
+
+
+def test_a_missing_checkpoint_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"no such folder: {tmp_path}/nothing: correct the path\.$"):
+        load(tmp_path / "nothing")
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"the folder {tmp_path} does not hold one"):
+        load(tmp_path)
+
+
+def test_a_checkpoint_without_weights_is_named(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="Expected a model's weights at pretrained="):
+        load(folder)
+
+
+def test_a_checkpoint_without_a_tokenizer_is_named(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(UserError, match="Expected a tokenizer at pretrained="):
+        load(folder)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["vocab"]["xyz"] = 100_000
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="the model's 302 embeddings, found ids up to 100000"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernels": "cuda"}, "kernels to be one of auto, triton, blockwise, reference, found 'cuda'"),
+        ({"kv_expand": "repeat"}, "kv_expand to be one of auto, interleave, tile"),
+        ({"truncation": "right"}, "truncation to be one of left, error"),
+        ({"skip_threshold": 1.5}, "skip_threshold to lie between 0 and 1, found 1.5"),
+        ({"training_length": -1}, "training_length to be a positive number of tokens, found -1"),
+        ({"max_batch_tokens": "many"}, "max_batch_tokens to be a positive number of tokens, found 'many'"),
+        ({"kernels": "blockwise"}, "for stick-breaking attention only, .* huggingface:llama: remove them"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_argument_is_named(options: dict[str, Any], message: str, checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match=message):
+        load(checkpoint("llama"), **options)
+
+
+@pytest.mark.parametrize("truncation", ["left", True, False, None])
+def test_long_prompts_are_cut_on_the_left_with_a_warning(
+    truncation: Any, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = load(checkpoint("llama"), truncation=truncation, max_length=64)
+    text = "Beautiful is better than ugly. " * 20
+    kept = lm.tok_decode(lm.tok_encode(text)[-56:])
+    caplog.set_level(logging.WARNING)
+    (long,) = lm.generate_until(prompts("hellaswag", text), disable_tqdm=True)
+    assert "1 of 1 prompts do not fit" in caplog.text
+    (short,) = lm.generate_until(prompts("hellaswag", kept), disable_tqdm=True)
+    assert long == short
+
+
+def test_long_prompts_are_an_error_where_asked(checkpoint: Callable[..., Path]) -> None:
+    lm = load(checkpoint("llama"), truncation="error", max_length=64)
+    needed = len(lm.tok_encode("ab" * 200)) + 8
+    with pytest.raises(UserError, match=f"found 1 of 2 longer: pass max_length={needed} in --model_args"):
+        lm.generate_until(prompts("hellaswag", "ab", "ab" * 200), disable_tqdm=True)
+
+
+def test_prompts_of_our_own_tasks_are_never_cut(checkpoint: Callable[..., Path]) -> None:
+    lm = load(checkpoint("llama"), max_length=64)
+    needed = len(lm.tok_encode("ab" * 200)) + 8
+    with pytest.raises(UserError, match=f"prompts of sb_niah .* pass max_length={needed} in --model_args"):
+        lm.generate_until(prompts("sb_niah", "ab" * 100, "ab" * 200), disable_tqdm=True)
+
+
+def test_a_generation_budget_that_leaves_no_room_is_an_error(checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match="max_gen_toks to be less than max_length=64, found 64"):
+        load(checkpoint("llama"), max_length=64).generate_until(prompts("t", "a", max_gen_toks=64), disable_tqdm=True)
+
+
+def test_a_continuation_longer_than_max_length_is_an_error(checkpoint: Callable[..., Path]) -> None:
+    request = Instance(request_type="loglikelihood", doc={}, arguments=("a", "b" * 99), idx=0, metadata=("t", 0, 1))
+    with pytest.raises(UserError, match="continuations of at most max_length=64 tokens, found one of 99"):
+        load(checkpoint("llama"), max_length=64).loglikelihood([request], disable_tqdm=True)

@@ -1,0 +1,99 @@
+"""lm-eval's own request types give what `hf` gives, in fp32, for models of many kinds."""
+
+import codecs
+import contextlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from sbeval.model_adapters.lm import StickBreakingLM
+
+ALL = ["llama", "qwen3", "gemma2", "gemma3", "granite", "mistral", "gpt_neox", "gpt2", "stickbreaking", "rope"]
+RTOL = 1e-5
+
+
+def english() -> str:
+    with contextlib.redirect_stdout(io.StringIO()):
+        import this
+    return codecs.decode(this.s, "rot13")
+
+
+def instances(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
+    return [
+        Instance(request_type=kind, doc={}, arguments=args, idx=i, metadata=("task", i, 1))
+        for i, args in enumerate(arguments)
+    ]
+
+
+def both(folder: Path, **kwargs: Any) -> tuple[HFLM, StickBreakingLM]:
+    common = {"pretrained": str(folder), "device": "cpu", "dtype": "float32", **kwargs}
+    return HFLM(**common), StickBreakingLM(**common)
+
+
+def assert_same_scores(found: list[Any], expected: list[Any]) -> None:
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=RTOL)
+
+
+@pytest.mark.parametrize("adds_bos", [False, True], ids=["plain", "adds-bos"])
+@pytest.mark.parametrize("architecture", ALL)
+def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint: Callable[..., Path]) -> None:
+    hf, sb = both(checkpoint(architecture, adds_bos=adds_bos), batch_size=3)
+    lines = [line for line in english().splitlines() if line]
+    pairs = [(line[: len(line) // 2], line[len(line) // 2 :]) for line in lines]
+    pairs += [
+        ("", "Namespaces are one honking great idea"),
+        ("Now is better than never. " * 20, "Although never"),
+        ("Simple is ", " better"),
+    ]
+    # multiple choice: one context, several continuations, of one token and of more
+    pairs += [("Beautiful is better than", choice) for choice in [" ugly", " a", " b", " implicit", "."]]
+    requests = instances("loglikelihood", pairs)
+    assert_same_scores(sb.loglikelihood(requests, disable_tqdm=True), hf.loglikelihood(requests, disable_tqdm=True))
+
+    rolling = instances("loglikelihood_rolling", [(english(),), (lines[2],), (english()[:200],), ("",)])
+    assert sb.loglikelihood_rolling(rolling, disable_tqdm=True) == pytest.approx(
+        hf.loglikelihood_rolling(rolling, disable_tqdm=True), rel=RTOL
+    )
+
+    prompts = instances(
+        "generate_until",
+        [(line, {"until": ["e"], "max_gen_toks": 8}) for line in lines[:4]]
+        + [(english(), {"until": "\n", "max_gen_toks": 5, "do_sample": False})],
+    )
+    assert sb.generate_until(prompts, disable_tqdm=True) == hf.generate_until(prompts, disable_tqdm=True)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, "auto"])
+def test_batching_does_not_change_results(batch_size: Any, checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama")
+    alone = StickBreakingLM(str(folder), device="cpu", dtype="float32")
+    batched = StickBreakingLM(
+        str(folder), device="cpu", dtype="float32", batch_size=batch_size, max_batch_tokens=100, max_length=90
+    )
+    alone._max_length = 90
+    lines = [line for line in english().splitlines() if line]
+    requests = instances("loglikelihood", [(line[:9], line[9:]) for line in lines])
+    assert_same_scores(
+        batched.loglikelihood(requests, disable_tqdm=True), alone.loglikelihood(requests, disable_tqdm=True)
+    )
+    prompts = instances("generate_until", [(line, {"until": ["\n"], "max_gen_toks": 6}) for line in lines])
+    assert batched.generate_until(prompts, disable_tqdm=True) == alone.generate_until(prompts, disable_tqdm=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"add_bos_token": True}, {"max_length": 20}, {"prefix_token_id": 5}, {"logits_cache": False}],
+    ids=lambda options: next(iter(options)),
+)
+def test_hf_arguments_mean_the_same(options: dict[str, Any], checkpoint: Callable[..., Path]) -> None:
+    hf, sb = both(checkpoint("llama"), **options)
+    rolling = instances("loglikelihood_rolling", [(english()[:300],)])
+    assert sb.loglikelihood_rolling(rolling) == pytest.approx(hf.loglikelihood_rolling(rolling), rel=RTOL)
+    pairs = instances("loglikelihood", [("", "There should be one"), ("and preferably", " only one"), ("and", " o")])
+    assert_same_scores(sb.loglikelihood(pairs), hf.loglikelihood(pairs))

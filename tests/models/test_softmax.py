@@ -1,0 +1,135 @@
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from sbeval.models import softmax
+from sbeval.models.biases import AlibiBias, FireBias, alibi_slopes
+from sbeval.models.softmax import softmax_attention
+
+
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, start: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """The definition with an [L, L] mask; rows of padding are zero."""
+    batch, heads, queries, _ = q.shape
+    keys = k.shape[2]
+    k, v = k.repeat_interleave(heads // k.shape[1], 1), v.repeat_interleave(heads // v.shape[1], 1)
+    logits = scale * q @ k.mT if bias is None else scale * q @ k.mT + bias
+    row = torch.arange(keys - queries, keys)[:, None]
+    key = torch.arange(keys)[None]
+    seen = ((key <= row) & (row - key < (window or keys)))[None].expand(batch, -1, -1)
+    if start is not None:
+        seen = seen & (key >= start[:, None, None])
+    weights = logits.masked_fill(~seen[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
+    return weights @ v
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    queries=st.integers(1, 12),
+    older=st.integers(0, 12),
+    group=st.sampled_from([1, 2]),
+    window=st.none() | st.integers(1, 9),
+    padded=st.booleans(),
+    scheme=st.sampled_from(["none", "alibi", "fire"]),
+    elements=st.sampled_from([1, 50, 1 << 20]),
+)
+def test_blocks_of_queries_equal_the_definition(
+    queries: int, older: int, group: int, window: int | None, padded: bool, scheme: str, elements: int
+) -> None:
+    torch.manual_seed(0)
+    keys, heads = queries + older, 4
+    q, k, v = torch.randn(2, heads, queries, 8), *torch.randn(2, 2, heads // group, keys, 8)
+    start = torch.tensor([0, keys // 2]) if padded else None
+    position = torch.arange(older, keys).expand(2, -1)
+    if start is not None:
+        position = (position - start[:, None]).clamp_min(0)
+    bias = {"none": None, "alibi": AlibiBias(heads), "fire": small_fire(heads)}[scheme]
+    dense = None
+    if bias is not None:
+        distance = torch.arange(older, keys)[:, None] - torch.arange(keys)
+        dense = bias(position, distance)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setitem(softmax.MASK_ELEMENTS, "cpu", elements)
+        output = softmax_attention(
+            q, k, v, scale=0.7, sliding_window=window, seq_start_B=start, bias=bias, position_ids_BQ=position
+        )
+        expected = written_out(q, k, v, 0.7, window, start, dense)
+    assert output.isfinite().all()
+    if start is not None:
+        token = (torch.arange(older, keys) >= start[:, None])[:, None, :, None]
+        output, expected = output * token, expected * token
+    assert_close(output, expected, rtol=1e-4, atol=1e-5)
+
+
+def small_fire(heads: int) -> FireBias:
+    fire = FireBias(heads)
+    with torch.no_grad():
+        for parameter in fire.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+        fire.scale.fill_(-0.3)
+        fire.threshold.fill_(4.0)
+    return fire
+
+
+@pytest.mark.parametrize("scheme", ["none", "alibi", "fire"])
+def test_gradients_through_blocks_are_those_of_one_block(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    bias: Any = {"none": None, "alibi": AlibiBias(4), "fire": small_fire(4)}[scheme]
+    leaves = [q, k, v, *(bias.parameters() if scheme == "fire" else [])]
+    gradients = []
+    for elements in (1 << 20, 100):
+        monkeypatch.setitem(softmax.MASK_ELEMENTS, "cpu", elements)
+        output = softmax_attention(q, k, v, scale=0.4, sliding_window=11, bias=bias)
+        gradients.append(torch.autograd.grad(output.square().sum(), leaves))
+    for whole, blocks in zip(*gradients, strict=True):
+        assert_close(whole, blocks, rtol=1e-4, atol=1e-4)
+
+
+def test_backward_keeps_no_mask_of_earlier_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(softmax.MASK_ELEMENTS, "cpu", 4 * 256 * 8)
+    q, k, v = (torch.randn(1, 4, 256, 8, requires_grad=True) for _ in range(3))
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        softmax_attention(q, k, v, scale=0.4, bias=AlibiBias(4))
+    assert sum(kept.values()) < 4 * 256 * 256
+
+
+@pytest.mark.parametrize(
+    ("heads", "slopes"),
+    [
+        (1, [2**-8]),
+        (4, [2**-2, 2**-4, 2**-6, 2**-8]),
+        (8, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]),
+        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
+        (12, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8, 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
+    ],
+)
+def test_alibi_slopes_are_those_of_the_paper(heads: int, slopes: list[float]) -> None:
+    assert alibi_slopes(heads) == slopes
+
+
+def test_fire_follows_its_formula_point_by_point() -> None:
+    torch.manual_seed(0)
+    fire = small_fire(3).double()
+    position = torch.tensor([[2, 9]])
+    distance = torch.tensor([[0, 1, 2], [7, 8, 9]])
+    with torch.no_grad():
+        bias = fire(position, distance)
+        for row, reach in enumerate((4.0, 9.0)):
+            for column in range(3):
+                share = torch.log1p(0.3 * distance[row, column]) / torch.log1p(torch.tensor(0.3 * reach))
+                inner = (fire.hidden.weight[:, 0].float() * share + fire.hidden.bias.float()).relu()
+                expected = fire.output.weight.float() @ inner + fire.output.bias.float()
+                assert_close(bias[0, :, row, column], expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,73 @@
+"""Random problems and the error budget shared by the attention tests."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from sbeval.attention import StickBreakingOutput, stickbreaking_attention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Inputs of one call and the gradients sent back through it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    d_output: Tensor
+    d_remainder: Tensor
+
+    def to(self, dtype: torch.dtype) -> "Problem":
+        fields = {field.name: getattr(self, field.name).to(dtype) for field in dataclasses.fields(self)}
+        return Problem(**fields)
+
+
+def problem(
+    *,
+    batch: int = 1,
+    heads: int = 2,
+    groups: int = 1,
+    queries: int,
+    keys: int | None = None,
+    head_dim: int = 16,
+    dtype: torch.dtype = torch.float64,
+    logit_scale: float = 1.0,
+    seed: int = 0,
+) -> Problem:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
+
+    keys = queries if keys is None else keys
+    return Problem(
+        q=normal(batch, heads, queries, head_dim) * logit_scale,
+        k=normal(batch, groups, keys, head_dim),
+        v=normal(batch, groups, keys, head_dim),
+        d_output=normal(batch, heads, queries, head_dim),
+        d_remainder=normal(batch, heads, queries),
+    )
+
+
+def outputs_and_gradients(p: Problem, **options: object) -> dict[str, Tensor]:
+    q, k, v = (tensor.detach().clone().requires_grad_() for tensor in (p.q, p.k, p.v))
+    out: StickBreakingOutput = stickbreaking_attention(q, k, v, **options)  # type: ignore[arg-type]
+    loss = (out.output * p.d_output).sum() + (out.remainder * p.d_remainder.to(out.remainder.dtype)).sum()
+    dq, dk, dv = torch.autograd.grad(loss, (q, k, v))
+    return {"output": out.output.detach(), "remainder": out.remainder.detach(), "dq": dq, "dk": dk, "dv": dv}
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    difference = (found.double() - exact.double()).norm()
+    return float(difference / exact.double().norm().clamp_min(1e-300))
+
+
+def assert_within_budget(found: Tensor, exact: Tensor, rounded: Tensor, name: str) -> None:
+    """Error against fp64 at most twice that of plain PyTorch with inputs and results rounded alike, plus rounding."""
+    assert torch.isfinite(found).all(), f"{name} is not finite"
+    allowed = 2 * relative_error(rounded, exact) + 16 * torch.finfo(found.dtype).eps
+    error = relative_error(found, exact)
+    assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"

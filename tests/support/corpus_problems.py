@@ -1,0 +1,104 @@
+"""Small tokenizers, corpora and a language model with a known answer, for the tests of corpora and perplexity."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sbeval.tasks
+import transformers
+from lm_eval import evaluate
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from sbeval.corpora import Corpus, make_document, resolve_tokens
+from sbeval.token_logprobs import TokenLogprobs
+
+BOS, EOS = 0, 1
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "old", "towers", "keep", "bells"]
+
+
+@functools.cache
+def tiny_tokenizer(*, adds_bos: bool = False) -> transformers.PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([" ".join(WORDS)] * 4, trainer)
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def random_text(words: int, seed: int) -> str:
+    """Words, commas, line breaks and characters of one to four bytes."""
+    random = np.random.default_rng(seed)
+    ends = [" ", " ", " ", ", ", "\n", " é ", " 😀 "]
+    return "".join(WORDS[random.integers(len(WORDS))] + ends[random.integers(len(ends))] for _ in range(words))
+
+
+def corpus_of(texts: list[str], name: str = "small") -> Corpus:
+    return Corpus(name=name, documents=lambda: (make_document(f"d{i}", text) for i, text in enumerate(texts)))
+
+
+def write_folder(folder: Path, sizes: list[int]) -> Path:
+    """One file a document, of about this many words each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, size in enumerate(sizes):
+        (folder / f"{index:03d}.txt").write_text(random_text(size, index), encoding="utf-8")
+    return folder
+
+
+class KnownLM(LM):  # type: ignore[misc]
+    """A model whose log-probability of a token is a formula in it, the token before, and the tokens read so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Any, ...]] = []
+
+    @staticmethod
+    def nll(before: NDArray[Any], target: NDArray[Any], read: NDArray[Any]) -> NDArray[np.float64]:
+        """NLL in nats; `read` counts the model's inputs up to the prediction."""
+        return np.asarray(1 + ((before * 31 + target * 17) % 101) / 50 + 1 / np.sqrt(read), np.float64)
+
+    def token_logprobs(self, requests: list[Any]) -> list[TokenLogprobs]:
+        answers = []
+        for request in requests:
+            key, length, lead_in, scored = request.args
+            self.seen.append(request.args)
+            targets = resolve_tokens(key)
+            assert len(targets) == length
+            inputs = np.concatenate([[lead_in], targets[:-1]])
+            nll = self.nll(inputs, targets, np.arange(1, length + 1))
+            answers.append(TokenLogprobs((-nll[length - scored :]).astype(np.float32)))
+        return answers
+
+    def loglikelihood(self, requests: list[Any]) -> Any:
+        raise NotImplementedError
+
+    def loglikelihood_rolling(self, requests: list[Any]) -> Any:
+        raise NotImplementedError
+
+    def generate_until(self, requests: list[Any]) -> Any:
+        raise NotImplementedError
+
+
+def run_task(name: str, model: LM, metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Runs one task through lm-eval and returns its results, samples and record."""
+    folder = str(Path(next(iter(sbeval.tasks.__path__))))
+    manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
+    results = evaluate(lm=model, task_dict=manager.load([name]), log_samples=True, bootstrap_iters=0, **options)
+    values = {key.removesuffix(",none"): value for key, value in results["results"][name].items()}
+    return {
+        "values": values,
+        "samples": results["samples"][name],
+        "record": results["configs"][name]["metadata"]["sbeval"],
+        "whole": results,
+    }

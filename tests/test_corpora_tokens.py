@@ -1,0 +1,153 @@
+"""The flat token array: whole documents, exact shares of words and bytes, and keys that any process resolves."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus_problems import EOS, corpus_of, random_text, tiny_tokenizer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sbeval.corpora import Layout, resolve_tokens, store, token_key, tokenize_corpus, tokenizer_sha256
+from sbeval.errors import UserError
+
+TEXTS = [random_text(60, 1), "é", random_text(20, 2), "  leading and trailing \n", random_text(90, 3)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path))
+    monkeypatch.setattr(store, "_open", {})
+    return tmp_path
+
+
+@pytest.mark.parametrize("batch_characters", [1, 100, 10**6])
+def test_every_document_is_its_own_encoding_then_the_separator(
+    batch_characters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "BATCH_CHARACTERS", batch_characters)
+    tokenizer = tiny_tokenizer()
+    corpus = tokenize_corpus(corpus_of(TEXTS), tokenizer, Layout((EOS, 7)))
+    expected = [token for text in TEXTS for token in [*tokenizer.encode(text), EOS, 7]]
+    assert corpus.tokens(0, corpus.total_tokens).tolist() == expected
+    for index, text in enumerate(TEXTS):
+        own = corpus.tokens(int(corpus.starts[index]), int(corpus.stops[index]))
+        assert own.tolist() == tokenizer.encode(text)
+    for start in range(0, corpus.total_tokens, 37):
+        stop = min(start + 50, corpus.total_tokens)
+        assert corpus.tokens(start, stop).tolist() == expected[start:stop]
+    with pytest.raises(ValueError, match="range"):
+        corpus.tokens(0, corpus.total_tokens + 1)
+
+
+def test_special_tokens_are_lm_evals_and_shared_where_there_are_none() -> None:
+    plain, adding = tiny_tokenizer(), tiny_tokenizer(adds_bos=True)
+    layout = Layout((EOS,), special_tokens=True)
+    with_bos = tokenize_corpus(corpus_of(["a fox", "<s>a fox"]), adding, layout)
+    assert with_bos.tokens(0, with_bos.total_tokens).tolist() == 2 * [*adding.encode("a fox"), EOS]
+    assert tokenize_corpus(corpus_of(TEXTS), plain, layout) is tokenize_corpus(corpus_of(TEXTS), plain, Layout((EOS,)))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@given(text=st.text(min_size=1), cut=st.floats(0, 1), adds_bos=st.booleans())
+def test_tokens_share_out_exactly_the_words_and_bytes_of_their_page(text: str, cut: float, adds_bos: bool) -> None:
+    layout = Layout((EOS,), special_tokens=adds_bos)
+    corpus = tokenize_corpus(corpus_of([text, "next"]), tiny_tokenizer(adds_bos=adds_bos), layout)
+    stop = int(corpus.starts[1])
+    nll = np.ones(corpus.total_tokens)
+    middle = int(cut * stop)
+    parts = [*corpus.document_sums(0, nll[:middle]), *corpus.document_sums(middle, nll[middle:])]
+    first = [part for part in parts if part.document == 0]
+    assert sum(part.tokens for part in first) == stop
+    assert sum(part.bytes for part in first) == pytest.approx(len(text.encode()))
+    assert sum(part.words for part in first) == pytest.approx(float(corpus.original_words[0]))
+    assert sum(part.nll_nats for part in parts) == pytest.approx(corpus.total_tokens)
+
+
+def test_a_tokens_bytes_are_those_of_its_text() -> None:
+    tokenizer = tiny_tokenizer()
+    text = "the é 😀 fox"
+    corpus = tokenize_corpus(corpus_of([text]), tokenizer, Layout())
+    ids = tokenizer.encode(text)
+    fox = tokenizer.encode(" fox")
+    tail = corpus.document_sums(len(ids) - len(fox), np.ones(len(fox)))[0]
+    assert (tail.bytes, tail.words) == (4.0, 1.0)
+
+
+def test_a_slow_tokenizer_has_no_shares_but_has_tokens() -> None:
+    class Slow:
+        is_fast = False
+        bos_token = eos_token = None
+        bos_token_id = eos_token_id = None
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0}
+
+        def encode(self, text: str) -> list[int]:
+            return [ord(character) for character in text]
+
+        def __call__(self, texts: list[str], **options: object) -> dict[str, list[list[int]]]:
+            return {"input_ids": [self.encode(text) for text in texts]}
+
+    corpus = tokenize_corpus(corpus_of(["abc"]), Slow(), Layout())
+    (part,) = corpus.document_sums(0, np.ones(2))
+    assert part.tokens == 2
+    assert np.isnan(part.words)
+    assert np.isnan(part.bytes)
+    assert corpus.original_bytes.tolist() == [3]
+
+
+def test_a_key_resolves_in_another_process(cache: Path) -> None:
+    corpus = tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout((EOS,)))
+    key = token_key(corpus, 11, 60)
+    program = f"from sbeval.corpora import resolve_tokens; print(resolve_tokens({key!r}).tolist())"
+    environment = os.environ | {"SBEVAL_CACHE": str(cache)}
+    other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == str(resolve_tokens(key).tolist()) == str(corpus.tokens(11, 60).tolist())
+
+
+def test_a_second_run_reads_what_the_first_one_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout((EOS,)))
+    monkeypatch.setattr(store, "_open", {})
+    monkeypatch.setattr(store, "encode_documents", None)
+    second = tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout((EOS,)))
+    assert second is not first
+    assert second.names == first.names
+    assert np.array_equal(second.tokens(0, second.total_tokens), first.tokens(0, first.total_tokens))
+
+
+def test_keys_differ_by_corpus_tokenizer_and_layout() -> None:
+    keys = {
+        token_key(tokenize_corpus(corpus_of(texts), tiny_tokenizer(adds_bos=bos), Layout(separator)), 0, 2)
+        for texts in (TEXTS, TEXTS[:3])
+        for bos in (False, True)
+        for separator in ((), (EOS,), tuple(range(30)))
+    }
+    assert len(keys) == 12
+    assert len({tokenizer_sha256(tiny_tokenizer(adds_bos=bos)) for bos in (False, True)}) == 2
+
+
+def test_padding_and_truncation_do_not_change_the_tokenizers_hash() -> None:
+    tokenizer = tiny_tokenizer.__wrapped__()
+    changed = tiny_tokenizer.__wrapped__()
+    changed.backend_tokenizer.enable_truncation(5)
+    changed.backend_tokenizer.enable_padding(length=7)
+    assert tokenizer_sha256(tokenizer) == tokenizer_sha256(changed)
+
+
+def test_a_key_whose_tokens_are_gone_is_one_clear_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = token_key(tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout()), 0, 5)
+    monkeypatch.setenv("SBEVAL_CACHE", str(cache / "elsewhere"))
+    monkeypatch.setattr(store, "_open", {})
+    with pytest.raises(UserError, match="SBEVAL_CACHE"):
+        resolve_tokens(key)
+
+
+def test_a_cache_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="SBEVAL_CACHE"):
+        tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout())

@@ -1,0 +1,105 @@
+"""Windows: lm-eval's own cut, the same targets at every length, and context that stays where it is said to stay."""
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from sbeval.corpora.windows import (
+    Window,
+    disjoint_windows,
+    document_target_blocks,
+    own_document_targets,
+    position_bins,
+    rolling_windows,
+    target_window,
+)
+
+
+@given(tokens=st.integers(0, 200), length=st.integers(1, 64), start=st.integers(0, 9))
+def test_rolling_is_lm_evals_cut(tokens: int, length: int, start: int) -> None:
+    text = list(range(start, start + tokens))
+    expected = [
+        ([*context, *targets][:-1], targets)
+        for context, targets in map(
+            make_disjoint_window,
+            get_rolling_token_windows(token_list=text, prefix_token=-1, max_seq_len=length, context_len=1),
+        )
+    ]
+    found = []
+    for window in rolling_windows(start, start + tokens, length):
+        lead_in = -1 if window.start == start else window.start - 1
+        inputs = [lead_in, *range(window.start, window.stop - 1)]
+        found.append((inputs, list(range(window.stop - window.scored, window.stop))))
+    assert found == expected
+
+
+@given(blocks=st.integers(1, 4), power=st.integers(0, 5))
+def test_disjoint_windows_score_every_target_once_at_every_length(blocks: int, power: int) -> None:
+    longest = 2**power
+    for length in (2**k for k in range(power + 1)):
+        windows = disjoint_windows(10, 10 + blocks * longest, length)
+        assert all(window.stop - window.start == window.scored == length for window in windows)
+        assert [t for w in windows for t in range(w.start, w.stop)] == list(range(10, 10 + blocks * longest))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 120), min_size=1, max_size=12),
+    longest=st.integers(4, 40),
+    targets=st.integers(1, 4),
+    limit=st.integers(1, 3),
+    seed=st.integers(0, 5),
+)
+def test_target_blocks_have_the_longest_context_inside_their_document(
+    sizes: list[int], longest: int, targets: int, limit: int, seed: int
+) -> None:
+    bounds = np.cumsum([0, *sizes])
+    starts, stops = bounds[:-1], bounds[1:]
+    options = {"longest": longest, "targets": targets, "blocks_per_document": limit, "seed": seed}
+    blocks = document_target_blocks(starts, stops, **options)
+    for block in blocks:
+        assert block.start - starts[block.document] >= longest
+        assert block.stop <= stops[block.document]
+        window = target_window(block, longest)
+        assert window.start - 1 >= starts[block.document]
+        assert (window.stop - window.start, window.scored) == (longest, targets)
+    assert len({block.start for block in blocks}) == len(blocks)
+    fit = [index for index, size in enumerate(sizes) if size >= longest + targets]
+    assert [block.document for block in blocks[: len(fit)]] == fit
+    assert blocks == document_target_blocks(starts, stops, **options)
+
+
+def test_position_bins_cover_every_position_once() -> None:
+    for length in (1, 2, 3, 100, 1024, 65536):
+        bins = position_bins(length)
+        assert bins[0][0] == 1
+        assert bins[-1][1] == length
+        assert all(first <= last for first, last in bins)
+        assert [after[0] - before[1] for before, after in pairwise(bins)] == [1] * (len(bins) - 1)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    length=st.integers(1, 30),
+    data=st.data(),
+    lead_in=st.booleans(),
+)
+def test_own_document_targets_are_those_whose_inputs_are_all_of_their_document(
+    sizes: list[int], length: int, data: st.DataObject, lead_in: bool
+) -> None:
+    starts = np.cumsum([0, *sizes])
+    total = int(starts[-1])
+    length = min(length, total)
+    begin = data.draw(st.integers(0, total - length))
+    scored = data.draw(st.integers(1, length))
+    document_of = np.repeat(np.arange(len(sizes)), sizes)
+    expected = 0
+    for target in range(begin + length - scored, begin + length):
+        inputs = [document_of[token] for token in range(begin, target)]
+        if lead_in and begin not in starts:
+            inputs.append(document_of[begin - 1])
+        expected += all(document == document_of[target] for document in inputs)
+    window = Window(begin, begin + length, scored)
+    assert own_document_targets(window, starts, lead_in=lead_in) == expected
