@@ -1,34 +1,17 @@
 """Keeps held-out text out of the training text: shared spans of tokens, found by a rolling hash."""
 
-import sysconfig
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 SPAN_TOKENS = 50
-STDLIB_LEFT_OUT = frozenset(
-    {"test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "distutils", "site-packages"}
-)
 
 _BASE = 0x9E3779B97F4A7C15
 _BASE_INVERSE = pow(_BASE, -1, 1 << 64)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _FILTER_BITS_MAX = 27
 _FILTER_SLOTS_A_HASH = 32
-
-
-def stdlib_files(folder: Path | None = None) -> list[Path]:
-    """Returns the .py files of a Python standard library that are held out for evaluation.
-
-    Args:
-        folder: the library's folder; None means the running interpreter's.
-    """
-    root = folder if folder is not None else Path(sysconfig.get_path("stdlib"))
-    return sorted(
-        file for file in root.rglob("*.py") if not STDLIB_LEFT_OUT.intersection(file.relative_to(root).parts[:-1])
-    )
 
 
 def span_hashes(tokens: NDArray[np.uint16], span_tokens: int = SPAN_TOKENS) -> NDArray[np.uint64]:

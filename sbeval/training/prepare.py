@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.corpora.sources import stdlib_corpus
 from sbeval.errors import UserError
-from sbeval.training.corpus import Document, collect, download
-from sbeval.training.decontamination import SPAN_TOKENS, SpanIndex, near_duplicates, stdlib_files
+from sbeval.training.corpus import DOCUMENT_SEPARATOR, Document, collect, download
+from sbeval.training.decontamination import SPAN_TOKENS, SpanIndex, near_duplicates
 from sbeval.training.recipe import load_recipe
 from sbeval.training.tokenizer import encode_all, train_tokenizer
 
-SEPARATOR = "\0"
 _TOKENIZER_SAMPLE = 6
 
 
@@ -67,9 +67,8 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
     print(f"{sum(map(len, tokens))} tokens", flush=True)
 
     duplicates = near_duplicates(tokens, recipe.near_duplicate_share)
-    held_out = [file for folder in stdlib_folders for file in stdlib_files(folder)]
-    held_out_texts = [file.read_text(encoding="utf-8", errors="replace") for file in held_out]
-    held_out_tokens = list(encode_all(tokenizer, held_out_texts))
+    held_out = [document.text for folder in stdlib_folders for document in stdlib_corpus(folder).documents()]
+    held_out_tokens = list(encode_all(tokenizer, held_out))
     index = SpanIndex(held_out_tokens)
     shared = np.array([index.shared_spans(document) for document in tokens])
     keep = ~duplicates & (shared == 0)
@@ -82,7 +81,7 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
         f"{int(duplicates.sum())} near duplicates and {int((shared > 0).sum())} that share a span with held-out text"
     )
     print(f"{len(kept)} files kept, left out: {left_out}; compressing takes minutes", flush=True)
-    payload = SEPARATOR.join(document.text for document in kept).encode()
+    payload = DOCUMENT_SEPARATOR.join(document.text for document in kept).encode()
     record: dict[str, Any] = {
         "recipe": dataclasses.asdict(recipe),
         "packages": [{"requirement": package.requirement, "wheel_sha256": package.sha256} for package in packages],

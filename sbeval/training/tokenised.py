@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.training.prepare import SEPARATOR
+from sbeval.training.corpus import DOCUMENT_SEPARATOR
 from sbeval.training.recall_text import RecallWriter
 from sbeval.training.tokenizer import END_OF_TEXT, encode_all, save_tokenizer
 
@@ -84,7 +84,7 @@ def _unpack(packed: Path) -> tuple[list[str], str, dict[str, Any]]:
     digest = hashlib.sha256(payload).hexdigest()
     if digest != record["text_sha256"]:
         raise UserError(f"expected text with sha256 {record['text_sha256']} in {packed}, found {digest}; copy it again")
-    return payload.decode().split(SEPARATOR), data["tokenizer.json"].decode(), record
+    return payload.decode().split(DOCUMENT_SEPARATOR), data["tokenizer.json"].decode(), record
 
 
 def _recall_array(

@@ -1,14 +1,16 @@
+import bisect
+import heapq
 import json
 import shutil
 import tarfile
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sbeval.errors import UserError
 from sbeval.training.corpus import download, is_hand_written
-from sbeval.training.decontamination import stdlib_files
 from sbeval.training.prepare import DataRecipe, prepare
 from sbeval.training.recipe import load_recipe
 from sbeval.training.tokenised import tokenise
@@ -26,7 +28,7 @@ def write_wheel(folder, name, version, files):
 def wheels(tmp_path, source_texts):
     own = {f"own/module_{index}.py": text for index, text in enumerate(source_texts)}
     copied = {"other/copy.py": source_texts[0], "other/_vendor/x.py": source_texts[1] + "\n# changed\n" * 9}
-    library = {"other/stolen.py": next(f for f in stdlib_files() if f.name == "bisect.py").read_text()}
+    library = {"other/stolen.py": Path(bisect.__file__).read_text()}
     write_wheel(tmp_path / "wheels", "own_package", "1.0", own)
     write_wheel(tmp_path / "wheels", "other", "2.1", copied | library)
     return tmp_path / "wheels"
@@ -36,8 +38,8 @@ def wheels(tmp_path, source_texts):
 def library(tmp_path):
     folder = tmp_path / "library"
     folder.mkdir()
-    for name in ("bisect.py", "heapq.py"):
-        shutil.copy(next(file for file in stdlib_files() if file.name == name), folder)
+    for module in (bisect, heapq):
+        shutil.copy(module.__file__, folder)
     return folder
 
 
