@@ -27,7 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25"
 	@echo "installing the packages of constraints.txt into $(VENV); this takes some minutes the first time"
-	$(BIN)/python -m pip install --quiet $(EXTRA_PIP) --constraint constraints.txt --editable ".[dev]"
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet $(EXTRA_PIP) --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/sbeval install-plugin
 	@touch $@
 
