@@ -13,6 +13,7 @@ from sbeval.errors import UserError
 
 CHECKPOINTS = ("stickbreaking", "rope")
 TRAINING_LENGTH_TOKENS = 1024
+MODEL_ARGS = {"dtype": "float32"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +38,11 @@ def lengths(longest_multiple: int) -> tuple[int, ...]:
     return tuple(length for length in doublings if length <= longest)
 
 
-# Sized for about five minutes on two cores. Intervals need 20 files, so fixed_target takes that many at least; few
-# files of the standard library are long enough for more than 16x inside one file, joined ones go on to 64x.
+# ON_CPU is sized for five minutes on two cores. Few files of the standard library are long enough for more than 16x
+# inside one file; joined ones go on to 64x.
 ON_CPU = (
-    DemoTask(name="sb_stdlib_stream", context_lengths=lengths(16), blocks=2),
-    DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths(16), blocks=20),
+    DemoTask(name="sb_stdlib_stream", context_lengths=lengths(16), blocks=1),
+    DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths(16), blocks=3),
 )
 ON_GPU = (
     DemoTask(name="sb_stdlib_stream", context_lengths=lengths(64), blocks=24),
@@ -74,7 +75,8 @@ def evaluate(
     run = results / datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
     steps = [(checkpoint, task) for checkpoint in checkpoints for task in tasks]
     for number, (checkpoint, task) in enumerate(steps, start=1):
-        print(f"\n[{number}/{len(steps)}] {checkpoint.name} on {task.name}; the same as\n{_command(checkpoint, task)}")
+        print(f"\n[{number}/{len(steps)}] {checkpoint.name} on {task.name}; the same as")
+        print(shlex.join(command(checkpoint, task)), flush=True)
         _evaluate_one(checkpoint, task, run / checkpoint.name, device)
     return run
 
@@ -82,14 +84,17 @@ def evaluate(
 def shipped_checkpoints() -> list[Path]:
     """Returns the folders of the checkpoints that come with the package."""
     folder = Path(str(importlib.resources.files("sbeval.demo"))) / "checkpoints"
-    found = [folder / name for name in CHECKPOINTS]
-    for checkpoint in found:
-        if not (checkpoint / "model.safetensors").is_file():
-            raise UserError(
-                f"expected the demo's checkpoint in {checkpoint}, found no model.safetensors there: "
-                "install sbeval again from a complete clone"
-            )
-    return found
+    return [require_checkpoint(folder / name) for name in CHECKPOINTS]
+
+
+def require_checkpoint(folder: Path) -> Path:
+    """Returns the folder, or raises a `UserError` where it holds no weights."""
+    if not (folder / "model.safetensors").is_file():
+        raise UserError(
+            f"expected a checkpoint of the demo in {folder}, found no model.safetensors there: install sbeval again "
+            "from a complete clone"
+        )
+    return folder
 
 
 def _evaluate_one(checkpoint: Path, task: DemoTask, output: Path, device: str) -> None:
@@ -100,7 +105,7 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, output: Path, device: str) -
     from lm_eval.utils import setup_logging
 
     setup_logging("WARNING")
-    model_args = {"pretrained": str(checkpoint), "dtype": "float32"}
+    model_args = {"pretrained": str(checkpoint), **MODEL_ARGS}
     metadata = {**model_args, "context_lengths": list(task.context_lengths)}
     tracker = EvaluationTracker(output_path=str(output))
     # lm-eval's own fourteen thousand task names take seconds to read and are not needed
@@ -122,12 +127,14 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, output: Path, device: str) -
         tracker.save_results_samples(task_name=name, samples=rows)
 
 
-def _command(checkpoint: Path, task: DemoTask) -> str:
+def command(checkpoint: Path, task: DemoTask) -> list[str]:
+    """Returns the command line that does the same as one step of the demo."""
+    model_args = {"pretrained": str(checkpoint), **MODEL_ARGS}
     options = {
-        "--model_args": f"pretrained={checkpoint},dtype=float32",
+        "--model_args": ",".join(f"{key}={value}" for key, value in model_args.items()),
         "--tasks": task.name,
         "--metadata": json.dumps({"context_lengths": list(task.context_lengths)}),
         "--limit": str(task.blocks),
         "--output_path": "results/",
     }
-    return shlex.join(["sbeval", "run", *(part for option in options.items() for part in option)])
+    return ["sbeval", "run", *(part for option in options.items() for part in option)]
