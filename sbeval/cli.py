@@ -59,9 +59,12 @@ def report(
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the page.")] = Path("report"),
     results: Annotated[Path, typer.Option(help="Folder for lm-eval's results files.")] = Path("results/demo"),
+    text: Annotated[
+        Path | None, typer.Option(help="File or folder to read in place of Python's standard library.")
+    ] = None,
 ) -> None:
     """Evaluate the two shipped checkpoints past their training length and build the page."""
-    folder = _load("sbeval.demo.evaluation", "evaluate")(results)
+    folder = _load("sbeval.demo.evaluation", "evaluate")(results, text=text)
     _build_report([folder], output, "Stick-breaking and RoPE past their training length")
 
 

@@ -1,4 +1,4 @@
-"""The demo's evaluation, on checkpoints small enough to build here and the standard library itself."""
+"""The demo's evaluation, on checkpoints small enough to build here."""
 
 import json
 from pathlib import Path
@@ -47,9 +47,13 @@ def test_every_checkpoint_is_scored_at_every_length_on_the_same_blocks(
     checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(4):
+        (text / f"{number}.txt").write_text(f"{number} counts as a file of its own.\n" * 40)
     lengths = (64, 128, 256)
     task = evaluation.DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths, blocks=3)
-    run = evaluation.evaluate(tmp_path / "results", checkpoints=checkpoints, tasks=[task])
+    run = evaluation.evaluate(tmp_path / "results", checkpoints=checkpoints, tasks=[task], text=text)
     scored = []
     for checkpoint in checkpoints:
         (file,) = (run / checkpoint.name).rglob("results_*.json")
@@ -66,11 +70,11 @@ def test_the_shown_command_is_what_lm_eval_understands() -> None:
     from sbeval.lm_eval_command import parse
 
     task = evaluation.ON_CPU[0]
-    program, run, *arguments = evaluation.command(Path("a folder/rope"), task)
+    program, run, *arguments = evaluation.command(Path("a folder/rope"), task, Path("my text.txt"))
     chosen = parse(arguments)
     assert (program, run) == ("sbeval", "run")
     assert chosen.model_args == {"pretrained": "a folder/rope", **evaluation.MODEL_ARGS}
-    assert chosen.metadata == {"context_lengths": list(task.context_lengths)}
+    assert chosen.metadata == {"context_lengths": list(task.context_lengths), "data_path": "my text.txt"}
     assert (chosen.tasks, chosen.limit) == ([task.name], task.blocks)
 
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sbeval import plugin
 from sbeval.errors import UserError
@@ -51,7 +52,11 @@ ON_GPU = (
 
 
 def evaluate(
-    results: Path, *, checkpoints: Sequence[Path] | None = None, tasks: Sequence[DemoTask] | None = None
+    results: Path,
+    *,
+    checkpoints: Sequence[Path] | None = None,
+    tasks: Sequence[DemoTask] | None = None,
+    text: Path | None = None,
 ) -> Path:
     """Evaluates checkpoints on the demo's tasks and shows what it does.
 
@@ -59,6 +64,7 @@ def evaluate(
         results: folder that gets a new folder for this run.
         checkpoints: checkpoint folders; None takes those shipped.
         tasks: what to run; None takes what suits this machine.
+        text: file or folder to read in place of the standard library.
 
     Returns:
         The folder of this run's results and samples files.
@@ -76,8 +82,8 @@ def evaluate(
     steps = [(checkpoint, task) for checkpoint in checkpoints for task in tasks]
     for number, (checkpoint, task) in enumerate(steps, start=1):
         print(f"\n[{number}/{len(steps)}] {checkpoint.name} on {task.name}; the same as")
-        print(shlex.join(command(checkpoint, task)), flush=True)
-        _evaluate_one(checkpoint, task, run / checkpoint.name, device)
+        print(shlex.join(command(checkpoint, task, text)), flush=True)
+        _evaluate_one(checkpoint, task, text, run / checkpoint.name, device)
     return run
 
 
@@ -97,7 +103,7 @@ def require_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def _evaluate_one(checkpoint: Path, task: DemoTask, output: Path, device: str) -> None:
+def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: Path, device: str) -> None:
     plugin.install()
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
@@ -106,7 +112,7 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, output: Path, device: str) -
 
     setup_logging("WARNING")
     model_args = {"pretrained": str(checkpoint), **MODEL_ARGS}
-    metadata = {**model_args, "context_lengths": list(task.context_lengths)}
+    metadata = {**model_args, **_metadata(task, text)}
     tracker = EvaluationTracker(output_path=str(output))
     # lm-eval's own fourteen thousand task names take seconds to read and are not needed
     manager = TaskManager(include_path=str(plugin.tasks_folder()), include_defaults=False, metadata=metadata)
@@ -127,14 +133,19 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, output: Path, device: str) -
         tracker.save_results_samples(task_name=name, samples=rows)
 
 
-def command(checkpoint: Path, task: DemoTask) -> list[str]:
+def command(checkpoint: Path, task: DemoTask, text: Path | None) -> list[str]:
     """Returns the command line that does the same as one step of the demo."""
     model_args = {"pretrained": str(checkpoint), **MODEL_ARGS}
     options = {
         "--model_args": ",".join(f"{key}={value}" for key, value in model_args.items()),
         "--tasks": task.name,
-        "--metadata": json.dumps({"context_lengths": list(task.context_lengths)}),
+        "--metadata": json.dumps(_metadata(task, text)),
         "--limit": str(task.blocks),
         "--output_path": "results/",
     }
     return ["sbeval", "run", *(part for option in options.items() for part in option)]
+
+
+def _metadata(task: DemoTask, text: Path | None) -> dict[str, Any]:
+    lengths = {"context_lengths": list(task.context_lengths)}
+    return lengths if text is None else {**lengths, "data_path": str(text)}
