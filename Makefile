@@ -8,13 +8,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 ROOMS := tasks model_adapters reports
 TEST_WORKERS ?= 2
+TESTS ?= tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint types bench clean
 
 help:
 	@echo "make demo     evaluate the two shipped checkpoints, write report/index.html"
-	@echo "make test     run the tests"
+	@echo "make test     run the tests; TESTS=... names some, TEST_WORKERS=... sets the processes"
 	@echo "make check    lint, formatting and types"
 	@echo "make bench    measure what this machine can measure (benchmarks/)"
 	@echo "make setup    only install into .venv"
@@ -23,7 +24,7 @@ help:
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt setup.py
-	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or newer, found none: install one, or name it with make PYTHON=..." >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Expected Python 3.11 or newer, found none: install one, or name it with make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25"
 	@echo "installing the packages of constraints.txt into $(VENV); this takes some minutes the first time"
@@ -35,7 +36,7 @@ demo: $(INSTALLED)
 	$(BIN)/sbeval demo
 
 test: $(INSTALLED)
-	$(BIN)/pytest -n $(TEST_WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) $(TESTS)
 
 check: lint types
 

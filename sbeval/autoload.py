@@ -27,7 +27,7 @@ def install(site_packages: Path | None = None) -> Path:
         target.write_text(line, encoding="utf-8")
     except OSError as error:
         raise UserError(
-            f"expected to write {target}, and could not ({error.strerror}): install sbeval into a virtual "
-            "environment of your own, or use `sbeval run` in place of `lm_eval --model sb`"
+            f"Expected to write {target}, and could not ({error.strerror}): install sbeval into a virtual "
+            "environment of your own, or use `sbeval run` in place of `lm_eval --model sb`."
         ) from error
     return target

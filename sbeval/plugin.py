@@ -45,8 +45,8 @@ def tasks_folder() -> Path:
     spec = importlib.util.find_spec(TASKS_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
-            f"expected the package {TASKS_PACKAGE}, found none: install sbeval with `pip install .` "
-            "instead of running it from the source folder"
+            f"Expected the package {TASKS_PACKAGE}, found none: install sbeval with `pip install .` "
+            "instead of running it from the source folder."
         )
     return Path(next(iter(spec.submodule_search_locations)))
 

@@ -97,8 +97,8 @@ def require_checkpoint(folder: Path) -> Path:
     """Returns the folder, or raises a `UserError` where it holds no weights."""
     if not (folder / "model.safetensors").is_file():
         raise UserError(
-            f"expected a checkpoint of the demo in {folder}, found no model.safetensors there: install sbeval again "
-            "from a complete clone"
+            f"Expected a checkpoint of the demo in {folder}, found no model.safetensors there: install sbeval again "
+            "from a complete clone."
         )
     return folder
 
