@@ -30,8 +30,9 @@ def test_help_names_the_commands_without_importing_torch() -> None:
     assert lines[-1] == "False False"
 
 
-def test_tasks_prints_the_folder_for_include_path() -> None:
-    assert run([SBEVAL, "tasks"]).stdout == f"{tasks_folder()}\n"
+@pytest.mark.parametrize("command", [[SBEVAL], [sys.executable, "-m", "sbeval"]], ids=["script", "module"])
+def test_tasks_prints_the_folder_for_include_path(command: list[str | Path]) -> None:
+    assert run([*command, "tasks"]).stdout == f"{tasks_folder()}\n"
 
 
 def test_help_of_run_is_that_of_lm_eval() -> None:
