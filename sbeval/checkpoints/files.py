@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -28,9 +30,6 @@ def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
     name = str(path_or_id)
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or path.exists():
         raise UserError(f"expected a checkpoint folder or a hub id such as owner/name, found nothing at {name!r}")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
     texts = ["*.json", "*.txt", "*.model", "*.jinja"]
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*texts, "*.safetensors"]))

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -19,6 +21,12 @@ from sbeval.checkpoints.moduleformer import read_moduleformer
 from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
+
+_RELEASED = {
+    **dict.fromkeys((*FLAT_TYPES, *BLOCK_TYPES), "dolomite"),
+    FLA_TYPE: "fla",
+    MODULEFORMER_TYPE: "moduleformer",
+}
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -45,6 +53,29 @@ class LoadedCheckpoint:
     folder: Path
 
 
+def released_format(path_or_id: str | Path, revision: str | None = None) -> str | None:
+    """Returns which format beyond transformers' own a checkpoint has, from its `config.json` alone.
+
+    Args:
+        path_or_id: a folder or a hub id, of which nothing but the configuration is downloaded.
+        revision: branch, tag or commit of a hub id.
+
+    Returns:
+        "dolomite", "fla" or "moduleformer": `load_checkpoint` reads them. None where transformers loads the checkpoint
+        itself, or finds nothing there.
+    """
+    folder = Path(path_or_id).expanduser()
+    if not folder.is_dir():
+        try:
+            folder = Path(hf_hub_download(str(path_or_id), "config.json", revision=revision)).parent
+        except (HfHubHTTPError, HFValidationError, OSError):
+            return None
+    if not (folder / "config.json").is_file():
+        return None
+    source = read_config(folder)
+    return _RELEASED.get(str(source.get("model_type")))
+
+
 def load_checkpoint(
     path_or_id: str | Path,
     *,
@@ -69,21 +100,22 @@ def load_checkpoint(
     """
     folder = find_folder(path_or_id, revision)
     source = read_config(folder)
-    model_type = source.get("model_type")
     wanted = _dtype(dtype)
     weights = Weights(folder)
-    if model_type in FLAT_TYPES or model_type in BLOCK_TYPES:
+    released = _RELEASED.get(str(source.get("model_type")))
+    if released == "dolomite":
         name, config, tensors = read_dolomite(read_dolomite_config(source), weights, kv_expand)
         model: Any = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
-    elif model_type == FLA_TYPE:
+    elif released == "fla":
         name, config, tensors = read_fla(source, weights)
         model = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
-    elif model_type == MODULEFORMER_TYPE:
+    elif released == "moduleformer":
         name, experts_config, tensors = read_moduleformer(source, weights)
         model = build(ModuleFormerForCausalLM, experts_config, tensors, wanted or weights.dtype())
     else:
         model = _from_transformers(folder, wanted, trust_remote_code)
         name = "sbeval" if isinstance(model.config, SbevalConfig) else f"huggingface:{model.config.model_type}"
+    model.name_or_path = model.config.name_or_path = str(folder)
     model = model.to(device).eval()
     own = isinstance(model.config, SbevalConfig)
     attention = model.config.attention if own else str(model.config.model_type)

@@ -37,8 +37,9 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Loads a checkpoint as transformers does, from safetensors files only."""
-        if not kwargs.setdefault("use_safetensors", True):
+        if kwargs.get("use_safetensors") is False:
             raise UserError("checkpoints of this family are safetensors files; remove use_safetensors=False")
+        kwargs["use_safetensors"] = True
         return super().from_pretrained(*args, **kwargs)
 
     @torch.no_grad()

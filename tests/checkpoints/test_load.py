@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sbeval.checkpoints import load_checkpoint
+from sbeval.checkpoints import load_checkpoint, released_format
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, fla_logits, save, tokens
@@ -153,6 +153,31 @@ def test_pickled_weights_load_without_running_code(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="truncated or damaged"):
         load_checkpoint(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "expected"),
+    [
+        ("stickbreaking", "dolomite"),
+        ("gpt_base", "dolomite"),
+        ("stickbreaking_attn", "fla"),
+        ("moduleformer", "moduleformer"),
+        ("sbeval", None),
+        ("llama", None),
+    ],
+)
+def test_released_formats_are_told_by_the_configuration_alone(
+    model_type: str, expected: str | None, tmp_path: Path
+) -> None:
+    assert released_format(tmp_path) is None
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert released_format(tmp_path) == expected
+    assert released_format(tmp_path / "nothing") is None
+
+
+def test_a_loaded_model_remembers_where_its_tokenizer_is(tmp_path: Path) -> None:
+    model = load_checkpoint(save(tmp_path, *dolomite())).model
+    assert model.name_or_path == model.config.name_or_path == str(tmp_path)
 
 
 def test_a_dtype_without_meaning_is_refused(tmp_path: Path) -> None:
