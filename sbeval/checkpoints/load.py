@@ -165,7 +165,7 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
 
 
 def _from_transformers(folder: Path, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError, RuntimeError):
         import fla.models  # noqa: F401  (registers its model types)
     loader: Any = AutoModelForCausalLM
     try:

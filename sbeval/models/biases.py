@@ -34,6 +34,7 @@ class AlibiBias(nn.Module):
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.slopes = alibi_slopes(heads)
+        self.channels = heads
 
     def forward(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
         """Returns [1, H, R, C] in fp32."""
@@ -52,6 +53,7 @@ class FireBias(nn.Module):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
+        self.channels = max(heads, FIRE_WIDTH)
         self.scale = nn.Parameter(torch.empty(()))
         self.threshold = nn.Parameter(torch.empty(()))
         self.hidden = nn.Linear(1, FIRE_WIDTH)

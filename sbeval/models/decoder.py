@@ -155,6 +155,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             output_hidden_states: also return the residual stream before each block and the final state.
             kwargs: what transformers passes to every model; not used.
         """
+        if kwargs.get("output_attentions"):
+            raise UserError("attention weights are never held, so output_attentions is not supported; remove it")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -267,6 +269,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
             use_cache=use_cache,
             rope_frequencies=rope_frequencies,
             output_hidden_states=kwargs.pop("output_hidden_states", None),
+            output_attentions=kwargs.pop("output_attentions", None),
             return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Most elements of one block's mask or bias, by device: small enough for memory, large enough to keep it busy."""
-_ROW_MULTIPLE = 16
+_MULTIPLE = 16
 
 
 class Bias(Protocol):
@@ -25,6 +25,10 @@ class Bias(Protocol):
     @property
     def by_distance(self) -> bool:
         """Whether the distance alone decides, so that positions are not needed."""
+
+    @property
+    def channels(self) -> int:
+        """Most numbers held at once for each pair of query and key."""
 
     def __call__(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
         """From positions [B or 1, R] of queries and distances to keys (>= 0 where seen) to [B or 1, H, R, C]."""
@@ -68,7 +72,7 @@ def softmax_attention(
     k_BHKD, v_BHKD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGKD, v_BGKD))
     by_distance = seq_start_B is None and (bias is None or bias.by_distance)
     per_row = seq_start_B is not None or (not by_distance and position_ids_BQ is not None and len(position_ids_BQ) > 1)
-    layers = (q_BHQD.shape[0] if per_row else 1) * (1 if bias is None else heads)
+    layers = (q_BHQD.shape[0] if per_row else 1) * (1 if bias is None else bias.channels)
     rows = _rows_of_a_block(queries, keys, sliding_window, layers, q_BHQD.device)
 
     def mask(last: int, rows: int, columns: int, position_BR: Tensor | None) -> Tensor:
@@ -91,14 +95,14 @@ def softmax_attention(
             q_BHRD, k[:, :, last - columns : last], v[:, :, last - columns : last], attn_mask=own, scale=scale
         )
 
-    widest = min(keys, rows + sliding_window - 1)
+    widest = min(keys, _aligned(rows + sliding_window - 1))
     shared = mask(keys, min(rows, queries), widest, None) if by_distance else None
     outputs = []
     # the first block is the short one: the others then start at multiples of `rows` from the newest key
     for stop in range((queries - 1) % rows + 1, queries + 1, rows):
         start = max(0, stop - rows)
         last = keys - queries + stop
-        columns = min(last, stop - start + sliding_window - 1)
+        columns = min(last, _aligned(stop - start + sliding_window - 1))
         q_BHRD = q_BHQD[:, :, start:stop]
         if shared is not None:
             own = shared[:, :, start - stop :, widest - columns :]
@@ -122,4 +126,9 @@ def _rows_of_a_block(queries: int, keys: int, sliding_window: int, layers: int, 
         # rows * (rows + window) elements; more rows than the window would mostly look at masked keys
         rows = max(rows, min(sliding_window, budget // (2 * sliding_window)))
     rows = max(1, min(rows, queries))
-    return rows - rows % _ROW_MULTIPLE if rows > _ROW_MULTIPLE else rows
+    return rows - rows % _MULTIPLE if rows > _MULTIPLE else rows
+
+
+def _aligned(columns: int) -> int:
+    """Rounded up, so that slices of a mask start where PyTorch's kernels can read them without a copy."""
+    return -(-columns // _MULTIPLE) * _MULTIPLE
