@@ -58,7 +58,7 @@ def convert_checkpoint(
         )
     loaded.model.save_pretrained(destination)
     for name in _TOKENIZER_FILES:
-        if (loaded.folder / name).is_file():
+        if loaded.folder is not None and (loaded.folder / name).is_file():
             shutil.copyfile(loaded.folder / name, destination / name)
     return loaded
 

@@ -18,6 +18,13 @@ _SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
 _PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
 
 
+def is_hub_id(path_or_id: str | Path) -> bool:
+    """Whether a name can only mean a repository of the hub: nothing is there, and it does not look like a path."""
+    name = str(path_or_id)
+    looks_like_path = isinstance(path_or_id, Path) or name.startswith(("/", ".", "~")) or name.count("/") > 1
+    return not looks_like_path and not Path(name).exists()
+
+
 def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
     """Returns the local folder of a checkpoint, downloading it where it is named by its hub id.
 
@@ -28,7 +35,7 @@ def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
     if path.is_dir():
         return path
     name = str(path_or_id)
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or path.exists():
+    if not is_hub_id(path_or_id):
         raise UserError(f"expected a checkpoint folder or a hub id such as owner/name, found nothing at {name!r}")
     texts = ["*.json", "*.txt", "*.model", "*.jinja"]
     try:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sbeval.checkpoints.dolomite import KvExpand, read_dolomite
 from sbeval.checkpoints.dolomite_config import BLOCK_TYPES, FLAT_TYPES, read_dolomite_config
-from sbeval.checkpoints.files import Weights, find_folder, read_config
+from sbeval.checkpoints.files import Weights, find_folder, is_hub_id, read_config
 from sbeval.checkpoints.fla import MODEL_TYPE as FLA_TYPE
 from sbeval.checkpoints.fla import read_fla
 from sbeval.checkpoints.moduleformer import MODEL_TYPE as MODULEFORMER_TYPE
@@ -42,7 +42,7 @@ class LoadedCheckpoint:
         training_length_tokens: training length before any scaling, None where unknown.
         extended_from: the parent of a context extension, or None.
         attention: the scheme, or a transformers model's type.
-        folder: where the files are.
+        folder: where the files are; None for a transformers model of the hub, whose files are in its cache.
     """
 
     model: PreTrainedModel
@@ -50,7 +50,7 @@ class LoadedCheckpoint:
     training_length_tokens: int | None
     extended_from: dict[str, Any] | None
     attention: str
-    folder: Path
+    folder: Path | None
 
 
 def released_format(path_or_id: str | Path, revision: str | None = None) -> str | None:
@@ -65,7 +65,7 @@ def released_format(path_or_id: str | Path, revision: str | None = None) -> str 
         itself, or finds nothing there.
     """
     folder = Path(path_or_id).expanduser()
-    if not folder.is_dir():
+    if is_hub_id(path_or_id):
         try:
             folder = Path(hf_hub_download(str(path_or_id), "config.json", revision=revision)).parent
         except (HfHubHTTPError, HFValidationError, OSError):
@@ -98,14 +98,19 @@ def load_checkpoint(
     Raises:
         UserError: nothing is found, files are missing or damaged, or a part is not supported.
     """
+    wanted = _dtype(dtype)
+    released = released_format(path_or_id, revision)
+    model: Any
+    if released is None and is_hub_id(path_or_id):
+        model = _from_transformers(str(path_or_id), wanted, trust_remote_code, revision)
+        return _described(model.to(device).eval(), None, None)
     folder = find_folder(path_or_id, revision)
     source = read_config(folder)
-    wanted = _dtype(dtype)
     weights = Weights(folder)
-    released = _RELEASED.get(str(source.get("model_type")))
+    name: str | None = None
     if released == "dolomite":
         name, config, tensors = read_dolomite(read_dolomite_config(source), weights, kv_expand)
-        model: Any = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
+        model = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
     elif released == "fla":
         name, config, tensors = read_fla(source, weights)
         model = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
@@ -113,11 +118,15 @@ def load_checkpoint(
         name, experts_config, tensors = read_moduleformer(source, weights)
         model = build(ModuleFormerForCausalLM, experts_config, tensors, wanted or weights.dtype())
     else:
-        model = _from_transformers(folder, wanted, trust_remote_code)
-        name = "sbeval" if isinstance(model.config, SbevalConfig) else f"huggingface:{model.config.model_type}"
+        model = _from_transformers(str(folder), wanted, trust_remote_code, None)
     model.name_or_path = model.config.name_or_path = str(folder)
-    model = model.to(device).eval()
+    return _described(model.to(device).eval(), name, folder)
+
+
+def _described(model: Any, name: str | None, folder: Path | None) -> LoadedCheckpoint:
     own = isinstance(model.config, SbevalConfig)
+    if name is None:
+        name = "sbeval" if own else f"huggingface:{model.config.model_type}"
     attention = model.config.attention if own else str(model.config.model_type)
     return LoadedCheckpoint(
         model=model,
@@ -146,13 +155,19 @@ def build(kind: type[Model], config: Any, tensors: dict[str, Tensor], dtype: tor
     """Returns a model with these tensors, none missing and none too many."""
     with torch.device("meta"):
         model = kind(config)
-    owned = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
+    owned = {name: _alone(tensor.to(dtype)) for name, tensor in tensors.items()}
     if config.tie_word_embeddings:
         owned["lm_head.weight"] = owned["model.embed_tokens.weight"]
     model.load_state_dict(owned, strict=True, assign=True)
     model.tie_weights()
     model.config.dtype = dtype
     return model
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor in storage of its own, so that a part does not keep the whole it was cut from."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
@@ -164,28 +179,28 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
     return found
 
 
-def _from_transformers(folder: Path, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
+def _from_transformers(
+    name: str, dtype: torch.dtype | None, trust_remote_code: bool, revision: str | None
+) -> PreTrainedModel:
+    where: dict[str, Any] = {"trust_remote_code": trust_remote_code} | ({"revision": revision} if revision else {})
     with contextlib.suppress(ImportError, RuntimeError):
         import fla.models  # noqa: F401  (registers its model types)
     loader: Any = AutoModelForCausalLM
     try:
-        AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        AutoConfig.from_pretrained(name, **where)
         model, info = loader.from_pretrained(
-            folder,
-            dtype=dtype or "auto",
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
+            name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **where
         )
     except UserError:
         raise
     except (ValueError, OSError, RuntimeError, KeyError, ImportError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"transformers cannot load the checkpoint in {folder}: {reason}") from error
-    for name, found, expected in sorted(info["mismatched_keys"]):
-        raise UserError(f"{name} should be {list(expected)} by the configuration, but is {list(found)}")
+        raise UserError(f"transformers cannot load the checkpoint {name}: {reason}") from error
+    for tensor, found, expected in sorted(info["mismatched_keys"]):
+        raise UserError(f"{tensor} should be {list(expected)} by the configuration, but is {list(found)}")
     missing = sorted(info["missing_keys"])
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise UserError(f"the checkpoint in {folder} lacks tensors: {', '.join(missing[:3])}{more}")
-    return model
+        raise UserError(f"the checkpoint {name} lacks tensors: {', '.join(missing[:3])}{more}")
+    loaded: PreTrainedModel = model
+    return loaded
