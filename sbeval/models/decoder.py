@@ -3,115 +3,21 @@
 Shape suffixes: B batch, L new positions, E hidden_size, V vocabulary.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers import initialization as init
+from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
-from sbeval.models.attention import HeadNorm, Kernels, Positions, StickBreakingMixer
-from sbeval.models.biases import FIRE_INITIAL_SCALE, FIRE_INITIAL_THRESHOLD, FireBias
+from sbeval.models.attention import Positions
 from sbeval.models.blocks import DecoderBlock, make_norm
 from sbeval.models.config import SbevalConfig
 from sbeval.models.padding import sequence_starts
-from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin, rope_frequencies
-
-
-class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """Loading, saving and initial weights of the family."""
-
-    config_class = SbevalConfig
-    config: SbevalConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _no_split_modules = ["DecoderBlock"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Loads a checkpoint as transformers does, from safetensors files only."""
-        if not kwargs.setdefault("use_safetensors", True):
-            raise UserError("checkpoints of this family are safetensors files; remove use_safetensors=False")
-        return super().from_pretrained(*args, **kwargs)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | HeadNorm):
-            init.ones_(module.weight)
-            if not isinstance(module, nn.RMSNorm):
-                init.zeros_(module.bias)
-        elif isinstance(module, StickBreakingMixer) and module.remainder == "head_bias":
-            init.zeros_(module.head_bias)
-        elif isinstance(module, FireBias):
-            init.constant_(module.scale, FIRE_INITIAL_SCALE)
-            init.constant_(module.threshold, FIRE_INITIAL_THRESHOLD)
-
-    def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
-        """Chooses how stick-breaking attention is computed from now on; nothing of it is saved.
-
-        Args:
-            impl: "auto", "reference", "blockwise" or "triton".
-            skip_threshold: stick below which older keys are skipped; None visits all.
-
-        Raises:
-            UserError: the model has no stick-breaking attention and something other than the default was asked for.
-        """
-        kernels = Kernels(impl=impl, skip_threshold=skip_threshold)
-        if self.config.attention != "stickbreaking" and kernels != Kernels():
-            raise UserError(
-                f"kernels can be chosen for stick-breaking attention, got impl={impl!r} and "
-                f"skip_threshold={skip_threshold} for a model with attention={self.config.attention!r}"
-            )
-        for module in self.modules():
-            if isinstance(module, StickBreakingMixer):
-                module.kernels = kernels
-
-    def rope_frequencies_for(
-        self, length_tokens: int, scaling: Mapping[str, Any] | None = None, *, original_length_tokens: int | None = None
-    ) -> RopeFrequencies:
-        """Returns the frequencies for a request, to be passed to `forward` or `generate` as `rope_frequencies`.
-
-        Args:
-            length_tokens: the request's context length with all tokens it may generate.
-            scaling: from `parse_rope_scaling`, instead of the checkpoint's own; `rope_theta` stays the
-                checkpoint's unless the scaling names one.
-            original_length_tokens: training length before any scaling; None takes the checkpoint's.
-
-        Raises:
-            UserError: the model has no rotary embeddings.
-        """
-        own = self.config.rope_parameters
-        if own is None:
-            raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.attention!r}")
-        base: dict[str, Any] = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
-        parameters = own if scaling is None else {**base, **scaling}
-        original = (
-            original_length_tokens
-            or own.get("original_max_position_embeddings")
-            or self.config.training_length_tokens
-            or self.config.max_position_embeddings
-        )
-        head_dim = self.config.head_dim
-        assert head_dim is not None
-        assert original is not None
-        return rope_frequencies(
-            parameters,
-            head_dim=head_dim,
-            original_length_tokens=original,
-            length_tokens=length_tokens,
-            max_position_embeddings=self.config.max_position_embeddings,
-        )
+from sbeval.models.pretrained import SbevalPreTrainedModel
+from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin
 
 
 class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
@@ -119,7 +25,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
 
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([DecoderBlock(config, index) for index in range(config.num_hidden_layers)])
         self.norm = make_norm(config)
         self.gradient_checkpointing = False
@@ -154,6 +60,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             output_hidden_states: also return the residual stream before each block and the final state.
             kwargs: what transformers passes to every model; not used.
         """
+        if kwargs.get("output_attentions"):
+            raise UserError("attention weights are never held, so output_attentions is not supported; remove it")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -266,6 +174,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
             use_cache=use_cache,
             rope_frequencies=rope_frequencies,
             output_hidden_states=kwargs.pop("output_hidden_states", None),
+            output_attentions=kwargs.pop("output_attentions", None),
             return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

@@ -4,6 +4,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, rms_norm, silu
 from torch.testing import assert_close
 
+from sbeval.errors import UserError
 from sbeval.models import SbevalForCausalLM
 from tests.models.small import VARIANTS, small_config, small_model, tokens
 
@@ -166,3 +167,14 @@ def test_gradient_checkpointing_gives_the_same_gradients(variant: str) -> None:
         assert gradient is not None, name
         assert gradient.abs().max() > 0, name
         assert_close(gradients[1][name], gradient)
+
+
+def test_hidden_states_are_those_between_the_blocks_and_attentions_are_refused() -> None:
+    model, ids = small_model(), tokens(1, 6)
+    with torch.no_grad():
+        outputs = model(ids, output_hidden_states=True)
+    assert len(outputs.hidden_states) == 3
+    assert torch.equal(outputs.hidden_states[0], model.model.embed_tokens(ids))
+    assert_close(model.head_logits(outputs.hidden_states[-1]), outputs.logits)
+    with pytest.raises(UserError, match="output_attentions"):
+        model(ids, output_attentions=True)

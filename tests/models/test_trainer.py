@@ -8,6 +8,7 @@ from sbeval.models import SbevalForCausalLM
 from tests.models.small import small_config, tokens
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 @pytest.mark.parametrize("attention", ["stickbreaking", "rope"])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_trainer_learns_a_sequence_by_heart(attention: str, bf16: bool, tmp_path: Path) -> None:

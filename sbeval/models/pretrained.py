@@ -1,0 +1,108 @@
+"""What both classes of the family share: loading, initial weights, kernels, and RoPE's frequencies."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from sbeval.attention.api import Implementation
+from sbeval.errors import UserError
+from sbeval.models.attention import HeadNorm, Kernels, StickBreakingMixer
+from sbeval.models.biases import FIRE_INITIAL_SCALE, FIRE_INITIAL_THRESHOLD, FireBias
+from sbeval.models.config import SbevalConfig
+from sbeval.models.rope import RopeFrequencies, rope_frequencies
+
+
+class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
+    """Loading, saving and initial weights of the family."""
+
+    config_class = SbevalConfig
+    config: SbevalConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _no_split_modules = ["DecoderBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Loads a checkpoint as transformers does, from safetensors files only."""
+        if kwargs.get("use_safetensors") is False:
+            raise UserError("checkpoints of this family are safetensors files; remove use_safetensors=False")
+        kwargs["use_safetensors"] = True
+        return super().from_pretrained(*args, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | HeadNorm):
+            init.ones_(module.weight)
+            if not isinstance(module, nn.RMSNorm):
+                init.zeros_(module.bias)
+        elif isinstance(module, StickBreakingMixer) and module.remainder == "head_bias":
+            init.zeros_(module.head_bias)
+        elif isinstance(module, FireBias):
+            init.constant_(module.scale, FIRE_INITIAL_SCALE)
+            init.constant_(module.threshold, FIRE_INITIAL_THRESHOLD)
+
+    def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
+        """Chooses how stick-breaking attention is computed from now on; nothing of it is saved.
+
+        Args:
+            impl: "auto", "reference", "blockwise" or "triton".
+            skip_threshold: stick below which older keys are skipped; None visits all.
+
+        Raises:
+            UserError: the model has no stick-breaking attention and something other than the default was asked for.
+        """
+        kernels = Kernels(impl=impl, skip_threshold=skip_threshold)
+        if self.config.attention != "stickbreaking" and kernels != Kernels():
+            raise UserError(
+                f"kernels can be chosen for stick-breaking attention, got impl={impl!r} and "
+                f"skip_threshold={skip_threshold} for a model with attention={self.config.attention!r}"
+            )
+        for module in self.modules():
+            if isinstance(module, StickBreakingMixer):
+                module.kernels = kernels
+
+    def rope_frequencies_for(
+        self, length_tokens: int, scaling: Mapping[str, Any] | None = None, *, original_length_tokens: int | None = None
+    ) -> RopeFrequencies:
+        """Returns the frequencies for a request, to be passed to `forward` or `generate` as `rope_frequencies`.
+
+        Args:
+            length_tokens: the request's context length with all tokens it may generate.
+            scaling: from `parse_rope_scaling`, instead of the checkpoint's own; `rope_theta` stays the
+                checkpoint's unless the scaling names one.
+            original_length_tokens: training length before any scaling; None takes the checkpoint's.
+
+        Raises:
+            UserError: the model has no rotary embeddings.
+        """
+        own = self.config.rope_parameters
+        if own is None:
+            raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.attention!r}")
+        base: dict[str, Any] = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
+        parameters = own if scaling is None else {**base, **scaling}
+        original = (
+            original_length_tokens
+            or own.get("original_max_position_embeddings")
+            or self.config.training_length_tokens
+            or self.config.max_position_embeddings
+        )
+        head_dim = self.config.head_dim
+        assert head_dim is not None
+        assert original is not None
+        return rope_frequencies(
+            parameters,
+            head_dim=head_dim,
+            original_length_tokens=original,
+            length_tokens=length_tokens,
+            max_position_embeddings=self.config.max_position_embeddings,
+        )
