@@ -10,13 +10,15 @@ import datasets
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
+from numpy.typing import NDArray
 from sbeval.tasks.perplexity.inputs import load_corpus, load_tokenizer
 from sbeval.tasks.perplexity.metrics import PerplexityMetrics
-from sbeval.tasks.perplexity.settings import Lengths, Settings
+from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, Lengths, Settings, settle_lengths
 
 from sbeval.corpora import Layout, TokenizedCorpus, adds_bos, prefix_token_id, separator_ids, token_key, tokenize_corpus
 from sbeval.corpora.windows import Window, own_document_targets
 from sbeval.errors import UserError
+from sbeval.intervals import MINIMUM_CLUSTERS
 from sbeval.records import ClusterSums, TaskRecord
 from sbeval.token_logprobs import REQUEST_TYPE, TokenLogprobsRequest
 
@@ -32,11 +34,13 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         protocol: name in results.
         special_tokens: whether documents are encoded with the special tokens their tokenizer adds.
         identical_targets: whether every length scores the same targets with only the context differing.
+        default_context: where a window's left context comes from unless the user says otherwise.
     """
 
     protocol: str
     special_tokens = False
     identical_targets = False
+    default_context = "stream"
 
     settings: Settings
     corpus: TokenizedCorpus
@@ -63,7 +67,35 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
     @property
     def context(self) -> str:
         """Where a window's left context may come from: "document" or "stream"."""
-        return "stream"
+        return self.settings.context or self.default_context
+
+    def strides(self) -> dict[int, int] | None:
+        """Returns the stride at every length where windows overlap."""
+        return None
+
+    def settle_full_windows(self, *, targets: int) -> Lengths:
+        """Takes lengths that leave room for `targets` more tokens, in the stream or inside a document.
+
+        Inside documents the default lengths are those that enough documents for an interval can fill, or any document
+        where there are not as many.
+        """
+        if self.context == "stream":
+            return settle_lengths(
+                self.config.task,
+                self.settings,
+                corpus_limit=self.corpus.total_tokens,
+                corpus_reason="ask for shorter context_lengths or give a longer text.",
+            )
+        room = np.sort(self.corpus.document_tokens)[::-1] - targets
+        enough = int(room[MINIMUM_CLUSTERS - 1]) if len(room) >= MINIMUM_CLUSTERS else 0
+        return settle_lengths(
+            self.config.task,
+            self.settings,
+            corpus_limit=max(int(room[0]), 0),
+            default_limit=enough if enough >= DEFAULT_LENGTHS[0] else None,
+            corpus_reason=f"the longest document has {int(room[0]) + targets} tokens, {targets} of them targets; ask "
+            'for shorter context_lengths, give longer documents, or set "context": "stream".',
+        )
 
     def targets_per_window(self) -> int | None:
         """Scored targets of every window where the protocol fixes them."""
@@ -74,11 +106,14 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         name, metadata = self.config.task, self.config.metadata
         self.settings = Settings.from_metadata(name, metadata)
         tokenizer = load_tokenizer(name, metadata)
-        source = load_corpus(name, self.config.dataset_name, self.settings)
-        separator = self.separator(tokenizer)
-        self.corpus = tokenize_corpus(source, tokenizer, Layout(separator, self.special_tokens))
+        try:
+            source = load_corpus(self.config.dataset_name, self.settings)
+            separator = self.separator(tokenizer)
+            self.corpus = tokenize_corpus(source, tokenizer, Layout(separator, self.special_tokens))
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
         self.bos = self.bos_policy(tokenizer)
-        self._start_token = separator[-1] if separator and self.bos != "hf" else prefix_token_id(tokenizer)
+        self.start_token = separator[-1] if separator and self.bos != "hf" else prefix_token_id(tokenizer)
         self._bos_token = tokenizer.bos_token_id
         self.lengths = self.settle()
         if self.lengths.dropped:
@@ -100,6 +135,7 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
             lengths=list(self.lengths.scored),
             dropped_lengths=list(self.lengths.dropped),
             targets_per_window=self.targets_per_window(),
+            strides={str(length): stride for length, stride in (self.strides() or {}).items()} or None,
             tokenizer_sha256=self.corpus.tokenizer_sha256,
             seed=self.settings.seed,
             lm_eval_version=importlib.metadata.version("lm_eval"),
@@ -159,7 +195,7 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         return self.metrics.sample(rows)
 
     def rows(
-        self, doc: Mapping[str, Any], context_length: int, nll: Mapping[Window, np.ndarray[Any, Any]]
+        self, doc: Mapping[str, Any], context_length: int, nll: Mapping[Window, NDArray[np.float64]]
     ) -> list[ClusterSums]:
         """Adds a block's targets at one length up by source document."""
         sums: dict[int, list[float]] = {}
@@ -213,14 +249,14 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         if self.bos == "window":
             return int(self._bos_token)
         if window.start == 0:
-            return self._start_token
+            return self.start_token
         return int(self.corpus.tokens(window.start - 1, window.start)[0])
 
     def _distinct_windows(self, block: Mapping[str, Any]) -> Iterator[Window]:
         windows = (window for length in self.lengths.scored for window in self.windows(block, length))
         return iter(dict.fromkeys(windows))
 
-    def _checked(self, window: Window, result: Any) -> np.ndarray[Any, Any]:
+    def _checked(self, window: Window, result: Any) -> NDArray[np.float64]:
         logprobs = np.asarray(result.logprobs, np.float64)
         if logprobs.shape != (window.scored,):
             raise ValueError(f"expected {window.scored} log-probabilities from the model, found shape {logprobs.shape}")
