@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, MOST_TARGETS, Lengths
-from sbeval.tasks.perplexity.task import PerplexityTask
-
 from sbeval.corpora.windows import TargetBlock, Window, document_target_blocks, stream_target_blocks, target_window
 from sbeval.errors import UserError
+from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, MOST_TARGETS, Lengths
+from sbeval.tasks.perplexity.task import PerplexityTask
 
 
 class FixedTarget(PerplexityTask):

@@ -38,6 +38,22 @@ class Shown(tuple[Any, ...]):
     __str__ = __repr__
 
 
+class SampleMetrics(dict[str, Any]):
+    """What one sample logs, and the further keys that are computed from all samples' rows.
+
+    lm-eval logs what the dictionary holds and aggregates what `items()` yields. Without this difference every sample
+    would log a hundred empty values.
+    """
+
+    def __init__(self, logged: dict[str, Any], computed: Iterable[str]) -> None:
+        super().__init__(logged)
+        self._computed = tuple(computed)
+
+    def items(self) -> Any:
+        """Yields the logged rows, then None for every computed key."""
+        return [*super().items(), *((key, None) for key in self._computed if key not in self)]
+
+
 @dataclass
 class ClusterTotals:
     """Sums per source document over all samples; [C] each."""
@@ -76,10 +92,10 @@ class PerplexityMetrics:
     _values: dict[str, Any] = field(default_factory=dict)
     _shortest: ClusterTotals | None = None
 
-    def sample(self, rows_by_length: dict[int, list[ClusterSums]]) -> dict[str, Any]:
-        """Returns what one sample adds to each key: its rows under `nll@L`, None elsewhere."""
-        sample: dict[str, Any] = {metric_key("nll", length): rows for length, rows in rows_by_length.items()}
-        return sample | {key: None for key in self.aggregation() if key not in sample}
+    def sample(self, rows_by_length: dict[int, list[ClusterSums]]) -> SampleMetrics:
+        """Returns what one sample adds: its rows under `nll@L`, and nothing of its own under the other keys."""
+        rows = {metric_key("nll", length): rows for length, rows in rows_by_length.items()}
+        return SampleMetrics(rows, self.aggregation())
 
     def aggregation(self) -> dict[str, Callable[[list[Any]], Any]]:
         """Returns lm-eval's functions from the samples' values to a result, `nll@L` before what rests on it."""

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from sbeval.tasks.perplexity.metrics import Shown
-from sbeval.tasks.perplexity.settings import Lengths
-from sbeval.tasks.perplexity.task import PerplexityTask
 
 from sbeval.corpora.windows import Window, disjoint_windows, position_bins, sliding_windows
 from sbeval.errors import UserError
+from sbeval.tasks.perplexity.metrics import SampleMetrics, Shown
+from sbeval.tasks.perplexity.settings import Lengths
+from sbeval.tasks.perplexity.task import PerplexityTask
 
 
 class Stream(PerplexityTask):
@@ -94,14 +94,13 @@ class Position(Stream):
         lengths = self.settle_full_windows(targets=0)
         return Lengths(scored=lengths.scored[-1:], dropped=lengths.dropped)
 
-    def process_results(self, doc: Mapping[str, Any], results: Any) -> dict[str, Any]:
+    def process_results(self, doc: Mapping[str, Any], results: Any) -> SampleMetrics:
         """Adds the block's NLL by position to its rows by source document."""
         sample = super().process_results(doc, results)
         nll = -np.asarray(results[0].logprobs, np.float64)
         bins = position_bins(self.lengths.scored[0])
-        return sample | {
-            "position_nll": [[float(nll[first - 1 : last].sum()), last - first + 1] for first, last in bins]
-        }
+        sample["position_nll"] = [[float(nll[first - 1 : last].sum()), last - first + 1] for first, last in bins]
+        return sample
 
     def aggregation(self) -> dict[str, Any]:
         """Adds the mean NLL of every bin."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sbeval.tasks
 from corpus_problems import BOS, EOS, KnownLM, run_task, tiny_tokenizer, write_folder
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_table
 
+import sbeval.tasks
 from sbeval.corpora import store
 from sbeval.intervals import ratio_interval
 from sbeval.records import TaskRecord, parse_metric_key
@@ -219,6 +219,10 @@ def test_files_and_tables_survive_and_the_record_is_whole(corpus: Path, protocol
         parsed = parse_metric_key(key)
         if parsed and parsed[0].endswith("_ci95"):
             assert value is None, "three clusters at most are too few for an interval"
+    assert set(found["samples"][0]["metrics"]) <= {
+        *(f"nll@{length:07d}" for length in LENGTHS),
+        "position_nll",
+    }
     table = make_table(found["whole"])
     assert max(map(len, table.splitlines())) < 140
     record = TaskRecord.from_json(text["configs"][f"sb_stdlib_{protocol}"]["metadata"]["sbeval"])
