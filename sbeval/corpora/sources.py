@@ -1,6 +1,7 @@
 """Corpora of their own kind: wikitext pages, and the running interpreter's standard library."""
 
 import importlib.util
+import os
 import platform
 import re
 import sysconfig
@@ -41,11 +42,10 @@ def stdlib_corpus(root: Path | None = None) -> Corpus:
     library = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
 
     def documents() -> Iterator[Document]:
-        paths = [
-            path.relative_to(library).as_posix()
-            for path in library.rglob("*.py")
-            if not STDLIB_LEFT_OUT.intersection(path.relative_to(library).parts)
-        ]
+        paths = []
+        for folder, folders, files in os.walk(library):
+            folders[:] = [name for name in folders if name not in STDLIB_LEFT_OUT]
+            paths += [(Path(folder) / file).relative_to(library).as_posix() for file in files if file.endswith(".py")]
         for path in sorted(paths, key=lambda path: sha256(path.encode()).digest()):
             text = importlib.util.decode_source((library / path).read_bytes())
             if text.strip():
