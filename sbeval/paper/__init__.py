@@ -74,5 +74,5 @@ def measured_columns() -> list[MeasuredColumn]:
 
 
 def _rows(name: str) -> list[dict[str, str]]:
-    with files("sbeval.paper").joinpath(name).open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+    text = files("sbeval.paper").joinpath(name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))

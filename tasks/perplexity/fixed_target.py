@@ -3,8 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sbeval.corpora.windows import TargetBlock, Window, document_target_blocks, stream_target_blocks, target_window
 from sbeval.errors import UserError
+from sbeval.records import ClusterSums, metric_key
+from sbeval.tasks.perplexity.longppl import LEAST_GAIN_NATS, LEAST_LOGPROB_NATS, key_tokens
 from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, MOST_TARGETS, Lengths
 from sbeval.tasks.perplexity.task import PerplexityTask
 
@@ -53,3 +58,41 @@ class FixedTarget(PerplexityTask):
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
         """Returns the one window that ends with the block's targets."""
         return [target_window(TargetBlock(0, block["start"], block["stop"]), context_length)]
+
+    def build_all_requests(self, **kwargs: Any) -> None:
+        """Builds the requests; where a LongPPL evaluator was named, lets it choose the key tokens of this process."""
+        super().build_all_requests(**kwargs)
+        evaluator = self.settings.longppl_evaluator
+        if evaluator is None:
+            return
+        scored = self.lengths.scored
+        if len(scored) < 2:
+            raise UserError(
+                f"{self.config.task}: expected two context_lengths or more for LongPPL, found {list(scored)}: "
+                "ask for a shorter one too."
+            )
+        blocks = [instance.doc for instance in self.instances if instance.idx == 0]
+        windows = [[self.windows(block, length)[0] for length in (scored[0], scored[-1])] for block in blocks]
+        pairs = [(self.request(short), self.request(long)) for short, long in windows]
+        masks = key_tokens(evaluator, pairs, tokenizer_hash=self.corpus.tokenizer_sha256)
+        self._key_tokens = {block["start"]: mask for block, mask in zip(blocks, masks, strict=True)}
+        self.metrics.longppl = True
+        self.config.metadata["sbeval"]["longppl"] = {
+            "evaluator": evaluator,
+            "short": scored[0],
+            "long": scored[-1],
+            "least_gain_nats": LEAST_GAIN_NATS,
+            "least_logprob_nats": LEAST_LOGPROB_NATS,
+        }
+
+    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
+        """Adds the rows of the block's key tokens."""
+        sample = super().logged(doc, nll)
+        if self.metrics.longppl:
+            mask = self._key_tokens[doc["start"]]
+            cluster = self.corpus.names[self.corpus.document_at(doc["start"])]
+            for length in self.lengths.scored:
+                chosen = nll[self.windows(doc, length)[0]][mask]
+                row = ClusterSums(cluster, float(chosen.sum()), len(chosen), float("nan"), float("nan"))
+                sample[metric_key("longppl", length)] = [row]
+        return sample

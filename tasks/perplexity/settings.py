@@ -29,6 +29,7 @@ class Settings:
         targets_per_window: scored targets of a fixed-target window, None for the protocol's default.
         blocks_per_document: most target blocks one document gives.
         stride: new targets of a sliding window, None for half its length.
+        longppl_evaluator: checkpoint or hub id of the model that chooses LongPPL's key tokens, None for no LongPPL.
         context: "document" or "stream", where a window's left context may come from; None for the protocol's default.
         max_length: longest input the model takes, None where no limit was given.
         seed: seed of sampling and of the bootstrap.
@@ -45,6 +46,7 @@ class Settings:
     targets_per_window: int | None = None
     blocks_per_document: int = BLOCKS_PER_DOCUMENT
     stride: int | None = None
+    longppl_evaluator: str | None = None
     context: str | None = None
     max_length: int | None = None
     seed: int = SEED
@@ -66,6 +68,7 @@ class Settings:
             blocks_per_document=_count(task, "blocks_per_document", metadata.get("blocks_per_document"))
             or BLOCKS_PER_DOCUMENT,
             stride=_count(task, "stride", metadata.get("stride")),
+            longppl_evaluator=_text(task, "longppl_evaluator", metadata.get("longppl_evaluator")),
             context=_choice(task, "context", metadata.get("context"), ("document", "stream")),
             max_length=_count(task, "max_length", metadata.get("max_length")),
             seed=_seed(task, metadata.get("seed")),

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sbeval.corpora.windows import Window, disjoint_windows, position_bins, sliding_windows
 from sbeval.errors import UserError
-from sbeval.tasks.perplexity.metrics import SampleMetrics, Shown
+from sbeval.tasks.perplexity.metrics import Shown
 from sbeval.tasks.perplexity.settings import Lengths
 from sbeval.tasks.perplexity.task import PerplexityTask
 
@@ -94,13 +95,12 @@ class Position(Stream):
         lengths = self.settle_full_windows(targets=0)
         return Lengths(scored=lengths.scored[-1:], dropped=lengths.dropped)
 
-    def process_results(self, doc: Mapping[str, Any], results: Any) -> SampleMetrics:
+    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
         """Adds the block's NLL by position to its rows by source document."""
-        sample = super().process_results(doc, results)
-        nll = -np.asarray(results[0].logprobs, np.float64)
-        bins = position_bins(self.lengths.scored[0])
-        sample["position_nll"] = [[float(nll[first - 1 : last].sum()), last - first + 1] for first, last in bins]
-        return sample
+        length = self.lengths.scored[0]
+        (window,) = self.windows(doc, length)
+        bins = [[float(nll[window][first - 1 : last].sum()), last - first + 1] for first, last in position_bins(length)]
+        return super().logged(doc, nll) | {"position_nll": bins}
 
     def aggregation(self) -> dict[str, Any]:
         """Adds the mean NLL of every bin."""

@@ -16,7 +16,7 @@ from sbeval.corpora import Layout, TokenizedCorpus, adds_bos, prefix_token_id, s
 from sbeval.corpora.windows import Window, own_document_targets
 from sbeval.errors import UserError
 from sbeval.intervals import MINIMUM_CLUSTERS
-from sbeval.records import ClusterSums, TaskRecord
+from sbeval.records import ClusterSums, TaskRecord, metric_key
 from sbeval.tasks.perplexity.inputs import load_corpus, load_tokenizer
 from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics
 from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, Lengths, Settings, settle_lengths
@@ -178,7 +178,7 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
             Instance(
                 request_type=REQUEST_TYPE,
                 doc=doc,
-                arguments=self._request(window),
+                arguments=self.request(window),
                 idx=index,
                 metadata=kwargs["metadata"],
             )
@@ -191,8 +191,11 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
             window: self._checked(window, result)
             for window, result in zip(self._distinct_windows(doc), results, strict=True)
         }
-        rows = {length: self.rows(doc, length, nll) for length in self.lengths.scored}
-        return self.metrics.sample(rows)
+        return self.metrics.sample(self.logged(doc, nll))
+
+    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
+        """Returns what a block's sample holds, given the NLL of each window's scored targets."""
+        return {metric_key("nll", length): self.rows(doc, length, nll) for length in self.lengths.scored}
 
     def rows(
         self, doc: Mapping[str, Any], context_length: int, nll: Mapping[Window, NDArray[np.float64]]
@@ -236,7 +239,8 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         """Returns nothing: a chat template or system prompt does not apply to running text."""
         return ""
 
-    def _request(self, window: Window) -> TokenLogprobsRequest:
+    def request(self, window: Window) -> TokenLogprobsRequest:
+        """Returns the request that scores a window."""
         return TokenLogprobsRequest(
             key=token_key(self.corpus, window.start, window.stop),
             context_length=window.stop - window.start,
