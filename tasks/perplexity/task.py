@@ -117,7 +117,13 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         self._bos_token = tokenizer.bos_token_id
         self.lengths = self.settle()
         if self.lengths.dropped:
-            log.warning("%s: left out context lengths %s: text or model is shorter", name, list(self.lengths.dropped))
+            few = "" if self.context == "stream" else f", or fewer than {MINIMUM_CLUSTERS} documents are as long"
+            log.warning(
+                "%s: left out default context lengths %s: text or model is shorter%s; context_lengths asks for them",
+                name,
+                list(self.lengths.dropped),
+                few,
+            )
         self.metrics = PerplexityMetrics(self.lengths.scored, self.settings.seed, self.identical_targets)
         blocks = self.blocks()
         if not blocks:
