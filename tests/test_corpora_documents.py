@@ -1,16 +1,22 @@
 """Text sources: which documents they give, in which order, and what they say about bad input."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.task import Task
 
 from sbeval.corpora import (
+    HubText,
     corpus_sha256,
     count_words,
+    hub_corpus,
+    local,
     local_corpus,
     make_document,
     split_wikitext_pages,
@@ -101,7 +107,7 @@ def test_hash_follows_text_names_and_order(tmp_path: Path) -> None:
         ("latin.txt", "caf\xe9".encode("latin-1"), "0xe9 at 3"),
         ("binary.txt", b"a\0b", "binary"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', "line 2"),
-        ("field.jsonl", json.dumps({"body": "a"}).encode(), "rename the field"),
+        ("field.jsonl", json.dumps({"body": "a"}).encode(), "text_field"),
     ],
 )
 def test_bad_files_are_one_clear_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -109,6 +115,54 @@ def test_bad_files_are_one_clear_error(tmp_path: Path, name: str, content: bytes
     with pytest.raises(UserError, match=message) as error:
         list(local_corpus(tmp_path / name).documents())
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"), [*((kind, end) for kind in ("txt", "jsonl") for end in ("", ".zst", ".gz")), ("parquet", "")]
+)
+def test_every_format_gives_the_same_documents(tmp_path: Path, kind: str, end: str) -> None:
+    texts = ["one é\n", "two", "three 😀"] if kind != "txt" else ["one é\ntwo\n"]
+    plain = tmp_path / f"a.{kind}"
+    if kind == "txt":
+        plain.write_text(texts[0], encoding="utf-8")
+    elif kind == "jsonl":
+        plain.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    else:
+        pq.write_table(pa.table({"other": [1, 2, 3], "body": texts}), plain)
+    if end:
+        with pa.output_stream(f"{plain}{end}", compression={".zst": "zstd", ".gz": "gzip"}[end]) as stream:
+            stream.write(plain.read_bytes())
+    corpus = local_corpus(Path(f"{plain}{end}"), text_field="body")
+    assert [document.text for document in corpus.documents()] == texts
+    assert len({document.name for document in corpus.documents()}) == len(texts)
+
+
+def test_a_hub_dataset_is_one_document_a_row(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["one", "", "two"]}), tmp_path / "rows.parquet")
+    source = HubText(path=str(tmp_path), split="train", text_field="body")
+    assert [document.text for document in hub_corpus(source, name="x").documents()] == ["one", "two"]
+    for broken, message in ((replace(source, split="test"), "test"), (replace(source, text_field="text"), "body")):
+        with pytest.raises(UserError, match=message):
+            list(hub_corpus(broken, name="x").documents())
+
+
+def test_a_document_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "MOST_DOCUMENT_BYTES", 2**20)
+    (tmp_path / "a.jsonl").write_text(json.dumps("x" * 2**20) + "\n")
+    (tmp_path / "a.txt").write_text("x" * (2**20 + 1))
+    for name in ("a.jsonl", "a.txt"):
+        with pytest.raises(UserError, match="split it"):
+            list(local_corpus(tmp_path / name).documents())
+
+
+def test_files_that_are_not_what_their_name_says(tmp_path: Path) -> None:
+    for name in ("a.parquet", "a.txt.zst", "a.txt.gz"):
+        (tmp_path / name).write_bytes(b"plain text")
+        with pytest.raises(UserError, match=name):
+            list(local_corpus(tmp_path / name).documents())
+    pq.write_table(pa.table({"body": ["one"]}), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match=r"\['body'\]"):
+        list(local_corpus(tmp_path / "b.parquet").documents())
 
 
 def test_missing_path_is_named(tmp_path: Path) -> None:

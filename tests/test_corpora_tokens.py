@@ -135,7 +135,9 @@ def test_padding_and_truncation_do_not_change_the_tokenizers_hash() -> None:
     changed = tiny_tokenizer.__wrapped__()
     changed.backend_tokenizer.enable_truncation(5)
     changed.backend_tokenizer.enable_padding(length=7)
+    state = changed.backend_tokenizer.to_str()
     assert tokenizer_sha256(tokenizer) == tokenizer_sha256(changed)
+    assert changed.backend_tokenizer.to_str() == state
 
 
 def test_a_key_whose_tokens_are_gone_is_one_clear_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

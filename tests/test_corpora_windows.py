@@ -14,6 +14,7 @@ from sbeval.corpora.windows import (
     own_document_targets,
     position_bins,
     rolling_windows,
+    sliding_windows,
     target_window,
 )
 
@@ -43,6 +44,18 @@ def test_disjoint_windows_score_every_target_once_at_every_length(blocks: int, p
         windows = disjoint_windows(10, 10 + blocks * longest, length)
         assert all(window.stop - window.start == window.scored == length for window in windows)
         assert [t for w in windows for t in range(w.start, w.stop)] == list(range(10, 10 + blocks * longest))
+
+
+@given(before=st.integers(0, 2), power=st.integers(0, 4), stride_power=st.integers(0, 4))
+def test_sliding_scores_every_target_once_with_full_windows(before: int, power: int, stride_power: int) -> None:
+    longest, length, stride = 16, 2**power, 2 ** min(power, stride_power)
+    region, start = 5, 5 + before * longest
+    windows = sliding_windows(start, start + longest, length, stride=stride, region=region)
+    assert all(window.stop - window.start == length and window.start >= region for window in windows)
+    scored = [target for w in windows for target in range(w.stop - w.scored, w.stop)]
+    assert scored == list(range(start, start + longest))
+    later = windows if before else windows[1:]
+    assert all(window.scored == stride for window in later)
 
 
 @given(

@@ -1,7 +1,9 @@
 """Text sources, their documents, their tokens, and the windows protocols cut from them."""
 
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
-from sbeval.corpora.sources import local_corpus, read_text, split_wikitext_pages, stdlib_corpus, wikitext_corpus
+from sbeval.corpora.hub import HubText, hub_corpus
+from sbeval.corpora.local import local_corpus, read_text
+from sbeval.corpora.sources import split_wikitext_pages, stdlib_corpus, wikitext_corpus
 from sbeval.corpora.store import cache_folder, resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
 from sbeval.corpora.tokens import DocumentSums, Layout, TokenizedCorpus
@@ -10,12 +12,14 @@ __all__ = [
     "Corpus",
     "Document",
     "DocumentSums",
+    "HubText",
     "Layout",
     "TokenizedCorpus",
     "adds_bos",
     "cache_folder",
     "corpus_sha256",
     "count_words",
+    "hub_corpus",
     "local_corpus",
     "make_document",
     "prefix_token_id",

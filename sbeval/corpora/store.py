@@ -15,7 +15,7 @@ from sbeval.corpora.tokenizers import adds_special_tokens, tokenizer_sha256
 from sbeval.corpora.tokens import Layout, TokenizedCorpus, open_tokenized
 from sbeval.errors import UserError
 
-BATCH_CHARACTERS = 4_000_000
+BATCH_CHARACTERS = 1_000_000
 _HASH_CHARACTERS = 20
 _FORMAT = "tokens1"
 _open: dict[str, TokenizedCorpus] = {}

@@ -19,13 +19,19 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 def _hash(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        state = json.loads(backend.to_str())
-        state["truncation"] = state["padding"] = None
+    if backend is None:
+        state = json.dumps([type(tokenizer).__name__, tokenizer.get_vocab()], sort_keys=True)
     else:
-        state = {"class": type(tokenizer).__name__, "vocab": tokenizer.get_vocab()}
-    state["special"] = [tokenizer.bos_token_id, tokenizer.eos_token_id]
-    return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+        truncation, padding = backend.truncation, backend.padding
+        backend.no_truncation()
+        backend.no_padding()
+        state = backend.to_str()
+        if truncation is not None:
+            backend.enable_truncation(**truncation)
+        if padding is not None:
+            backend.enable_padding(**padding)
+    special = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    return sha256(f"{special}{state}".encode()).hexdigest()
 
 
 def adds_special_tokens(tokenizer: Any) -> bool:

@@ -100,6 +100,11 @@ class TokenizedCorpus:
         """[C] end of each document's own tokens, separators left out."""
         return self.starts[1:] - len(self.layout.separator)
 
+    @cached_property
+    def document_tokens(self) -> NDArray[np.int64]:
+        """[C] tokens of each document, separators left out."""
+        return self.stops - self.starts[:-1]
+
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
         """Returns the tokens of a range; read-only where it lies in one piece of the file."""
         return self._tokens.slice(start, stop)

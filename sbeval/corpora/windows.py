@@ -48,6 +48,27 @@ def disjoint_windows(start: int, stop: int, context_length: int) -> list[Window]
     return [Window(begin, begin + context_length, context_length) for begin in range(start, stop, context_length)]
 
 
+def sliding_windows(start: int, stop: int, context_length: int, *, stride: int, region: int) -> list[Window]:
+    """Cuts a block into windows of L inputs that score `stride` new targets each, and every target once.
+
+    Left context comes from before the block. At the start of the region, where there is none, the first window scores
+    all its L targets.
+
+    Args:
+        start: first target of the block.
+        stop: end of the block.
+        context_length: L, at most the block's length.
+        stride: new targets a window, at most L; divides the block.
+        region: first token that may be context; equal to `start`, or at least L before it.
+    """
+    first = start + (context_length if start == region else stride)
+    windows = [Window(first - context_length, first, first - start)]
+    while (scored_to := windows[-1].stop) < stop:
+        end = min(scored_to + stride, stop)
+        windows.append(Window(end - context_length, end, end - scored_to))
+    return windows
+
+
 def target_window(block: TargetBlock, context_length: int) -> Window:
     """Returns the window of L inputs whose last targets are the block's."""
     return Window(block.stop - context_length, block.stop, block.stop - block.start)

@@ -1,26 +1,46 @@
 """The corpus and the tokenizer of a task, from what lm-eval hands it."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from sbeval.corpora import (
+    Corpus,
+    HubText,
+    hub_corpus,
+    local_corpus,
+    split_wikitext_pages,
+    stdlib_corpus,
+    wikitext_corpus,
+)
+from sbeval.errors import UserError
 from sbeval.tasks.perplexity.settings import Settings
 
-from sbeval.corpora import Corpus, local_corpus, split_wikitext_pages, stdlib_corpus, wikitext_corpus
-from sbeval.errors import UserError
-
+HUB = {
+    "wikitext": HubText(path="EleutherAI/wikitext_document_level", config="wikitext-2-raw-v1", text_field="page"),
+    "pile": HubText(path="NeelNanda/pile-10k", split="train"),
+    "pg19": HubText(path="emozilla/pg19-test"),
+}
 _TOKENIZER_ARGUMENTS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 
 
-def load_corpus(task: str, name: str, settings: Settings) -> Corpus:
-    """Returns the corpus a task names, read from `data_path` where one was given."""
+def load_corpus(name: str, settings: Settings) -> Corpus:
+    """Returns the corpus of this name, read from `data_path` or `dataset` where one was given."""
     if name == "wikitext":
-        return wikitext_corpus(lambda: _wikitext_pages(task, settings), detokenize=_detokenize_wikitext)
+        return wikitext_corpus(lambda: _wikitext_pages(settings), detokenize=_detokenize_wikitext)
     if settings.data_path is not None:
-        return local_corpus(settings.data_path, name=name)
-    if name == "stdlib":
+        return local_corpus(settings.data_path, name=name, text_field=settings.text_field or "text")
+    if name == "stdlib" and settings.dataset is None:
         return stdlib_corpus()
-    raise UserError(f"{task}: expected a corpus named wikitext or stdlib, found {name!r}: correct dataset_name.")
+    source = HUB.get(name) if settings.dataset is None else HubText(path=settings.dataset, split="train")
+    if source is None:
+        raise UserError(
+            'Expected a text to read, found none: name one with --metadata \'{"data_path": "..."}\' or '
+            '\'{"dataset": "owner/name"}\'.'
+        )
+    given = {"config": settings.dataset_config, "split": settings.dataset_split, "text_field": settings.text_field}
+    return hub_corpus(replace(source, **{key: value for key, value in given.items() if value is not None}), name=name)
 
 
 def load_tokenizer(task: str, metadata: Mapping[str, Any]) -> Any:
@@ -37,8 +57,9 @@ def load_tokenizer(task: str, metadata: Mapping[str, Any]) -> Any:
     try:
         return _cached_tokenizer(source, tuple(sorted(options.items())))
     except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{task}: expected a tokenizer at {source!r}, found none that loads ({_first_line(error)}): "
+            f"{task}: expected a tokenizer at {source!r}, found none that loads ({reason}): "
             "name one with tokenizer= in --model_args."
         ) from error
 
@@ -50,23 +71,12 @@ def _cached_tokenizer(source: str, options: tuple[tuple[str, Any], ...]) -> Any:
     return AutoTokenizer.from_pretrained(source, **dict(options))
 
 
-def _wikitext_pages(task: str, settings: Settings) -> Iterator[str]:
-    if settings.data_path is not None:
-        for document in local_corpus(settings.data_path).documents():
-            yield from split_wikitext_pages(document.text)
+def _wikitext_pages(settings: Settings) -> Iterator[str]:
+    if settings.data_path is None:
+        yield from HUB["wikitext"].rows()
         return
-    import datasets
-
-    try:
-        pages = datasets.load_dataset("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", split="test")
-    except Exception as error:  # the hub's client raises many unrelated classes when it cannot be reached
-        raise UserError(
-            f"{task}: expected EleutherAI/wikitext_document_level from the Hugging Face hub, found no way to load it "
-            f"({_first_line(error)}): go online once, or give wikitext's raw text with "
-            '--metadata \'{"data_path": "..."}\'.'
-        ) from error
-    for row in pages:
-        yield row["page"]
+    for document in local_corpus(settings.data_path).documents():
+        yield from split_wikitext_pages(document.text)
 
 
 def _detokenize_wikitext(page: str) -> str:
@@ -74,7 +84,3 @@ def _detokenize_wikitext(page: str) -> str:
 
     text: str = wikitext_detokenizer({"page": page})
     return text
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

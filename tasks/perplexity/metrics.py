@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.intervals import RatioEstimate, ratio_interval
-from sbeval.records import ClusterSums, metric_key
+from sbeval.records import metric_key
 
 RATIOS: dict[str, tuple[str, Callable[[float], float]]] = {
     "nll": ("tokens", lambda nats: nats),
@@ -36,6 +36,22 @@ class Shown(tuple[Any, ...]):
         return f"{len(self)} bins"
 
     __str__ = __repr__
+
+
+class SampleMetrics(dict[str, Any]):
+    """What one sample logs, and the further keys that are computed from all samples' rows.
+
+    lm-eval logs what the dictionary holds and aggregates what `items()` yields. Without this difference every sample
+    would log a hundred empty values.
+    """
+
+    def __init__(self, logged: dict[str, Any], computed: Iterable[str]) -> None:
+        super().__init__(logged)
+        self._computed = tuple(computed)
+
+    def items(self) -> Any:
+        """Yields the logged rows, then None for every computed key."""
+        return [*super().items(), *((key, None) for key in self._computed if key not in self)]
 
 
 @dataclass
@@ -68,18 +84,19 @@ class PerplexityMetrics:
         lengths: context lengths, ascending.
         seed: seed of the bootstrap.
         context_gain: whether every length scores the same targets with only the context differing.
+        longppl: whether samples also log rows of key tokens under `longppl@L`.
     """
 
     lengths: Sequence[int]
     seed: int
     context_gain: bool
+    longppl: bool = False
     _values: dict[str, Any] = field(default_factory=dict)
     _shortest: ClusterTotals | None = None
 
-    def sample(self, rows_by_length: dict[int, list[ClusterSums]]) -> dict[str, Any]:
-        """Returns what one sample adds to each key: its rows under `nll@L`, None elsewhere."""
-        sample: dict[str, Any] = {metric_key("nll", length): rows for length, rows in rows_by_length.items()}
-        return sample | {key: None for key in self.aggregation() if key not in sample}
+    def sample(self, logged: dict[str, Any]) -> SampleMetrics:
+        """Returns what one sample adds: the rows it logs, and nothing of its own under the computed keys."""
+        return SampleMetrics(logged, self.aggregation())
 
     def aggregation(self) -> dict[str, Callable[[list[Any]], Any]]:
         """Returns lm-eval's functions from the samples' values to a result, `nll@L` before what rests on it."""
@@ -90,6 +107,9 @@ class PerplexityMetrics:
             names = [name for name in RATIOS if name != "nll"] + [f"{name}_ci95" for name in RATIOS] + list(COUNTS)
             if self.context_gain and length != self.lengths[0]:
                 names += ["context_gain", "context_gain_ci95"]
+            if self.longppl:
+                functions[metric_key("longppl", length)] = self._longppl(length)
+                names += [f"longppl_{end}" for end in ("ci95", "tokens", "clusters")]
             for name in names:
                 functions[metric_key(name, length)] = self._stored(metric_key(name, length))
         return functions
@@ -101,6 +121,19 @@ class PerplexityMetrics:
                 self._shortest = totals
             self._values.update(self._at_length(length, totals))
             return self._values[metric_key("nll", length)]
+
+        return aggregate
+
+    def _longppl(self, length: int) -> Callable[[list[Any]], Any]:
+        def aggregate(samples: list[Any]) -> Any:
+            totals = ClusterTotals.of(samples)
+            found = ratio_interval(totals.nll_nats, totals.tokens, seed=self.seed)
+            self._values |= {
+                metric_key("longppl_ci95", length): _interval(found, np.exp),
+                metric_key("longppl_tokens", length): int(totals.tokens.sum()),
+                metric_key("longppl_clusters", length): found.clusters,
+            }
+            return _finite(np.exp, found.estimate)
 
         return aggregate
 

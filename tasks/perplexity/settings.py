@@ -20,10 +20,16 @@ class Settings:
     Attributes:
         context_lengths: lengths asked for in tokens, ascending, None for the defaults.
         data_path: local file or folder to read instead of the corpus's own source.
+        dataset: hub dataset to read instead of the corpus's own source.
+        dataset_config: configuration of the hub dataset.
+        dataset_split: split of the hub dataset.
+        text_field: field or column that holds the text.
         bos: "text" or "window", None for the tokenizer's default.
         separator: text between joined documents, None for the EOS token.
         targets_per_window: scored targets of a fixed-target window, None for the protocol's default.
         blocks_per_document: most target blocks one document gives.
+        stride: new targets of a sliding window, None for half its length.
+        longppl_evaluator: checkpoint or hub id of the model that chooses LongPPL's key tokens, None for no LongPPL.
         context: "document" or "stream", where a window's left context may come from; None for the protocol's default.
         max_length: longest input the model takes, None where no limit was given.
         seed: seed of sampling and of the bootstrap.
@@ -31,10 +37,16 @@ class Settings:
 
     context_lengths: tuple[int, ...] | None = None
     data_path: Path | None = None
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_split: str | None = None
+    text_field: str | None = None
     bos: str | None = None
     separator: str | None = None
     targets_per_window: int | None = None
     blocks_per_document: int = BLOCKS_PER_DOCUMENT
+    stride: int | None = None
+    longppl_evaluator: str | None = None
     context: str | None = None
     max_length: int | None = None
     seed: int = SEED
@@ -46,11 +58,17 @@ class Settings:
         return cls(
             context_lengths=_lengths(task, metadata.get("context_lengths")),
             data_path=None if path is None else Path(str(path)).expanduser(),
+            dataset=_text(task, "dataset", metadata.get("dataset")),
+            dataset_config=_text(task, "dataset_config", metadata.get("dataset_config")),
+            dataset_split=_text(task, "dataset_split", metadata.get("dataset_split")),
+            text_field=_text(task, "text_field", metadata.get("text_field")),
             bos=_choice(task, "bos", metadata.get("bos"), ("text", "window")),
             separator=_text(task, "separator", metadata.get("separator")),
             targets_per_window=_count(task, "targets_per_window", metadata.get("targets_per_window")),
             blocks_per_document=_count(task, "blocks_per_document", metadata.get("blocks_per_document"))
             or BLOCKS_PER_DOCUMENT,
+            stride=_count(task, "stride", metadata.get("stride")),
+            longppl_evaluator=_text(task, "longppl_evaluator", metadata.get("longppl_evaluator")),
             context=_choice(task, "context", metadata.get("context"), ("document", "stream")),
             max_length=_count(task, "max_length", metadata.get("max_length")),
             seed=_seed(task, metadata.get("seed")),

@@ -10,14 +10,16 @@ import datasets
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
-from sbeval.tasks.perplexity.inputs import load_corpus, load_tokenizer
-from sbeval.tasks.perplexity.metrics import PerplexityMetrics
-from sbeval.tasks.perplexity.settings import Lengths, Settings
+from numpy.typing import NDArray
 
 from sbeval.corpora import Layout, TokenizedCorpus, adds_bos, prefix_token_id, separator_ids, token_key, tokenize_corpus
 from sbeval.corpora.windows import Window, own_document_targets
 from sbeval.errors import UserError
-from sbeval.records import ClusterSums, TaskRecord
+from sbeval.intervals import MINIMUM_CLUSTERS
+from sbeval.records import ClusterSums, TaskRecord, metric_key
+from sbeval.tasks.perplexity.inputs import load_corpus, load_tokenizer
+from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics
+from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, Lengths, Settings, settle_lengths
 from sbeval.token_logprobs import REQUEST_TYPE, TokenLogprobsRequest
 
 log = logging.getLogger(__name__)
@@ -32,11 +34,13 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         protocol: name in results.
         special_tokens: whether documents are encoded with the special tokens their tokenizer adds.
         identical_targets: whether every length scores the same targets with only the context differing.
+        default_context: where a window's left context comes from unless the user says otherwise.
     """
 
     protocol: str
     special_tokens = False
     identical_targets = False
+    default_context = "stream"
 
     settings: Settings
     corpus: TokenizedCorpus
@@ -63,7 +67,35 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
     @property
     def context(self) -> str:
         """Where a window's left context may come from: "document" or "stream"."""
-        return "stream"
+        return self.settings.context or self.default_context
+
+    def strides(self) -> dict[int, int] | None:
+        """Returns the stride at every length where windows overlap."""
+        return None
+
+    def settle_full_windows(self, *, targets: int) -> Lengths:
+        """Takes lengths that leave room for `targets` more tokens, in the stream or inside a document.
+
+        Inside documents the default lengths are those that enough documents for an interval can fill, or any document
+        where there are not as many.
+        """
+        if self.context == "stream":
+            return settle_lengths(
+                self.config.task,
+                self.settings,
+                corpus_limit=self.corpus.total_tokens,
+                corpus_reason="ask for shorter context_lengths or give a longer text.",
+            )
+        room = np.sort(self.corpus.document_tokens)[::-1] - targets
+        enough = int(room[MINIMUM_CLUSTERS - 1]) if len(room) >= MINIMUM_CLUSTERS else 0
+        return settle_lengths(
+            self.config.task,
+            self.settings,
+            corpus_limit=max(int(room[0]), 0),
+            default_limit=enough if enough >= DEFAULT_LENGTHS[0] else None,
+            corpus_reason=f"the longest document has {int(room[0]) + targets} tokens, {targets} of them targets; ask "
+            'for shorter context_lengths, give longer documents, or set "context": "stream".',
+        )
 
     def targets_per_window(self) -> int | None:
         """Scored targets of every window where the protocol fixes them."""
@@ -74,15 +106,24 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         name, metadata = self.config.task, self.config.metadata
         self.settings = Settings.from_metadata(name, metadata)
         tokenizer = load_tokenizer(name, metadata)
-        source = load_corpus(name, self.config.dataset_name, self.settings)
-        separator = self.separator(tokenizer)
-        self.corpus = tokenize_corpus(source, tokenizer, Layout(separator, self.special_tokens))
+        try:
+            source = load_corpus(self.config.dataset_name, self.settings)
+            separator = self.separator(tokenizer)
+            self.corpus = tokenize_corpus(source, tokenizer, Layout(separator, self.special_tokens))
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
         self.bos = self.bos_policy(tokenizer)
-        self._start_token = separator[-1] if separator and self.bos != "hf" else prefix_token_id(tokenizer)
+        self.start_token = separator[-1] if separator and self.bos != "hf" else prefix_token_id(tokenizer)
         self._bos_token = tokenizer.bos_token_id
         self.lengths = self.settle()
         if self.lengths.dropped:
-            log.warning("%s: left out context lengths %s: text or model is shorter", name, list(self.lengths.dropped))
+            few = "" if self.context == "stream" else f", or fewer than {MINIMUM_CLUSTERS} documents are as long"
+            log.warning(
+                "%s: left out default context lengths %s: text or model is shorter%s; context_lengths asks for them",
+                name,
+                list(self.lengths.dropped),
+                few,
+            )
         self.metrics = PerplexityMetrics(self.lengths.scored, self.settings.seed, self.identical_targets)
         blocks = self.blocks()
         if not blocks:
@@ -100,6 +141,7 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
             lengths=list(self.lengths.scored),
             dropped_lengths=list(self.lengths.dropped),
             targets_per_window=self.targets_per_window(),
+            strides={str(length): stride for length, stride in (self.strides() or {}).items()} or None,
             tokenizer_sha256=self.corpus.tokenizer_sha256,
             seed=self.settings.seed,
             lm_eval_version=importlib.metadata.version("lm_eval"),
@@ -142,24 +184,27 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
             Instance(
                 request_type=REQUEST_TYPE,
                 doc=doc,
-                arguments=self._request(window),
+                arguments=self.request(window),
                 idx=index,
                 metadata=kwargs["metadata"],
             )
             for index, window in enumerate(self._distinct_windows(doc))
         ]
 
-    def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
-        """Returns the block's rows by source document under `nll@L`, and None under the keys computed from them."""
+    def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> SampleMetrics:
+        """Returns the block's rows by source document under `nll@L`; the other keys are computed from them."""
         nll = {
             window: self._checked(window, result)
             for window, result in zip(self._distinct_windows(doc), results, strict=True)
         }
-        rows = {length: self.rows(doc, length, nll) for length in self.lengths.scored}
-        return self.metrics.sample(rows)
+        return self.metrics.sample(self.logged(doc, nll))
+
+    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
+        """Returns what a block's sample holds, given the NLL of each window's scored targets."""
+        return {metric_key("nll", length): self.rows(doc, length, nll) for length in self.lengths.scored}
 
     def rows(
-        self, doc: Mapping[str, Any], context_length: int, nll: Mapping[Window, np.ndarray[Any, Any]]
+        self, doc: Mapping[str, Any], context_length: int, nll: Mapping[Window, NDArray[np.float64]]
     ) -> list[ClusterSums]:
         """Adds a block's targets at one length up by source document."""
         sums: dict[int, list[float]] = {}
@@ -200,7 +245,8 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         """Returns nothing: a chat template or system prompt does not apply to running text."""
         return ""
 
-    def _request(self, window: Window) -> TokenLogprobsRequest:
+    def request(self, window: Window) -> TokenLogprobsRequest:
+        """Returns the request that scores a window."""
         return TokenLogprobsRequest(
             key=token_key(self.corpus, window.start, window.stop),
             context_length=window.stop - window.start,
@@ -213,14 +259,14 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         if self.bos == "window":
             return int(self._bos_token)
         if window.start == 0:
-            return self._start_token
+            return self.start_token
         return int(self.corpus.tokens(window.start - 1, window.start)[0])
 
     def _distinct_windows(self, block: Mapping[str, Any]) -> Iterator[Window]:
         windows = (window for length in self.lengths.scored for window in self.windows(block, length))
         return iter(dict.fromkeys(windows))
 
-    def _checked(self, window: Window, result: Any) -> np.ndarray[Any, Any]:
+    def _checked(self, window: Window, result: Any) -> NDArray[np.float64]:
         logprobs = np.asarray(result.logprobs, np.float64)
         if logprobs.shape != (window.scored,):
             raise ValueError(f"expected {window.scored} log-probabilities from the model, found shape {logprobs.shape}")

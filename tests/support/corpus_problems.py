@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sbeval.tasks
+import torch
 import transformers
 from lm_eval import evaluate
 from lm_eval.api.model import LM
@@ -13,6 +13,7 @@ from lm_eval.tasks import TaskManager
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+import sbeval.tasks
 from sbeval.corpora import Corpus, make_document, resolve_tokens
 from sbeval.token_logprobs import TokenLogprobs
 
@@ -88,6 +89,25 @@ class KnownLM(LM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Any]) -> Any:
         raise NotImplementedError
+
+
+def tiny_llama(*, sharpness: float = 6.0) -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():  # sharper than random, so that tokens and context matter
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(sharpness)
+    return model.eval()
 
 
 def run_task(name: str, model: LM, metadata: dict[str, Any], **options: Any) -> dict[str, Any]:

@@ -42,6 +42,10 @@ def metadata(tmp_path: Path) -> dict[str, Any]:
         ("fixed_target", {"targets_per_window": 9}, "found 9"),
         ("fixed_target", {"targets_per_window": 0}, "targets_per_window"),
         ("fixed_target", {"context": "page"}, '"document" or "stream"'),
+        ("sliding", {"stride": 0}, "stride"),
+        ("sliding", {"stride": 12}, "stride of at most the context length 8"),
+        ("sliding", {"stride": 3}, "divides the longest, 16"),
+        ("stream_long", {"context_lengths": [8, 512]}, "length of 512 tokens"),
         ("rolling", {"data_path": "/nowhere/at/all"}, "nowhere"),
         ("rolling", {"tokenizer": "/nowhere/tokenizer"}, "nowhere"),
         ("rolling", {"tokenizer": None}, "pretrained"),
@@ -51,9 +55,13 @@ def metadata(tmp_path: Path) -> dict[str, Any]:
 def test_choices_that_cannot_work(metadata: dict[str, Any], task: str, choices: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         run_task(f"sb_stdlib_{task}", KnownLM(), metadata | choices)
-    if "data_path" not in choices:
-        assert f"sb_stdlib_{task}" in str(error.value)
+    assert f"sb_stdlib_{task}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_text_must_be_named_where_the_corpus_is_the_users(metadata: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="data_path"):
+        run_task("sb_text_stream", KnownLM(), metadata | {"data_path": None})
 
 
 def test_a_non_finite_answer_names_token_and_length(metadata: dict[str, Any]) -> None:

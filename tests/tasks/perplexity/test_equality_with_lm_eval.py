@@ -7,8 +7,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
-import transformers
-from corpus_problems import BOS, EOS, random_text, run_task, tiny_tokenizer
+from corpus_problems import random_text, run_task, tiny_llama, tiny_tokenizer
 from lm_eval import evaluate
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
@@ -45,25 +44,6 @@ def raw_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "wikitext.txt"
     path.write_text(" \n" + "".join(pages), encoding="utf-8")
     return path
-
-
-def tiny_llama() -> transformers.PreTrainedModel:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=400,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-    )
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():  # sharper than random, so that tokens and context matter
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(6.0)
-    return model.eval()
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from corpus_problems import BOS, EOS, KnownLM, run_task, tiny_tokenizer, write_folder
+from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_table
 
+import sbeval.tasks
 from sbeval.corpora import store
 from sbeval.intervals import ratio_interval
 from sbeval.records import TaskRecord, parse_metric_key
@@ -154,6 +156,39 @@ def test_fixed_target_in_the_stream_says_so(corpus: Path) -> None:
     assert 0 <= shares["64"] <= shares["16"] <= shares["8"] < 1
 
 
+@pytest.mark.parametrize("stride", [None, 4])
+def test_sliding_scores_every_token_once_from_full_windows(corpus: Path, stride: int | None) -> None:
+    model = KnownLM()
+    found = run_task("sb_stdlib_sliding", model, metadata(corpus, stride=stride))
+    stream = [token for tokens in documents(corpus).values() for token in [*tokens, EOS]]
+    cut = len(stream) // 64 * 64
+    assert found["record"]["strides"] == {str(length): stride or length // 2 for length in LENGTHS}
+    for length in LENGTHS:
+        step = stride or length // 2
+        total = nll_of([EOS, *stream[: length - 1]], stream[:length]).sum()
+        for stop in range(length + step, cut + 1, step):
+            total += nll_of(stream[stop - length - 1 : stop - 1], stream[stop - step : stop]).sum()
+        assert found["values"][f"tokens@{length:07d}"] == cut
+        assert found["values"][f"nll@{length:07d}"] == pytest.approx(total / cut, rel=1e-6)
+
+
+@pytest.mark.parametrize("protocol", ["stream", "position", "sliding"])
+def test_long_documents_are_a_series_of_their_own(corpus: Path, protocol: str) -> None:
+    model = KnownLM()
+    if protocol == "sliding":
+        found = run_task("sb_stdlib_sliding", model, metadata(corpus, context="document"))
+    else:
+        found = run_task(f"sb_stdlib_{protocol}_long", model, metadata(corpus))
+    texts = documents(corpus)
+    blocks = {name: len(tokens) // 64 for name, tokens in texts.items() if len(tokens) >= 64}
+    clusters = [sample["nll@0000064"][0][0] for sample in found["samples"]]
+    assert {name: clusters.count(name) for name in clusters} == blocks
+    assert set(clusters[: len(blocks)]) == set(blocks)
+    assert all(len(sample["nll@0000064"]) == 1 for sample in found["samples"])
+    assert found["record"]["context"] == "document"
+    assert set(found["record"]["own_document_share"].values()) == {1.0}
+
+
 def test_position_gives_the_mean_of_every_bin_from_one_pass(corpus: Path) -> None:
     model = KnownLM()
     found = run_task("sb_stdlib_position", model, metadata(corpus))
@@ -184,6 +219,10 @@ def test_files_and_tables_survive_and_the_record_is_whole(corpus: Path, protocol
         parsed = parse_metric_key(key)
         if parsed and parsed[0].endswith("_ci95"):
             assert value is None, "three clusters at most are too few for an interval"
+    assert set(found["samples"][0]["metrics"]) <= {
+        *(f"nll@{length:07d}" for length in LENGTHS),
+        "position_nll",
+    }
     table = make_table(found["whole"])
     assert max(map(len, table.splitlines())) < 140
     record = TaskRecord.from_json(text["configs"][f"sb_stdlib_{protocol}"]["metadata"]["sbeval"])
@@ -201,19 +240,18 @@ def test_intervals_come_with_enough_documents(corpus: Path) -> None:
 
 
 def test_group_runs_every_protocol_on_one_tokenisation(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sbeval.tasks
-    from lm_eval.tasks import TaskManager
 
     manager = TaskManager(
         include_path=next(iter(sbeval.tasks.__path__)), include_defaults=False, metadata=metadata(corpus)
     )
-    loaded = manager.load(["sb_wikitext", "sb_stdlib"])
+    names = ["wikitext", "stdlib", "pile", "pg19", "text"]
+    loaded = manager.load([f"sb_{name}{end}" for name in names for end in ("", "_long")])
     assert sorted(loaded["tasks"]) == sorted(
         f"sb_{name}_{protocol}"
-        for name in ("wikitext", "stdlib")
-        for protocol in ("rolling", "stream", "fixed_target", "position")
+        for name in names
+        for protocol in ("rolling", "stream", "fixed_target", "position", "stream_long", "position_long")
     )
-    assert len(store._open) == 2
+    assert len(store._open) == 2, "wikitext is detokenised, the others are one text"
 
 
 def test_default_lengths_beyond_corpus_or_model_are_dropped_and_named(

@@ -1,0 +1,158 @@
+"""Documents of local files: .txt, .jsonl and .parquet, plain or compressed with zstd or gzip, alone or in a folder.
+
+Files are read piece by piece, so that memory holds one document and not one corpus.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sbeval.corpora.documents import Corpus, Document, make_document
+from sbeval.errors import UserError
+
+MOST_DOCUMENT_BYTES = 512 * 2**20
+_PIECE_BYTES = 2**20
+_COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
+
+
+def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") -> Corpus:
+    """Returns the documents of a file, or of a folder of files in the order of their names.
+
+    A .jsonl file holds one document a line, a .parquet file one a row; any other file is one document. Ends .zst and
+    .gz name a compressed file.
+
+    Args:
+        path: file or folder.
+        name: the corpus as results name it.
+        text_field: field or column that holds the text.
+    """
+    if not path.exists():
+        raise UserError(f"Expected text at data_path {str(path)!r}, found nothing there: check the path.")
+
+    def documents() -> Iterator[Document]:
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        found = False
+        for file in files:
+            base = file.relative_to(path).as_posix() if path.is_dir() else file.name
+            for document in _file_documents(file, base, text_field):
+                found = True
+                yield document
+        if not found:
+            raise UserError(f"Expected text in data_path {str(path)!r}, found none: give a file or folder with text.")
+
+    return Corpus(name=name, documents=documents, detail=path.name)
+
+
+def read_text(path: Path) -> str:
+    """Returns a file's text with its line ends as line feeds, as Python's text mode reads it."""
+    raw = bytearray()
+    with _open(path) as stream:
+        while piece := stream.read(_PIECE_BYTES):
+            raw += piece
+            _check_size(len(raw), path)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"Expected UTF-8 text in {str(path)!r}, found byte {raw[error.start]:#04x} at {error.start}: "
+            "convert the file to UTF-8."
+        ) from None
+    if "\0" in text:
+        raise UserError(f"Expected text in {str(path)!r}, found a binary file (it holds zero bytes): give a text file.")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _file_documents(file: Path, name: str, text_field: str) -> Iterator[Document]:
+    kind = Path(file.stem).suffix if file.suffix in _COMPRESSIONS else file.suffix
+    if kind == ".parquet":
+        texts = _parquet_texts(file, text_field)
+    elif kind in (".jsonl", ".ndjson"):
+        texts = _jsonl_texts(file, text_field)
+    else:
+        text = read_text(file)
+        if text.strip():
+            yield make_document(name, text)
+        return
+    for number, text in texts:
+        if text.strip():
+            yield make_document(f"{name}:{number}", text)
+
+
+def _jsonl_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
+    with _open(file) as lines:
+        number = 0
+        while line := lines.readline(MOST_DOCUMENT_BYTES + 1):
+            _check_size(len(line), file)
+            number += 1
+            if line.strip():
+                yield number, _jsonl_text(line, file, number, text_field)
+
+
+def _jsonl_text(line: bytes, file: Path, number: int, text_field: str) -> str:
+    try:
+        value: Any = json.loads(line)
+    except ValueError:
+        raise UserError(
+            f"Expected JSON in UTF-8 in line {number} of {str(file)!r}, found something else: write one JSON value a "
+            "line."
+        ) from None
+    text = value.get(text_field) if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise UserError(
+            f"Expected a string, or an object with a string {text_field!r}, in line {number} of {str(file)!r}, found "
+            'neither: name the field that holds the text with --metadata \'{"text_field": "..."}\'.'
+        )
+    return text
+
+
+def _parquet_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(file)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(
+            f"Expected a parquet file at {str(file)!r}, found something else ({str(error).splitlines()[0]}): "
+            "give a file that parquet readers open."
+        ) from None
+    if text_field not in table.schema_arrow.names:
+        raise UserError(
+            f"Expected a column {text_field!r} in {str(file)!r}, found {table.schema_arrow.names}: "
+            'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
+        )
+    number = 0
+    for batch in table.iter_batches(batch_size=64, columns=[text_field]):
+        for text in batch.column(0).to_pylist():
+            number += 1
+            yield number, str(text or "")
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    compression = _COMPRESSIONS.get(path.suffix)
+    if compression is None:
+        with path.open("rb") as stream:
+            yield stream
+        return
+    import pyarrow as pa
+
+    try:
+        with io.BufferedReader(pa.input_stream(str(path), compression=compression)) as stream:
+            yield stream
+    except OSError as error:  # pyarrow's own errors of broken data are such too
+        raise UserError(
+            f"Expected a {compression} file at {str(path)!r}, found something else ({str(error).splitlines()[0]}): "
+            "give the file its right ending."
+        ) from None
+
+
+def _check_size(size: int, path: Path) -> None:
+    if size > MOST_DOCUMENT_BYTES:
+        raise UserError(
+            f"Expected documents of at most {MOST_DOCUMENT_BYTES // 2**20} MiB, found a longer one in {str(path)!r}: "
+            "split it into several files, lines or rows."
+        )

@@ -1,0 +1,78 @@
+"""The paper's published values, and which measured number belongs beside each column.
+
+Source: Tan, Yang, Courville, Panda, Shen, "Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth
+Study" (ICLR 2025, arXiv 2410.17980).
+"""
+
+import csv
+from importlib.resources import files
+from typing import NamedTuple
+
+
+class PublishedValue(NamedTuple):
+    """One cell of a table.
+
+    Attributes:
+        table: number of the table.
+        row: name of the row.
+        column: name of the column.
+        value: the number, in the column's own unit.
+        source: where it was read.
+    """
+
+    table: int
+    row: str
+    column: str
+    value: float
+    source: str
+
+
+class MeasuredColumn(NamedTuple):
+    """The lm-eval number that a table's column is compared with.
+
+    Attributes:
+        table: number of the table.
+        column: name of the column, as in `PublishedValue`.
+        task: lm-eval task or group.
+        metric: metric key as lm-eval prints it, without the filter.
+        filter: lm-eval's filter.
+        shots: number of examples in the prompt, None where the task decides.
+        scale: factor from the measured number to the printed one.
+    """
+
+    table: int
+    column: str
+    task: str
+    metric: str
+    filter: str
+    shots: int | None
+    scale: float
+
+
+def published_values() -> list[PublishedValue]:
+    """Returns every cell that is held here, in the order of the tables."""
+    return [
+        PublishedValue(int(row["table"]), row["row"], row["column"], float(row["value"]), row["source"])
+        for row in _rows("values.csv")
+    ]
+
+
+def measured_columns() -> list[MeasuredColumn]:
+    """Returns what to measure for each column of Tables 2 to 5."""
+    return [
+        MeasuredColumn(
+            int(row["table"]),
+            row["column"],
+            row["task"],
+            row["metric"],
+            row["filter"],
+            int(row["shots"]) if row["shots"] else None,
+            float(row["scale"]),
+        )
+        for row in _rows("columns.csv")
+    ]
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    text = files("sbeval.paper").joinpath(name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))

@@ -1,0 +1,98 @@
+"""`fixed_target`: the same targets at every length, so that a difference is the context's alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.corpora.windows import TargetBlock, Window, document_target_blocks, stream_target_blocks, target_window
+from sbeval.errors import UserError
+from sbeval.records import ClusterSums, metric_key
+from sbeval.tasks.perplexity.longppl import LEAST_GAIN_NATS, LEAST_LOGPROB_NATS, key_tokens
+from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, MOST_TARGETS, Lengths
+from sbeval.tasks.perplexity.task import PerplexityTask
+
+
+class FixedTarget(PerplexityTask):
+    """One window a block and length; all end with the block's targets."""
+
+    protocol = "fixed_target"
+    identical_targets = True
+    default_context = "document"
+
+    def targets_per_window(self) -> int:
+        """Returns T: as asked for, else at most 256 and at most half the shortest length."""
+        shortest = (self.settings.context_lengths or DEFAULT_LENGTHS)[0]
+        targets = self.settings.targets_per_window or max(1, min(MOST_TARGETS, shortest // 2))
+        if targets > shortest:
+            raise UserError(
+                f"{self.config.task}: expected targets_per_window of at most the shortest context length, {shortest}, "
+                f"found {targets}: ask for fewer targets or longer context_lengths."
+            )
+        return targets
+
+    def settle(self) -> Lengths:
+        """Takes lengths that the text can fill to the left of the targets."""
+        return self.settle_full_windows(targets=self.targets_per_window())
+
+    def blocks(self) -> list[dict[str, Any]]:
+        """One block is one run of targets; documents take turns."""
+        longest, targets = self.lengths.scored[-1], self.targets_per_window()
+        if self.context == "stream":
+            bounds = list(stream_target_blocks(self.corpus.total_tokens, longest=longest, targets=targets))
+        else:
+            bounds = [
+                (block.start, block.stop)
+                for block in document_target_blocks(
+                    self.corpus.starts[:-1],
+                    self.corpus.stops,
+                    longest=longest,
+                    targets=targets,
+                    blocks_per_document=self.settings.blocks_per_document,
+                    seed=self.settings.seed,
+                )
+            ]
+        return [{"block": index, "start": start, "stop": stop} for index, (start, stop) in enumerate(bounds)]
+
+    def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
+        """Returns the one window that ends with the block's targets."""
+        return [target_window(TargetBlock(0, block["start"], block["stop"]), context_length)]
+
+    def build_all_requests(self, **kwargs: Any) -> None:
+        """Builds the requests; where a LongPPL evaluator was named, lets it choose the key tokens of this process."""
+        super().build_all_requests(**kwargs)
+        evaluator = self.settings.longppl_evaluator
+        if evaluator is None:
+            return
+        scored = self.lengths.scored
+        if len(scored) < 2:
+            raise UserError(
+                f"{self.config.task}: expected two context_lengths or more for LongPPL, found {list(scored)}: "
+                "ask for a shorter one too."
+            )
+        blocks = [instance.doc for instance in self.instances if instance.idx == 0]
+        windows = [[self.windows(block, length)[0] for length in (scored[0], scored[-1])] for block in blocks]
+        pairs = [(self.request(short), self.request(long)) for short, long in windows]
+        masks = key_tokens(evaluator, pairs, tokenizer_hash=self.corpus.tokenizer_sha256)
+        self._key_tokens = {block["start"]: mask for block, mask in zip(blocks, masks, strict=True)}
+        self.metrics.longppl = True
+        self.config.metadata["sbeval"]["longppl"] = {
+            "evaluator": evaluator,
+            "short": scored[0],
+            "long": scored[-1],
+            "least_gain_nats": LEAST_GAIN_NATS,
+            "least_logprob_nats": LEAST_LOGPROB_NATS,
+        }
+
+    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
+        """Adds the rows of the block's key tokens."""
+        sample = super().logged(doc, nll)
+        if self.metrics.longppl:
+            mask = self._key_tokens[doc["start"]]
+            cluster = self.corpus.names[self.corpus.document_at(doc["start"])]
+            for length in self.lengths.scored:
+                chosen = nll[self.windows(doc, length)[0]][mask]
+                row = ClusterSums(cluster, float(chosen.sum()), len(chosen), float("nan"), float("nan"))
+                sample[metric_key("longppl", length)] = [row]
+        return sample

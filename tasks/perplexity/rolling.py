@@ -1,0 +1,70 @@
+"""`rolling`: each document alone, cut as lm-eval's rolling log-likelihood cuts it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy import float64
+from numpy.typing import NDArray
+
+from sbeval.corpora.windows import Window, rolling_windows
+from sbeval.records import ClusterSums
+from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, Lengths, settle_lengths
+from sbeval.tasks.perplexity.task import PerplexityTask
+
+
+class Rolling(PerplexityTask):
+    """Equal to lm-eval's own task at max_length=L, its BOS and its words and bytes included."""
+
+    protocol = "rolling"
+    special_tokens = True
+    context = "document"
+
+    def separator(self, tokenizer: Any) -> tuple[int, ...]:
+        """Nothing is joined; EOS lies between documents only so that the other protocols' tokens can be shared."""
+        return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+
+    def bos_policy(self, tokenizer: Any) -> str:
+        """lm-eval's own: BOS, else EOS, before every document, whatever the tokenizer adds."""
+        return "hf"
+
+    def settle(self) -> Lengths:
+        """Takes any length asked for; by default up to the first that takes the longest document whole."""
+        longest = int(self.corpus.document_tokens.max())
+        enough = next((length for length in DEFAULT_LENGTHS if length >= longest), DEFAULT_LENGTHS[-1])
+        return settle_lengths(
+            self.config.task, self.settings, corpus_limit=2**62, default_limit=enough, corpus_reason=""
+        )
+
+    def blocks(self) -> list[dict[str, Any]]:
+        """One document is one block."""
+        bounds = zip(self.corpus.starts[:-1].tolist(), self.corpus.stops.tolist(), strict=True)
+        return [
+            {"document": index, "start": start, "stop": stop}
+            for index, (start, stop) in enumerate(bounds)
+            if stop > start
+        ]
+
+    def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
+        """Cuts the document as lm-eval does."""
+        return rolling_windows(block["start"], block["stop"], context_length)
+
+    def lead_in(self, window: Window) -> int:
+        """Returns BOS (else EOS) before a document, the token before elsewhere."""
+        document = self.corpus.document_at(window.start)
+        return self.start_token if window.start == int(self.corpus.starts[document]) else super().lead_in(window)
+
+    def rows(
+        self, doc: Mapping[str, Any], context_length: int, nll: Mapping[Window, NDArray[float64]]
+    ) -> list[ClusterSums]:
+        """Returns the document's one row; its words and bytes are the whole page's."""
+        windows = self.windows(doc, context_length)
+        index = doc["document"]
+        return [
+            ClusterSums(
+                self.corpus.names[index],
+                float(sum(nll[window].sum() for window in windows)),
+                sum(window.scored for window in windows),
+                float(self.corpus.original_words[index]),
+                float(self.corpus.original_bytes[index]),
+            )
+        ]

@@ -1,0 +1,70 @@
+"""The paper's suite names tasks that exist, and columns that its groups measure."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+import pytest
+from lm_eval.tasks import TaskManager
+
+import sbeval.tasks
+from sbeval.models import preset
+from sbeval.paper import measured_columns, published_values
+
+# the folders of lm-eval that the suite draws on: indexing all of them takes many seconds
+FOLDERS = (
+    *("arc", "hellaswag", "openbookqa", "piqa", "race", "sciq", "winogrande", "mmlu/default", "gsm8k", "minerva_math"),
+    *("benchmarks", "babilong", "longbench", "longbench2"),
+)
+
+
+@pytest.fixture(scope="module")
+def index() -> dict[str, Any]:
+    theirs = Path(next(iter(lm_eval.tasks.__path__)))
+    ours = Path(next(iter(sbeval.tasks.__path__)))
+    manager = TaskManager(include_path=[ours, *(theirs / folder for folder in FOLDERS)], include_defaults=False)
+    return dict(manager.task_index)
+
+
+def members(index: dict[str, Any], name: str) -> Iterator[str]:
+    """Names of every task and group below a group."""
+    listed = index[name].cfg.get("task") if index[name].cfg else None
+    for item in listed if isinstance(listed, list) else []:
+        member = item if isinstance(item, str) else item.get("group") or item["task"]
+        yield member
+        if member in index:
+            yield from members(index, member)
+
+
+def groups(index: dict[str, Any]) -> list[str]:
+    return [name for name in index if name.startswith("sb_paper") or name == "sb_long_context"]
+
+
+def test_every_member_of_every_group_exists(index: dict[str, Any]) -> None:
+    assert len(groups(index)) >= 10
+    for group in groups(index):
+        assert not [member for member in members(index, group) if member not in index]
+
+
+def test_no_group_names_a_task_twice(index: dict[str, Any]) -> None:
+    for group in groups(index):
+        named = list(members(index, group))
+        assert len(named) == len(set(named))
+
+
+def test_columns_are_measured_by_the_tables_group(index: dict[str, Any]) -> None:
+    suite = {2: "sb_paper_nlp", 3: "sb_paper_mmlu", 4: "sb_paper_gsm8k", 5: "sb_paper_appendix"}
+    for column in measured_columns():
+        assert column.task in set(members(index, suite[column.table]))
+
+
+def test_table_1_is_the_presets() -> None:
+    cells = {(value.row, value.column): value.value for value in published_values() if value.table == 1}
+    for row in ("350M", "1B", "3B"):
+        config = preset(row.lower())
+        assert cells[row, "layers"] == config.num_hidden_layers
+        assert cells[row, "hidden"] == config.hidden_size
+        assert cells[row, "intermediate"] == config.intermediate_size
+        assert cells[row, "heads"] == config.num_attention_heads
+        assert cells[row, "training length"] == config.training_length_tokens

@@ -1,0 +1,73 @@
+"""LongPPL: key tokens by the evaluator's own forward passes, and perplexity on them alone."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from corpus_problems import KnownLM, run_task, tiny_llama, tiny_tokenizer, write_folder
+
+from sbeval.corpora import resolve_tokens, store
+from sbeval.errors import UserError
+
+SHORT, LONG = 8, 64
+SHARPNESS = 40.0  # makes some gains as large as LongPPL asks for
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "_open", {})
+
+
+@pytest.fixture
+def metadata(tmp_path: Path) -> dict[str, Any]:
+    tiny_tokenizer().save_pretrained(tmp_path / "evaluator")
+    tiny_llama(sharpness=SHARPNESS).save_pretrained(tmp_path / "evaluator")
+    return {
+        "tokenizer": str(tmp_path / "evaluator"),
+        "data_path": str(write_folder(tmp_path / "texts", [60 + 5 * index for index in range(24)])),
+        "context_lengths": [SHORT, LONG],
+        "targets_per_window": 8,
+        "longppl_evaluator": str(tmp_path / "evaluator"),
+    }
+
+
+def test_longppl_is_perplexity_on_the_evaluators_key_tokens(metadata: dict[str, Any]) -> None:
+    model, evaluator = KnownLM(), tiny_llama(sharpness=SHARPNESS)
+    found = run_task("sb_stdlib_fixed_target", model, metadata)
+    by_length: dict[int, list[tuple[Any, ...]]] = {SHORT: [], LONG: []}
+    for arguments in model.seen:
+        by_length[arguments[1]].append(arguments)
+    nll: dict[int, list[float]] = {SHORT: [], LONG: []}
+    for requests in zip(by_length[SHORT], by_length[LONG], strict=True):
+        evaluated, known = {}, {}
+        for key, length, lead_in, scored in requests:
+            targets = resolve_tokens(key).astype(np.int64)
+            inputs = np.concatenate([[lead_in], targets[:-1]])
+            logits = evaluator(torch.from_numpy(inputs)[None]).logits[0].log_softmax(-1)
+            evaluated[length] = logits[torch.arange(length), torch.from_numpy(targets)][-scored:].detach().numpy()
+            known[length] = KnownLM.nll(inputs, targets, np.arange(1, length + 1))[-scored:]
+        mask = (evaluated[LONG] - evaluated[SHORT] > 2) & (evaluated[LONG] > -2)
+        for length in (SHORT, LONG):
+            nll[length] += known[length][mask].tolist()
+    assert 0 < len(nll[LONG]) < 8 * len(found["samples"])
+    for length in (SHORT, LONG):
+        assert found["values"][f"longppl@{length:07d}"] == pytest.approx(math.exp(np.mean(nll[length])), rel=1e-6)
+        assert found["values"][f"longppl_tokens@{length:07d}"] == len(nll[length])
+    assert found["record"]["longppl"]["long"] == LONG
+
+
+def test_an_evaluator_with_another_tokenizer_is_refused(metadata: dict[str, Any], tmp_path: Path) -> None:
+    tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match="tokenizer"):
+        run_task("sb_stdlib_fixed_target", KnownLM(), metadata | {"tokenizer": str(tmp_path / "other")})
+
+
+def test_a_missing_evaluator_and_a_single_length_are_refused(metadata: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="nowhere"):
+        run_task("sb_stdlib_fixed_target", KnownLM(), metadata | {"longppl_evaluator": "/nowhere/at/all"})
+    with pytest.raises(UserError, match="two context_lengths"):
+        run_task("sb_stdlib_fixed_target", KnownLM(), metadata | {"context_lengths": [16]})
