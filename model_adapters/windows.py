@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.meter import Meter
+
 from sbeval.scoring import TokenScorer
 
 Tokens = NDArray[np.int64]
@@ -59,15 +60,20 @@ def score_windows(
     max_rows: int | None,
     max_tokens: int | None,
     same_length: bool,
+    hold: Callable[[int], AbstractContextManager[None]],
     meter: Meter,
     done: Callable[[int, list[RunScores]], None],
 ) -> None:
-    """Scores every window, longest first, and calls `done(index, scores of each run)` as each batch finishes."""
+    """Scores every window, longest first, and calls `done(index, scores of each run)` as each batch finishes.
+
+    A batch runs inside `hold(its longest window's length)`.
+    """
 
     def run(batch: Sequence[int]) -> None:
         started = time.perf_counter()
         loaded = [windows[index].load() for index in batch]
-        scores = _score_batch(loaded, scorer, device)
+        with hold(windows[batch[0]].length):
+            scores = _score_batch(loaded, scorer, device)
         meter.add(sum(windows[index].length for index in batch), time.perf_counter() - started)
         for index, window_scores in zip(batch, scores, strict=True):
             done(index, window_scores)

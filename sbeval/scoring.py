@@ -116,8 +116,8 @@ class TokenScorer:
         if logits_BLV is not None:
             vocabulary = logits_BLV.shape[-1]
         else:
-            head = self._whole.get_output_embeddings() if hasattr(self._whole, "get_output_embeddings") else None
-            weight = getattr(head, "weight", None)
+            output_embeddings: Any = getattr(self._whole, "get_output_embeddings", lambda: None)
+            weight = getattr(output_embeddings(), "weight", None)
             vocabulary = weight.shape[0] if weight is not None and weight.dim() == 2 else 2**17
         return max(1, self.chunk_logits // int(vocabulary))
 
