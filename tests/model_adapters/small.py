@@ -38,6 +38,7 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     ),
     "mistral": lambda v: transformers.MistralConfig(vocab_size=v, sliding_window=16, **SIZES),
     "gpt_neox": lambda v: transformers.GPTNeoXConfig(
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         vocab_size=v,
         hidden_size=32,
         intermediate_size=48,
