@@ -20,6 +20,7 @@ from sbeval.model_adapters.loading import fit_tokenizer, loading
 from sbeval.model_adapters.meter import Meter
 from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, learned_positions, model_record
 from sbeval.model_adapters.options import AdapterOptions
+from sbeval.model_adapters.processes import find_processes
 from sbeval.model_adapters.request_rope import RequestRope
 from sbeval.model_adapters.response_cache import cached_response, stamp
 from sbeval.model_adapters.run_settings import run_settings
@@ -47,6 +48,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         self.options = AdapterOptions.pop(kwargs)
         self.meter = Meter()
         self._scored: Sequence[Instance] = ()
+        find_processes()
         super().__init__(pretrained, **kwargs)
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
