@@ -22,7 +22,7 @@ from sbeval.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-CHUNK_LOGITS = 2**25  # logits held at once: 128 MiB in fp32
+CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32
 
 
 class TokenScores(NamedTuple):
