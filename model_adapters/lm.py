@@ -1,6 +1,5 @@
 """The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in `hf`'s place."""
 
-import functools
 import json
 import time
 from collections import defaultdict
@@ -24,12 +23,12 @@ from sbeval.model_adapters.processes import find_processes
 from sbeval.model_adapters.request_rope import RequestRope
 from sbeval.model_adapters.response_cache import cached_response, stamp
 from sbeval.model_adapters.run_settings import run_settings
+from sbeval.model_adapters.shared_contexts import score_shared_contexts, shared_contexts
 from sbeval.model_adapters.truncation import Prompt, fit_contexts, fit_prompts, record_cut
-from sbeval.model_adapters.windows import LoadedWindow, RunScores, Window, score_windows
+from sbeval.model_adapters.windows import RunScores, Window, requested_window, score_windows, window
 from tqdm import tqdm
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
 from sbeval.scoring import TokenScorer
 from sbeval.token_logprobs import REQUEST_TYPE, TokenLogprobs, TokenLogprobsRequest
@@ -102,31 +101,42 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             )
             return scores
         names = [request.task_name for request in self._scored] or [None] * len(requests)
-        contexts = fit_contexts(
-            [(context, continuation) for _, context, continuation in requests],
-            names,
-            max_length=self.max_length,
-            truncation=self.options.truncation,
-        )
-        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for index, context in enumerate(contexts):
-            groups[context.inputs].append(index)
+        pairs = [(context, continuation) for _, context, continuation in requests]
+        contexts = fit_contexts(pairs, names, max_length=self.max_length, truncation=self.options.truncation)
         for instance, context in zip(self._scored, contexts, strict=False):
             record_cut(instance, context.cut_tokens)
         results: dict[int, tuple[float, bool]] = {}
-        members = list(groups.values())
         progress = self._progress(len(requests), "loglikelihood", disable_tqdm)
 
-        def done(group: int, scores: list[RunScores]) -> None:
-            for index, run in zip(members[group], scores, strict=True):
-                results[index] = (_total(run), run.greedy)
-                if requests[index][0] is not None:
-                    self.cache_hook.add_partial("loglikelihood", requests[index][0], results[index])
-                progress.update(1)
+        def done(index: int, run: RunScores) -> None:
+            results[index] = (run.total, run.greedy)
+            if requests[index][0] is not None:
+                self.cache_hook.add_partial("loglikelihood", requests[index][0], results[index])
+            progress.update(1)
 
-        self._score(
-            [_window(inputs, [requests[index][2] for index in indices]) for inputs, indices in groups.items()], done
-        )
+        if not self.rope.by_length:
+            with self._autocast():
+                score_shared_contexts(
+                    shared_contexts(pairs, [context.cut_tokens for context in contexts], self.device),
+                    [continuation for _, continuation in pairs],
+                    self.scorer,
+                    device=self.device,
+                    hold=self.rope.hold,
+                    meter=self.meter,
+                    done=done,
+                )
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for index, context in enumerate(contexts):
+            if index not in results:
+                groups[context.inputs].append(index)
+        members = list(groups.values())
+
+        def window_done(group: int, scores: list[RunScores]) -> None:
+            for index, run in zip(members[group], scores, strict=True):
+                done(index, run)
+
+        windows = [window(inputs, [pairs[index][1] for index in indices]) for inputs, indices in groups.items()]
+        self._score(windows, window_done)
         progress.close()
         return [results[index] for index in range(len(requests))]
 
@@ -145,15 +155,15 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 context_len=1,
             )
             for context, targets in map(make_disjoint_window, cuts):
-                windows.append(_window((context + targets)[:-1], [targets]))
+                windows.append(window((context + targets)[:-1], [targets]))
                 text_of.append(index)
         waiting = np.bincount(np.asarray(text_of, dtype=np.int64), minlength=len(requests))
         totals = [0.0] * len(requests)
         progress = self._progress(len(windows), "loglikelihood_rolling", disable_tqdm)
 
-        def done(window: int, scores: list[RunScores]) -> None:
-            index = text_of[window]
-            totals[index] += _total(scores[0])
+        def done(number: int, scores: list[RunScores]) -> None:
+            index = text_of[number]
+            totals[index] += scores[0].total
             waiting[index] -= 1
             if waiting[index] == 0:
                 self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, totals[index])
@@ -183,8 +193,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             self.cache_hook.add_partial(REQUEST_TYPE, todo[index], result)
             progress.update(1)
 
-        windows = [Window(request.context_length, functools.partial(_load, request)) for request in todo]
-        self._score(windows, done, own=True)
+        self._score([requested_window(request) for request in todo], done, own=True)
         progress.close()
         return [results[tuple(request.args)] for request in requests]
 
@@ -286,8 +295,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def _score(self, windows: Sequence[Window], done: Any, *, own: bool = False) -> None:
         self._check_positions(max((window.length for window in windows), default=0))
-        mixed = self.mixed_precision_dtype
-        with torch.autocast(device_type=self.device.type, dtype=mixed, enabled=mixed is not None):
+        with self._autocast():
             score_windows(
                 windows,
                 self.scorer,
@@ -300,6 +308,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 done=done,
             )
 
+    def _autocast(self) -> torch.autocast:
+        mixed = self.mixed_precision_dtype
+        return torch.autocast(device_type=self.device.type, dtype=mixed, enabled=mixed is not None)
+
     def _check_positions(self, length: int) -> None:
         if self._learned_positions is not None and length > self._learned_positions:
             raise UserError(
@@ -309,20 +321,3 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def _progress(self, total: int, name: str, disable: bool) -> "tqdm[Any]":
         return tqdm(total=total, disable=disable or self.rank != 0, desc=f"Running {name} requests")
-
-
-def _window(inputs: Sequence[int], target_runs: list[list[int]]) -> Window:
-    loaded = LoadedWindow(np.asarray(inputs), [np.asarray(targets) for targets in target_runs])
-    return Window(len(inputs), lambda: loaded)
-
-
-def _load(request: TokenLogprobsRequest) -> LoadedWindow:
-    tokens = np.asarray(resolve_tokens(request.key), dtype=np.int64)
-    if len(tokens) != request.context_length or not 1 <= request.scored <= request.context_length:
-        raise ValueError(f"{request} does not fit the {len(tokens)} tokens its key names")
-    inputs = np.concatenate([np.array([request.lead_in], dtype=np.int64), tokens[:-1]])
-    return LoadedWindow(inputs, [tokens[-request.scored :]])
-
-
-def _total(run: RunScores) -> float:
-    return float(run.logprobs.sum(dtype=np.float64))

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.meter import Meter
 
+from sbeval.corpora import resolve_tokens
 from sbeval.scoring import TokenScorer
+from sbeval.token_logprobs import TokenLogprobsRequest
 
 Tokens = NDArray[np.int64]
 
@@ -50,6 +52,30 @@ class RunScores(NamedTuple):
 
     logprobs: NDArray[np.float32]
     greedy: bool
+
+    @property
+    def total(self) -> float:
+        """Sum of the log-probabilities, added in fp64."""
+        return float(self.logprobs.sum(dtype=np.float64))
+
+
+def window(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> Window:
+    """Returns a window whose tokens are known already."""
+    loaded = LoadedWindow(np.asarray(inputs), [np.asarray(targets) for targets in target_runs])
+    return Window(len(inputs), lambda: loaded)
+
+
+def requested_window(request: TokenLogprobsRequest) -> Window:
+    """Returns the window a task asks for: the lead-in and all but the last of the tokens its key names."""
+
+    def load() -> LoadedWindow:
+        tokens = np.asarray(resolve_tokens(request.key), dtype=np.int64)
+        if len(tokens) != request.context_length or not 1 <= request.scored <= request.context_length:
+            raise ValueError(f"{request} does not fit the {len(tokens)} tokens its key names")
+        inputs = np.concatenate([np.array([request.lead_in], dtype=np.int64), tokens[:-1]])
+        return LoadedWindow(inputs, [tokens[-request.scored :]])
+
+    return Window(request.context_length, load)
 
 
 def score_windows(
