@@ -1,4 +1,4 @@
-"""Puts `sbeval_autoload.pth` at the top of the wheel, where Python reads it at start-up; pyproject.toml says the rest."""
+"""Puts `sbeval_autoload.pth` at the top of the wheel, where Python reads it at start-up."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ class BuildWithAutoload(build_py):
     """The usual build plus the `.pth` file; an editable install gets it from `sbeval install-plugin` instead."""
 
     def run(self) -> None:
+        """Copies the packages, then the line."""
         super().run()
         if not self.editable_mode:
             self.copy_file(str(AUTOLOAD), self._autoload_output(), preserve_mode=False)

@@ -17,6 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+# for commands whose options are somebody else's
+_PASSED_ON = {"ignore_unknown_options": True, "help_option_names": [], "allow_interspersed_args": False}
 
 
 def main() -> None:
@@ -28,10 +30,7 @@ def main() -> None:
         sys.exit(1)
 
 
-@app.command(
-    context_settings={"ignore_unknown_options": True, "help_option_names": [], "allow_interspersed_args": False},
-    options_metavar="",
-)
+@app.command(context_settings=_PASSED_ON, options_metavar="")
 def run(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="OPTIONS", help="Options of `lm_eval run`, passed on as they are.")
@@ -47,7 +46,9 @@ def run(
 @app.command()
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Results files of lm-eval, or folders that hold some.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for index.html, figures and table.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for index.html, figures and table.")] = Path(
+        "report"
+    ),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Turn results files into one self-contained page, figures and a table."""
@@ -64,10 +65,14 @@ def demo(
     _build_report([folder], output, "Stick-breaking and RoPE past their training length")
 
 
-@app.command()
-def train(recipe: Annotated[Path, typer.Argument(help="YAML file that says what to train on what.")]) -> None:
-    """Train a small model from a recipe."""
-    _load("sbeval.training.train", "train")(recipe)
+@app.command(context_settings=_PASSED_ON, options_metavar="")
+def train(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="RECIPE [OPTIONS]", help="`sbeval train --help` shows them.")
+    ] = None,
+) -> None:
+    """Train a small model from a recipe, or go on with it."""
+    _load("sbeval.training.train", "main")(arguments or ["--help"])
 
 
 @app.command()
@@ -83,9 +88,8 @@ def install_plugin() -> None:
 
 
 def _build_report(paths: list[Path], output: Path, title: str | None) -> None:
-    options = {} if title is None else {"title": title}
-    _load("sbeval.reports.build", "build_report")(paths, output, **options)
-    print(f"The page is {(output / 'index.html').resolve()}")
+    page: Path = _load("sbeval.reports.build", "build_report")(paths, output, title=title)
+    print(f"The page is {page.resolve()}")
 
 
 def _load(module: str, name: str) -> Any:

@@ -1,5 +1,6 @@
 """lm-eval's own `run` command in this process, with the model and the task folder already set."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -7,10 +8,7 @@ from sbeval import plugin
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Runs `lm_eval run` with these arguments.
-
-    Added where neither the arguments nor their `--config` file say otherwise: the model `sb`, the packaged tasks, and
-    `--log_samples` when there is an output path (paired differences are computed from samples).
+    """Runs `lm_eval run` with these arguments, the model `sb` and the packaged tasks.
 
     Args:
         arguments: what would follow `lm_eval run` on the command line.
@@ -21,15 +19,24 @@ def run(arguments: Sequence[str]) -> None:
     """
     plugin.install()
     from lm_eval._cli import HarnessCLI
-    from lm_eval.config.evaluate_config import EvaluatorConfig
     from lm_eval.utils import setup_logging
 
     setup_logging()
-    parser = HarnessCLI()
+    HarnessCLI().execute(parse(arguments))
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses as lm-eval does, and adds what neither the arguments nor their `--config` file say.
+
+    That is the model `sb`, and `--log_samples` where there is an output path: paired differences need the samples.
+    """
+    from lm_eval._cli import HarnessCLI
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
     command_line = sys.argv
     sys.argv = ["lm_eval", "run", *arguments]
     try:
-        chosen = parser.parse_args()
+        chosen: argparse.Namespace = HarnessCLI().parse_args()
     finally:
         sys.argv = command_line
     configured = EvaluatorConfig.load_yaml_config(chosen.config) if chosen.config else {}
@@ -37,4 +44,4 @@ def run(arguments: Sequence[str]) -> None:
         chosen.model = plugin.MODEL_NAME
     if chosen.output_path or configured.get("output_path"):
         chosen.log_samples = True
-    parser.execute(chosen)
+    return chosen

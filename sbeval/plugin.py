@@ -1,8 +1,8 @@
 """Makes the model `sb` and the packaged tasks known to a plain `lm_eval` command.
 
-lm-eval up to 0.4.13 looks for models in no place but its own, and must not be imported before it is wanted (it is slow).
-So `sbeval_autoload.pth`, one line that Python runs at start-up, waits for the first import of `lm_eval` and then calls
-`install`. From there on two of lm-eval's modules are completed right after they have been executed:
+lm-eval up to 0.4.13 looks for models in no place but its own. So `sbeval_autoload.pth`, one line that Python runs at
+start-up, waits for the first import of `lm_eval` and then calls `install`. From there on two of lm-eval's modules are
+completed right after they have been executed:
 
 - `lm_eval.models` gets the name `sb`, as a string target: the adapter is imported when the name is looked up. It has
   to be after, since lm-eval registers its own models only while its registry is empty.

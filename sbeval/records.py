@@ -73,6 +73,7 @@ class TaskRecord(_Record):
         corpus_sha256: hash of the corpus text as used.
         corpus_detail: what else identifies the corpus, such as the interpreter's version for the standard library.
         protocol: "rolling", "stream", "sliding", "fixed_target", "position", or the generator's name.
+        context: "document" or "stream": where a window's left context may come from, None where neither limits it.
         separator: token text between joined documents, None where nothing is joined.
         bos: "text", "window" or "hf".
         lengths: context lengths scored, in tokens, ascending.
@@ -90,6 +91,7 @@ class TaskRecord(_Record):
     corpus_sha256: str | None = None
     corpus_detail: str | None = None
     protocol: str
+    context: str | None = None
     separator: str | None = None
     bos: str | None = None
     lengths: list[int]

@@ -1,7 +1,47 @@
-"""Runs the Triton kernels in Triton's interpreter where there is no GPU; must be set before triton is imported."""
+"""Fixtures for all tests.
+
+Triton's kernels run in Triton's interpreter where there is no GPU; that must be set before triton is imported.
+"""
 
 import os
+import subprocess
+import sys
+import venv
+import zipfile
 from pathlib import Path
+
+import pytest
+from source_tree import ROOT
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as a wheel, built from the checkout with the build tools at hand."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
+    config = f"import os; os.environ['DIST_EXTRA_CONFIG'] = {str(folder / 'extra.cfg')!r}; "
+    (folder / "extra.cfg").write_text(f"[build]\nbuild_base = {folder / 'build'}\n[egg_info]\negg_base = {folder}\n")
+    subprocess.run([sys.executable, "-c", config + build, folder], cwd=ROOT, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def wheel_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of a virtual environment with the wheel in it, and this environment's other packages beside it."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, symlinks=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site_packages)
+    # plain paths: the .pth files in those folders, an editable sbeval's among them, are not read
+    others = [path for path in sys.path if path.endswith("site-packages")]
+    (site_packages / "others.pth").write_text("\n".join(others))
+    python = folder / "bin" / "python"
+    script = python.with_name("lm_eval")
+    script.write_text(f"#!{python}\nimport sys\nfrom lm_eval.__main__ import cli_evaluate\nsys.exit(cli_evaluate())\n")
+    script.chmod(0o755)
+    return python

@@ -19,17 +19,21 @@ from sbeval.corpora import (
 )
 from sbeval.errors import UserError
 
-WIKITEXT = """ 
- = First = 
- 
- Text of the first .
- = = Section = = 
- = = = Subsection = = = 
- = not a heading
- = Second page = 
- 
- Text of the second .
-"""  # noqa: W291, W293  wikitext's lines begin and end with spaces
+WIKITEXT = "\n".join(
+    [
+        " ",
+        " = First = ",
+        " ",
+        " Text of the first .",
+        " = = Section = = ",
+        " = = = Subsection = = = ",
+        " = not a heading",
+        " = Second page = ",
+        " ",
+        " Text of the second .",
+        "",
+    ]
+)
 
 
 @given(st.text())

@@ -11,8 +11,7 @@ from corpus_problems import EOS, corpus_of, random_text, tiny_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sbeval.corpora import Layout, resolve_tokens, token_key, tokenize_corpus, tokenizer_sha256
-from sbeval.corpora import store
+from sbeval.corpora import Layout, resolve_tokens, store, token_key, tokenize_corpus, tokenizer_sha256
 from sbeval.errors import UserError
 
 TEXTS = [random_text(60, 1), "é", random_text(20, 2), "  leading and trailing \n", random_text(90, 3)]

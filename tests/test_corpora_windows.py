@@ -1,5 +1,7 @@
 """Windows: lm-eval's own cut, the same targets at every length, and context that stays where it is said to stay."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,7 +77,7 @@ def test_position_bins_cover_every_position_once() -> None:
         assert bins[0][0] == 1
         assert bins[-1][1] == length
         assert all(first <= last for first, last in bins)
-        assert [after[0] - before[1] for before, after in zip(bins, bins[1:], strict=False)] == [1] * (len(bins) - 1)
+        assert [after[0] - before[1] for before, after in pairwise(bins)] == [1] * (len(bins) - 1)
 
 
 @given(

@@ -27,6 +27,7 @@ class Rolling(PerplexityTask):
 
     protocol = "rolling"
     special_tokens = True
+    context = "document"
 
     def separator(self, tokenizer: Any) -> tuple[int, ...]:
         """Nothing is joined; EOS lies between documents only so that the other protocols' tokens can be shared."""
@@ -118,6 +119,11 @@ class FixedTarget(PerplexityTask):
     protocol = "fixed_target"
     identical_targets = True
 
+    @property
+    def context(self) -> str:
+        """Inside the document, unless the stream is asked for."""
+        return self.settings.context or "document"
+
     def targets_per_window(self) -> int:
         """Returns T: as asked for, else at most 256 and at most half the shortest length."""
         shortest = (self.settings.context_lengths or DEFAULT_LENGTHS)[0]
@@ -132,7 +138,7 @@ class FixedTarget(PerplexityTask):
     def settle(self) -> Lengths:
         """Takes lengths that some document can fill; by default those that enough documents for an interval can."""
         targets = self.targets_per_window()
-        if self.settings.context == "stream":
+        if self.context == "stream":
             return settle_lengths(
                 self.config.task,
                 self.settings,
@@ -153,7 +159,7 @@ class FixedTarget(PerplexityTask):
     def blocks(self) -> list[dict[str, Any]]:
         """One block is one run of targets; documents take turns."""
         longest, targets = self.lengths.scored[-1], self.targets_per_window()
-        if self.settings.context == "stream":
+        if self.context == "stream":
             stops = range(longest, self.corpus.total_tokens + 1, longest)
             return [{"block": index, "start": stop - targets, "stop": stop} for index, stop in enumerate(stops)]
         blocks = document_target_blocks(

@@ -60,6 +60,11 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
         """Cuts a block at one context length."""
 
+    @property
+    def context(self) -> str:
+        """Where a window's left context may come from: "document" or "stream"."""
+        return "stream"
+
     def targets_per_window(self) -> int | None:
         """Scored targets of every window where the protocol fixes them."""
         return None
@@ -89,6 +94,7 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
             corpus_sha256=self.corpus.corpus_sha256,
             corpus_detail=source.detail,
             protocol=self.protocol,
+            context=self.context,
             separator=None if self.bos == "hf" else tokenizer.decode(list(separator)),
             bos=self.bos,
             lengths=list(self.lengths.scored),

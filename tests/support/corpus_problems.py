@@ -5,19 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sbeval.tasks
 import transformers
-from lm_eval import simple_evaluate
+from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-import sbeval.tasks
 from sbeval.corpora import Corpus, make_document, resolve_tokens
 from sbeval.token_logprobs import TokenLogprobs
 
 BOS, EOS = 0, 1
-WORDS = "the quick brown fox jumps over a lazy dog while old towers keep their silver bells ringing".split()
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "old", "towers", "keep", "bells"]
 
 
 @functools.cache
@@ -94,9 +94,7 @@ def run_task(name: str, model: LM, metadata: dict[str, Any], **options: Any) -> 
     """Runs one task through lm-eval and returns its results, samples and record."""
     folder = str(Path(next(iter(sbeval.tasks.__path__))))
     manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
-    results = simple_evaluate(
-        model=model, tasks=[name], task_manager=manager, log_samples=True, bootstrap_iters=0, **options
-    )
+    results = evaluate(lm=model, task_dict=manager.load([name]), log_samples=True, bootstrap_iters=0, **options)
     values = {key.removesuffix(",none"): value for key, value in results["results"][name].items()}
     return {
         "values": values,

@@ -9,12 +9,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sbeval.attention.impl.triton.launch import forward_parameters
-from sbeval.attention.impl.triton.primitives import bounded, split_stick, sum_newer, two_sum
+from sbeval.attention.impl.triton.primitives import bounded, spent_by, take_off_newer, two_sum
 
 
 @triton.jit
 def _tile(
-    q, k_base, v_base, k_stride, v_stride, block, keys, row_limit, seq_start, newer, out, stick, stick_lo, qk_scale,
+    q, k_base, v_base, k_stride, v_stride, block, keys, row_limit, seq_start, minus_newer, out, stick, stick_lo,
+    qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of keys to a block of rows."""
@@ -35,8 +36,8 @@ def _tile(
     z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
     if MASKED:
         z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
-    log2_taken, spent = split_stick(z, EXACT)
-    weight = tl.exp2(log2_taken - sum_newer(spent, newer, EXACT) + stick[:, None])
+    spent = spent_by(z, EXACT)
+    weight = tl.exp2(take_off_newer((z - spent) + stick[:, None], spent, minus_newer, EXACT))
     out = tl.dot(weight.to(v.dtype), v, out, input_precision="ieee")
     stick, stick_lo = two_sum(stick, stick_lo, -tl.sum(spent, 1))
     return out, stick, stick_lo
@@ -68,8 +69,8 @@ def _forward_kernel(
     row_limit = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
     seq_start = tl.load(start_ptr + batch).to(tl.int32) if PADDED else 0
     dtype = tl.float32 if EXACT else tl.float16
-    newest_first = tl.arange(0, BLOCK_N)
-    newer = (newest_first[:, None] > newest_first[None, :]).to(dtype)
+    tile = tl.arange(0, BLOCK_N)
+    minus_newer = -(tile[:, None] > tile[None, :]).to(dtype)
 
     out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     stick = tl.zeros([BLOCK_M], tl.float32)
@@ -84,8 +85,8 @@ def _forward_kernel(
     while (block > first_block) & (block > full):
         block -= 1
         out, stick, stick_lo = _tile(
-            q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, newer, out, stick, stick_lo,
-            qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
+            q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, minus_newer, out, stick,
+            stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
         )  # fmt: skip
     open_rows = tl.where(row < queries, stick, float("-inf"))
     going = tl.max(open_rows, 0) >= log2_threshold
@@ -93,8 +94,8 @@ def _forward_kernel(
         steps = tl.minimum(block - first_full, CHUNK)
         for step in tl.range(0, steps, num_stages=STAGES):
             out, stick, stick_lo = _tile(
-                q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, keys, row_limit, seq_start, newer, out,
-                stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT,
+                q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, keys, row_limit, seq_start, minus_newer,
+                out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT,
             )  # fmt: skip
         block -= steps
         open_rows = tl.where(row < queries, stick, float("-inf"))
@@ -103,7 +104,7 @@ def _forward_kernel(
         while going & (block > first_block):
             block -= 1
             out, stick, stick_lo = _tile(
-                q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, newer, out, stick,
+                q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, minus_newer, out, stick,
                 stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
             )  # fmt: skip
 

@@ -1,0 +1,51 @@
+"""Image files from a figure's specification: PNG, SVG and PDF, without a browser or a network."""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+from sbeval.reports.figures.theme import LIGHT, vega_config
+
+VEGA_LITE = "6.4"
+IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
+
+
+def still(spec: Mapping[str, Any]) -> str:
+    """Returns the figure as SVG text on white."""
+    config = vega_config(LIGHT, font=IMAGE_FONT) | {"background": LIGHT["paper"]}
+    return str(vl_convert.vegalite_to_svg(dict(spec), vl_version=VEGA_LITE, config=config))
+
+
+def write_images(svg: str, stem: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> list[Path]:
+    """Writes the still figure as `stem.png`, `stem.svg` and `stem.pdf` and returns the paths."""
+    written = []
+    for kind in formats:
+        path = stem.with_name(f"{stem.name}.{kind}")
+        if kind == "svg":
+            path.write_text(svg, encoding="utf-8")
+        elif kind == "png":
+            path.write_bytes(vl_convert.svg_to_png(svg, scale=2))
+        elif kind == "pdf":
+            path.write_bytes(vl_convert.svg_to_pdf(svg))
+        else:
+            raise ValueError(f"expected png, svg or pdf, got {kind!r}")
+        written.append(path)
+    return written
+
+
+@lru_cache(maxsize=1)
+def javascript() -> str:
+    """Returns Vega, Vega-Lite and vega-embed as one script to be embedded in the page."""
+    return str(vl_convert.javascript_bundle(vl_version=VEGA_LITE))
+
+
+def script_json(value: object) -> str:
+    """Writes JSON that is safe inside a `<script>` element, whatever text it holds."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

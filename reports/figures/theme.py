@@ -1,0 +1,119 @@
+"""Colours, shapes and type of every figure, for light and dark pages, told apart without colour too."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from sbeval.reports.settings import Setting
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
+
+# Okabe and Ito's hues, darkened for white and lightened for black until each reads as text (contrast of 4.5 or more).
+_HUES: dict[str, tuple[str, str]] = {
+    "blue": ("#0067a5", "#5ab4ec"),
+    "vermillion": ("#b84600", "#ff9355"),
+    "green": ("#00785a", "#3ecfa6"),
+    "purple": ("#a0417f", "#e69ac6"),
+    "orange": ("#8a6000", "#e8ab2e"),
+    "sky": ("#33789c", "#9ad7f5"),
+    "grey": ("#5c6166", "#b7bdc4"),
+    "olive": ("#6b6b00", "#e3dc62"),
+}
+_SCHEME_HUES = {"stickbreaking": "blue", "rope": "vermillion", "nope": "green", "alibi": "purple", "fire": "orange"}
+
+LIGHT = {"ink": "#16191d", "muted": "#5a626b", "grid": "#e6e8eb", "axis": "#b9bfc6", "paper": "#ffffff"}
+DARK = {"ink": "#eef0f2", "muted": "#a4adb6", "grid": "#2c3238", "axis": "#4a525a", "paper": "#14171a"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """How one setting is drawn.
+
+    Attributes:
+        light: colour on a light page.
+        dark: colour on a dark page.
+        shape: Vega's name of the point's shape.
+        dashed: True for the state before context extension.
+    """
+
+    light: str
+    dark: str
+    shape: str
+    dashed: bool
+
+
+def looks(settings: Sequence[Setting]) -> dict[str, Look]:
+    """Gives every setting a look by its label; a parent shares its child's colour and is dashed.
+
+    The first setting of a position scheme takes the scheme's own colour, so stick-breaking is blue and RoPE vermillion
+    in every report.
+    """
+    parents = {setting.parent for setting in settings if setting.parent}
+    hues: dict[str, str] = {}
+    for setting in settings:
+        own = _SCHEME_HUES.get(setting.model.attention or "")
+        if setting.label not in parents and own is not None and own not in hues.values():
+            hues[setting.label] = own
+    free = [hue for hue in _HUES if hue not in hues.values()] or list(_HUES)
+    unnamed = [setting.label for setting in settings if setting.label not in hues and setting.label not in parents]
+    hues |= {label: free[index % len(free)] for index, label in enumerate(unnamed)}
+    for setting in reversed(settings):
+        if setting.parent:
+            hues[setting.parent] = hues.setdefault(setting.label, "grey")
+    return {
+        setting.label: Look(
+            light=_HUES[hues[setting.label]][0],
+            dark=_HUES[hues[setting.label]][1],
+            shape=SHAPES[index % len(SHAPES)],
+            dashed=setting.label in parents,
+        )
+        for index, setting in enumerate(settings)
+    }
+
+
+def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
+    """Returns the Vega-Lite configuration of a page in these colours."""
+    text = {"labelColor": colours["muted"], "titleColor": colours["ink"], "labelFont": font, "titleFont": font}
+    return {
+        "background": "transparent",
+        "font": font,
+        "view": {"stroke": None},
+        "axis": {
+            **text,
+            "gridColor": colours["grid"],
+            "domainColor": colours["axis"],
+            "tickColor": colours["axis"],
+            "labelFontSize": 11.5,
+            "titleFontSize": 12,
+            "titleFontWeight": 500,
+            "titlePadding": 10,
+            "labelPadding": 6,
+        },
+        "axisX": {"grid": False},
+        "axisY": {"domain": False, "ticks": False},
+        "legend": {**text, "labelFontSize": 11.5, "titleFontSize": 12, "titleFontWeight": 500},
+        "title": {
+            "color": colours["ink"],
+            "subtitleColor": colours["muted"],
+            "font": font,
+            "subtitleFont": font,
+            "fontSize": 14,
+            "subtitleFontSize": 12,
+            "fontWeight": 600,
+            "anchor": "start",
+            "offset": 14,
+        },
+        "style": {
+            "training-length": {"stroke": colours["muted"], "strokeWidth": 1, "strokeDash": [2, 3]},
+            "training-length-text": {"fill": colours["muted"], "fontSize": 11, "font": font},
+            "series-text": {"fontSize": 12, "font": font, "fontWeight": 500},
+            "zero": {"stroke": colours["axis"], "strokeWidth": 1},
+            "ink-text": {"fill": colours["ink"], "fontSize": 11, "font": font},
+        },
+    }
+
+
+def dark_colours() -> dict[str, str]:
+    """Maps every hue for light pages to its partner for dark ones."""
+    return dict(_HUES.values())

@@ -1,0 +1,173 @@
+"""The summary in words: computed sentences about each setting, used by the page and the Markdown file alike."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from sbeval.reports.claims import LengthClaims, LengthDifference
+from sbeval.reports.panels import CORPUS_WORDS
+from sbeval.reports.settings import Setting, length_text, rope_scaling_text
+
+_SCHEME_WORDS = {
+    "stickbreaking": "stick-breaking attention",
+    "rope": "softmax attention, RoPE",
+    "nope": "softmax attention, no positions",
+    "alibi": "softmax attention, ALiBi",
+    "fire": "softmax attention, FIRE",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Headline:
+    """A large number with its meaning."""
+
+    value: str
+    meaning: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What is said about one setting.
+
+    Attributes:
+        label: the setting.
+        facts: what it is, in a few words.
+        headlines: the numbers people look for first.
+        sentences: what the measurements allow to be said.
+    """
+
+    label: str
+    facts: str
+    headlines: tuple[Headline, ...]
+    sentences: tuple[str, ...]
+
+
+def setting_facts(setting: Setting) -> str:
+    """Describes a setting in a few words: scheme, size, training length, extension."""
+    model = setting.model
+    parts = [_SCHEME_WORDS.get(model.attention or "", model.attention or "attention not recorded")]
+    if model.sliding_window:
+        parts.append(f"window {length_text(model.sliding_window)}")
+    if scaling := rope_scaling_text(model.rope_scaling):
+        parts.append(scaling)
+    if model.parameters:
+        parts.append(f"{parameters_text(model.parameters)} parameters")
+    if model.training_length_tokens:
+        parts.append(f"trained at {length_text(model.training_length_tokens)}")
+    else:
+        parts.append("training length not recorded")
+    if model.extended_from:
+        parts.append(f"extended from {model.extended_from.get('name', 'a parent not named')}")
+    return ", ".join(parts)
+
+
+def parameters_text(parameters: int) -> str:
+    """Writes a parameter count as people say it: 4.3M, 367M, 1.2B."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if parameters >= unit:
+            value = parameters / unit
+            return f"{value:.1f}{name}" if value < 100 else f"{value:.0f}{name}"
+    return str(parameters)
+
+
+def find(
+    settings: Sequence[Setting],
+    claims: Mapping[tuple[str, str, str], LengthClaims],
+    effective_lengths: Mapping[str, Sequence[str]],
+) -> list[Finding]:
+    """Writes the findings.
+
+    Args:
+        settings: all settings.
+        claims: (setting label, corpus, protocol) to what its lengths show.
+        effective_lengths: setting label to ready sentences on RULER.
+    """
+    findings = []
+    for setting in settings:
+        own = {key[1:]: claim for key, claim in claims.items() if key[0] == setting.label}
+        identical = {corpus: claim for (corpus, protocol), claim in own.items() if protocol == "fixed_target"}
+        sentences = [_context_sentence(corpus, claim) for corpus, claim in identical.items()]
+        sentences += _stream_sentences(own, identical)
+        sentences += effective_lengths.get(setting.label, ())
+        usable = [claim for claim in identical.values() if not claim.obstacle]
+        findings.append(
+            Finding(
+                label=setting.label,
+                facts=setting_facts(setting),
+                headlines=_headlines(usable[0]) if usable else (),
+                sentences=tuple(sentences) or ("No measurement against context length.",),
+            )
+        )
+    return findings
+
+
+def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
+    longest = length_text(max(claim.lengths))
+    lowers = length_text(claim.lowers_to_tokens) if claim.lowers_to_tokens else "none"
+    headlines = [Headline(value=lowers, meaning="longest context that still lowers NLL")]
+    if claim.reference_tokens is not None:
+        if claim.raises_from_tokens:
+            value, meaning = length_text(claim.raises_from_tokens), "first context worse than the training length"
+        else:
+            value, meaning = "none", f"no context worse than the training length, up to {longest}"
+        headlines.append(Headline(value=value, meaning=meaning))
+    return tuple(headlines)
+
+
+def _context_sentence(corpus: str, claim: LengthClaims) -> str:
+    where = f"On identical targets ({CORPUS_WORDS.get(corpus, corpus)}"
+    if claim.obstacle:
+        return f"{where}): nothing can be said, because {claim.obstacle}."
+    longest = max(claim.lengths)
+    start = f"{where}, {claim.clusters} documents), "
+    if claim.lowers_to_tokens is None:
+        first = "more context never lowers NLL measurably"
+    elif claim.lowers_to_tokens == longest:
+        first = f"more context lowers NLL all the way to {length_text(longest)}, the longest evaluated"
+    else:
+        first = f"more context lowers NLL up to {length_text(claim.lowers_to_tokens)}"
+    if claim.reference_tokens is None:
+        return f"{start}{first}; no length at or below the training length was evaluated to compare with."
+    reference = length_text(claim.reference_tokens)
+    if claim.raises_from_tokens is None:
+        return f"{start}{first}; no length up to {length_text(longest)} is worse than {reference}{_at_end(claim)}."
+    worse = next(item for item in claim.differences if item.context_length_tokens == claim.raises_from_tokens)
+    return (
+        f"{start}{first}; from {length_text(claim.raises_from_tokens)} on NLL is above its value at {reference} "
+        f"({difference_text(worse)} nats){_recovery(claim)}."
+    )
+
+
+def _at_end(claim: LengthClaims) -> str:
+    last = claim.differences[-1]
+    if claim.reference_tokens is None or last.context_length_tokens <= claim.reference_tokens:
+        return ""
+    return f" ({length_text(last.context_length_tokens)}: {difference_text(last)} nats)"
+
+
+def _recovery(claim: LengthClaims) -> str:
+    later = [item for item in claim.differences if item.context_length_tokens > (claim.raises_from_tokens or 0)]
+    again = [length_text(item.context_length_tokens) for item in later if item.low <= 0]
+    return f", but not measurably at {', '.join(again)}" if again else ""
+
+
+def difference_text(difference: LengthDifference) -> str:
+    """Writes a difference with its simultaneous interval."""
+    return f"{difference.estimate:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+
+
+def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Mapping[str, LengthClaims]) -> list[str]:
+    sentences = []
+    for (corpus, protocol), claim in own.items():
+        if protocol == "fixed_target" or claim.obstacle or claim.reference_tokens is None:
+            continue
+        name = CORPUS_WORDS.get(corpus, corpus)
+        reference = length_text(claim.reference_tokens)
+        if claim.raises_from_tokens:
+            verdict = (
+                f"it breaks: NLL is above its value at {reference} from {length_text(claim.raises_from_tokens)} on"
+            )
+        else:
+            verdict = f"it does not break up to {length_text(max(claim.lengths))}"
+        caveat = "" if corpus in identical else "; this alone does not show that context is used"
+        sentences.append(f"In {protocol} windows of {name}, {verdict}{caveat}.")
+    return sentences

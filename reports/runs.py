@@ -1,0 +1,173 @@
+"""Reads one lm-eval result file into typed records, keeping what it does not know."""
+
+import dataclasses
+import datetime
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sbeval.records import ModelRecord, TaskRecord
+from sbeval.reports.files import samples_file
+from sbeval.reports.notes import Notes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TaskResult:
+    """One task of one run.
+
+    Attributes:
+        name: lm-eval's task name.
+        record: the task's own facts, None for a task that is not ours.
+        metrics: metric keys (with lm-eval's `,filter` ending) to what the file holds.
+        samples: the samples file, None where samples were not logged.
+        few_shot: number of examples in the prompt, None where unknown.
+        version: the task's version as text, None where unknown.
+        higher_is_better: metric name to direction, as far as the file says.
+    """
+
+    name: str
+    record: TaskRecord | None
+    metrics: Mapping[str, Any]
+    samples: Path | None = None
+    few_shot: int | None = None
+    version: str | None = None
+    higher_is_better: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One result file.
+
+    Attributes:
+        path: the file.
+        date: when the run started, in UTC.
+        model: the evaluated model's facts.
+        model_source: lm-eval's model name, such as "sb" or "hf".
+        model_args: model arguments as the user wrote them.
+        described: False where the file holds no model record and `model` was filled from lm-eval's own fields.
+        tasks: what was measured.
+        limit: lm-eval's `--limit`, None where every document was used.
+        raw: the file's other top-level fields, unknown ones included.
+    """
+
+    path: Path
+    date: datetime.datetime
+    model: ModelRecord
+    model_source: str
+    model_args: str
+    described: bool
+    tasks: tuple[TaskResult, ...]
+    limit: float | None
+    raw: Mapping[str, Any]
+
+
+def read_run(path: Path, notes: Notes) -> Run | None:
+    """Reads a result file; None, with a note, where it holds no results.
+
+    NaN, Infinity and fields of a newer lm-eval are no obstacle; a truncated, empty or foreign file is a note.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError) as error:
+        size = path.stat().st_size if path.exists() else 0
+        reason = (
+            "is empty" if size == 0 else f"is not complete JSON ({type(error).__name__}), perhaps cut off while written"
+        )
+        notes.add(path, f"left out: the file {reason}.")
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
+        notes.add(path, "left out: it is JSON, but not a result file of lm-eval (no `results`).")
+        return None
+    config = _mapping(content.get("config"))
+    model, described = _model_record(config, content, path, notes)
+    tasks = tuple(
+        _task_result(name, metrics, content, path, notes)
+        for name, metrics in content["results"].items()
+        if isinstance(metrics, dict) and any(key not in ("alias", " ", "sample_len", "name") for key in metrics)
+    )
+    if not tasks:
+        notes.add(path, "left out: the run holds no metric.")
+        return None
+    return Run(
+        path=path,
+        date=_date(content, path),
+        model=model,
+        model_source=str(content.get("model_source") or config.get("model") or "unknown"),
+        model_args=_arguments_text(config.get("model_args")),
+        described=described,
+        tasks=tasks,
+        limit=_number(config.get("limit")),
+        raw={key: value for key, value in content.items() if key not in ("results", "configs", "groups", "samples")},
+    )
+
+
+def _model_record(
+    config: Mapping[str, Any], content: Mapping[str, Any], path: Path, notes: Notes
+) -> tuple[ModelRecord, bool]:
+    written = config.get("sbeval")
+    if isinstance(written, dict):
+        try:
+            return ModelRecord.from_json(written), True
+        except TypeError as error:
+            notes.add(path, f"its model record (`config.sbeval`) is incomplete and was not used: {error}.")
+    name = str(content.get("model_name") or config.get("model") or path.parent.name)
+    dtype = str(config["model_dtype"]).removeprefix("torch.") if config.get("model_dtype") else None
+    parameters = config.get("model_num_parameters")
+    return (
+        ModelRecord(
+            name=name.rstrip("/").rpartition("/")[2] or name,
+            format=str(content.get("model_source") or "unknown"),
+            dtype=dtype,
+            parameters=parameters if isinstance(parameters, int) and parameters > 0 else None,
+        ),
+        False,
+    )
+
+
+def _task_result(
+    name: str, metrics: Mapping[str, Any], content: Mapping[str, Any], path: Path, notes: Notes
+) -> TaskResult:
+    config = _mapping(_mapping(content.get("configs")).get(name))
+    written = _mapping(config.get("metadata")).get("sbeval")
+    record = None
+    if isinstance(written, dict):
+        try:
+            record = TaskRecord.from_json(written)
+        except TypeError as error:
+            notes.add(path, f"the record of task {name} is incomplete and was not used: {error}.")
+    few_shot = _mapping(content.get("n-shot")).get(name)
+    version = _mapping(content.get("versions")).get(name)
+    better = _mapping(_mapping(content.get("higher_is_better")).get(name))
+    return TaskResult(
+        name=name,
+        record=record,
+        metrics=metrics,
+        samples=samples_file(path, name),
+        few_shot=few_shot if isinstance(few_shot, int) else None,
+        version=None if version is None else str(version),
+        higher_is_better={key: value for key, value in better.items() if isinstance(value, bool)},
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else None
+
+
+def _arguments_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{key}={item}" for key, item in value.items())
+    return "" if value is None else str(value)
+
+
+def _date(content: Mapping[str, Any], path: Path) -> datetime.datetime:
+    seconds = _number(content.get("date"))
+    if seconds is None or not 0 <= seconds < 2**33:
+        seconds = path.stat().st_mtime
+    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)

@@ -1,0 +1,103 @@
+"""Streams lm-eval's samples files: one line in memory at a time, whatever the file's size."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.records import parse_metric_key
+from sbeval.reports.notes import Notes
+
+
+class DocumentSums:
+    """Sums of one task run for each source document ("cluster") and context length.
+
+    Attributes:
+        lengths: context lengths in tokens, ascending.
+        clusters: names of the source documents, sorted.
+        nll_nats: float64 [clusters, lengths].
+        tokens: float64 [clusters, lengths]; 0 where a document has no target at that length.
+        bytes: float64 [clusters, lengths]; NaN where unknown.
+    """
+
+    def __init__(self, sums: dict[int, dict[str, NDArray[np.float64]]]) -> None:
+        self.lengths = sorted(sums)
+        self.clusters = sorted({cluster for documents in sums.values() for cluster in documents})
+        row = {cluster: index for index, cluster in enumerate(self.clusters)}
+        table = np.zeros((3, len(self.clusters), len(self.lengths)))
+        for column, length in enumerate(self.lengths):
+            for cluster, values in sums[length].items():
+                table[:, row[cluster], column] = values
+        self.nll_nats, self.tokens, self.bytes = table
+
+    @classmethod
+    def merged(cls, parts: Sequence["DocumentSums"]) -> "DocumentSums":
+        """Joins sums of several runs of one setting; where two hold a length, the first one counts."""
+        sums: dict[int, dict[str, NDArray[np.float64]]] = {}
+        for part in parts:
+            for column, length in enumerate(part.lengths):
+                if length not in sums:
+                    sums[length] = {
+                        cluster: np.array(
+                            [part.nll_nats[row, column], part.tokens[row, column], part.bytes[row, column]]
+                        )
+                        for row, cluster in enumerate(part.clusters)
+                        if part.tokens[row, column] > 0
+                    }
+        return cls(sums)
+
+
+def read_lines(path: Path, notes: Notes) -> Iterator[dict[str, Any]]:
+    """Yields the samples of a file; lines that are no JSON object are counted in one note."""
+    unreadable = 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if not line.strip():
+                    continue
+                try:
+                    sample = json.loads(line)
+                except ValueError:
+                    sample = None
+                if isinstance(sample, dict):
+                    yield sample
+                else:
+                    unreadable += 1
+    except OSError as error:
+        notes.add(path, f"could not be read to its end ({error.strerror or error}).")
+    if unreadable:
+        lines_text = "1 line that is" if unreadable == 1 else f"{unreadable} lines that are"
+        notes.add(path, f"{lines_text} not complete JSON left out; paired differences rest on the rest.")
+
+
+def read_document_sums(path: Path, notes: Notes) -> DocumentSums | None:
+    """Adds up the `ClusterSums` rows of every sample; None where the file holds none.
+
+    A row with a non-finite sum is left out with a note: it would silently spoil every mean it enters.
+    """
+    sums: dict[int, dict[str, NDArray[np.float64]]] = {}
+    bad_rows = 0
+    for sample in read_lines(path, notes):
+        for key, rows in sample.items():
+            parsed = parse_metric_key(key)
+            if parsed is None or parsed[0] != "nll" or not isinstance(rows, list):
+                continue
+            documents = sums.setdefault(parsed[1], {})
+            for row in rows:
+                try:
+                    cluster, nll, tokens, _, size = row
+                    values = np.array([nll, tokens, np.nan if size is None else size], dtype=np.float64)
+                except (TypeError, ValueError):
+                    bad_rows += 1
+                    continue
+                if not np.isfinite(values[:2]).all():
+                    bad_rows += 1
+                    continue
+                if values[1] > 0:
+                    documents[str(cluster)] = documents.get(str(cluster), 0.0) + values
+    if bad_rows:
+        notes.add(path, f"{bad_rows} document sums are not finite numbers and were left out.")
+    return DocumentSums(sums) if any(sums.values()) else None

@@ -1,0 +1,134 @@
+"""The section on perplexity against context length: panels, and the numbers behind them as tables."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from sbeval.reports.claims import LengthClaims
+from sbeval.reports.figures.curves import METRICS, curve_figure
+from sbeval.reports.figures.theme import Look
+from sbeval.reports.html import Markup, element, name, table
+from sbeval.reports.panels import PROTOCOL_WORDS, Panel
+from sbeval.reports.sections import Drawing, Section
+from sbeval.reports.settings import length_text
+
+METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
+Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
+
+
+def curves_section(
+    panels: Sequence[Panel],
+    *,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    claims: Mapping[tuple[str, str, str], LengthClaims],
+    publish: Publish,
+) -> Section | None:
+    """Builds the section; `publish` writes a figure's image files and returns its SVG text and their links."""
+    if not panels:
+        return None
+    drawings = []
+    shown: dict[str, None] = {}
+    for panel in panels:
+        shown |= dict.fromkeys(panel.labels)
+        finding = panel_finding(panel, training_lengths)
+        explanation = " ".join([PROTOCOL_WORDS.get(panel.protocol, ""), *panel.remarks]).strip()
+        variants = {
+            metric: curve_figure(
+                rows,
+                metric=metric,
+                looks={label: looks[label] for label in panel.labels},
+                training_lengths=training_lengths,
+                title=panel.title,
+                subtitle=PROTOCOL_WORDS.get(panel.protocol, ""),
+                description=f"{panel.title}. {finding}",
+            )
+            for metric, rows in panel.tables.items()
+        }
+        published = {metric: publish(spec, f"{panel.stem}-{metric}") for metric, spec in variants.items()}
+        svg, links = next(iter(published.values()))
+        drawings.append(
+            Drawing(
+                title=panel.title, finding=finding, explanation=explanation, variants=variants, svg=svg, downloads=links
+            )
+        )
+    metrics = [metric for metric in METRIC_WORDS if any(metric in panel.tables for panel in panels)]
+    return Section(
+        identifier="curves",
+        title="Perplexity against context length",
+        lead="Lower is better. Bands are 95 % intervals over source documents; the dotted line marks the training length.",
+        drawings=tuple(drawings),
+        metrics={metric: METRIC_WORDS[metric] for metric in metrics},
+        legend=tuple(label for label in looks if label in shown),
+        content=tuple(panel_table(panel, claims) for panel in panels),
+    )
+
+
+def panel_finding(panel: Panel, training_lengths: Mapping[str, int]) -> str:
+    """States in one sentence what the lines do beyond the training length."""
+    metric, rows = next(iter(panel.tables.items()))
+    parts = []
+    for label in panel.labels:
+        own = rows[rows["setting"] == label].sort_values("context_length_tokens")
+        if own.empty:
+            continue
+        trained = training_lengths.get(label)
+        within = own[own["context_length_tokens"] <= trained] if trained else own.iloc[:1]
+        start, end = (within if len(within) else own).iloc[-1], own.iloc[-1]
+        if int(start["context_length_tokens"]) == int(end["context_length_tokens"]):
+            parts.append(f"{label} {start['value']:.2f} at {length_text(int(start['context_length_tokens']))}")
+            continue
+        parts.append(
+            f"{label} goes from {start['value']:.2f} at {length_text(int(start['context_length_tokens']))} "
+            f"to {end['value']:.2f} at {length_text(int(end['context_length_tokens']))}"
+        )
+    shown = parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more lines"]
+    return f"{METRIC_WORDS[metric]}: {'; '.join(shown)}."
+
+
+def panel_table(panel: Panel, claims: Mapping[tuple[str, str, str], LengthClaims]) -> Markup:
+    """Returns the panel's numbers, one row a setting, with the paired differences to the training length."""
+    metric, rows = next(iter(panel.tables.items()))
+    digits = METRICS[metric][2]
+    lengths = sorted(int(length) for length in rows["context_length_tokens"].unique())
+    body = []
+    for label in panel.labels:
+        own = rows[rows["setting"] == label].set_index("context_length_tokens")
+        body.append([name(label), *[_cell(own, length, digits) for length in lengths]])
+        claim = claims.get((label, panel.corpus, panel.protocol))
+        if claim is not None and claim.differences and metric == "nll":
+            body.append([_difference_title(claim), *[_difference_cell(claim, length) for length in lengths]])
+    explanation = (
+        "Small print: 95 % interval. A second line is the paired difference to the training length on the same targets, "
+        "with its simultaneous 95 % band."
+        if any(len(row) and "difference" in row[0] for row in body)
+        else "Small print: 95 % interval."
+    )
+    caption = f"{panel.title}: {METRIC_WORDS[metric]}"
+    content = table(["model", *map(length_text, lengths)], body, caption=caption, explanation=explanation)
+    return element("details", element("summary", f"Numbers: {caption}"), content)
+
+
+def _cell(own: pd.DataFrame, length: int, digits: str) -> Markup:
+    if length not in own.index:
+        return element("td", "not measured", attributes={"class": "missing"})
+    row = own.loc[length]
+    low, high = float(row["ci95_low"]), float(row["ci95_high"])
+    interval = "" if math.isnan(low) else element("small", f"{low:{digits}} to {high:{digits}}")
+    return element("td", f"{row['value']:{digits}}", interval)
+
+
+def _difference_title(claim: LengthClaims) -> Markup:
+    words = f"difference to {length_text(claim.reference_tokens)}" if claim.reference_tokens else "difference"
+    return element("span", words, attributes={"class": "quiet"})
+
+
+def _difference_cell(claim: LengthClaims, length: int) -> Markup:
+    found = next((item for item in claim.differences if item.context_length_tokens == length), None)
+    if found is None:
+        return element("td", "", attributes={"class": "missing"})
+    kind = "better" if found.high < 0 else "worse" if found.low > 0 else None
+    small = element("small", f"{found.low:+.4f} to {found.high:+.4f}")
+    return element("td", f"{found.estimate:+.4f}", small, attributes={"class": kind})

@@ -1,0 +1,53 @@
+"""What a section of the page is made of, before any HTML."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sbeval.reports.html import Markup
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """One figure of the page.
+
+    Attributes:
+        title: heading.
+        finding: what it shows, in one sentence; also the text for readers who cannot see it.
+        explanation: how to read it.
+        variants: metric to its Vega-Lite specification.
+        svg: the first variant as a still picture, for paper and for pages without scripts.
+        downloads: image files beside the page, as relative links.
+    """
+
+    title: str
+    finding: str
+    explanation: str
+    variants: Mapping[str, Mapping[str, Any]]
+    svg: str
+    downloads: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """One section of the page.
+
+    Attributes:
+        identifier: anchor.
+        title: heading.
+        lead: one paragraph below it.
+        drawings: its figures.
+        metrics: metric to its name, for the switch; empty for no switch.
+        legend: settings with a button that hides their lines.
+        content: tables and text below the figures.
+        wide: True for one figure a row.
+    """
+
+    identifier: str
+    title: str
+    lead: str = ""
+    drawings: tuple[Drawing, ...] = ()
+    metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    legend: tuple[str, ...] = ()
+    content: tuple[Markup, ...] = ()
+    wide: bool = False

@@ -1,0 +1,254 @@
+"""The tidy table between reading and drawing: one row a measured number, and one a position bin."""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from sbeval.records import TaskRecord, metric_key, parse_metric_key
+from sbeval.reports.notes import Notes
+from sbeval.reports.runs import Run, TaskResult
+from sbeval.reports.samples import DocumentSums, read_document_sums
+from sbeval.reports.settings import Setting, group_settings
+
+MEASUREMENT_COLUMNS = [
+    "setting",
+    "task",
+    "family",
+    "corpus",
+    "corpus_sha256",
+    "protocol",
+    "metric",
+    "filter",
+    "context_length_tokens",
+    "value",
+    "ci95_low",
+    "ci95_high",
+    "stderr",
+    "tokens",
+    "clusters",
+    "few_shot",
+    "bos",
+    "separator",
+    "targets_per_window",
+    "tokenizer_sha256",
+    "seed",
+    "attention",
+    "training_length_tokens",
+    "sliding_window",
+    "run_date",
+    "results_file",
+]
+POSITION_COLUMNS = ["setting", "task", "corpus", "corpus_sha256", "first", "last", "nll", "tokens", "tokenizer_sha256"]
+_CONTEXT_KEYS = [
+    "setting",
+    "task",
+    "corpus_sha256",
+    "protocol",
+    "metric",
+    "filter",
+    "context_length_tokens",
+    "few_shot",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """Everything a report draws and says.
+
+    Attributes:
+        settings: the lines of the figures, in the order shown.
+        measurements: one row a number, columns `MEASUREMENT_COLUMNS`; NaN where missing.
+        positions: one row a position bin, columns `POSITION_COLUMNS`.
+        documents: (setting label, task) to the per-document sums, where samples were logged.
+        notes: what was left out and why.
+    """
+
+    settings: tuple[Setting, ...]
+    measurements: pd.DataFrame
+    positions: pd.DataFrame
+    documents: Mapping[tuple[str, str], DocumentSums]
+    notes: Notes
+
+    def setting(self, label: str) -> Setting:
+        """Returns the setting of a label."""
+        return next(setting for setting in self.settings if setting.label == label)
+
+
+def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | None = None) -> Results:
+    """Builds the tidy table of all runs; of several runs of one setting the newest number counts."""
+    settings = group_settings(runs, labels)
+    rows: list[dict[str, Any]] = []
+    positions: list[dict[str, Any]] = []
+    for setting in settings:
+        for run in setting.runs:
+            for task in run.tasks:
+                task_rows, task_positions = _task_rows(setting, run, task, notes)
+                rows += task_rows
+                positions += task_positions
+    measurements = _frame(rows, MEASUREMENT_COLUMNS)
+    measurements = _newest(measurements, _CONTEXT_KEYS, notes)
+    position_frame = _frame(positions, [*POSITION_COLUMNS, "run_date", "results_file"])
+    newest = position_frame.groupby(["setting", "task", "corpus_sha256"], dropna=False)["run_date"].transform("max")
+    position_frame = position_frame[position_frame["run_date"] == newest][POSITION_COLUMNS].reset_index(drop=True)
+    return Results(
+        settings=tuple(settings),
+        measurements=measurements,
+        positions=position_frame,
+        documents=_documents(settings, notes),
+        notes=notes,
+    )
+
+
+def _task_rows(
+    setting: Setting, run: Run, task: TaskResult, notes: Notes
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    record = task.record
+    context = {
+        "setting": setting.label,
+        "task": task.name,
+        "family": record.family if record else None,
+        "corpus": record.corpus if record else None,
+        "corpus_sha256": record.corpus_sha256 if record else None,
+        "protocol": record.protocol if record else None,
+        "few_shot": task.few_shot,
+        "bos": record.bos if record else None,
+        "separator": record.separator if record else None,
+        "targets_per_window": record.targets_per_window if record else None,
+        "tokenizer_sha256": record.tokenizer_sha256 if record else None,
+        "seed": record.seed if record else None,
+        "attention": run.model.attention,
+        "training_length_tokens": run.model.training_length_tokens,
+        "sliding_window": run.model.sliding_window,
+        "run_date": run.date,
+        "results_file": str(run.path),
+    }
+    rows, positions = [], []
+    for key, value in task.metrics.items():
+        name, _, filter_name = key.partition(",")
+        if name == "position_nll" and isinstance(value, list):
+            positions += _position_rows(context, value)
+            continue
+        parsed = _metric_and_length(name, record)
+        if parsed is None:
+            continue
+        metric, length = parsed
+        number = _finite(value)
+        if number is None or (length is not None and number == -1 and metric == "score"):
+            if isinstance(value, float) and not math.isfinite(value):
+                notes.add(run.path, f"{task.name}: {name} is {value}; left as missing.")
+            continue
+        low, high = _interval(task.metrics, metric, length, filter_name)
+        rows.append(
+            context
+            | {
+                "metric": metric,
+                "filter": filter_name or None,
+                "context_length_tokens": length,
+                "value": number,
+                "ci95_low": low,
+                "ci95_high": high,
+                "stderr": _finite(task.metrics.get(f"{name}_stderr,{filter_name}")),
+                "tokens": _beside(task.metrics, "tokens", length, filter_name),
+                "clusters": _beside(task.metrics, "clusters", length, filter_name),
+            }
+        )
+    return rows, positions
+
+
+def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int | None] | None:
+    if name in ("alias", "sample_len", "name", " ") or name.endswith("_stderr"):
+        return None
+    parsed = parse_metric_key(name)
+    if parsed is not None:
+        return None if parsed[0].endswith("_ci95") or parsed[0] in ("tokens", "clusters") else parsed
+    if name.isdigit():  # lm-eval's own ruler names its metrics by length alone
+        return "score", int(name)
+    return name, None
+
+
+def _position_rows(context: Mapping[str, Any], bins: Sequence[Any]) -> list[dict[str, Any]]:
+    rows = []
+    for item in bins:
+        if (
+            isinstance(item, list)
+            and len(item) == 4
+            and all(_finite(part) is not None for part in item)
+            and item[3] > 0
+        ):
+            rows.append({**context, "first": item[0], "last": item[1], "nll": item[2], "tokens": item[3]})
+    return rows
+
+
+def _interval(metrics: Mapping[str, Any], metric: str, length: int | None, filter_name: str) -> tuple[float, float]:
+    name = f"{metric}_ci95" if length is None else metric_key(f"{metric}_ci95", length)
+    value = metrics.get(f"{name},{filter_name}", metrics.get(name))
+    if isinstance(value, list) and len(value) == 2:
+        low, high = _finite(value[0]), _finite(value[1])
+        if low is not None and high is not None:
+            return low, high
+    return math.nan, math.nan
+
+
+def _beside(metrics: Mapping[str, Any], name: str, length: int | None, filter_name: str) -> float:
+    if length is None:
+        return math.nan
+    key = metric_key(name, length)
+    number = _finite(metrics.get(f"{key},{filter_name}", metrics.get(key)))
+    return math.nan if number is None else number
+
+
+def _finite(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else None
+
+
+def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
+    frame = pd.DataFrame.from_records(rows, columns=columns) if rows else pd.DataFrame(columns=columns)
+    for column in ("value", "ci95_low", "ci95_high", "stderr", "tokens", "clusters", "nll", "first", "last"):
+        if column in frame:
+            frame[column] = frame[column].astype("float64")
+    for column in ("context_length_tokens", "few_shot", "training_length_tokens", "sliding_window", "seed"):
+        if column in frame:
+            frame[column] = frame[column].astype("Int64")
+    return frame
+
+
+def _newest(measurements: pd.DataFrame, keys: list[str], notes: Notes) -> pd.DataFrame:
+    ordered = measurements.sort_values("run_date", ascending=False, kind="stable")
+    repeated = ordered.duplicated(keys, keep="first")
+    for (setting, file, task), rows in ordered[repeated].groupby(["setting", "results_file", "task"], sort=True):
+        lengths = rows["context_length_tokens"].dropna().nunique()
+        where = f" at {lengths} context lengths" if lengths else ""
+        notes.add(None, f"{setting}: {task}{where} was run again later; the older numbers in {file} are not shown.")
+    kept = ordered[~repeated]
+    return kept.sort_values(["setting", "task", "metric", "context_length_tokens"], kind="stable").reset_index(
+        drop=True
+    )
+
+
+def _documents(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], DocumentSums]:
+    found: dict[tuple[str, str], DocumentSums] = {}
+    newest: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
+    for setting in settings:
+        for run in setting.runs:
+            for task in run.tasks:
+                if task.record is not None and task.record.family == "perplexity":
+                    newest[setting.label, task.name].append(task)
+    for key, tasks in newest.items():
+        wanted = {length for task in tasks if task.record for length in task.record.lengths}
+        parts = []
+        for task in tasks:
+            lengths = set(task.record.lengths if task.record else ())
+            if task.samples is None or not lengths & wanted:
+                continue
+            sums = read_document_sums(task.samples, notes)
+            if sums is not None:
+                parts.append(sums)
+                wanted -= set(sums.lengths)
+        if parts:
+            found[key] = DocumentSums.merged(parts)
+    return found

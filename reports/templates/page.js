@@ -1,0 +1,85 @@
+"use strict";
+(() => {
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const figures = read("figures");
+  const themes = read("themes");
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const hidden = new Set();
+  const views = new Map();
+  let metric = document.querySelector("input[name=metric]:checked")?.value ?? "nll";
+  document.documentElement.classList.add("js");
+
+  const recoloured = (value) => {
+    if (Array.isArray(value)) return value.map(recoloured);
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([key, item]) => [
+      key,
+      key === "range" && Array.isArray(item) ? item.map((colour) => themes.darkOf[colour] ?? colour) : recoloured(item),
+    ]));
+  };
+
+  const tooltip = () => ({ id: "vg-tooltip-element", disableDefaultStyle: true, theme: "sbeval", offsetX: 14, offsetY: 14 });
+
+  async function draw(holder) {
+    const figure = figures[holder.dataset.figure];
+    const variant = figure.variants[metric] ?? Object.values(figure.variants)[0];
+    const narrow = holder.clientWidth < 460;
+    let spec = structuredClone(variant);
+    delete spec.title;
+    spec.width = "container";
+    spec.autosize = { type: "fit-x", contains: "padding" };
+    if (narrow) spec.padding = { left: 2, top: 6, bottom: 6, right: 12 };
+    for (const param of spec.params ?? []) {
+      if (param.name === "hidden") param.value = [...hidden];
+      if (param.name === "narrow") param.value = narrow;
+    }
+    if (dark.matches) spec = recoloured(spec);
+    views.get(holder)?.finalize();
+    const result = await vegaEmbed(holder, spec, {
+      actions: false, renderer: "svg", ast: true, mode: "vega-lite", tooltip: tooltip(),
+      config: dark.matches ? themes.dark : themes.light,
+    });
+    views.set(holder, result);
+    holder.dataset.drawn = metric;
+  }
+
+  const holders = [...document.querySelectorAll(".chart")];
+  const drawAll = () => Promise.all(holders.filter((holder) => holder.dataset.near).map(draw));
+
+  const watcher = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting) continue;
+      watcher.unobserve(entry.target);
+      entry.target.dataset.near = "yes";
+      draw(entry.target);
+    }
+  }, { rootMargin: "900px" });
+  holders.forEach((holder) => watcher.observe(holder));
+
+  dark.addEventListener("change", drawAll);
+  let width = window.innerWidth;
+  let waiting;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === width) return;
+    width = window.innerWidth;
+    clearTimeout(waiting);
+    waiting = setTimeout(drawAll, 150);
+  });
+
+  for (const input of document.querySelectorAll("input[name=metric]")) {
+    input.addEventListener("change", () => { metric = input.value; drawAll(); });
+  }
+
+  for (const button of document.querySelectorAll(".legend button")) {
+    button.addEventListener("click", () => {
+      const label = button.dataset.series;
+      if (!hidden.delete(label)) hidden.add(label);
+      for (const other of document.querySelectorAll(".legend button")) {
+        if (other.dataset.series === label) other.setAttribute("aria-pressed", String(!hidden.has(label)));
+      }
+      for (const { view } of views.values()) {
+        try { view.signal("hidden", [...hidden]).runAsync(); } catch { /* a figure without lines has nothing to hide */ }
+      }
+    });
+  }
+})();

@@ -1,0 +1,93 @@
+"""What a training run leaves behind: its loss curve, its parts, and the record beside the checkpoint."""
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sbeval.training.settings import TrainRecipe
+
+_PACKAGES = ("torch", "triton", "transformers", "accelerate", "tokenizers", "numpy")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunPart:
+    """One command's share of a run.
+
+    Attributes:
+        command: as typed.
+        first_step: steps done before it.
+        last_step: steps done after it.
+        seconds: of the whole command.
+        gpu: device name, None on a CPU.
+        peak_memory_bytes: most device memory allocated, None on a CPU.
+    """
+
+    command: str
+    first_step: int
+    last_step: int
+    seconds: float
+    gpu: str | None
+    peak_memory_bytes: int | None
+
+
+def append_run(file: Path, part: RunPart) -> None:
+    """Adds one part to the list of a run's parts (JSON lines)."""
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(dataclasses.asdict(part)) + "\n")
+
+
+def loss_curve(log: Path) -> list[dict[str, Any]]:
+    """Reads the points of a loss curve."""
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+
+
+def trim_log(log: Path, last_step: int) -> None:
+    """Drops points after `last_step`: steps lost in a crash are logged again when they are done again."""
+    if log.is_file():
+        kept = [point for point in loss_curve(log) if point["step"] <= last_step]
+        log.write_text("".join(json.dumps(point) + "\n" for point in kept), encoding="utf-8")
+
+
+def as_json(recipe: Any) -> dict[str, Any]:
+    """Returns a recipe's dataclass as JSON-ready values."""
+    value: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    return value
+
+
+def training_record(
+    *,
+    recipe: TrainRecipe,
+    data: Mapping[str, Any],
+    epochs: float,
+    parameters: int,
+    runs: Path,
+    curve: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Returns how a checkpoint was made: recipe, data, seeds, tokens, hardware, time and loss curve."""
+    parts = loss_curve(runs)
+    return {
+        "name": recipe.name,
+        "commands": [part["command"] for part in parts],
+        "recipe": as_json(recipe),
+        "parameters": parameters,
+        "tokens_seen": recipe.optimization.steps * recipe.optimization.batch_tokens,
+        "unique_tokens": data["unique_tokens"],
+        "epochs": round(epochs, 3),
+        "data": dict(data),
+        "runs": parts,
+        "seconds": round(sum(part["seconds"] for part in parts), 1),
+        "gpus": sorted({part["gpu"] for part in parts if part["gpu"]}),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "loss_curve": curve,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,142 @@
+"""One training run in its folder: claimed, resumed, trained, and left with its record of parts."""
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbeval.errors import UserError
+from sbeval.training.record import RunPart, append_run, trim_log
+from sbeval.training.settings import OptimizationSettings
+from sbeval.training.trainer import (
+    RunWatch,
+    WindowTrainer,
+    last_complete_state,
+    next_token_loss,
+    schedule_factor,
+    training_arguments,
+)
+from sbeval.training.windows import TrainingWindows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one command is to do in a run's folder.
+
+    Attributes:
+        out: the folder: `states/`, `training_log.jsonl`, `runs.jsonl`, `run.json`.
+        optimization: how to learn.
+        length_tokens: model inputs of a window.
+        precision: "bfloat16" or "float32".
+        seed: of random draws inside the model, where it has any.
+        log_every_steps: distance of the loss curve's points.
+        save_every_steps: distance of resumable states.
+        max_seconds: stop with a resumable state after this time; None trains to the end.
+        command: command line for the record.
+        started: `time.monotonic()` at the command's start.
+    """
+
+    out: Path
+    optimization: OptimizationSettings
+    length_tokens: int
+    precision: str
+    seed: int
+    log_every_steps: int
+    save_every_steps: int
+    max_seconds: float | None
+    command: str
+    started: float
+
+    def claim(self, identity: Mapping[str, Any]) -> None:
+        """Writes what this folder's run is; refuses a folder of another run, since its states would be resumed."""
+        wanted = json.dumps(identity, indent=1, sort_keys=True)
+        file = self.out / "run.json"
+        if file.is_file() and file.read_text(encoding="utf-8") != wanted:
+            raise UserError(
+                f"expected {self.out} to hold the run of these settings and data, found another; choose another --out"
+            )
+        self.out.mkdir(parents=True, exist_ok=True)
+        file.write_text(wanted, encoding="utf-8")
+
+    def train(
+        self, model: Any, windows: TrainingWindows, loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss
+    ) -> bool:
+        """Trains from the newest state; afterwards the model holds the last weights.
+
+        Returns:
+            Whether the run is at its end; False where time ran out before.
+
+        Raises:
+            UserError: the loss was not finite, or the disk is full.
+        """
+        steps = self.optimization.steps
+        state = last_complete_state(self.out / "states")
+        first_step = int(state.name.rpartition("-")[2]) if state else 0
+        trim_log(self.out / "training_log.jsonl", first_step)
+        watch = RunWatch(
+            log=self.out / "training_log.jsonl",
+            batch_tokens=self.optimization.batch_tokens,
+            max_seconds=self.max_seconds,
+            started=self.started,
+        )
+        arguments = training_arguments(
+            self.optimization,
+            length_tokens=self.length_tokens,
+            states=self.out / "states",
+            precision=self.precision,
+            seed=self.seed,
+            log_every_steps=self.log_every_steps,
+            save_every_steps=self.save_every_steps,
+        )
+        trainer = WindowTrainer(
+            factor=schedule_factor(self.optimization),
+            window_loss=loss,
+            model=model,
+            args=arguments,
+            train_dataset=windows,
+            callbacks=[watch],
+        )
+        watch.trainer = trainer
+        if first_step >= steps and state is not None:
+            model.load_state_dict(type(model).from_pretrained(state).state_dict())
+            return True
+        with _full_disk_named(self.out):
+            trainer.train(resume_from_checkpoint=str(state) if state else None)
+        if (bad_step := trainer.bad_step()) is not None:
+            raise UserError(
+                f"expected a finite loss, found NaN or infinity at step {bad_step}; the last good state in "
+                f"{self.out / 'states'} is kept: lower the learning rate and start again"
+            )
+        part = RunPart(
+            command=self.command,
+            first_step=first_step,
+            last_step=trainer.state.global_step,
+            seconds=round(time.monotonic() - self.started, 1),
+            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        )
+        if trainer.is_world_process_zero():
+            append_run(self.out / "runs.jsonl", part)
+        if watch.out_of_time:
+            print(f"stopped at step {part.last_step} of {steps} with its state saved; run the same command to go on")
+        return not watch.out_of_time
+
+
+@contextlib.contextmanager
+def _full_disk_named(out: Path) -> Any:
+    try:
+        yield
+    except Exception as error:
+        # safetensors and torch wrap the operating system's error in their own kinds
+        if "No space left" not in str(error):
+            raise
+        raise UserError(
+            f"expected room for a state in {out}, found a full disk; make room and run the same command: the state "
+            "saved before is complete and is gone on from"
+        ) from error

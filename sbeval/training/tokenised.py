@@ -1,0 +1,132 @@
+"""`python -m sbeval.training.tokenised FILE --out DIR`: from the packed training text to token arrays on disk.
+
+The folder holds `tokens.npy` (uint16, all documents, each followed by the end-of-text token), `recall.npy` (uint16,
+[windows, length + 1] recall text), `tokenizer/` and `record.json`.
+"""
+
+import argparse
+import hashlib
+import json
+import lzma
+import tarfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.errors import UserError
+from sbeval.training.corpus import DOCUMENT_SEPARATOR
+from sbeval.training.recall_text import RecallWriter
+from sbeval.training.tokenizer import END_OF_TEXT, encode_all, save_tokenizer
+
+RECALL_BATCH_WINDOWS = 2048
+
+
+def tokenise(packed: Path, out: Path, *, length_tokens: int, recall_windows: int, seed: int) -> dict[str, Any]:
+    """Unpacks and tokenises the training text.
+
+    Args:
+        packed: tar file written by `sbeval.training.prepare`.
+        out: folder to write.
+        length_tokens: training length; recall windows hold one token more.
+        recall_windows: number of recall windows to write.
+        seed: decides the recall windows.
+
+    Returns:
+        The record: that of the packed file, with sizes and hashes of the arrays.
+
+    Raises:
+        UserError: the packed file is missing or broken.
+    """
+    from tokenizers import Tokenizer
+
+    texts, tokenizer_json, record = _unpack(packed)
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    separator = tokenizer.token_to_id(END_OF_TEXT)
+    end = np.array([separator], np.uint16)
+    tokens = np.concatenate([part for document in encode_all(tokenizer, texts) for part in (document, end)])
+    recall = _recall_array(tokenizer, texts, separator, length_tokens + 1, recall_windows, seed)
+
+    out.mkdir(parents=True, exist_ok=True)
+    np.save(out / "tokens.npy", tokens)
+    np.save(out / "recall.npy", recall)
+    save_tokenizer(tokenizer, out / "tokenizer")
+    record |= {
+        "packed_sha256": hashlib.sha256(packed.read_bytes()).hexdigest(),
+        "unique_tokens": len(tokens),
+        "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
+        "recall": {
+            "windows": len(recall),
+            "length_tokens": length_tokens,
+            "seed": seed,
+            "sha256": hashlib.sha256(recall.tobytes()).hexdigest(),
+        },
+    }
+    (out / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return record
+
+
+def _unpack(packed: Path) -> tuple[list[str], str, dict[str, Any]]:
+    try:
+        with tarfile.open(packed) as archive:
+            parts = {name: archive.extractfile(name) for name in ("documents.xz", "tokenizer.json", "record.json")}
+            data = {name: part.read() for name, part in parts.items() if part is not None}
+    except (OSError, KeyError, tarfile.TarError) as error:
+        raise UserError(
+            f"expected packed training text at {packed}, found: {error}; "
+            "make it with `python -m sbeval.training.prepare`"
+        ) from error
+    payload = lzma.decompress(data["documents.xz"])
+    record = json.loads(data["record.json"])
+    digest = hashlib.sha256(payload).hexdigest()
+    if digest != record["text_sha256"]:
+        raise UserError(f"expected text with sha256 {record['text_sha256']} in {packed}, found {digest}; copy it again")
+    return payload.decode().split(DOCUMENT_SEPARATOR), data["tokenizer.json"].decode(), record
+
+
+def _recall_array(
+    tokenizer: Any, texts: Sequence[str], separator: int, window_tokens: int, windows: int, seed: int
+) -> NDArray[np.uint16]:
+    if windows == 0:
+        return np.empty((0, window_tokens), np.uint16)
+    writer = RecallWriter(texts, seed)
+    array = np.full((windows, window_tokens), separator, np.uint16)
+    for start in range(0, windows, RECALL_BATCH_WINDOWS):
+        batch = [writer.window(index) for index in range(start, min(start + RECALL_BATCH_WINDOWS, windows))]
+        for row, ids in enumerate(encode_all(tokenizer, batch), start):
+            # every second window begins like a document, the others in the middle of one
+            first = 1 if row % 2 else 0
+            taken = ids[: window_tokens - first]
+            array[row, first : first + len(taken)] = taken
+    return array
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of the tokenisation."""
+    parser = argparse.ArgumentParser(prog="python -m sbeval.training.tokenised", description=__doc__)
+    parser.add_argument("packed", type=Path, help="file written by python -m sbeval.training.prepare")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the arrays")
+    parser.add_argument("--length", type=int, default=1024, help="training length in tokens")
+    parser.add_argument("--recall-windows", type=int, default=32768, help="number of recall windows")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the recall windows")
+    options = parser.parse_args(arguments)
+    started = time.perf_counter()
+    try:
+        record = tokenise(
+            options.packed,
+            options.out,
+            length_tokens=options.length,
+            recall_windows=options.recall_windows,
+            seed=options.seed,
+        )
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+    seconds = time.perf_counter() - started
+    print(f"{options.out}: {record['unique_tokens']} tokens, {options.recall_windows} recall windows, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The demo tokenizer: byte-level BPE trained on the training text, saved as a Hugging Face fast tokenizer."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+END_OF_TEXT = "<|endoftext|>"
+BATCH_DOCUMENTS = 512
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """Trains a byte-level BPE tokenizer.
+
+    Digits are tokens of their own, so that a number can be copied digit by digit. `<|endoftext|>` has id 0, is the
+    only special token, and is never added by the tokenizer itself.
+
+    Args:
+        texts: documents to learn the merges from.
+        vocabulary: number of entries, the special token included.
+
+    Returns:
+        A `tokenizers.Tokenizer`.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path, *, model_max_length: int = 1 << 30) -> None:
+    """Writes a `tokenizers.Tokenizer` as a folder that `AutoTokenizer.from_pretrained` reads."""
+    from transformers import PreTrainedTokenizerFast
+
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+        model_max_length=model_max_length,
+    )
+    fast.save_pretrained(folder)
+
+
+def load_tokenizer(file: Path) -> Any:
+    """Reads `tokenizer.json`, the file inside a saved folder."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file))
+
+
+def encode_all(tokenizer: Any, texts: Sequence[str]) -> Iterator[NDArray[np.uint16]]:
+    """Yields each text's token ids, computed in batches on all cores; `<|endoftext|>` inside a text is plain text."""
+    tokenizer.encode_special_tokens = True
+    for start in range(0, len(texts), BATCH_DOCUMENTS):
+        for encoding in tokenizer.encode_batch_fast(texts[start : start + BATCH_DOCUMENTS], add_special_tokens=False):
+            yield np.asarray(encoding.ids, np.uint16)

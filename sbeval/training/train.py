@@ -1,0 +1,151 @@
+"""`sbeval train RECIPE`: one training run, resumed where it stopped."""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from sbeval.errors import UserError
+from sbeval.training.recipe import from_mapping, read_mapping
+from sbeval.training.record import as_json, loss_curve, training_record
+from sbeval.training.run import Run
+from sbeval.training.settings import TrainRecipe
+from sbeval.training.windows import TrainingWindows, load_arrays
+
+
+def train(
+    recipe: TrainRecipe,
+    out: Path,
+    *,
+    max_seconds: float | None = None,
+    data_folder: Path | None = None,
+    command: str = "",
+) -> Path | None:
+    """Trains a model from the recipe, or goes on where an earlier call stopped.
+
+    Args:
+        recipe: the run.
+        out: its folder: resumable states, the loss curve, and at the end `<recipe.name>/`, the checkpoint.
+        max_seconds: stop with a resumable state after this much time; None trains to the end.
+        data_folder: token arrays to read instead of the recipe's.
+        command: command line for the record.
+
+    Returns:
+        The checkpoint's folder, or None where time ran out first.
+
+    Raises:
+        UserError: data and recipe do not fit, `out` holds another run, or the loss was not finite.
+    """
+    from transformers import set_seed
+
+    from sbeval.models import SbevalConfig, SbevalForCausalLM
+
+    run = Run(
+        out=out,
+        optimization=recipe.optimization,
+        length_tokens=recipe.length_tokens,
+        precision=recipe.precision,
+        seed=recipe.seed,
+        log_every_steps=recipe.log_every_steps,
+        save_every_steps=recipe.save_every_steps,
+        max_seconds=max_seconds,
+        command=command,
+        started=time.monotonic(),
+    )
+    arrays = load_arrays(data_folder or Path(recipe.data.folder))
+    windows = TrainingWindows(
+        arrays.tokens,
+        arrays.recall,
+        length_tokens=recipe.length_tokens,
+        windows=recipe.optimization.steps * recipe.optimization.batch_tokens // recipe.length_tokens,
+        recall_share=recipe.data.recall_share,
+        seed=recipe.data.seed,
+    )
+    run.claim({"recipe": as_json(recipe), "tokens_sha256": arrays.record["tokens_sha256"]})
+    set_seed(recipe.seed)
+    model = SbevalForCausalLM(SbevalConfig(**recipe.model))
+    if not run.train(model, windows):
+        return None
+    checkpoint = out / recipe.name
+    if is_first_process():
+        write_checkpoint(model, checkpoint, arrays.tokenizer)
+        record = training_record(
+            recipe=recipe,
+            data=arrays.record,
+            epochs=windows.epochs,
+            parameters=model.num_parameters(),
+            runs=out / "runs.jsonl",
+            curve=loss_curve(out / "training_log.jsonl"),
+        )
+        (checkpoint / "training_record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+        print(f"{checkpoint}: trained on {record['tokens_seen']} tokens", flush=True)
+    return checkpoint
+
+
+def is_first_process() -> bool:
+    """Whether this process writes what all processes share."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def write_checkpoint(model: Any, folder: Path, tokenizer: Path) -> None:
+    """Writes bf16 weights, configuration and tokenizer as one Hugging Face folder."""
+    # copied first, so that the model's own files win
+    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of a training run."""
+    parser = argparse.ArgumentParser(prog="sbeval train", description=__doc__)
+    parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe such as demo_rope")
+    parser.add_argument("--out", type=Path, default=None, help="folder of the run (default: build/runs/<name>)")
+    parser.add_argument("--data", type=Path, default=None, help="token arrays to read instead of the recipe's")
+    parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting: optimization.learning_rate=1e-3",
+    )
+    options = parser.parse_args(arguments)
+    mapping, file = read_mapping(options.recipe)
+    recipe = from_mapping(TrainRecipe, _with_changes(mapping, options.set), where=file.name)
+    train(
+        recipe,
+        options.out or Path("build/runs") / recipe.name,
+        max_seconds=options.max_seconds,
+        data_folder=options.data,
+        command=shlex.join(["sbeval", "train", *(sys.argv[1:] if arguments is None else arguments)]),
+    )
+
+
+def _with_changes(mapping: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    for change in changes:
+        path, equals, value = change.partition("=")
+        if not equals:
+            raise UserError(f"expected --set KEY=VALUE, found {change!r}")
+        place = mapping
+        *parents, last = path.split(".")
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise UserError(f"expected --set to name a setting, found {path!r}: {parent!r} holds no settings")
+        place[last] = yaml.safe_load(value)
+    return mapping
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

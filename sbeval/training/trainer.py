@@ -1,0 +1,201 @@
+"""transformers' Trainer on windows of tokens: the order of the data, the loss and the schedule are ours."""
+
+import functools
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from sbeval.training import schedule
+from sbeval.training.settings import OptimizationSettings
+
+COMPLETE_MARK = "complete.json"
+
+
+def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
+    """Returns the mean negative log-likelihood in nats of each window's tokens after the first.
+
+    Args:
+        model: a causal language model of the transformers kind.
+        window_tokens: [windows, length + 1] token ids.
+    """
+    logits = model(input_ids=window_tokens[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, 1:].flatten())
+
+
+class WindowTrainer(Trainer):  # type: ignore[misc]
+    """Trainer over a dataset that is already in training order."""
+
+    def __init__(
+        self,
+        *,
+        factor: Callable[[int], float],
+        window_loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(data_collator=_as_batch, **kwargs)
+        self._factor = factor
+        self._window_loss = window_loss
+        # our loss is a mean over equal windows: accumulation steps weigh the same
+        self.model_accepts_loss_kwargs = False
+        self.first_bad_step: Tensor | None = None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        return SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Returns the loss of a batch, and notes on the device at which step it was first not finite."""
+        del return_outputs, num_items_in_batch
+        loss = self._window_loss(model, inputs["window_tokens"])
+        step = torch.full_like(loss.detach(), self.state.global_step + 1)
+        bad = torch.where(loss.detach().isfinite(), torch.full_like(step, math.inf), step)
+        self.first_bad_step = bad if self.first_bad_step is None else torch.minimum(self.first_bad_step, bad)
+        return loss
+
+    def bad_step(self) -> int | None:
+        """Returns the first step whose loss was not finite, None where there is none; waits for the device."""
+        if self.first_bad_step is None or not math.isfinite(step := float(self.first_bad_step)):
+            return None
+        return int(step)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:
+        """Builds the schedule from the recipe's function."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self._factor)
+        return self.lr_scheduler
+
+
+def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float]:
+    """Returns the learning rate's factor as a function of the step."""
+    function = {
+        "cosine": schedule.cosine,
+        "warmup_stable_decay": schedule.warmup_stable_decay,
+        "extension": schedule.extension,
+    }[optimization.schedule]
+    return functools.partial(function, steps=optimization.steps, warmup_steps=optimization.warmup_steps)
+
+
+def training_arguments(
+    optimization: OptimizationSettings,
+    *,
+    length_tokens: int,
+    states: Path,
+    precision: str,
+    seed: int,
+    log_every_steps: int,
+    save_every_steps: int,
+) -> TrainingArguments:
+    """Translates our settings into transformers' own."""
+    processes = max(1, _world_size())
+    micro = optimization.micro_batch_tokens or optimization.batch_tokens // processes
+    micro_windows = micro // length_tokens
+    return TrainingArguments(
+        output_dir=str(states),
+        max_steps=optimization.steps,
+        per_device_train_batch_size=micro_windows,
+        gradient_accumulation_steps=optimization.batch_tokens // (micro_windows * length_tokens * processes),
+        learning_rate=optimization.learning_rate,
+        weight_decay=optimization.weight_decay,
+        adam_beta1=optimization.beta1,
+        adam_beta2=optimization.beta2,
+        max_grad_norm=optimization.gradient_clip,
+        optim="adamw_torch_fused" if torch.cuda.is_available() else "adamw_torch",
+        bf16=precision == "bfloat16",
+        use_cpu=not torch.cuda.is_available(),
+        seed=seed,
+        logging_steps=log_every_steps,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=save_every_steps,
+        save_total_limit=2,
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_num_workers=0,
+        report_to="none",
+        disable_tqdm=True,
+        accelerator_config={"split_batches": False, "dispatch_batches": False},
+    )
+
+
+class RunWatch(TrainerCallback):  # type: ignore[misc]
+    """Keeps the loss curve, stops in time, and never lets a broken state be saved."""
+
+    def __init__(self, *, log: Path, batch_tokens: int, max_seconds: float | None, started: float) -> None:
+        self.trainer: WindowTrainer | None = None
+        self.out_of_time = False
+        self._log = log
+        self._batch_tokens = batch_tokens
+        self._max_seconds = max_seconds
+        self._started = started
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Stops the run, state saved, when its time is up."""
+        if self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds:
+            self.out_of_time = state.global_step < state.max_steps
+            control.should_save = control.should_training_stop = True
+        if control.should_save and self._is_broken():
+            control.should_save = False
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        """Adds a point to the loss curve."""
+        if not logs or "loss" not in logs or not state.is_world_process_zero:
+            return
+        if self._is_broken():
+            control.should_save = False
+            control.should_training_stop = True
+            return
+        point = {
+            "step": state.global_step,
+            "tokens": state.global_step * self._batch_tokens,
+            "loss_nats": logs["loss"],
+            "gradient_norm": logs.get("grad_norm"),
+            "learning_rate": logs["learning_rate"],
+            "seconds": round(time.monotonic() - self._started, 2),
+        }
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(point) + "\n")
+        print(f"step {point['step']}/{state.max_steps}  loss {logs['loss']:.4f}  {point['seconds']:.0f} s", flush=True)
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Marks the state just written as complete; an interrupted one has no mark."""
+        if state.is_world_process_zero:
+            mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
+            mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
+
+    def _is_broken(self) -> bool:
+        return self.trainer is not None and self.trainer.bad_step() is not None
+
+
+def last_complete_state(states: Path) -> Path | None:
+    """Returns the newest resumable state, None where there is none; removes states whose saving was interrupted."""
+    complete = []
+    for folder in states.glob("checkpoint-*"):
+        if (folder / COMPLETE_MARK).is_file():
+            complete.append(folder)
+        else:
+            shutil.rmtree(folder)
+    return max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+
+
+def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
+    return {"window_tokens": batch if isinstance(batch, Tensor) else torch.stack(batch)}
+
+
+def _world_size() -> int:
+    import os
+
+    return int(os.environ.get("WORLD_SIZE", "1"))

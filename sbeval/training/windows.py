@@ -1,0 +1,139 @@
+"""Which tokens a training step sees: a pure function of the data, the seed and the step."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sbeval.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingArrays:
+    """Token arrays on disk, as `sbeval.training.tokenised` writes them.
+
+    Attributes:
+        tokens: [tokens] uint16, documents joined with the end-of-text token.
+        recall: [windows, length + 1] uint16 recall text.
+        record: where the text comes from.
+        tokenizer: folder of the tokenizer.
+    """
+
+    tokens: NDArray[np.uint16]
+    recall: NDArray[np.uint16]
+    record: dict[str, Any]
+    tokenizer: Path
+
+
+def load_arrays(folder: Path) -> TrainingArrays:
+    """Maps the arrays into memory.
+
+    Raises:
+        UserError: the folder is not one of token arrays.
+    """
+    try:
+        return TrainingArrays(
+            tokens=np.load(folder / "tokens.npy", mmap_mode="r"),
+            recall=np.load(folder / "recall.npy", mmap_mode="r"),
+            record=json.loads((folder / "record.json").read_text(encoding="utf-8")),
+            tokenizer=folder / "tokenizer",
+        )
+    except FileNotFoundError as error:
+        raise UserError(
+            f"expected token arrays in {folder}, found no {Path(error.filename).name}; "
+            "make them with `python -m sbeval.training.tokenised`"
+        ) from error
+
+
+class TrainingWindows(Dataset[Tensor]):
+    """All windows of a training run in the order they are seen.
+
+    Item i is the same for every model trained with the same data, seed and length. A share of the items, evenly
+    spread, is recall text; the others cut the joined documents into windows at an offset drawn for each epoch and
+    visit them in an order drawn for each epoch.
+
+    Args:
+        tokens: [tokens] joined documents.
+        recall: [windows, length + 1] recall text; used from the start again when it runs out.
+        length_tokens: model inputs a window; a window holds one token more.
+        windows: number of items.
+        recall_share: share of recall windows among the items, 0 to 1.
+        seed: of offsets and order.
+    """
+
+    def __init__(
+        self,
+        tokens: NDArray[np.uint16],
+        recall: NDArray[np.uint16],
+        *,
+        length_tokens: int,
+        windows: int,
+        recall_share: float,
+        seed: int,
+    ) -> None:
+        # one offset less than a window keeps the number of windows the same in every epoch
+        self.windows_per_epoch = (len(tokens) - length_tokens) // length_tokens
+        if self.windows_per_epoch < 1:
+            raise UserError(
+                f"expected at least {2 * length_tokens} training tokens for windows of {length_tokens}, "
+                f"found {len(tokens)}; prepare more text or train at a shorter length"
+            )
+        if recall_share > 0 and (not len(recall) or recall.shape[1] != length_tokens + 1):
+            raise UserError(
+                f"expected recall windows of {length_tokens + 1} tokens for recall_share {recall_share}, found shape "
+                f"{list(recall.shape)}; tokenise the data again with --length {length_tokens}"
+            )
+        self._tokens = tokens
+        self._recall = recall
+        self._length_tokens = length_tokens
+        self._windows = windows
+        self._recall_share = recall_share
+        self._seed = seed
+        self._epoch = -1
+        self._offset = 0
+        self._order: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return self._windows
+
+    @property
+    def epochs(self) -> float:
+        """How often the joined documents are seen over all items."""
+        return (self._windows - self._recall_before(self._windows)) / self.windows_per_epoch
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Returns window `index`: [length + 1] int64."""
+        return torch.from_numpy(self._window(index).astype(np.int64))
+
+    def __getitems__(self, indices: Sequence[int]) -> Tensor:
+        """Returns several windows at once: [len(indices), length + 1] int64."""
+        return torch.from_numpy(np.stack([self._window(index) for index in indices]).astype(np.int64))
+
+    def _recall_before(self, index: int) -> int:
+        return int(index * self._recall_share)
+
+    def _window(self, index: int) -> NDArray[np.uint16]:
+        if not 0 <= index < self._windows:
+            raise IndexError(f"window {index} of {self._windows}")
+        recall_index = self._recall_before(index)
+        if self._recall_before(index + 1) > recall_index:
+            return self._recall[recall_index % len(self._recall)]
+        epoch, place = divmod(index - recall_index, self.windows_per_epoch)
+        self._enter(epoch)
+        start = self._offset + int(self._order[place]) * self._length_tokens
+        return self._tokens[start : start + self._length_tokens + 1]
+
+    def _enter(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            return
+        draw = np.random.default_rng([self._seed, epoch])
+        self._offset = int(draw.integers(self._length_tokens))
+        self._order = draw.permutation(self.windows_per_epoch)
+        self._epoch = epoch

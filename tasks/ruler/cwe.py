@@ -1,0 +1,159 @@
+"""Common-words extraction: a numbered list in which ten words come more often than the others."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from sbeval.tasks.ruler.choices import Choices
+from sbeval.tasks.ruler.drafts import Draft
+from sbeval.tasks.ruler.needles import word_lists
+from sbeval.tasks.ruler.seeding import seeded_order, seeded_random, seeded_ranks
+from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.ruler.wording import cwe_wording
+
+SHORT_BELOW = 4096
+EXTRA_WORDS = 16384
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WordListDraft(Draft):
+    """A numbered list of words in random order; a unit is one uncommon word with all its repetitions.
+
+    Attributes:
+        pool: all words.
+        order: common words, then uncommon ones, in the order they come in, int64.
+        word_tokens: tokens of all repetitions of the common words and the first n uncommon ones, int64, from n = 0.
+        number_tokens: tokens of the first n numbers, int64, from n = 0.
+        common_repeats: occurrences of each common word.
+        uncommon_repeats: occurrences of each uncommon word.
+        common: number of common words.
+        name: seeds the order.
+    """
+
+    pool: Sequence[str]
+    order: NDArray[np.int64]
+    word_tokens: NDArray[np.int64]
+    number_tokens: NDArray[np.int64]
+    common_repeats: int
+    uncommon_repeats: int
+    common: int
+    name: tuple[object, ...]
+
+    def _entries(self, units: int) -> int:
+        return self.common * self.common_repeats + units * self.uncommon_repeats
+
+    def body_tokens(self, units: int) -> int:
+        """Returns the tokens of words and numbers."""
+        return int(self.word_tokens[units] + self.number_tokens[self._entries(units)])
+
+    def units_within(self, tokens: int) -> int:
+        """Returns how many uncommon words fit."""
+        units = len(self.word_tokens) - 1
+        entries = self.common * self.common_repeats + np.arange(units + 1) * self.uncommon_repeats
+        return max(0, int(np.searchsorted(self.word_tokens + self.number_tokens[entries], tokens, side="right")) - 1)
+
+    def body(self, units: int) -> str:
+        """Returns the list."""
+        return number_words(self._shuffled(units))
+
+    def _shuffled(self, units: int) -> list[str]:
+        common = np.repeat(np.arange(self.common), self.common_repeats)
+        uncommon = self.common + np.repeat(np.arange(units), self.uncommon_repeats)
+        occurrences = np.arange(self._entries(units))
+        shuffled = np.argsort(seeded_ranks(occurrences, *self.name, "order"), kind="stable")
+        pool = self.pool
+        return [pool[i] for i in self.order[np.concatenate((common, uncommon))[shuffled]].tolist()]
+
+
+def number_words(words: Sequence[str]) -> str:
+    """Returns "1. first 2. second ..."."""
+    return " ".join([f"{i}. {word}" for i, word in enumerate(words, start=1)])
+
+
+class CweGenerator:
+    """Makes the samples of common-words extraction.
+
+    Below 4,096 tokens RULER uses a shorter example and fewer repetitions. Where a prompt needs more words than
+    wonderwords has, pairs of an adjective and a noun follow.
+
+    Args:
+        choices: `freq_cw`, `freq_ucw`, `num_cw` and `num_fewshot`.
+        task: its name, part of every seed.
+        seed: the run's seed.
+        counter: the model's tokenizer.
+    """
+
+    def __init__(self, choices: Choices, *, task: str, seed: int, counter: TokenCounter) -> None:
+        self._repeats = (choices.count("freq_cw"), choices.count("freq_ucw"))
+        self._common = choices.count("num_cw")
+        self._shots = choices.count("num_fewshot", least=0)
+        self._name = (task, seed)
+        self._counter = counter
+        self._wording = cwe_wording()
+
+    @functools.cached_property
+    def _pool(self) -> tuple[list[str], int, NDArray[np.int64]]:
+        """All words, how many of them are wonderwords' own, and their token counts behind a number."""
+        own = sorted({word for words in word_lists() for word in words})
+        nouns, adjectives, _ = word_lists()
+        rng = seeded_random(*self._name, "extra words")
+        extra = sorted({f"{rng.choice(adjectives)}-{rng.choice(nouns)}" for _ in range(EXTRA_WORDS)} - set(own))
+        words = own + extra
+        return words, len(own), self._counter.count_pool([" " + word for word in words], after="1.")
+
+    @functools.cached_property
+    def _number_tokens(self) -> NDArray[np.int64]:
+        most = self._common * self._repeats[0] + len(self._pool[0]) * max(self._repeats[1], 1)
+        tokens = self._counter.count_pool([f" {i}." for i in range(1, most + 1)], after="a")
+        tokens[:1] = self._counter.count_pieces(["1."])
+        return np.concatenate(([0], np.cumsum(tokens)))
+
+    def draft(self, index: int, context_length: int) -> WordListDraft:
+        """Makes sample `index`; its words are the same at every length, their repetitions RULER's for the length."""
+        short = context_length < SHORT_BELOW
+        common_repeats, uncommon_repeats = (6, 1) if short else self._repeats
+        words, own, pool_tokens = self._pool
+        extra = own + seeded_order(len(words) - own, *self._name, index, "extra words")
+        order = np.concatenate((seeded_order(own, *self._name, index, "words"), extra))
+        # a word with its number has at least two tokens, so no more words than this can fit
+        order = order[: self._common + context_length // (2 * uncommon_repeats) + 1]
+        tokens = pool_tokens[order]
+        common_tokens = int(tokens[: self._common].sum()) * common_repeats
+        template, question = self._counted(self._wording.template).split("{context}")
+        return WordListDraft(
+            references=[words[i] for i in order[: self._common].tolist()],
+            answer_prefix=self._counted(self._wording.answer_prefix),
+            opening=[*self._examples(index, short, template, question), template],
+            closing=question,
+            least_units=1,
+            most_units=len(order) - self._common,
+            pool=words,
+            order=order,
+            word_tokens=common_tokens + uncommon_repeats * np.concatenate(([0], np.cumsum(tokens[self._common :]))),
+            number_tokens=self._number_tokens,
+            common_repeats=common_repeats,
+            uncommon_repeats=uncommon_repeats,
+            common=self._common,
+            name=(*self._name, index),
+        )
+
+    def _counted(self, text: str) -> str:
+        """Returns the wording with the number of words asked for; RULER's says 10."""
+        return text.replace("10", str(self._common))
+
+    def _examples(self, index: int, short: bool, template: str, question: str) -> list[str]:
+        """Returns the worked examples: 20 words repeated 3 and 1 times where short, else 40 words 10 and 3 times."""
+        count, common_repeats, uncommon_repeats = (20, 3, 1) if short else (40, 10, 3)
+        words, own, _ = self._pool
+        examples = []
+        for shot in range(self._shots):
+            rng = seeded_random(*self._name, index, "example", shot, short)
+            picked = [words[i] for i in rng.sample(range(own), max(count, self._common + 1))]
+            common, uncommon = picked[: self._common], picked[self._common :]
+            listed = common * common_repeats + uncommon * uncommon_repeats
+            rng.shuffle(listed)
+            answer = f"{self._counted(self._wording.answer_prefix)} {number_words(common)}"
+            examples.append(f"{template}{number_words(listed)}{question} {answer}\n")
+        return examples

@@ -1,0 +1,132 @@
+"""A sample before it is fitted to a length: everything but how many units of haystack it gets."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from sbeval.tasks.ruler.haystacks import Haystack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Draft(ABC):
+    """One sample of any task, open only in its number of units.
+
+    The prompt is opening, body, closing and answer prefix, each placed directly behind the other.
+
+    Attributes:
+        references: what the answer is compared with.
+        answer_prefix: how the answer starts.
+        opening: pieces before the body.
+        closing: the piece after it.
+        least_units: fewest units the task is defined for.
+        most_units: most units there are, None without a bound.
+    """
+
+    references: Sequence[str]
+    answer_prefix: str
+    opening: Sequence[str]
+    closing: str
+    least_units: int
+    most_units: int | None = None
+
+    @abstractmethod
+    def body_tokens(self, units: int) -> int:
+        """Returns the tokens of the body with `units` units, as the sum over its pieces."""
+
+    @abstractmethod
+    def units_within(self, tokens: int) -> int:
+        """Returns the most units whose body has at most `tokens` tokens, 0 where none do."""
+
+    @abstractmethod
+    def body(self, units: int) -> str:
+        """Returns the body."""
+
+    def depths(self, units: int) -> tuple[list[int], list[float]]:
+        """Returns, for every piece the question is about, body tokens before it and its depth in percent."""
+        return [], []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Insert:
+    """Text put into a haystack at a relative depth.
+
+    Attributes:
+        text: the text with its line break, or, in running text, without a space at either side.
+        tokens: its tokens inside the body.
+        first_tokens: its tokens at the very start of the body.
+        fraction: relative depth, 0 to 1.
+        asked: whether the question is about it; its depth is then recorded.
+    """
+
+    text: str
+    tokens: int
+    first_tokens: int
+    fraction: float
+    asked: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HaystackDraft(Draft):
+    """Inserts in a haystack: the needle tasks and variable tracking.
+
+    Attributes:
+        haystack: where the inserts go.
+        inserts: in the order they stand in.
+        apart: whether two inserts have at least one unit between them.
+    """
+
+    haystack: Haystack
+    inserts: Sequence[Insert]
+    apart: bool = False
+
+    def body_tokens(self, units: int) -> int:
+        """Returns the tokens of haystack and inserts."""
+        tokens = self.haystack.tokens(units) + sum(insert.tokens for insert in self.inserts)
+        if not self.haystack.inline:
+            return tokens
+        if self.inserts and self.positions(units)[0] == 0:
+            return tokens + self.inserts[0].first_tokens - self.inserts[0].tokens
+        return tokens + self.haystack.first_tokens - self.haystack.tokens(1)
+
+    def units_within(self, tokens: int) -> int:
+        """Returns how many haystack units fit beside the inserts."""
+        inserted = sum(insert.tokens for insert in self.inserts)
+        units = self.haystack.units_within(tokens - inserted + 1)
+        while units > 0 and self.body_tokens(units) > tokens:
+            units -= 1
+        return units
+
+    def positions(self, units: int) -> list[int]:
+        """Returns before which haystack unit each insert goes, ascending."""
+        wanted = [self.haystack.insertion(insert.fraction, units) for insert in self.inserts]
+        if not self.apart:
+            return wanted
+        count = len(wanted)
+        for i in range(1, count):
+            wanted[i] = max(wanted[i], wanted[i - 1] + 1)
+        return [min(position, max(0, units - count + i)) for i, position in enumerate(wanted)]
+
+    def body(self, units: int) -> str:
+        """Returns the haystack with its inserts."""
+        parts: list[str] = []
+        space = " " if self.haystack.inline else ""
+        last = 0
+        for insert, position in zip(self.inserts, self.positions(units), strict=True):
+            parts.append(self.haystack.text(last, position))
+            parts.append(space + insert.text)
+            last = position
+        parts.append(self.haystack.text(last, units))
+        text = "".join(parts)
+        return text[1:] if space else text
+
+    def depths(self, units: int) -> tuple[list[int], list[float]]:
+        """Returns token and percent depths of the inserts the question is about."""
+        tokens: list[int] = []
+        percents: list[float] = []
+        inserted = 0
+        for insert, position in zip(self.inserts, self.positions(units), strict=True):
+            if insert.asked:
+                tokens.append(self.haystack.tokens(position) + inserted)
+                percents.append(round(100 * insert.fraction, 6))
+            inserted += insert.tokens
+        return tokens, percents

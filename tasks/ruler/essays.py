@@ -1,0 +1,110 @@
+"""Essays as a haystack: read from disk or the hub, and split into sentences without any download."""
+
+import dataclasses
+import functools
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from sbeval.tasks.ruler.haystacks import EssayHaystack
+from sbeval.tasks.ruler.tokens import TokenCounter
+
+from sbeval.errors import UserError
+
+HUB_DATASET = "baber/paul_graham_essays"
+SENTENCE_RULE = "sentence rule 1"
+OFFLINE_TASKS = "sb_niah_single_1, sb_niah_multikey_2, sb_niah_multikey_3, sb_ruler_vt, sb_ruler_cwe and sb_ruler_fwe"
+
+_END = re.compile(r"""[.!?]["'”’)\]]*$""")
+_START = re.compile(r"""^["'“‘(\[]*[A-Z0-9]""")
+_ABBREVIATION = re.compile(
+    r"""^["'“‘(\[]*(?:[A-Za-z]\.|(?:[A-Za-z]\.){2,}|(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Co|Corp|Ltd|vs|cf|etc|al|No|pp|Fig)\.)$"""
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Essays:
+    """The text of some essays.
+
+    Attributes:
+        words: all words in order.
+        sentence_starts: words that begin a sentence, int64 [sentences].
+        sha256: hash of the text.
+        source: where it came from.
+    """
+
+    words: list[str]
+    sentence_starts: NDArray[np.int64]
+    sha256: str
+    source: str
+
+    def haystack(self, counter: TokenCounter) -> EssayHaystack:
+        """Returns the words with their token counts."""
+        spaced = [" " + word for word in self.words]
+        tokens = counter.count_pool(spaced, after="a")
+        return EssayHaystack(
+            words=self.words,
+            cumulative_tokens=np.concatenate(([0], np.cumsum(tokens))),
+            sentence_starts=self.sentence_starts,
+            first_word_tokens=int(counter.count_pieces(self.words[:1])[0]),
+        )
+
+
+def sentence_starts(words: list[str]) -> NDArray[np.int64]:
+    """Returns the words that begin a sentence, int64.
+
+    A sentence ends at a word with final `.`, `!` or `?`, closing quotes and brackets aside, that is no common
+    abbreviation or initial, where the next word begins with a capital or a digit.
+    """
+    starts = [0]
+    for i in range(1, len(words)):
+        before = words[i - 1]
+        if _END.search(before) and _START.match(words[i]) and not _ABBREVIATION.match(before):
+            starts.append(i)
+    return np.array(starts, dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=2)
+def load_essays(path: str | None, task: str) -> Essays:
+    """Reads essays from a text file or a folder of them, or from the hub where no path is given.
+
+    Raises:
+        UserError: there is nothing to read, or the hub cannot be reached.
+    """
+    text = _read_folder(Path(path).expanduser(), task) if path else _read_hub(task)
+    words = text.split()
+    if not words:
+        raise UserError(
+            f"{task} expected essays at {path or HUB_DATASET}, and found no words; name a folder of .txt files."
+        )
+    return Essays(
+        words=words,
+        sentence_starts=sentence_starts(words),
+        sha256=hashlib.sha256(" ".join(words).encode()).hexdigest(),
+        source=path or HUB_DATASET,
+    )
+
+
+def _read_folder(path: Path, task: str) -> str:
+    files = sorted(path.glob("*.txt")) if path.is_dir() else [path] if path.is_file() else []
+    if not files:
+        raise UserError(
+            f"{task} expected essays as a .txt file or a folder of them at {path}, and found none; check "
+            '--metadata \'{"essays": "DIR"}\'.'
+        )
+    return " ".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+
+def _read_hub(task: str) -> str:
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(HUB_DATASET, split="train")
+    except Exception as error:
+        raise UserError(
+            f"{task} needs essays, and {HUB_DATASET} could not be loaded ({type(error).__name__}); give a folder of "
+            f'.txt files with --metadata \'{{"essays": "DIR"}}\', or run {OFFLINE_TASKS}, which need none.'
+        ) from error
+    return " ".join(rows["text"])

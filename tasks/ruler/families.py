@@ -1,0 +1,102 @@
+"""The task classes: which generator makes the samples, and how answers are scored."""
+
+from collections.abc import Sequence
+
+from sbeval.tasks.ruler.cwe import CweGenerator
+from sbeval.tasks.ruler.essays import SENTENCE_RULE, load_essays
+from sbeval.tasks.ruler.fwe import FweGenerator
+from sbeval.tasks.ruler.niah import NiahGenerator
+from sbeval.tasks.ruler.qa import QaGenerator
+from sbeval.tasks.ruler.qa_corpora import QaCorpus, load_qa
+from sbeval.tasks.ruler.scoring import string_match_part
+from sbeval.tasks.ruler.task import Generator, RulerTask
+from sbeval.tasks.ruler.vt import VtGenerator
+
+
+class HaystackTask(RulerTask):
+    """A task with a haystack, which may be essays."""
+
+    def corpus(self) -> dict[str, str | None]:
+        """Returns the essays' name and hash, and the rule that splits them."""
+        if self.choices.values["type_haystack"] != "essay":
+            return {}
+        essays = load_essays(self.choices.path("essays"), str(self.config.task))
+        return {
+            "corpus": "essays",
+            "corpus_sha256": essays.sha256,
+            "corpus_detail": f"{essays.source}, {SENTENCE_RULE}",
+        }
+
+
+class NiahTask(HaystackTask):
+    """Needles in a haystack."""
+
+    def make_generator(self, name: str) -> Generator:
+        """Returns the generator of needles and haystack."""
+        return NiahGenerator(
+            self.choices,
+            task=name,
+            seed=self.options.seed,
+            depths_percent=self.options.depths_percent,
+            counter=self.counter,
+        )
+
+
+class VtTask(HaystackTask):
+    """Variable tracking."""
+
+    def make_generator(self, name: str) -> Generator:
+        """Returns the generator of chains and haystack."""
+        return VtGenerator(self.choices, task=name, seed=self.options.seed, counter=self.counter)
+
+
+class CweTask(RulerTask):
+    """Common-words extraction."""
+
+    def make_generator(self, name: str) -> Generator:
+        """Returns the generator of word lists."""
+        return CweGenerator(self.choices, task=name, seed=self.options.seed, counter=self.counter)
+
+
+class FweTask(RulerTask):
+    """Frequent-words extraction."""
+
+    def make_generator(self, name: str) -> Generator:
+        """Returns the generator of coded texts."""
+        return FweGenerator(
+            self.choices,
+            task=name,
+            seed=self.options.seed,
+            generated_tokens=self.generated_tokens,
+            counter=self.counter,
+        )
+
+
+class QaTask(RulerTask):
+    """Question answering; any of the answer's aliases counts."""
+
+    def _corpus(self) -> QaCorpus:
+        dataset = "squad" if self.choices.one_of("dataset", ("squad", "hotpotqa")) == "squad" else "hotpotqa"
+        path = self.choices.path("squad" if dataset == "squad" else "hotpot")
+        return load_qa(dataset, path, str(self.config.task))
+
+    def make_generator(self, name: str) -> Generator:
+        """Returns the generator of questions with their documents."""
+        return QaGenerator(self._corpus(), task=name, seed=self.options.seed, counter=self.counter)
+
+    def available_samples(self) -> int:
+        """Returns the number of questions."""
+        return len(self._corpus().questions)
+
+    def corpus(self) -> dict[str, str | None]:
+        """Returns the corpus' name, hash and source."""
+        corpus = self._corpus()
+        return {
+            "corpus": str(self.choices.values["dataset"]),
+            "corpus_sha256": corpus.sha256,
+            "corpus_detail": corpus.source,
+        }
+
+    def score(self, answer: str, references: Sequence[str]) -> float:
+        """Scores 1 where an alias is found in the answer."""
+        return string_match_part(answer, references)

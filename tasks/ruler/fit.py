@@ -1,0 +1,168 @@
+"""Filling a prompt to its token budget.
+
+Estimate by adding up piece counts, check one sample in `CHECKED_EVERY` whole, and, where sums are not exact for a
+tokenizer, count every prompt of that block of samples whole and adjust.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+
+from sbeval.tasks.ruler.drafts import Draft
+from sbeval.tasks.ruler.tokens import TokenCounter
+
+from sbeval.errors import UserError
+
+CHECKED_EVERY = 50
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """What stands around a prompt: system text and chat template, or only the space before the answer prefix.
+
+    Attributes:
+        head: before the prompt.
+        middle: between the question and the answer prefix.
+        tail: after the answer prefix.
+    """
+
+    head: str = ""
+    middle: str = " "
+    tail: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """How one sample fills one length.
+
+    Attributes:
+        index: the sample.
+        units: haystack units.
+        prompt_tokens: tokens of the whole prompt, BOS included.
+        depths_tokens: tokens before each piece the question is about.
+        depths_percent: their depths in the haystack, in percent.
+    """
+
+    index: int
+    units: int
+    prompt_tokens: int
+    depths_tokens: list[int]
+    depths_percent: list[float]
+
+
+def prompt_text(draft: Draft, units: int, frame: Frame) -> str:
+    """Returns the whole prompt."""
+    return "".join(
+        [frame.head, *draft.opening, draft.body(units), draft.closing, frame.middle, draft.answer_prefix, frame.tail]
+    )
+
+
+class Fitter:
+    """Fits the samples of one task to one context length.
+
+    Args:
+        draft: makes the sample of an index.
+        context_length: prompt plus generated tokens, never exceeded.
+        generated_tokens: tokens kept free for the answer.
+        frame: what stands around the prompts.
+        counter: the model's tokenizer.
+        task: named in errors.
+    """
+
+    def __init__(
+        self,
+        draft: Callable[[int], Draft],
+        *,
+        context_length: int,
+        generated_tokens: int,
+        frame: Frame,
+        counter: TokenCounter,
+        task: str,
+    ) -> None:
+        self._draft = draft
+        self._budget = context_length - generated_tokens
+        self._context_length = context_length
+        self._frame = frame
+        self._counter = counter
+        self._task = task
+
+    def fit(self, indices: Iterable[int]) -> dict[int, Fit]:
+        """Fits samples by index; the result for one does not depend on which others are asked for.
+
+        Raises:
+            UserError: the length is below the task's minimum.
+        """
+        asked = list(indices)
+        checks = {i - i % CHECKED_EVERY for i in asked}
+        drafts = {i: self._draft(i) for i in dict.fromkeys([*asked, *sorted(checks)])}
+        before, around = self._sizes(drafts)
+        units = {i: self._estimate(draft, around[i]) for i, draft in drafts.items()}
+        tokens = {i: around[i] + draft.body_tokens(units[i]) for i, draft in drafts.items()}
+        checked = sorted(checks)
+        whole = self._counter.count([prompt_text(drafts[i], units[i], self._frame) for i in checked])
+        inexact = {i for i, count in zip(checked, whole.tolist(), strict=True) if count != tokens[i]}
+        for i in asked:
+            if i - i % CHECKED_EVERY in inexact:
+                units[i], tokens[i] = self._fit_whole(drafts[i], units[i])
+        if any(tokens[i] > self._budget for i in asked):
+            self._refuse([drafts[i] for i in asked])
+        return {i: self._fit(i, drafts[i], units[i], tokens[i], before[i]) for i in asked}
+
+    def _fit(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> Fit:
+        body_tokens, percents = draft.depths(units)
+        return Fit(
+            index=index,
+            units=units,
+            prompt_tokens=tokens,
+            depths_tokens=[before + depth for depth in body_tokens],
+            depths_percent=percents,
+        )
+
+    def _sizes(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
+        """Returns, by sample, the tokens before the body and those around it."""
+        starts = {i: self._frame.head + (draft.opening[0] if draft.opening else "") for i, draft in drafts.items()}
+        distinct = list(dict.fromkeys(starts.values()))
+        start_tokens = dict(zip(distinct, self._counter.count(distinct).tolist(), strict=True))
+        pieces = list(dict.fromkeys(piece for draft in drafts.values() for piece in draft.opening[1:]))
+        piece_tokens = dict(zip(pieces, self._counter.count_pieces(pieces).tolist(), strict=True))
+        before = {
+            i: start_tokens[starts[i]] + sum(piece_tokens[piece] for piece in draft.opening[1:])
+            for i, draft in drafts.items()
+        }
+        frame = self._frame
+        ends = [draft.closing + frame.middle + draft.answer_prefix + frame.tail for draft in drafts.values()]
+        end_tokens = self._counter.count_pieces(ends).tolist()
+        return before, {i: before[i] + end for i, end in zip(drafts, end_tokens, strict=True)}
+
+    def _estimate(self, draft: Draft, around: int) -> int:
+        units = draft.units_within(self._budget - around)
+        if draft.most_units is not None:
+            units = min(units, draft.most_units)
+        return max(units, draft.least_units)
+
+    def _fit_whole(self, draft: Draft, units: int) -> tuple[int, int]:
+        """Fits one sample by counting it whole; returns units and prompt tokens."""
+
+        def count(n: int) -> int:
+            return int(self._counter.count([prompt_text(draft, n, self._frame)])[0])
+
+        low, low_tokens = draft.least_units, count(draft.least_units)
+        high = draft.most_units + 1 if draft.most_units is not None else None
+        while high is None or high - low > 1:
+            units = max(units, low + 1) if high is None else min(max(units, low + 1), high - 1)
+            tokens = count(units)
+            per_unit = max(1.0, (tokens - low_tokens) / (units - low))
+            if tokens <= self._budget:
+                low, low_tokens = units, tokens
+                units += max(1, int((self._budget - tokens) / per_unit))
+            else:
+                high = units
+                units -= max(1, round((tokens - self._budget) / per_unit))
+        return low, low_tokens
+
+    def _refuse(self, drafts: list[Draft]) -> None:
+        prompts = [prompt_text(draft, draft.least_units, self._frame) for draft in drafts]
+        least = int(self._counter.count(prompts).max()) + self._context_length - self._budget
+        raise UserError(
+            f"{self._task} needs at least {least} tokens of context with this tokenizer, and was asked for "
+            f"{self._context_length}; leave that length out of context_lengths."
+        )

@@ -1,0 +1,259 @@
+"""The lm-eval side of RULER: documents that carry every length, requests, scores, and the record of the run."""
+
+import copy
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import datasets
+from lm_eval.api.filter import Filter, FilterEnsemble
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
+from lm_eval.api.task import ConfigurableTask
+from sbeval.tasks.ruler.cache import read_fits, write_fits
+from sbeval.tasks.ruler.choices import Choices
+from sbeval.tasks.ruler.drafts import Draft
+from sbeval.tasks.ruler.fit import Fit, Fitter, Frame, prompt_text
+from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, RUN_KEYS, RunOptions, run_options, task_metadata
+from sbeval.tasks.ruler.scoring import parse_answer, string_match_all
+from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
+from sbeval.tasks.ruler.wording import lm_eval_version
+
+from sbeval.errors import UserError
+from sbeval.records import TaskRecord, metric_key
+
+log = logging.getLogger(__name__)
+
+GENERATOR_VERSION = 1
+_PROMPT_MARK, _PREFIX_MARK = "\ue000prompt\ue000", "\ue000prefix\ue000"
+
+
+class Generator(Protocol):
+    """Makes the samples of one task."""
+
+    def draft(self, index: int, context_length: int) -> Draft:
+        """Makes sample `index`, which depends on task, seed and index, and on the length where RULER says so."""
+        ...
+
+
+class ParsedAnswer(Filter):  # type: ignore[misc]
+    """Cleans generated answers as RULER does, so that both forms are in the logged samples."""
+
+    def apply(self, resps: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Returns the cleaned first answer of every request."""
+        return [parse_answer(answers[0]) for answers in resps]
+
+
+class RulerTask(ConfigurableTask):  # type: ignore[misc]
+    """One RULER task; what it asks is in its YAML under `metadata.ruler`.
+
+    A document is one sample and carries every context length, one request for each, so `--limit N` means N samples at
+    every length. Prompts are built when lm-eval asks for requests, since chat template and system text are part of
+    the token budget.
+    """
+
+    VERSION = 1
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        settings = {key: value for key, value in dict(config or {}).items() if key != "class"}
+        settings.setdefault("metadata", {})
+        settings["output_type"] = "generate_until"
+        settings["metric_list"] = []
+        super().__init__(config=settings)
+        self._filters = [FilterEnsemble(name="none", filters=[ParsedAnswer])]
+
+    def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """Reads options and tokenizer and lists the samples."""
+        name, definition = str(self.config.task), self.config.metadata["ruler"]
+        settings = task_metadata(self.config.metadata, name, RUN_KEYS | definition.keys())
+        self.options: RunOptions = run_options(settings, name, DEFAULT_LENGTHS)
+        self.choices = Choices(name, definition, settings)
+        self.counter: TokenCounter = load_counter(settings, name)
+        self.generator: Generator = self.make_generator(name)
+        self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
+        if self.options.dropped_lengths:
+            log.warning("%s leaves out %s: longer than the model takes", name, list(self.options.dropped_lengths))
+        self._fitter(self.options.context_lengths[0], Frame()).fit([0])
+        self.config.metadata["sbeval"] = self.record().to_json()
+        self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
+
+    @abstractmethod
+    def make_generator(self, name: str) -> Generator:
+        """Returns the generator of this task's samples; options, choices and counter are set."""
+
+    def available_samples(self) -> int | None:
+        """Returns how many samples there are, None without a bound."""
+        return None
+
+    def corpus(self) -> dict[str, str | None]:
+        """Returns the record's facts on the text source."""
+        return {}
+
+    def record(self) -> TaskRecord:
+        """Returns the facts of this run."""
+        return TaskRecord(
+            family="ruler",
+            protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
+            lengths=list(self.options.context_lengths),
+            dropped_lengths=list(self.options.dropped_lengths),
+            tokenizer_sha256=self.counter.sha256,
+            seed=self.options.seed,
+            lm_eval_version=lm_eval_version(),
+            **self.corpus(),
+        )
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens of the context length kept free for the answer."""
+        return int(self.config.generation_kwargs["max_gen_toks"])
+
+    def fewshot_docs(self) -> None:
+        """There are none: demonstrations are part of the prompts."""
+        return None
+
+    def doc_to_text(self, doc: Mapping[str, Any], doc_to_text: Any = None) -> str:
+        """Returns the mark that stands for the prompt while lm-eval renders what goes around it."""
+        return _PROMPT_MARK
+
+    def doc_to_target(self, doc: Mapping[str, Any], doc_to_target: Any = None) -> list[str]:
+        """Returns the references."""
+        return list(doc.get("references") or [])
+
+    def build_all_requests(
+        self,
+        *,
+        limit: int | None = None,
+        samples: list[int] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        cache_requests: bool = False,
+        rewrite_requests_cache: bool = False,
+        system_instruction: str | None = None,
+        apply_chat_template: bool = False,
+        fewshot_as_multiturn: bool = False,
+        chat_template: Callable[..., str] | None = None,
+        tokenizer_name: str = "",
+    ) -> None:
+        """Builds the prompts of this process's samples at every length."""
+        if self.config.num_fewshot:
+            raise UserError(f"{self.config.task} has its own demonstrations; run it without --num_fewshot.")
+        selected = list(self.doc_iterator(rank=rank, limit=limit, samples=samples, world_size=world_size))
+        frame = self._frame(system_instruction, chat_template if apply_chat_template else None)
+        if not selected:
+            raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
+        indices = [int(doc["index"]) for _, doc in selected]
+        lengths = self.options.context_lengths
+        fits = {length: self._fits(indices, length, frame) for length in lengths}
+        rows = {index: self._row(index, [fits[length][index] for length in lengths]) for index in indices}
+        blank = dict.fromkeys(rows[indices[0]])
+        self.dataset["test"] = datasets.Dataset.from_list(
+            [rows.get(index, {**blank, "index": index}) for index in range(self.num_samples)]
+        )
+        self._instances = [
+            Instance(
+                request_type="generate_until",
+                doc=rows[index],
+                arguments=(
+                    prompt_text(self.generator.draft(index, length), fits[length][index].units, frame),
+                    copy.deepcopy(self.config.generation_kwargs),
+                ),
+                idx=position,
+                metadata=(self.config.task, doc_id, 1),
+            )
+            for (doc_id, _), index in zip(selected, indices, strict=True)
+            for position, length in enumerate(lengths)
+        ]
+
+    def _fitter(self, length: int, frame: Frame) -> Fitter:
+        return Fitter(
+            lambda index: self.generator.draft(index, length),
+            context_length=length,
+            generated_tokens=self.generated_tokens,
+            frame=frame,
+            counter=self.counter,
+            task=str(self.config.task),
+        )
+
+    def _fits(self, indices: Sequence[int], length: int, frame: Frame) -> dict[int, Fit]:
+        """Fits samples to a length, or reads how they were fitted before."""
+        digest = self._digest(length, frame)
+        kept = read_fits(digest)
+        if missing := [index for index in indices if index not in kept]:
+            made = self._fitter(length, frame).fit(missing)
+            kept |= {index: dataclasses.asdict(fit) for index, fit in made.items()}
+            write_fits(digest, kept)
+        return {index: Fit(**kept[index]) for index in indices}
+
+    def _digest(self, length: int, frame: Frame) -> str:
+        """Returns the hash of everything a fit depends on, beside the sample's index."""
+        facts = {
+            "generator": GENERATOR_VERSION,
+            "task": self.config.task,
+            "choices": self.choices.values,
+            "depths": self.options.depths_percent,
+            "generated_tokens": self.generated_tokens,
+            "length": length,
+            "frame": dataclasses.asdict(frame),
+            "special_tokens": self.counter.special_tokens,
+            "sources": {name: importlib.metadata.version(name) for name in ("lm-eval", "wonderwords")},
+            "record": self.record().to_json() | {"lengths": None, "dropped_lengths": None},
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def _frame(self, system_instruction: str | None, chat_template: Callable[..., str] | None) -> Frame:
+        """Lets lm-eval render system text and chat template around marks, and cuts the result at them."""
+        text = str(
+            self.fewshot_context(
+                {"index": 0},
+                0,
+                system_instruction=system_instruction,
+                apply_chat_template=chat_template is not None,
+                chat_template=chat_template,
+                gen_prefix=_PREFIX_MARK,
+            )
+        )
+        if text.count(_PROMPT_MARK) != 1 or text.count(_PREFIX_MARK) != 1:
+            raise UserError(
+                "Expected the chat template to show the user's message and the start of the answer once each, found "
+                f"{text.count(_PROMPT_MARK)} and {text.count(_PREFIX_MARK)}; run without --apply_chat_template."
+            )
+        head, rest = text.split(_PROMPT_MARK)
+        middle, tail = rest.split(_PREFIX_MARK)
+        return Frame(head=head, middle=middle, tail=tail)
+
+    def _row(self, index: int, fits: Sequence[Fit]) -> dict[str, Any]:
+        draft = self.generator.draft(index, self.options.context_lengths[0])
+        return {
+            "index": index,
+            "lengths": list(self.options.context_lengths),
+            "references": list(draft.references),
+            "answer_prefix": draft.answer_prefix,
+            "prompt_tokens": [fit.prompt_tokens for fit in fits],
+            "haystack_units": [fit.units for fit in fits],
+            "depths_tokens": [fit.depths_tokens for fit in fits],
+            "depths_percent": [fit.depths_percent for fit in fits],
+        }
+
+    def score(self, answer: str, references: Sequence[str]) -> float:
+        """Scores one parsed answer, 0 to 1."""
+        return string_match_all(answer, references)
+
+    def process_results(self, doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+        """Scores one sample at every length."""
+        return {
+            metric_key("score", length): self.score(answer, doc["references"])
+            for length, answer in zip(doc["lengths"], results, strict=True)
+        }
+
+    def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
+        """Returns the mean for every length, for which lm-eval knows the standard error."""
+        return {metric_key("score", length): mean for length in self.options.context_lengths}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        """Returns that more is better at every length."""
+        return {metric_key("score", length): True for length in self.options.context_lengths}

@@ -1,0 +1,130 @@
+"""Counting tokens: whole prompts exactly, and pieces of prompts once.
+
+In most tokenizers the counts of pieces add up where a pre-tokenizer splits anyway, for instance after a line break. So
+pieces are counted once and sums are used as estimates, which `fit` then checks against whole prompts.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sbeval.tasks.ruler.cache import cached_counts
+
+from sbeval.errors import UserError
+
+TOKENIZER_KEYS = ("tokenizer", "pretrained", "model")
+
+
+class TokenCounter:
+    """Counts tokens with one Hugging Face tokenizer, in batches over all cores.
+
+    Args:
+        tokenizer: a fast or slow `transformers` tokenizer.
+        special_tokens: whether the model's adapter lets the tokenizer add its own tokens (BOS).
+    """
+
+    def __init__(self, tokenizer: Any, *, special_tokens: bool = True) -> None:
+        self.tokenizer = tokenizer
+        self.special_tokens = special_tokens
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._pieces: dict[str, int] = {}
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hash of the tokenizer: its serialised form, or vocabulary and special tokens where it has none."""
+        if self._backend is not None:
+            text = self._backend.to_str()
+        else:
+            text = json.dumps([sorted(self.tokenizer.get_vocab().items()), str(self.tokenizer.special_tokens_map)])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
+        """Tokenises texts; with `special_tokens`, as the adapter does (not where a text starts with BOS already)."""
+        bos = getattr(self.tokenizer, "bos_token", None)
+        add = special_tokens and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
+        if self._backend is None:
+            return [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in texts]
+        return [encoding.ids for encoding in self._encode_batch(texts, add)]
+
+    def count(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """Returns the token counts of whole prompts as the model sees them, BOS included, int64 [texts]."""
+        return self._lengths(texts, special_tokens=True)
+
+    def count_pieces(self, pieces: Iterable[str], *, after: str = "a.\n") -> NDArray[np.int64]:
+        """Returns the token counts that pieces add inside a text, int64 [pieces]; each distinct piece is counted once.
+
+        Args:
+            pieces: texts as they stand in the prompt, with their leading or trailing white space.
+            after: text before the piece, so that a tokenizer's treatment of a text's start does not count.
+        """
+        listed = list(pieces)
+        new = [piece for piece in dict.fromkeys(listed) if after + piece not in self._pieces]
+        if new:
+            lengths = self._lengths([after, *(after + piece for piece in new)], special_tokens=False)
+            for piece, length in zip(new, lengths[1:], strict=True):
+                self._pieces[after + piece] = int(length - lengths[0])
+        return np.array([self._pieces[after + piece] for piece in listed], dtype=np.int64)
+
+    def count_pool(self, pieces: Sequence[str], *, after: str = "a.\n") -> NDArray[np.int64]:
+        """Counts many pieces as `count_pieces` does, and keeps the counts on disk, int64 [pieces]."""
+        digest = hashlib.sha256("\x1e".join([self.sha256, after, *pieces]).encode()).hexdigest()
+        return cached_counts(digest, lambda: self.count_pieces(pieces, after=after))
+
+    def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
+        bos = getattr(self.tokenizer, "bos_token", None)
+        add = special_tokens and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
+        if self._backend is None:
+            return np.array([len(self.tokenizer(text, add_special_tokens=add)["input_ids"]) for text in texts])
+        return np.array([len(encoding) for encoding in self._encode_batch(texts, add)], dtype=np.int64)
+
+    def _encode_batch(self, texts: Sequence[str], add: bool) -> list[Any]:
+        backend = self._backend
+        assert backend is not None
+        backend.no_truncation()
+        backend.no_padding()
+        encoded: list[Any] = backend.encode_batch_fast(list(texts), add_special_tokens=add)
+        return encoded
+
+
+def load_counter(metadata: Mapping[str, Any], task: str) -> TokenCounter:
+    """Loads the tokenizer of the model that lm-eval runs, named by its model arguments or `--metadata`.
+
+    Raises:
+        UserError: none is named, or it cannot be loaded, or it does not tokenise.
+    """
+    name = next((value for key in TOKENIZER_KEYS if isinstance(value := metadata.get(key), str) and value), None)
+    if name is None:
+        raise UserError(
+            f"{task} fits its prompts to a tokenizer and found none: give the model with --model_args pretrained=..., "
+            'or the tokenizer with --metadata \'{"tokenizer": "PATH"}\'.'
+        )
+    bos = metadata.get("add_bos_token")
+    counter = TokenCounter(
+        _load_tokenizer(name, metadata.get("revision"), bool(metadata.get("trust_remote_code", False)), bos),
+        special_tokens=True if bos is None else bool(bos),
+    )
+    if not len(counter.encode(["The quick brown fox."], special_tokens=False)[0]):
+        raise UserError(f"The tokenizer {name} turns text into no tokens; give one that fits the model.")
+    return counter
+
+
+@functools.lru_cache(maxsize=4)
+def _load_tokenizer(name: str, revision: str | None, trust_remote_code: bool, add_bos_token: bool | None) -> Any:
+    from transformers import AutoTokenizer
+
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if revision is not None:
+        options["revision"] = revision
+    if add_bos_token is not None:
+        options["add_bos_token"] = add_bos_token
+    try:
+        return AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"Expected a tokenizer at {name}, and could not load one ({str(error).splitlines()[0]}); "
+            'give the model\'s folder or hub id, or --metadata \'{"tokenizer": "PATH"}\'.'
+        ) from error

@@ -1,0 +1,212 @@
+"""Writes result and samples files as lm-eval 0.4.13 lays them out, with the facts `sbeval.records` defines.
+
+The curves follow a small measured pair (training length 1024): stick-breaking keeps falling, RoPE breaks at twice the
+training length. Documents differ in size and difficulty, and each keeps its own level at every length.
+"""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sbeval.records import ClusterSums, ModelRecord, TaskRecord, metric_key
+
+LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
+CURVES = {
+    "stickbreaking": [2.223, 2.06, 1.950, 1.877, 1.827, 1.799, 1.791, 1.788, 1.787],
+    "rope": [2.205, 2.05, 1.936, 3.087, 4.097, 4.639, 4.952, 5.151, 5.29],
+    "nope": [2.321, 2.17, 2.063, 2.456, 3.657, 5.121, 6.512, 7.675, 8.4],
+    "alibi": [2.231, 2.08, 1.97, 1.93, 1.92, 1.915, 1.915, 1.915, 1.915],
+    "fire": [2.22, 2.06, 1.95, 2.05, 2.31, 2.63, 2.98, 3.2, 3.4],
+}
+TOKENIZER = "9f" * 32
+CORPUS = "c0" * 32
+
+
+def model_record(attention: str, **changes: Any) -> ModelRecord:
+    facts: dict[str, Any] = {
+        "name": {"stickbreaking": "demo-sb", "rope": "demo-rope"}.get(attention, f"demo-{attention}"),
+        "format": "sbeval",
+        "checkpoint_sha256": f"{attention:x<8}".encode().hex().ljust(64, "0")[:64],
+        "training_length_tokens": 1024,
+        "attention": attention,
+        "kernels": "triton" if attention == "stickbreaking" else "sdpa",
+        "dtype": "bfloat16",
+        "parameters": 4_328_192,
+        "max_length": 65536,
+        "versions": {"torch": "2.13.0", "triton": "3.7.1", "transformers": "5.23.0", "sbeval": "0.1.0"},
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "peak_memory_bytes": 2_147_483_648 if attention == "stickbreaking" else 1_932_735_283,
+        "tokens_per_second": 412_345.6 if attention == "stickbreaking" else 501_234.5,
+    }
+    return ModelRecord(**(facts | changes))
+
+
+def perplexity_task(
+    protocol: str,
+    curve: list[float],
+    *,
+    lengths: list[int] = LENGTHS,
+    corpus: str = "stdlib",
+    documents: int = 60,
+    seed: int = 0,
+    **record: Any,
+) -> tuple[str, dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """Returns (task name, results, config metadata, samples) of one perplexity task."""
+    generator = np.random.default_rng(seed)
+    document_tokens = np.maximum(64, generator.lognormal(8.2, 0.7, documents).astype(int))
+    level = generator.normal(0.0, 0.25, documents)
+    model_noise = np.random.default_rng(seed + int(1000 * curve[0]))
+    results: dict[str, Any] = {"alias": f"sb_{corpus}_{protocol}"}
+    samples = [
+        {
+            "doc_id": index,
+            "doc": {"block": index},
+            "target": "",
+            "arguments": {"gen_args_0": {"arg_0": f"sb:{index}", "arg_1": 256}},
+            "resps": [["-1.0"]],
+            "filtered_resps": ["-1.0"],
+            "filter": "none",
+            "doc_hash": f"{index:064x}",
+            "prompt_hash": f"{index:064x}",
+            "target_hash": f"{index:064x}",
+        }
+        for index in range(4)
+    ]
+    for length, nll in zip(lengths, curve, strict=True):
+        per_token = nll + level + model_noise.normal(0.0, 0.015, documents)
+        sums = per_token * document_tokens
+        values = _bootstrap(sums, document_tokens, np.random.default_rng(1))
+        tokens = int(document_tokens.sum())
+        bytes_per_token = 3.1
+        for metric, transform in {
+            "nll": lambda value: value,
+            "token_perplexity": np.exp,
+            "bits_per_byte": lambda value: value / math.log(2) / bytes_per_token,
+        }.items():
+            results[f"{metric_key(metric, length)},none"] = float(transform(sums.sum() / tokens))
+            results[f"{metric_key(metric, length)}_stderr,none"] = "N/A"
+            results[f"{metric_key(metric + '_ci95', length)},none"] = [
+                float(transform(edge)) for edge in np.quantile(values, [0.025, 0.975])
+            ]
+        results[f"{metric_key('tokens', length)},none"] = tokens
+        results[f"{metric_key('clusters', length)},none"] = documents
+        for index, sample in enumerate(samples):
+            share = range(index, documents, len(samples))
+            sample[metric_key("nll", length)] = [
+                list(
+                    ClusterSums(
+                        f"lib/module_{document:02d}.py",
+                        float(sums[document]),
+                        int(document_tokens[document]),
+                        float(document_tokens[document]) / 2,
+                        float(document_tokens[document]) * bytes_per_token,
+                    )
+                )
+                for document in share
+            ]
+    facts = {
+        "family": "perplexity",
+        "corpus": corpus,
+        "corpus_sha256": CORPUS,
+        "corpus_detail": "CPython 3.11.9",
+        "protocol": protocol,
+        "separator": "<|endoftext|>",
+        "bos": "text",
+        "lengths": lengths,
+        "targets_per_window": 128 if protocol == "fixed_target" else None,
+        "tokenizer_sha256": TOKENIZER,
+        "seed": 1234,
+        "lm_eval_version": "0.4.13",
+    }
+    return f"sb_{corpus}_{protocol}", results, TaskRecord(**(facts | record)).to_json(), samples
+
+
+def _bootstrap(sums: np.ndarray, tokens: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    draws = generator.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=500)
+    return (draws @ sums) / (draws @ tokens)
+
+
+def write_run(
+    folder: Path,
+    model: ModelRecord | None,
+    tasks: list[tuple[str, dict[str, Any], dict[str, Any] | None, list[dict[str, Any]]]],
+    *,
+    date: str = "2026-11-20T10-00-00.000001",
+    seconds: float = 1_795_000_000.0,
+    log_samples: bool = True,
+    pretrained: str | None = None,
+    limit: float | None = None,
+    extra: dict[str, Any] | None = None,
+) -> Path:
+    """Writes one run and returns the results file."""
+    name = pretrained or (f"/checkpoints/{model.name}" if model else "org/model")
+    folder.mkdir(parents=True, exist_ok=True)
+    content: dict[str, Any] = {
+        "results": {task: results for task, results, _, _ in tasks},
+        "group_subtasks": {},
+        "configs": {
+            task: {"task": task, "metadata": {"version": 1.0, "sbeval": metadata} if metadata else {"version": 1.0}}
+            for task, _, metadata, _ in tasks
+        },
+        "versions": {task: 1.0 for task, _, _, _ in tasks},
+        "n-shot": {task: 0 for task, _, _, _ in tasks},
+        "higher_is_better": {task: {} for task, _, _, _ in tasks},
+        "n-samples": {task: {"original": len(samples), "effective": len(samples)} for task, _, _, samples in tasks},
+        "config": {
+            "model": "sb" if model else "hf",
+            "model_args": {"pretrained": name, "dtype": "bfloat16"},
+            **({"sbeval": dataclasses.asdict(model)} if model else {}),
+            "batch_size": 1,
+            "batch_sizes": [],
+            "device": "cuda:0",
+            "use_cache": None,
+            "limit": limit,
+            "bootstrap_iters": 100000,
+            "gen_kwargs": None,
+            "random_seed": 0,
+            "numpy_seed": 1234,
+            "torch_seed": 1234,
+            "fewshot_seed": 1234,
+        },
+        "git_hash": "abc1234",
+        "date": seconds,
+        "pretty_env_info": "PyTorch version: 2.13.0",
+        "transformers_version": "5.23.0",
+        "lm_eval_version": "0.4.13",
+        "upper_git_hash": None,
+        "task_hashes": {},
+        "model_source": "sb" if model else "hf",
+        "model_name": name,
+        "model_name_sanitized": name.replace("/", "__"),
+        "system_instruction": None,
+        "fewshot_as_multiturn": None,
+        "start_time": 1.0,
+        "end_time": 95.5,
+        "total_evaluation_time_seconds": "94.5",
+    } | (extra or {})
+    path = folder / f"results_{date}.json"
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+    if log_samples:
+        for task, _, _, samples in tasks:
+            if samples:
+                lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+                (folder / f"samples_{task}_{date}.jsonl").write_text(lines, encoding="utf-8")
+    return path
+
+
+def write_demo_pair(folder: Path) -> None:
+    """Writes stick-breaking and RoPE, both trained at 1024, under two protocols at 256 to 65536."""
+    for attention in ("stickbreaking", "rope"):
+        curve = CURVES[attention]
+        write_run(
+            folder / f"demo-{attention}",
+            model_record(attention),
+            [
+                perplexity_task("stream", curve),
+                perplexity_task("fixed_target", [value - 0.05 * math.log2(1 + i) for i, value in enumerate(curve)]),
+            ],
+        )

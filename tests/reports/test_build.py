@@ -1,0 +1,52 @@
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from result_files import CURVES, LENGTHS, write_demo_pair
+
+from sbeval.errors import UserError
+from sbeval.reports import build_report
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    write_demo_pair(folder / "results")
+    return build_report([folder / "results"], folder / "report", title="Two small models")
+
+
+def test_a_report_is_one_page_with_figures_and_a_table(report: Path) -> None:
+    files = {path.name for path in (report.parent / "figures").iterdir()}
+    for ending in ("png", "svg", "pdf"):
+        assert f"stdlib-stream-c0c0c0-nll.{ending}" in files
+        assert f"stdlib-fixed_target-c0c0c0-token_perplexity.{ending}" in files
+    assert all((report.parent / "figures" / name).stat().st_size > 1000 for name in files)
+    assert report.name == "index.html"
+
+
+def test_the_table_holds_every_measured_number_once(report: Path) -> None:
+    table = pd.read_csv(report.parent / "results.csv")
+    nll = table[(table["metric"] == "nll") & (table["protocol"] == "stream") & (table["setting"] == "demo-rope")]
+    assert nll["context_length_tokens"].tolist() == LENGTHS
+    assert nll["value"].to_numpy() == pytest.approx(CURVES["rope"], abs=0.15)
+    assert (nll["ci95_low"] < nll["value"]).all()
+    assert (nll["value"] < nll["ci95_high"]).all()
+
+
+def test_the_page_refers_to_nothing_outside_itself(report: Path) -> None:
+    page = report.read_text(encoding="utf-8")
+    markup = page[: page.index('<script type="application/json"')]
+    assert 'src="http' not in markup
+    assert "<link" not in markup
+    assert "default-src 'none'" in markup
+
+
+def test_an_empty_results_folder_is_one_clear_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Expected result files of lm-eval") as error:
+        build_report([tmp_path], tmp_path / "report")
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_folder_is_one_clear_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        build_report([tmp_path / "nowhere"], tmp_path / "report")

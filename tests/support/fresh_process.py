@@ -1,0 +1,32 @@
+"""Runs Python in a process of its own, outside the checkout, so that nothing this process imported helps."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def run(
+    command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SBEVAL"))}
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command,
+        cwd=folder or tempfile.gettempdir(),
+        env={**kept, **offline, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def run_code(
+    code: str, *, python: str | Path = sys.executable, environment: Mapping[str, str] | None = None
+) -> list[str]:
+    """Returns the lines printed; whatever goes wrong is shown."""
+    process = run([python, "-c", code], environment=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()

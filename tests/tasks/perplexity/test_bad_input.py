@@ -1,0 +1,87 @@
+"""What a user can mend is one clear sentence that names the task, what was found, and what would work."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus_problems import KnownLM, run_task, tiny_tokenizer, write_folder
+
+from sbeval.corpora import store
+from sbeval.errors import UserError
+from sbeval.token_logprobs import TokenLogprobs
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "_open", {})
+
+
+@pytest.fixture
+def metadata(tmp_path: Path) -> dict[str, Any]:
+    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    folder = write_folder(tmp_path / "texts", [50, 60, 70])
+    return {"tokenizer": str(tmp_path / "tokenizer"), "data_path": str(folder), "context_lengths": [8, 16]}
+
+
+@pytest.mark.parametrize(
+    ("task", "choices", "message"),
+    [
+        ("stream", {"context_lengths": [8, 4096]}, "length of 4096 tokens"),
+        ("fixed_target", {"context_lengths": [8, 512]}, "stream"),
+        ("position", {"context_lengths": [100000]}, "100000"),
+        ("stream", {"context_lengths": [8, 12, 16]}, "divide the longest, 16"),
+        ("stream", {"context_lengths": [0]}, "positive"),
+        ("stream", {"context_lengths": "8"}, "list"),
+        ("stream", {"context_lengths": []}, "list"),
+        ("stream", {"context_lengths": [8, 16], "max_length": 12}, "max_length=12"),
+        ("stream", {"context_lengths": None}, "context_lengths"),
+        ("stream", {"bos": "always"}, '"text" or "window"'),
+        ("stream", {"separator": 3}, "separator"),
+        ("fixed_target", {"targets_per_window": 9}, "found 9"),
+        ("fixed_target", {"targets_per_window": 0}, "targets_per_window"),
+        ("fixed_target", {"context": "page"}, '"document" or "stream"'),
+        ("rolling", {"data_path": "/nowhere/at/all"}, "nowhere"),
+        ("rolling", {"tokenizer": "/nowhere/tokenizer"}, "nowhere"),
+        ("rolling", {"tokenizer": None}, "pretrained"),
+        ("rolling", {"seed": -1}, "seed"),
+    ],
+)
+def test_choices_that_cannot_work(metadata: dict[str, Any], task: str, choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        run_task(f"sb_stdlib_{task}", KnownLM(), metadata | choices)
+    if "data_path" not in choices:
+        assert f"sb_stdlib_{task}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_non_finite_answer_names_token_and_length(metadata: dict[str, Any]) -> None:
+    class Broken(KnownLM):
+        def token_logprobs(self, requests: list[Any]) -> list[TokenLogprobs]:
+            answers = super().token_logprobs(requests)
+            answers[-1].logprobs[4] = np.nan
+            return answers
+
+    with pytest.raises(UserError, match="token 5 of a window of 16"):
+        run_task("sb_stdlib_stream", Broken(), metadata | {"context_lengths": [16]})
+
+
+def test_fewer_blocks_than_processes(metadata: dict[str, Any]) -> None:
+    class Many(KnownLM):
+        _world_size = 64
+
+    model = Many()
+    model._world_size = 64
+    with pytest.raises(UserError, match="64 processes"):
+        run_task("sb_stdlib_position", model, metadata, limit=2)
+
+
+def test_a_tokenizer_without_eos_needs_a_separator(metadata: dict[str, Any], tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer.__wrapped__()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path / "bare")
+    with pytest.raises(UserError, match="separator"):
+        run_task("sb_stdlib_stream", KnownLM(), metadata | {"tokenizer": str(tmp_path / "bare")})
+    found = run_task("sb_stdlib_stream", KnownLM(), metadata | {"tokenizer": str(tmp_path / "bare"), "separator": "\n"})
+    assert found["record"]["separator"] == "\n"

@@ -1,0 +1,236 @@
+"""Every number of every protocol against an independent computation, with a model whose answer is a formula."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus_problems import BOS, EOS, KnownLM, run_task, tiny_tokenizer, write_folder
+from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_table
+
+from sbeval.corpora import store
+from sbeval.intervals import ratio_interval
+from sbeval.records import TaskRecord, parse_metric_key
+
+LENGTHS = [8, 16, 64]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "_open", {})
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "texts", [40 + 7 * index for index in range(24)])
+
+
+def documents(folder: Path, *, special_tokens: bool = False, adds_bos: bool = False) -> dict[str, list[int]]:
+    tokenizer = tiny_tokenizer(adds_bos=adds_bos)
+    return {
+        path.name: tokenizer.encode(path.read_text(encoding="utf-8"), add_special_tokens=special_tokens)
+        for path in sorted(folder.iterdir())
+    }
+
+
+def metadata(folder: Path, *, adds_bos: bool = False, **more: Any) -> dict[str, Any]:
+    tokenizer = folder.parent / f"tokenizer-{adds_bos}"
+    tiny_tokenizer(adds_bos=adds_bos).save_pretrained(tokenizer)
+    return {"tokenizer": str(tokenizer), "data_path": str(folder), "context_lengths": LENGTHS, **more}
+
+
+def nll_of(inputs: list[int], targets: list[int]) -> np.ndarray:
+    """NLL of the last targets of one window."""
+    read = np.arange(len(inputs) - len(targets) + 1, len(inputs) + 1)
+    return KnownLM.nll(np.asarray(inputs[-len(targets) :]), np.asarray(targets), read)
+
+
+def row_sums(samples: list[dict[str, Any]], length: int) -> dict[str, np.ndarray]:
+    sums: dict[str, np.ndarray] = {}
+    for sample in samples:
+        for name, *values in sample[f"nll@{length:07d}"]:
+            sums[name] = sums.get(name, np.zeros(4)) + np.asarray(values)
+    return sums
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_rolling_scores_each_document_alone(corpus: Path, adds_bos: bool) -> None:
+    found = run_task("sb_stdlib_rolling", KnownLM(), metadata(corpus, adds_bos=adds_bos))
+    texts = documents(corpus, special_tokens=True, adds_bos=adds_bos)
+    pages = {path.name: path.read_text(encoding="utf-8") for path in corpus.iterdir()}
+    for length in LENGTHS:
+        sums = row_sums(found["samples"], length)
+        for name, tokens in texts.items():
+            windows = get_rolling_token_windows(tokens, prefix_token=BOS, max_seq_len=length, context_len=1)
+            expected = sum(nll_of(inputs, targets).sum() for inputs, targets in windows)
+            assert sums[name][0] == pytest.approx(expected, rel=1e-6)
+            assert sums[name][1] == len(tokens)
+        nats = sum(row[0] for row in sums.values())
+        words = sum(len(re.split(r"\s+", page)) for page in pages.values())
+        size = sum(len(page.encode()) for page in pages.values())
+        values = found["values"]
+        assert sum(row[3] for row in sums.values()) == size
+        assert values[f"nll@{length:07d}"] == pytest.approx(nats / sum(map(len, texts.values())))
+        assert values[f"token_perplexity@{length:07d}"] == pytest.approx(math.exp(values[f"nll@{length:07d}"]))
+        assert values[f"bits_per_byte@{length:07d}"] == pytest.approx(nats / size / math.log(2))
+        assert values[f"byte_perplexity@{length:07d}"] == pytest.approx(math.exp(nats / size))
+        assert values[f"word_perplexity@{length:07d}"] == pytest.approx(math.exp(nats / words))
+    assert found["record"]["bos"] == "hf"
+    assert found["record"]["separator"] is None
+
+
+@pytest.mark.parametrize(("bos", "adds_bos"), [("text", False), ("window", True)])
+def test_stream_scores_the_same_targets_at_every_length(corpus: Path, bos: str, adds_bos: bool) -> None:
+    found = run_task("sb_stdlib_stream", KnownLM(), metadata(corpus, adds_bos=adds_bos))
+    texts = documents(corpus)
+    stream = [token for tokens in texts.values() for token in [*tokens, EOS]]
+    owner = [name for name, tokens in texts.items() for _ in [*tokens, EOS]]
+    cut = len(stream) // LENGTHS[-1] * LENGTHS[-1]
+    assert len(found["samples"]) == cut // LENGTHS[-1]
+    for length in LENGTHS:
+        expected: dict[str, float] = dict.fromkeys(owner[:cut], 0.0)
+        for start in range(0, cut, length):
+            lead_in = BOS if bos == "window" else stream[start - 1] if start else EOS
+            inputs = [lead_in, *stream[start : start + length - 1]]
+            for name, nats in zip(
+                owner[start : start + length], nll_of(inputs, stream[start : start + length]), strict=True
+            ):
+                expected[name] += nats
+        sums = row_sums(found["samples"], length)
+        assert {name: row[0] for name, row in sums.items()} == pytest.approx(expected, rel=1e-6)
+        assert found["values"][f"tokens@{length:07d}"] == cut
+        assert found["values"][f"clusters@{length:07d}"] == len(expected)
+        assert not any("context_gain" in key for key in found["values"])
+    assert found["record"]["bos"] == bos
+    assert found["record"]["separator"] == "</s>"
+
+
+def test_fixed_target_scores_identical_targets_with_growing_context(corpus: Path) -> None:
+    model = KnownLM()
+    found = run_task("sb_stdlib_fixed_target", model, metadata(corpus))
+    texts = documents(corpus)
+    targets = LENGTHS[0] // 2
+    assert found["record"]["targets_per_window"] == targets
+    assert {(length, scored) for _, length, _, scored in model.seen} == {(length, targets) for length in LENGTHS}
+    fit = {name for name, tokens in texts.items() if len(tokens) >= LENGTHS[-1] + targets}
+    first = [sample["nll@0000008"][0][0] for sample in found["samples"]]
+    assert first[: len(fit)] == sorted(fit)
+    flat = np.cumsum([0, *(len(tokens) + 1 for tokens in texts.values())])
+    stream = [token for tokens in texts.values() for token in [*tokens, EOS]]
+    starts = dict(zip(texts, flat, strict=False))
+    for sample in found["samples"]:
+        name = sample["nll@0000008"][0][0]
+        start, stop = sample["doc"]["start"], sample["doc"]["stop"]
+        assert starts[name] + LENGTHS[-1] <= start
+        assert stop <= starts[name] + len(texts[name])
+        for length in LENGTHS:
+            inputs = stream[stop - length - 1 : stop - 1]
+            ((_, nats, tokens, _, _),) = sample[f"nll@{length:07d}"]
+            assert tokens == targets
+            assert nats == pytest.approx(nll_of(inputs, stream[start:stop]).sum(), rel=1e-6)
+    short, long = row_sums(found["samples"], 8), row_sums(found["samples"], 64)
+    gain = ratio_interval(
+        [short[name][0] - long[name][0] for name in sorted(long)],
+        [long[name][1] for name in sorted(long)],
+        seed=found["record"]["seed"],
+    )
+    assert found["values"]["context_gain@0000064"] == pytest.approx(gain.estimate)
+    assert found["values"]["context_gain@0000064"] > 0
+    assert "context_gain@0000008" not in found["values"]
+    assert found["record"]["own_document_share"] == {"8": 1.0, "16": 1.0, "64": 1.0}
+
+
+def test_fixed_target_in_the_stream_says_so(corpus: Path) -> None:
+    found = run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus, context="stream", targets_per_window=2))
+    total = sum(len(tokens) + 1 for tokens in documents(corpus).values())
+    assert len(found["samples"]) == total // LENGTHS[-1]
+    assert found["record"]["context"] == "stream"
+    assert found["record"]["targets_per_window"] == 2
+    shares = found["record"]["own_document_share"]
+    assert 0 <= shares["64"] <= shares["16"] <= shares["8"] < 1
+
+
+def test_position_gives_the_mean_of_every_bin_from_one_pass(corpus: Path) -> None:
+    model = KnownLM()
+    found = run_task("sb_stdlib_position", model, metadata(corpus))
+    stream = [token for tokens in documents(corpus).values() for token in [*tokens, EOS]]
+    blocks = len(stream) // 64
+    assert len(model.seen) == blocks
+    nll = np.array(
+        [
+            nll_of([stream[start - 1] if start else EOS, *stream[start : start + 63]], stream[start : start + 64])
+            for start in range(0, blocks * 64, 64)
+        ]
+    )
+    bins = found["values"]["position_nll"]
+    assert (bins[0][:2], bins[-1][1]) == ([1, 1], 64)
+    for first, last, mean, tokens in bins:
+        assert tokens == blocks * (last - first + 1)
+        assert mean == pytest.approx(nll[:, first - 1 : last].mean(), rel=1e-5)
+    assert found["record"]["lengths"] == [64]
+
+
+@pytest.mark.parametrize("protocol", ["rolling", "stream", "fixed_target", "position"])
+def test_files_and_tables_survive_and_the_record_is_whole(corpus: Path, protocol: str) -> None:
+    found = run_task(f"sb_stdlib_{protocol}", KnownLM(), metadata(corpus), limit=3)
+    assert len(found["samples"]) == 3
+    text = json.loads(json.dumps(found["whole"], default=handle_non_serializable))
+    values = text["results"][f"sb_stdlib_{protocol}"]
+    for key, value in values.items():
+        parsed = parse_metric_key(key)
+        if parsed and parsed[0].endswith("_ci95"):
+            assert value is None, "three clusters at most are too few for an interval"
+    table = make_table(found["whole"])
+    assert max(map(len, table.splitlines())) < 140
+    record = TaskRecord.from_json(text["configs"][f"sb_stdlib_{protocol}"]["metadata"]["sbeval"])
+    assert (record.family, record.corpus, record.protocol) == ("perplexity", "stdlib", protocol)
+    assert record.corpus_sha256 is not None
+    assert record.tokenizer_sha256 is not None
+    assert record.own_document_share is not None
+
+
+def test_intervals_come_with_enough_documents(corpus: Path) -> None:
+    found = run_task("sb_stdlib_rolling", KnownLM(), metadata(corpus))
+    for metric in ("nll", "token_perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"):
+        low, high = found["values"][f"{metric}_ci95@0000016"]
+        assert low < found["values"][f"{metric}@0000016"] < high
+
+
+def test_group_runs_every_protocol_on_one_tokenisation(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sbeval.tasks
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(
+        include_path=next(iter(sbeval.tasks.__path__)), include_defaults=False, metadata=metadata(corpus)
+    )
+    loaded = manager.load(["sb_wikitext", "sb_stdlib"])
+    assert sorted(loaded["tasks"]) == sorted(
+        f"sb_{name}_{protocol}"
+        for name in ("wikitext", "stdlib")
+        for protocol in ("rolling", "stream", "fixed_target", "position")
+    )
+    assert len(store._open) == 2
+
+
+def test_default_lengths_beyond_corpus_or_model_are_dropped_and_named(
+    corpus: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    choices = metadata(corpus, max_length=1024)
+    del choices["context_lengths"]
+    found = run_task("sb_stdlib_stream", KnownLM(), choices)
+    assert found["record"]["lengths"] == [512, 1024]
+    assert found["record"]["dropped_lengths"] == [2048, 4096, 8192, 16384, 32768, 65536]
+    assert "2048" in caplog.text
+
+
+def test_shuffled_answers_are_refused(corpus: Path) -> None:
+    class Short(KnownLM):
+        def token_logprobs(self, requests: list[Any]) -> list[Any]:
+            return [type(answer)(answer.logprobs[1:]) for answer in super().token_logprobs(requests)]
+
+    with pytest.raises(ValueError, match="log-probabilities"):
+        run_task("sb_stdlib_stream", Short(), metadata(corpus))

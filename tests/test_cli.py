@@ -1,0 +1,106 @@
+"""The `sbeval` command: what it passes on, what it prints, and how it fails."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from fresh_process import run, run_code
+
+from sbeval import lm_eval_command
+from sbeval.plugin import tasks_folder
+
+SBEVAL = Path(sys.executable).with_name("sbeval")
+TASK = """
+task: tiny
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: [a, b]
+doc_to_target: 0
+"""
+
+
+def test_help_names_the_commands_without_importing_torch() -> None:
+    code = "import sys\nfrom sbeval.cli import main\nsys.argv[1:] = ['--help']\ntry:\n    main()\nfinally:\n    "
+    lines = run_code(code + "print('torch' in sys.modules, 'lm_eval' in sys.modules)")
+    assert all(any(command in line for line in lines) for command in ("run", "report", "demo", "train", "tasks"))
+    assert lines[-1] == "False False"
+
+
+def test_tasks_prints_the_folder_for_include_path() -> None:
+    assert run([SBEVAL, "tasks"]).stdout == f"{tasks_folder()}\n"
+
+
+def test_help_of_run_is_that_of_lm_eval() -> None:
+    process = run([SBEVAL, "run", "--help"])
+    assert process.returncode == 0
+    assert "--include_path" in process.stdout
+    assert run([SBEVAL, "run"]).stdout == process.stdout
+
+
+def test_an_unknown_option_of_run_is_refused() -> None:
+    process = run([SBEVAL, "run", "--tasks", "tiny", "--no_such_option"])
+    assert process.returncode == 2
+    assert "--no_such_option" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "log_samples"),
+    [
+        (["--tasks", "tiny"], "sb", False),
+        (["--tasks", "tiny", "--output_path", "out"], "sb", True),
+        (["--tasks", "tiny", "-oout"], "sb", True),
+        (["--model", "hf", "--tasks", "tiny"], "hf", False),
+    ],
+    ids=["plain", "with output", "short option", "another model"],
+)
+def test_only_what_is_missing_is_added(arguments: list[str], model: str, log_samples: bool) -> None:
+    chosen = lm_eval_command.parse(arguments)
+    assert (chosen.model, getattr(chosen, "log_samples", False)) == (model, log_samples)
+    assert chosen.tasks == ["tiny"]
+
+
+def test_a_configuration_file_counts_as_said(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("model: hf\noutput_path: out\n")
+    chosen = lm_eval_command.parse(["--config", str(config), "--tasks", "tiny"])
+    assert (chosen.model, chosen.log_samples) == (None, True)
+
+
+def test_parsing_leaves_the_command_line_of_this_process_alone() -> None:
+    before = list(sys.argv)
+    lm_eval_command.parse(["--tasks", "tiny"])
+    assert sys.argv == before
+
+
+def test_run_is_lm_eval_with_any_of_its_models_and_tasks(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "tiny.yaml").write_text(TASK.format(data=tmp_path / "data.jsonl"))
+    out = tmp_path / "out"
+    process = run(
+        [
+            *(SBEVAL, "run", "--model", "dummy", "--tasks", "tiny"),
+            *("--include_path", tmp_path / "tasks", "--output_path", out),
+        ],
+        environment={"HF_HOME": str(tmp_path / "cache")},
+    )
+    assert process.returncode == 0, process.stderr
+    (results,) = out.rglob("results_*.json")
+    assert "tiny" in json.loads(results.read_text())["results"]
+    assert len(list(out.rglob("samples_tiny_*.jsonl"))) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["report", "{folder}", "-o", "{folder}/report"], ["train", "{folder}/missing.yaml"]],
+    ids=["report of an empty folder", "train without a recipe"],
+)
+def test_what_a_user_can_mend_is_one_sentence_and_exit_code_1(arguments: list[str], tmp_path: Path) -> None:
+    process = run([SBEVAL, *(argument.format(folder=tmp_path) for argument in arguments)])
+    assert process.returncode == 1
+    assert str(tmp_path) in process.stderr
+    assert len(process.stderr.splitlines()) == 1

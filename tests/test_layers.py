@@ -1,0 +1,76 @@
+"""The arrows `tests -> {reports, model_adapters, tasks} -> sbeval`, in the source and in fresh processes."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from fresh_process import run_code
+from source_tree import ROOMS, layer, modules
+
+MODULES = modules()
+MAY_NAME_ROOMS = {"sbeval.cli", "sbeval.plugin"}
+ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
+
+
+def imported_names(file: Path) -> set[str]:
+    """Every absolute import of a file, those inside functions included."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def rooms_named_in_strings(file: Path) -> set[str]:
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {text for text in texts if ROOM_NAME.fullmatch(text)}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_no_other_room(module: str) -> None:
+    rooms = {layer(name) for name in imported_names(MODULES[module]) if name.startswith("sbeval.")} - {"core"}
+    assert rooms <= {layer(module)}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if layer(name) == "core"])
+def test_only_the_command_and_the_plugin_name_a_room(module: str) -> None:
+    assert module in MAY_NAME_ROOMS or not rooms_named_in_strings(MODULES[module])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_room_is_never_imported_by_its_folder_name(module: str) -> None:
+    assert not {name.partition(".")[0] for name in imported_names(MODULES[module])} & set(ROOMS)
+
+
+@pytest.mark.parametrize("module", ["sbeval", "sbeval.plugin", "sbeval.cli", "sbeval.records"])
+def test_what_starts_every_command_imports_neither_torch_nor_lm_eval(module: str) -> None:
+    assert loaded_by([module], ["torch", "lm_eval", "transformers", "numpy"]) == []
+
+
+def test_reports_import_neither_torch_nor_lm_eval() -> None:
+    names = [name for name in MODULES if layer(name) == "reports"]
+    assert loaded_by(names, ["torch", "lm_eval", "transformers", "sbeval.tasks", "sbeval.model_adapters"]) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "others"),
+    [
+        ("core", ["sbeval.tasks", "sbeval.model_adapters", "sbeval.reports"]),
+        ("tasks", ["sbeval.model_adapters", "sbeval.reports"]),
+        ("model_adapters", ["sbeval.tasks", "sbeval.reports"]),
+    ],
+)
+def test_each_layer_imports_alone(room: str, others: list[str]) -> None:
+    assert loaded_by([name for name in MODULES if layer(name) == room], others) == []
+
+
+def loaded_by(names: list[str], unwanted: list[str]) -> list[str]:
+    """Imports modules in a fresh process and returns those of the unwanted ones that came along."""
+    imports = "\n".join(f"import {name}" for name in names)
+    return run_code(f"import sys\n{imports}\nprint(*(set(sys.modules) & set({unwanted!r})), sep='\\n', end='')")

@@ -1,0 +1,56 @@
+import pytest
+
+from sbeval.errors import UserError
+from sbeval.training.recipe import load_recipe
+from sbeval.training.settings import TrainRecipe
+
+
+def test_the_demo_recipes_differ_in_nothing_but_the_attention():
+    stickbreaking = load_recipe(TrainRecipe, "demo_stickbreaking")
+    rope = load_recipe(TrainRecipe, "demo_rope")
+    assert stickbreaking.model | {"attention": "rope"} == rope.model
+    assert stickbreaking.data == rope.data
+    assert stickbreaking.optimization == rope.optimization
+    assert (stickbreaking.seed, stickbreaking.precision) == (rope.seed, rope.precision)
+    assert stickbreaking.optimization.total_tokens >= 150_000_000
+
+
+def test_numbers_with_exponents_are_read_as_numbers(tmp_path):
+    text = (
+        "name: x\nmodel: {training_length_tokens: 8}\ndata: {folder: f}\n"
+        "optimization: {learning_rate: 3e-3, total_tokens: 64, batch_tokens: 16}\n"
+    )
+    (tmp_path / "r.yaml").write_text(text)
+    assert load_recipe(TrainRecipe, tmp_path / "r.yaml").optimization.learning_rate == 0.003
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("extra: 1\n", "unknown key 'extra'"),
+        ("seed: many\n", "expected int for .*seed, found 'many'"),
+        ("precision: float8\n", "expected precision"),
+        ("model: {attention: rope}\n", "training_length_tokens"),
+        ("data: {folder: f, recall_share: 2}\n", "recall_share from 0"),
+        ("optimization: {learning_rate: 1, total_tokens: 64, batch_tokens: 12}\n", "whole windows of 8"),
+        ("optimization: {total_tokens: 64, batch_tokens: 16}\n", "missing key 'learning_rate'"),
+        ("optimization: {learning_rate: 1, total_tokens: 8, batch_tokens: 16}\n", "at least one batch"),
+        ("optimization: [1]\n", "expected a mapping"),
+    ],
+)
+def test_a_faulty_recipe_is_one_clear_sentence(tmp_path, change, message):
+    parts = {
+        "name": "name: x\n",
+        "model": "model: {training_length_tokens: 8}\n",
+        "data": "data: {folder: f}\n",
+        "optimization": "optimization: {learning_rate: 1, total_tokens: 64, batch_tokens: 16}\n",
+    }
+    parts[change.partition(":")[0]] = change
+    (tmp_path / "r.yaml").write_text("".join(parts.values()))
+    with pytest.raises(UserError, match=message):
+        load_recipe(TrainRecipe, tmp_path / "r.yaml")
+
+
+def test_an_absent_recipe_names_the_shipped_ones():
+    with pytest.raises(UserError, match="demo_rope"):
+        load_recipe(TrainRecipe, "no_such_recipe")

@@ -1,0 +1,122 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sbeval.errors import UserError
+from sbeval.models import SbevalForCausalLM
+from sbeval.training.settings import DataSettings, OptimizationSettings, TrainRecipe
+from sbeval.training.train import main, train
+from sbeval.training.windows import TrainingWindows, load_arrays
+
+LENGTH_TOKENS = 64
+STEPS = 20
+
+
+def tiny_recipe(attention: str = "stickbreaking", steps: int = STEPS, save_every_steps: int = 100) -> TrainRecipe:
+    return TrainRecipe(
+        name=f"tiny_{attention}",
+        model={
+            "attention": attention,
+            "vocab_size": 300,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "tie_word_embeddings": True,
+            "training_length_tokens": LENGTH_TOKENS,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        data=DataSettings(folder="unused", recall_share=0.1),
+        optimization=OptimizationSettings(
+            learning_rate=1e-2, total_tokens=steps * 256, batch_tokens=256, warmup_steps=3
+        ),
+        precision="float32",
+        log_every_steps=5,
+        save_every_steps=save_every_steps,
+    )
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return SbevalForCausalLM.from_pretrained(checkpoint).state_dict()
+
+
+def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_path, data_folder):
+    checkpoint = train(tiny_recipe(), tmp_path, data_folder=data_folder, command="sbeval train tiny")
+    record = json.loads((checkpoint / "training_record.json").read_text())
+    losses = [point["loss_nats"] for point in record["loss_curve"]]
+    assert [point["step"] for point in record["loss_curve"]] == [5, 10, 15, 20]
+    assert losses[-1] < losses[0] - 0.3
+    assert record["tokens_seen"] == STEPS * 256
+    assert record["commands"] == ["sbeval train tiny"]
+    assert weights(checkpoint)["model.embed_tokens.weight"].dtype == torch.bfloat16
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert tokenizer.eos_token == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("attention", ["stickbreaking", "rope"])
+def test_a_run_stopped_and_resumed_ends_in_the_same_weights(tmp_path, data_folder, attention):
+    recipe = tiny_recipe(attention, steps=4, save_every_steps=3)
+    whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
+    for _ in range(10):  # each call has time for one step only
+        resumed = train(recipe, tmp_path / "parts", data_folder=data_folder, max_seconds=0.0)
+        if resumed is not None:
+            break
+    runs = [json.loads(line) for line in (tmp_path / "parts" / "runs.jsonl").read_text().splitlines()]
+    assert [(run["first_step"], run["last_step"]) for run in runs] == [(step, step + 1) for step in range(4)]
+    expected = weights(whole)
+    for name, tensor in weights(resumed).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+
+
+def test_an_interrupted_save_is_passed_over(tmp_path, data_folder):
+    recipe = tiny_recipe(steps=4)
+    assert train(recipe, tmp_path, data_folder=data_folder, max_seconds=0.0) is None
+    (tmp_path / "states" / "checkpoint-3").mkdir()
+    (tmp_path / "states" / "checkpoint-3" / "model.safetensors").write_bytes(b"cut off")
+    assert train(recipe, tmp_path, data_folder=data_folder) is not None
+    runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [run["first_step"] for run in runs] == [0, 1]
+
+
+def test_models_compared_see_the_same_tokens_in_the_same_order(data_folder):
+    arrays = load_arrays(data_folder)
+    seen = []
+    for attention in ("stickbreaking", "rope"):
+        recipe = tiny_recipe(attention)
+        windows = TrainingWindows(
+            arrays.tokens,
+            arrays.recall,
+            length_tokens=recipe.length_tokens,
+            windows=80,
+            recall_share=recipe.data.recall_share,
+            seed=recipe.data.seed,
+        )
+        seen.append(windows.__getitems__(range(80)))
+    assert torch.equal(*seen)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, data_folder):
+    recipe = tiny_recipe(steps=12, save_every_steps=1)
+    broken = replace(
+        recipe, optimization=replace(recipe.optimization, learning_rate=1e30, gradient_clip=1e30, warmup_steps=1)
+    )
+    with pytest.raises(UserError, match=r"NaN or infinity at step \d+"):
+        train(broken, tmp_path, data_folder=data_folder)
+    assert not (tmp_path / "tiny_stickbreaking").exists()
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path, data_folder):
+    assert train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder, max_seconds=0.0) is None
+    with pytest.raises(UserError, match="another"):
+        train(tiny_recipe(steps=3), tmp_path, data_folder=data_folder)
+
+
+def test_the_command_line_refuses_an_unknown_setting(tmp_path):
+    with pytest.raises(UserError, match=r"unknown key 'learning_rat' in .*did you mean 'learning_rate'"):
+        main(["demo_rope", "--out", str(tmp_path), "--set", "optimization.learning_rat=1"])
