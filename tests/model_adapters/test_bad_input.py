@@ -98,6 +98,34 @@ def test_long_prompts_are_cut_on_the_left_with_a_warning(
     assert long == short
 
 
+def test_cut_tokens_are_recorded_with_the_sample(checkpoint: Checkpoints) -> None:
+    lm = load(checkpoint("llama"), max_length=64)
+    text = "Beautiful is better than ugly. " * 20
+    short, long = requests = prompts("hellaswag", "Beautiful", text)
+    lm.generate_until(requests, disable_tqdm=True)
+    assert short.args == ("Beautiful", {"until": ["\n"], "max_gen_toks": 8})
+    assert long.args == (text, {"until": ["\n"], "max_gen_toks": 8}, {"cut_tokens": len(lm.tok_encode(text)) - 56})
+
+    request = Instance(request_type="loglikelihood", doc={}, arguments=(text, "ugly"), idx=0, metadata=("t", 0, 1))
+    lm.loglikelihood([request, request], disable_tqdm=True)
+    assert request.args == (text, "ugly", {"cut_tokens": len(lm.tok_encode(text + "ugly")) - 65})
+
+
+def test_long_contexts_are_an_error_where_asked_and_in_our_own_tasks(checkpoint: Checkpoints) -> None:
+    def request(task: str) -> Instance:
+        return Instance(
+            request_type="loglikelihood", doc={}, arguments=("ab" * 200, "ugly"), idx=0, metadata=(task, 0, 1)
+        )
+
+    lm = load(checkpoint("llama"), max_length=64)
+    needed = len(lm.tok_encode("ab" * 200 + "ugly")) - 1
+    with pytest.raises(UserError, match=f"of sb_span to fit into max_length=64, .* pass max_length={needed} in"):
+        lm.loglikelihood([request("sb_span")], disable_tqdm=True)
+    lm.loglikelihood([request("hellaswag")], disable_tqdm=True)
+    with pytest.raises(UserError, match=f"of hellaswag to fit into max_length=64, .* pass max_length={needed} in"):
+        load(checkpoint("llama"), max_length=64, truncation="error").loglikelihood([request("hellaswag")])
+
+
 def test_long_prompts_are_an_error_where_asked(checkpoint: Checkpoints) -> None:
     lm = load(checkpoint("llama"), truncation="error", max_length=64)
     needed = len(lm.tok_encode("ab" * 200)) + 8
