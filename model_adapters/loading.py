@@ -1,6 +1,7 @@
 """Loading errors in one sentence, and whether a tokenizer fits its model."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,20 @@ def loading(name: Any, what: str) -> Iterator[None]:
         what: what is being loaded, such as "a tokenizer".
 
     Raises:
-        UserError: `name` is a string and loading it failed.
+        UserError: `name` is a string and loading it failed, or an argument is unknown.
     """
     try:
         yield
     except UserError:
         raise
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None:
+            raise
+        raise UserError(
+            f"Expected arguments that lm-eval's hf, this adapter or the model knows, found {unknown[1]}: correct it in "
+            "--model_args."
+        ) from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         if not isinstance(name, str):
             raise

@@ -117,17 +117,19 @@ class TokenScorer:
             found.append(scores)
         return found
 
-    def _in_chunks(self, logits_of: Callable[[Tensor], Tensor], target_N: Tensor) -> TokenScores:
+    def _in_chunks(self, logits_of: Callable[[slice], Tensor], target_N: Tensor) -> TokenScores:
         logprobs, greedy = [], []
-        for chunk in torch.split(torch.arange(len(target_N)), max(1, self.chunk_logits // self._vocabulary())):
+        chunk_tokens = max(1, self.chunk_logits // self._vocabulary())
+        for first in range(0, len(target_N), chunk_tokens):
+            chunk = slice(first, first + chunk_tokens)
             logits_CV = logits_of(chunk)
             chunk_logprobs, chunk_greedy = target_logprobs(logits_CV, target_N[chunk].to(logits_CV.device))
             logprobs.append(chunk_logprobs)
             greedy.append(chunk_greedy)
         return TokenScores(torch.cat(logprobs).cpu(), torch.cat(greedy).cpu())
 
-    def _rows_of_head(self, hidden_ND: Tensor, chunk: Tensor) -> Tensor:
-        return self._head(hidden_ND[chunk.to(hidden_ND.device)][None])[0]
+    def _rows_of_head(self, hidden_ND: Tensor, chunk: slice) -> Tensor:
+        return self._head(hidden_ND[None, chunk])[0]
 
     def _splits(self, input_ids_BL: Tensor) -> bool:
         if self._comes_apart is None:

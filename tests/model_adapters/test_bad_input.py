@@ -75,6 +75,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Checkpoints, t
         ({"skip_threshold": 1.5}, "skip_threshold to lie between 0 and 1, found 1.5"),
         ({"training_length": -1}, "training_length to be a positive number of tokens, found -1"),
         ({"max_batch_tokens": "many"}, "max_batch_tokens to be a positive number of tokens, found 'many'"),
+        ({"max_lenght": 64}, "found max_lenght: correct it in --model_args"),
         ({"kernels": "blockwise"}, "for stick-breaking attention only, .* huggingface:llama: remove them"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
