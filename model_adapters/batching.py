@@ -54,7 +54,7 @@ def run_in_batches(
         if _fits(run, batch):
             start += len(batch)
             continue
-        _free_memory()
+        free_memory()
         if len(batch) == 1:
             raise UserError(
                 f"Expected an input of {longest} tokens to fit into memory, but it ran out with this input alone: "
@@ -64,17 +64,23 @@ def run_in_batches(
         logger.warning("out of memory with %d inputs of %d tokens: going on with half as many", len(batch), longest)
 
 
-def _fits(run: Callable[[Sequence[Item]], None], batch: Sequence[Item]) -> bool:
-    try:
-        run(batch)
-    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error):
-            return False
-        raise
-    return True
+def out_of_memory(error: BaseException) -> bool:
+    """Returns whether a device or the machine had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
 
 
-def _free_memory() -> None:
+def free_memory() -> None:
+    """Gives back what failed work has left."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _fits(run: Callable[[Sequence[Item]], None], batch: Sequence[Item]) -> bool:
+    try:
+        run(batch)
+    except (RuntimeError, MemoryError) as error:
+        if out_of_memory(error):
+            return False
+        raise
+    return True

@@ -1,9 +1,11 @@
 """The adapter's own arguments, taken out of `--model_args` before lm-eval's Hugging Face model sees them."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
 from sbeval.errors import UserError
+from sbeval.models.rope import parse_rope_scaling
 
 Kernels = Literal["auto", "triton", "blockwise", "reference"]
 KvExpand = Literal["auto", "interleave", "tile"]
@@ -16,6 +18,7 @@ class AdapterOptions:
 
     Attributes:
         training_length: training length in tokens, where the checkpoint does not say it or says it wrongly.
+        rope_scaling: RoPE scaling at evaluation time in transformers' form; None leaves the checkpoint's own.
         kernels: what computes stick-breaking attention.
         skip_threshold: stick below which older keys are skipped; None visits every key.
         max_batch_tokens: most input tokens in a batch, padding included; None chooses by device.
@@ -24,6 +27,7 @@ class AdapterOptions:
     """
 
     training_length: int | None = None
+    rope_scaling: Mapping[str, Any] | None = None
     kernels: Kernels = "auto"
     skip_threshold: float | None = None
     max_batch_tokens: int | None = None
@@ -49,6 +53,8 @@ class AdapterOptions:
         for name in ("training_length", "max_batch_tokens"):
             if given.get(name) is not None:
                 given[name] = _positive_integer(name, given[name])
+        if given.get("rope_scaling") is not None:
+            given["rope_scaling"] = parse_rope_scaling(given["rope_scaling"])
         threshold = given.get("skip_threshold")
         if threshold is not None:
             if not isinstance(threshold, int | float) or not 0 <= threshold < 1:

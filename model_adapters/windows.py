@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.meter import Meter
+
+from sbeval.corpora import resolve_tokens
 from sbeval.scoring import TokenScorer
+from sbeval.token_logprobs import TokenLogprobsRequest
 
 Tokens = NDArray[np.int64]
 
@@ -50,6 +53,30 @@ class RunScores(NamedTuple):
     logprobs: NDArray[np.float32]
     greedy: bool
 
+    @property
+    def total(self) -> float:
+        """Sum of the log-probabilities, added in fp64."""
+        return float(self.logprobs.sum(dtype=np.float64))
+
+
+def window(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> Window:
+    """Returns a window whose tokens are known already."""
+    loaded = LoadedWindow(np.asarray(inputs), [np.asarray(targets) for targets in target_runs])
+    return Window(len(inputs), lambda: loaded)
+
+
+def requested_window(request: TokenLogprobsRequest) -> Window:
+    """Returns the window a task asks for: the lead-in and all but the last of the tokens its key names."""
+
+    def load() -> LoadedWindow:
+        tokens = np.asarray(resolve_tokens(request.key), dtype=np.int64)
+        if len(tokens) != request.context_length or not 1 <= request.scored <= request.context_length:
+            raise ValueError(f"{request} does not fit the {len(tokens)} tokens its key names")
+        inputs = np.concatenate([np.array([request.lead_in], dtype=np.int64), tokens[:-1]])
+        return LoadedWindow(inputs, [tokens[-request.scored :]])
+
+    return Window(request.context_length, load)
+
 
 def score_windows(
     windows: Sequence[Window],
@@ -59,15 +86,20 @@ def score_windows(
     max_rows: int | None,
     max_tokens: int | None,
     same_length: bool,
+    hold: Callable[[int], AbstractContextManager[None]],
     meter: Meter,
     done: Callable[[int, list[RunScores]], None],
 ) -> None:
-    """Scores every window, longest first, and calls `done(index, scores of each run)` as each batch finishes."""
+    """Scores every window, longest first, and calls `done(index, scores of each run)` as each batch finishes.
+
+    A batch runs inside `hold(its longest window's length)`.
+    """
 
     def run(batch: Sequence[int]) -> None:
         started = time.perf_counter()
         loaded = [windows[index].load() for index in batch]
-        scores = _score_batch(loaded, scorer, device)
+        with hold(windows[batch[0]].length):
+            scores = _score_batch(loaded, scorer, device)
         meter.add(sum(windows[index].length for index in batch), time.perf_counter() - started)
         for index, window_scores in zip(batch, scores, strict=True):
             done(index, window_scores)

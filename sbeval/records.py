@@ -129,7 +129,7 @@ class ModelRecord(_Record):
         versions: package name to version.
         gpu: device name, None on a CPU.
         peak_memory_bytes: most device memory allocated over the run, None on a CPU.
-        tokens_per_second: scored tokens per second of model time over the run.
+        tokens_per_second: input tokens per second of model time over the run.
     """
 
     schema: int = SCHEMA

@@ -6,23 +6,27 @@ called with its body replaced by one that hands out the hidden states already co
 assumed. A short input is scored both ways first; a model that does not come apart like this is run through its own
 forward instead.
 
-Shape suffixes: B rows, L input length, N scored positions, C positions of one chunk, D hidden size, V vocabulary.
+Shape suffixes: B rows, L input length, P context length, T continuation length, N scored positions, C positions of one
+chunk, D hidden size, V vocabulary.
 """
 
+import functools
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from sbeval.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-CHUNK_LOGITS = 2**25  # logits held at once: 128 MiB in fp32
+CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32
 
 
 class TokenScores(NamedTuple):
@@ -68,34 +72,82 @@ class TokenScorer:
         Raises:
             UserError: a log-probability is not finite.
         """
-        if self._comes_apart is None:
-            self._comes_apart = self._reproduces_logits(input_ids_BL)
-        hidden_BLD, logits_BLV = None, None
-        if self._comes_apart:
+        if self._splits(input_ids_BL):
             hidden_BLD = self._hidden(input_ids_BL)
+            rows, positions = row_N.to(hidden_BLD.device), position_N.to(hidden_BLD.device)
+            scores = self._in_chunks(
+                lambda chunk: self._head(hidden_BLD[rows[chunk], positions[chunk]][None])[0], target_N
+            )
         else:
             logits_BLV = self._own_logits(input_ids_BL)
-        logprobs, greedy = [], []
-        for chunk in torch.split(torch.arange(len(target_N)), self._chunk_tokens(logits_BLV)):
-            if hidden_BLD is not None:
-                device = hidden_BLD.device
-                hidden_CD = hidden_BLD[row_N[chunk].to(device), position_N[chunk].to(device)]
-                logits_CV = self._head(hidden_CD[None])[0]
-            else:
-                assert logits_BLV is not None
-                device = logits_BLV.device
-                virtual_tokens = logits_BLV.shape[1] - input_ids_BL.shape[1]  # a learned prompt stands before the input
-                logits_CV = logits_BLV[row_N[chunk].to(device), position_N[chunk].to(device) + virtual_tokens]
-            chunk_logprobs, chunk_greedy = target_logprobs(logits_CV, target_N[chunk].to(logits_CV.device))
-            logprobs.append(chunk_logprobs)
-            greedy.append(chunk_greedy)
-        scores = TokenScores(torch.cat(logprobs).cpu(), torch.cat(greedy).cpu())
+            virtual_tokens = logits_BLV.shape[1] - input_ids_BL.shape[1]  # a learned prompt stands before the input
+            rows, positions = row_N.to(logits_BLV.device), position_N.to(logits_BLV.device) + virtual_tokens
+            scores = self._in_chunks(lambda chunk: logits_BLV[rows[chunk], positions[chunk]], target_N)
         _check_finite(scores.logprobs, row_N.cpu(), position_N.cpu())
         return scores
 
-    def _hidden(self, input_ids_BL: Tensor) -> Tensor:
+    @torch.no_grad()
+    def score_after(self, context_P: Tensor, continuations: Sequence[Tensor]) -> list[TokenScores] | None:
+        """Scores several continuations of one context, which the model reads once.
+
+        Args:
+            context_P: int64 [P] tokens.
+            continuations: int64 tensors of at least one token.
+
+        Returns:
+            The scores of each continuation; None where the model cannot go back to the end of the context, as with
+            sliding windows, recurrent states and learned prompts.
+
+        Raises:
+            UserError: a log-probability is not finite.
+        """
+        cache = self._croppable_cache() if self._splits(context_P[None]) else None
+        if cache is None:
+            return None
+        last_1D = self._hidden(context_P[None], cache)[0, -1:]
+        found = []
+        for continuation_T in continuations:
+            hidden_TD = last_1D
+            if len(continuation_T) > 1:
+                hidden_TD = torch.cat([last_1D, self._hidden(continuation_T[None, :-1], cache)[0]])
+                cache.crop(1 - len(continuation_T))
+            scores = self._in_chunks(functools.partial(self._rows_of_head, hidden_TD), continuation_T)
+            position_T = torch.arange(len(continuation_T)) + len(context_P) - 1
+            _check_finite(scores.logprobs, torch.zeros_like(position_T), position_T)
+            found.append(scores)
+        return found
+
+    def _in_chunks(self, logits_of: Callable[[slice], Tensor], target_N: Tensor) -> TokenScores:
+        logprobs, greedy = [], []
+        chunk_tokens = max(1, self.chunk_logits // self._vocabulary())
+        for first in range(0, len(target_N), chunk_tokens):
+            chunk = slice(first, first + chunk_tokens)
+            logits_CV = logits_of(chunk)
+            chunk_logprobs, chunk_greedy = target_logprobs(logits_CV, target_N[chunk].to(logits_CV.device))
+            logprobs.append(chunk_logprobs)
+            greedy.append(chunk_greedy)
+        return TokenScores(torch.cat(logprobs).cpu(), torch.cat(greedy).cpu())
+
+    def _rows_of_head(self, hidden_ND: Tensor, chunk: slice) -> Tensor:
+        return self._head(hidden_ND[None, chunk])[0]
+
+    def _splits(self, input_ids_BL: Tensor) -> bool:
+        if self._comes_apart is None:
+            self._comes_apart = self._reproduces_logits(input_ids_BL)
+        return self._comes_apart
+
+    def _croppable_cache(self) -> DynamicCache | None:
+        config: Any = getattr(self._whole, "config", None)
+        try:
+            cache = DynamicCache(config=config)
+        except (AttributeError, KeyError, TypeError):
+            return None
+        return cache if all(type(layer) is DynamicLayer for layer in cache.layers) else None
+
+    def _hidden(self, input_ids_BL: Tensor, cache: DynamicCache | None = None) -> Tensor:
         assert self._body is not None
-        output = self._body(input_ids=input_ids_BL, **_no_cache(self._body))
+        caching = _no_cache(self._body) if cache is None else {"past_key_values": cache, "use_cache": True}
+        output = self._body(input_ids=input_ids_BL, **caching)
         self._output_class = type(output)
         hidden_BLD: Tensor = output.last_hidden_state
         return hidden_BLD
@@ -112,14 +164,10 @@ class TokenScorer:
         logits_BLV: Tensor = self.model(input_ids=input_ids_BL, **_no_cache(self.model)).logits
         return logits_BLV
 
-    def _chunk_tokens(self, logits_BLV: Tensor | None) -> int:
-        if logits_BLV is not None:
-            vocabulary = logits_BLV.shape[-1]
-        else:
-            head = self._whole.get_output_embeddings() if hasattr(self._whole, "get_output_embeddings") else None
-            weight = getattr(head, "weight", None)
-            vocabulary = weight.shape[0] if weight is not None and weight.dim() == 2 else 2**17
-        return max(1, self.chunk_logits // int(vocabulary))
+    def _vocabulary(self) -> int:
+        output_embeddings: Any = getattr(self._whole, "get_output_embeddings", lambda: None)
+        weight = getattr(output_embeddings(), "weight", None)
+        return int(weight.shape[0]) if weight is not None and weight.dim() == 2 else 2**17
 
     def _reproduces_logits(self, input_ids_BL: Tensor) -> bool:
         sample_BL = input_ids_BL[:1, :16]

@@ -1,75 +1,16 @@
-"""Small random checkpoints of well-known architectures, saved as a user's would be."""
+"""Small random checkpoints, saved as a user's would be."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from sbeval.models import SbevalConfig
-
-TEXT = "Beautiful is better than ugly. Explicit is better than implicit. Simple is better than complex.\n"
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-}
-ARCHITECTURES: dict[str, Callable[[int], Any]] = {
-    "llama": lambda v: transformers.LlamaConfig(vocab_size=v, **SIZES),
-    "qwen3": lambda v: transformers.Qwen3Config(vocab_size=v, tie_word_embeddings=True, **SIZES),
-    "gemma2": lambda v: transformers.Gemma2Config(
-        vocab_size=v, final_logit_softcapping=0.5, sliding_window=16, query_pre_attn_scalar=8, **SIZES
-    ),
-    "gemma3": lambda v: transformers.Gemma3TextConfig(
-        vocab_size=v, sliding_window=16, query_pre_attn_scalar=8, **{**SIZES, "num_hidden_layers": 6}
-    ),
-    "granite": lambda v: transformers.GraniteConfig(
-        vocab_size=v, logits_scaling=0.25, embedding_multiplier=3.0, attention_multiplier=0.5, **SIZES
-    ),
-    "mistral": lambda v: transformers.MistralConfig(vocab_size=v, sliding_window=16, **SIZES),
-    "gpt_neox": lambda v: transformers.GPTNeoXConfig(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-    ),
-    "stickbreaking": lambda v: SbevalConfig(
-        vocab_size=v, attention="stickbreaking", remainder="value", logits_divisor=0.5, **SIZES
-    ),
-    "rope": lambda v: SbevalConfig(vocab_size=v, attention="rope", training_length_tokens=32, **SIZES),
-    "gpt2": lambda v: transformers.GPT2Config(vocab_size=v, n_embd=32, n_layer=2, n_head=4, n_positions=128),
-}
-
-
-def tiny_tokenizer(*, adds_bos: bool) -> transformers.PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=["<s>", "</s>", "<pad>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    if adds_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
+from tests.model_adapters.small import ARCHITECTURES, Checkpoints, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     made: dict[tuple[str, bool], Path] = {}
 
     def make(architecture: str, *, adds_bos: bool = False) -> Path:

@@ -3,15 +3,15 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lm_eval.api.instance import Instance
+from sbeval.model_adapters.lm import StickBreakingLM
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.lm import StickBreakingLM
+from tests.model_adapters.small import Checkpoints
 
 
 def load(pretrained: Path | str, **kwargs: Any) -> StickBreakingLM:
@@ -41,14 +41,14 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_checkpoint_without_weights_is_named(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_checkpoint_without_weights_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="Expected a model's weights at pretrained="):
         load(folder)
 
 
-def test_a_checkpoint_without_a_tokenizer_is_named(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_tokenizer_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     for file in folder.glob("tokenizer*"):
         file.unlink()
@@ -56,7 +56,7 @@ def test_a_checkpoint_without_a_tokenizer_is_named(checkpoint: Callable[..., Pat
         load(folder)
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -75,49 +75,78 @@ def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Callable[..., 
         ({"skip_threshold": 1.5}, "skip_threshold to lie between 0 and 1, found 1.5"),
         ({"training_length": -1}, "training_length to be a positive number of tokens, found -1"),
         ({"max_batch_tokens": "many"}, "max_batch_tokens to be a positive number of tokens, found 'many'"),
+        ({"max_lenght": 64}, "found max_lenght: correct it in --model_args"),
         ({"kernels": "blockwise"}, "for stick-breaking attention only, .* huggingface:llama: remove them"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_wrong_argument_is_named(options: dict[str, Any], message: str, checkpoint: Callable[..., Path]) -> None:
+def test_a_wrong_argument_is_named(options: dict[str, Any], message: str, checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match=message):
         load(checkpoint("llama"), **options)
 
 
 @pytest.mark.parametrize("truncation", ["left", True, False, None])
 def test_long_prompts_are_cut_on_the_left_with_a_warning(
-    truncation: Any, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    truncation: Any, checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
 ) -> None:
     lm = load(checkpoint("llama"), truncation=truncation, max_length=64)
     text = "Beautiful is better than ugly. " * 20
     kept = lm.tok_decode(lm.tok_encode(text)[-56:])
     caplog.set_level(logging.WARNING)
     (long,) = lm.generate_until(prompts("hellaswag", text), disable_tqdm=True)
-    assert "1 of 1 prompts do not fit" in caplog.text
+    assert "1 of 1 prompts were cut on the left by up to" in caplog.text
     (short,) = lm.generate_until(prompts("hellaswag", kept), disable_tqdm=True)
     assert long == short
 
 
-def test_long_prompts_are_an_error_where_asked(checkpoint: Callable[..., Path]) -> None:
+def test_cut_tokens_are_recorded_with_the_sample(checkpoint: Checkpoints) -> None:
+    lm = load(checkpoint("llama"), max_length=64)
+    text = "Beautiful is better than ugly. " * 20
+    short, long = requests = prompts("hellaswag", "Beautiful", text)
+    lm.generate_until(requests, disable_tqdm=True)
+    assert short.args == ("Beautiful", {"until": ["\n"], "max_gen_toks": 8})
+    assert long.args == (text, {"until": ["\n"], "max_gen_toks": 8}, {"cut_tokens": len(lm.tok_encode(text)) - 56})
+
+    request = Instance(request_type="loglikelihood", doc={}, arguments=(text, "ugly"), idx=0, metadata=("t", 0, 1))
+    lm.loglikelihood([request, request], disable_tqdm=True)
+    assert request.args == (text, "ugly", {"cut_tokens": len(lm.tok_encode(text + "ugly")) - 65})
+
+
+def test_long_contexts_are_an_error_where_asked_and_in_our_own_tasks(checkpoint: Checkpoints) -> None:
+    def request(task: str) -> Instance:
+        return Instance(
+            request_type="loglikelihood", doc={}, arguments=("ab" * 200, "ugly"), idx=0, metadata=(task, 0, 1)
+        )
+
+    lm = load(checkpoint("llama"), max_length=64)
+    needed = len(lm.tok_encode("ab" * 200 + "ugly")) - 1
+    with pytest.raises(UserError, match=f"of sb_span to fit into max_length=64, .* pass max_length={needed} in"):
+        lm.loglikelihood([request("sb_span")], disable_tqdm=True)
+    lm.loglikelihood([request("hellaswag")], disable_tqdm=True)
+    with pytest.raises(UserError, match=f"of hellaswag to fit into max_length=64, .* pass max_length={needed} in"):
+        load(checkpoint("llama"), max_length=64, truncation="error").loglikelihood([request("hellaswag")])
+
+
+def test_long_prompts_are_an_error_where_asked(checkpoint: Checkpoints) -> None:
     lm = load(checkpoint("llama"), truncation="error", max_length=64)
     needed = len(lm.tok_encode("ab" * 200)) + 8
     with pytest.raises(UserError, match=f"found 1 of 2 longer: pass max_length={needed} in --model_args"):
         lm.generate_until(prompts("hellaswag", "ab", "ab" * 200), disable_tqdm=True)
 
 
-def test_prompts_of_our_own_tasks_are_never_cut(checkpoint: Callable[..., Path]) -> None:
+def test_prompts_of_our_own_tasks_are_never_cut(checkpoint: Checkpoints) -> None:
     lm = load(checkpoint("llama"), max_length=64)
     needed = len(lm.tok_encode("ab" * 200)) + 8
-    with pytest.raises(UserError, match=f"prompts of sb_niah .* pass max_length={needed} in --model_args"):
+    with pytest.raises(UserError, match=f"to generate of sb_niah to fit .* pass max_length={needed} in"):
         lm.generate_until(prompts("sb_niah", "ab" * 100, "ab" * 200), disable_tqdm=True)
 
 
-def test_a_generation_budget_that_leaves_no_room_is_an_error(checkpoint: Callable[..., Path]) -> None:
+def test_a_generation_budget_that_leaves_no_room_is_an_error(checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match="max_gen_toks to be less than max_length=64, found 64"):
         load(checkpoint("llama"), max_length=64).generate_until(prompts("t", "a", max_gen_toks=64), disable_tqdm=True)
 
 
-def test_a_continuation_longer_than_max_length_is_an_error(checkpoint: Callable[..., Path]) -> None:
+def test_a_continuation_longer_than_max_length_is_an_error(checkpoint: Checkpoints) -> None:
     request = Instance(request_type="loglikelihood", doc={}, arguments=("a", "b" * 99), idx=0, metadata=("t", 0, 1))
     with pytest.raises(UserError, match="continuations of at most max_length=64 tokens, found one of 99"):
         load(checkpoint("llama"), max_length=64).loglikelihood([request], disable_tqdm=True)

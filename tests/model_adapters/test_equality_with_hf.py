@@ -1,33 +1,16 @@
 """lm-eval's own request types give what `hf` gives, in fp32, for models of many kinds."""
 
-import codecs
-import contextlib
-import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-
 from sbeval.model_adapters.lm import StickBreakingLM
+
+from tests.model_adapters.small import Checkpoints, english, instances
 
 ALL = ["llama", "qwen3", "gemma2", "gemma3", "granite", "mistral", "gpt_neox", "gpt2", "stickbreaking", "rope"]
 RTOL = 1e-5
-
-
-def english() -> str:
-    with contextlib.redirect_stdout(io.StringIO()):
-        import this
-    return codecs.decode(this.s, "rot13")
-
-
-def instances(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
-    return [
-        Instance(request_type=kind, doc={}, arguments=args, idx=i, metadata=("task", i, 1))
-        for i, args in enumerate(arguments)
-    ]
 
 
 def both(folder: Path, **kwargs: Any) -> tuple[HFLM, StickBreakingLM]:
@@ -42,7 +25,7 @@ def assert_same_scores(found: list[Any], expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("adds_bos", [False, True], ids=["plain", "adds-bos"])
 @pytest.mark.parametrize("architecture", ALL)
-def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint: Callable[..., Path]) -> None:
+def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint: Checkpoints) -> None:
     hf, sb = both(checkpoint(architecture, adds_bos=adds_bos), batch_size=3)
     lines = [line for line in english().splitlines() if line]
     pairs = [(line[: len(line) // 2], line[len(line) // 2 :]) for line in lines]
@@ -53,24 +36,25 @@ def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint:
     ]
     # multiple choice: one context, several continuations, of one token and of more
     pairs += [("Beautiful is better than", choice) for choice in [" ugly", " a", " b", " implicit", "."]]
-    requests = instances("loglikelihood", pairs)
-    assert_same_scores(sb.loglikelihood(requests, disable_tqdm=True), hf.loglikelihood(requests, disable_tqdm=True))
+    assert_same_scores(
+        sb.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True),
+        hf.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True),
+    )
 
     rolling = instances("loglikelihood_rolling", [(english(),), (lines[2],), (english()[:200],), ("",)])
     assert sb.loglikelihood_rolling(rolling, disable_tqdm=True) == pytest.approx(
         hf.loglikelihood_rolling(rolling, disable_tqdm=True), rel=RTOL
     )
 
-    prompts = instances(
-        "generate_until",
-        [(line, {"until": ["e"], "max_gen_toks": 8}) for line in lines[:4]]
-        + [(english(), {"until": "\n", "max_gen_toks": 5, "do_sample": False})],
+    prompts: list[tuple[Any, ...]] = [(line, {"until": ["e"], "max_gen_toks": 8}) for line in lines[:4]]
+    prompts += [(english(), {"until": "\n", "max_gen_toks": 5, "do_sample": False})]
+    assert sb.generate_until(instances("generate_until", prompts), disable_tqdm=True) == hf.generate_until(
+        instances("generate_until", prompts), disable_tqdm=True
     )
-    assert sb.generate_until(prompts, disable_tqdm=True) == hf.generate_until(prompts, disable_tqdm=True)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, "auto"])
-def test_batching_does_not_change_results(batch_size: Any, checkpoint: Callable[..., Path]) -> None:
+def test_batching_does_not_change_results(batch_size: Any, checkpoint: Checkpoints) -> None:
     folder = checkpoint("llama")
     alone = StickBreakingLM(str(folder), device="cpu", dtype="float32")
     batched = StickBreakingLM(
@@ -91,7 +75,7 @@ def test_batching_does_not_change_results(batch_size: Any, checkpoint: Callable[
     [{"add_bos_token": True}, {"max_length": 20}, {"prefix_token_id": 5}, {"logits_cache": False}],
     ids=lambda options: next(iter(options)),
 )
-def test_hf_arguments_mean_the_same(options: dict[str, Any], checkpoint: Callable[..., Path]) -> None:
+def test_hf_arguments_mean_the_same(options: dict[str, Any], checkpoint: Checkpoints) -> None:
     hf, sb = both(checkpoint("llama"), **options)
     rolling = instances("loglikelihood_rolling", [(english()[:300],)])
     assert sb.loglikelihood_rolling(rolling) == pytest.approx(hf.loglikelihood_rolling(rolling), rel=RTOL)

@@ -1,0 +1,73 @@
+"""Loading errors in one sentence, and whether a tokenizer fits its model."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import nn
+
+from sbeval.errors import UserError
+
+
+@contextlib.contextmanager
+def loading(name: Any, what: str) -> Iterator[None]:
+    """Turns what transformers raises for a checkpoint it cannot load into one sentence.
+
+    Args:
+        name: a folder, a hub id, or an object that is loaded already.
+        what: what is being loaded, such as "a tokenizer".
+
+    Raises:
+        UserError: `name` is a string and loading it failed, or an argument is unknown.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None:
+            raise
+        raise UserError(
+            f"Expected arguments that lm-eval's hf, this adapter or the model knows, found {unknown[1]}: correct it in "
+            "--model_args."
+        ) from error
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        if not isinstance(name, str):
+            raise
+        place = Path(name)
+        if place.is_dir():
+            reason = f"the folder {name} does not hold one that can be read ({_first_line(error)})"
+            remedy = "check that the checkpoint was saved completely with save_pretrained"
+        elif place.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+            reason = f"there is no such folder: {name}"
+            remedy = "correct the path"
+        else:
+            reason = f"{name} is no folder here, and cannot be loaded from the hub ({_first_line(error)})"
+            remedy = "correct the name, or check the network and the access rights"
+        raise UserError(f"Expected {what} at pretrained={name}, but {reason}: {remedy}.") from error
+
+
+def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
+    """Checks that the model knows every token id, and gives the tokenizer a padding token that it knows.
+
+    Raises:
+        UserError: the tokenizer has ids beyond the model's embeddings.
+    """
+    entries = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    vocabulary = tokenizer.get_vocab()
+    highest = max((index for token, index in vocabulary.items() if token != tokenizer.pad_token), default=0)
+    if highest >= entries:
+        raise UserError(
+            f"Expected a tokenizer whose ids fit the model's {entries} embeddings, found ids up to {highest}: pass the "
+            "tokenizer this model was trained with as tokenizer=... in --model_args."
+        )
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= entries:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)  # padding is masked: any token the model knows will do
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -1,0 +1,142 @@
+"""What happens to prompts and contexts that do not fit into `max_length`."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.errors import UserError
+
+logger = logging.getLogger(__name__)
+OWN_TASKS = "sb_"
+
+
+class Prompt(NamedTuple):
+    """One prompt as the model reads it.
+
+    Attributes:
+        tokens: int64 [P], cut to what fits.
+        budget_tokens: most tokens to generate.
+        cut_tokens: how many were cut on the left.
+    """
+
+    tokens: NDArray[np.int64]
+    budget_tokens: int
+    cut_tokens: int
+
+
+class Context(NamedTuple):
+    """Model inputs whose outputs score a continuation.
+
+    Attributes:
+        inputs: context and all but the last token of the continuation.
+        cut_tokens: how many were cut on the left.
+    """
+
+    inputs: tuple[int, ...]
+    cut_tokens: int
+
+
+def fit_prompts(
+    prompts: Sequence[list[int]],
+    budgets: Sequence[int],
+    task_names: Sequence[str | None],
+    *,
+    max_length: int,
+    truncation: Literal["left", "error"],
+) -> list[Prompt]:
+    """Cuts prompts on the left so that prompt and generation budget fit into `max_length`.
+
+    Raises:
+        UserError: a prompt of one of our own tasks is too long, any prompt is and `truncation` is "error", or a
+            generation budget leaves no room for a prompt.
+    """
+    needed = [len(tokens) + budget for tokens, budget in zip(prompts, budgets, strict=True)]
+    _refuse("prompts and the tokens to generate", needed, task_names, max_length=max_length, truncation=truncation)
+    over = [index for index, length in enumerate(needed) if length > max_length]
+    budget = max((budgets[index] for index in over), default=0)
+    if over and budget >= max_length:
+        raise UserError(
+            f"Expected max_gen_toks to be less than max_length={max_length}, found {budget}: lower it with "
+            "--gen_kwargs max_gen_toks=..., or raise max_length in --model_args."
+        )
+    cuts = [max(0, length - max_length) for length in needed]
+    _warn("prompts", cuts, max_length=max_length)
+    return [
+        Prompt(np.asarray(tokens[cut:], dtype=np.int64), budget, cut)
+        for tokens, budget, cut in zip(prompts, budgets, cuts, strict=True)
+    ]
+
+
+def fit_contexts(
+    pairs: Sequence[tuple[list[int], list[int]]],
+    task_names: Sequence[str | None],
+    *,
+    max_length: int,
+    truncation: Literal["left", "error"],
+) -> list[Context]:
+    """Cuts contexts on the left so that the inputs of each (context, continuation) fit into `max_length`.
+
+    Raises:
+        UserError: as `fit_prompts`; or a continuation is empty, or alone longer than `max_length`.
+    """
+    longest = max((len(continuation) for _, continuation in pairs), default=1)
+    if any(not continuation for _, continuation in pairs):
+        raise UserError("Expected continuations of at least one token, found an empty one: check the task.")
+    if longest > max_length:
+        raise UserError(
+            f"Expected continuations of at most max_length={max_length} tokens, found one of {longest}: raise "
+            "max_length in --model_args."
+        )
+    needed = [len(context) + len(continuation) - 1 for context, continuation in pairs]
+    _refuse("contexts and continuations", needed, task_names, max_length=max_length, truncation=truncation)
+    cuts = [max(0, length - max_length) for length in needed]
+    _warn("contexts", cuts, max_length=max_length)
+    return [
+        Context(tuple((context + continuation)[cut:-1]), cut)
+        for (context, continuation), cut in zip(pairs, cuts, strict=True)
+    ]
+
+
+def record_cut(instance: Any, cut_tokens: int) -> None:
+    """Adds the number of cut tokens to a request's arguments, which lm-eval logs with the sample."""
+    if cut_tokens and not isinstance(instance.arguments[-1], CutTokens):
+        instance.arguments = (*instance.arguments, CutTokens(cut_tokens=cut_tokens))
+
+
+class CutTokens(dict[str, int]):
+    """The entry `record_cut` leaves among the arguments of a request."""
+
+
+def _refuse(
+    what: str,
+    needed: Sequence[int],
+    task_names: Sequence[str | None],
+    *,
+    max_length: int,
+    truncation: Literal["left", "error"],
+) -> None:
+    over = [index for index, length in enumerate(needed) if length > max_length]
+    refused = [index for index in over if truncation == "error" or (task_names[index] or "").startswith(OWN_TASKS)]
+    if refused:
+        names = ", ".join(sorted({task_names[index] or "a task without a name" for index in refused}))
+        raise UserError(
+            f"Expected the {what} of {names} to fit into max_length={max_length}, found {len(refused)} of "
+            f"{len(needed)} longer: pass max_length={max(needed[index] for index in refused)} in --model_args."
+        )
+
+
+def _warn(what: str, cuts: Sequence[int], *, max_length: int) -> None:
+    cut = [tokens for tokens in cuts if tokens]
+    if cut:
+        logger.warning(
+            "%d of %d %s were cut on the left by up to %d tokens to fit into max_length=%d (truncation=error refuses "
+            "this)",
+            len(cut),
+            len(cuts),
+            what,
+            max(cut),
+            max_length,
+        )

@@ -1,0 +1,86 @@
+"""Small models of well-known architectures, a tokenizer, a text and requests."""
+
+import codecs
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+from lm_eval.api.instance import Instance
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from sbeval.models import SbevalConfig
+
+TEXT = "Beautiful is better than ugly. Explicit is better than implicit. Simple is better than complex.\n"
+Checkpoints = Callable[..., Path]  # the folder of an architecture, by name
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+ARCHITECTURES: dict[str, Callable[[int], Any]] = {
+    "llama": lambda v: transformers.LlamaConfig(vocab_size=v, **SIZES),
+    "qwen3": lambda v: transformers.Qwen3Config(vocab_size=v, tie_word_embeddings=True, **SIZES),
+    "gemma2": lambda v: transformers.Gemma2Config(
+        vocab_size=v, final_logit_softcapping=0.5, sliding_window=16, query_pre_attn_scalar=8, **SIZES
+    ),
+    "gemma3": lambda v: transformers.Gemma3TextConfig(
+        vocab_size=v, sliding_window=16, query_pre_attn_scalar=8, **{**SIZES, "num_hidden_layers": 6}
+    ),
+    "granite": lambda v: transformers.GraniteConfig(
+        vocab_size=v, logits_scaling=0.25, embedding_multiplier=3.0, attention_multiplier=0.5, **SIZES
+    ),
+    "mistral": lambda v: transformers.MistralConfig(vocab_size=v, sliding_window=16, **SIZES),
+    "gpt_neox": lambda v: transformers.GPTNeoXConfig(
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        vocab_size=v,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+    ),
+    "stickbreaking": lambda v: SbevalConfig(
+        vocab_size=v, attention="stickbreaking", remainder="value", logits_divisor=0.5, **SIZES
+    ),
+    "rope": lambda v: SbevalConfig(vocab_size=v, attention="rope", training_length_tokens=32, **SIZES),
+    "gpt2": lambda v: transformers.GPT2Config(vocab_size=v, n_embd=32, n_layer=2, n_head=4, n_positions=128),
+}
+
+
+def tiny_tokenizer(*, adds_bos: bool) -> transformers.PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<s>", "</s>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+
+
+def english() -> str:
+    """The Zen of Python, which every interpreter carries."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        import this
+    return codecs.decode(this.s, "rot13")
+
+
+def instances(kind: str, arguments: Sequence[tuple[Any, ...]], task: str = "task") -> list[Instance]:
+    return [
+        Instance(request_type=kind, doc={}, arguments=args, idx=i, metadata=(task, i, 1))
+        for i, args in enumerate(arguments)
+    ]

@@ -1,0 +1,118 @@
+"""Arguments of `hf` that users know mean the same with `sb`."""
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from lm_eval.models.huggingface import HFLM
+from sbeval.model_adapters.lm import StickBreakingLM
+
+from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+
+LINES = [line for line in english().splitlines() if line][:8]
+PAIRS = [(line[:9], line[9:]) for line in LINES]
+PROMPTS = [(line, {"until": ["e"], "max_gen_toks": 6}) for line in LINES]
+
+
+def both(pretrained: Path | Any, **kwargs: Any) -> tuple[HFLM, StickBreakingLM]:
+    pretrained = str(pretrained) if isinstance(pretrained, Path) else pretrained
+    return tuple(model(pretrained, device="cpu", **{"dtype": "float32", **kwargs}) for model in (HFLM, StickBreakingLM))  # type: ignore[return-value]
+
+
+def assert_equal(hf: HFLM, sb: StickBreakingLM, rel: float = 1e-5) -> None:
+    found, expected = (
+        [score for score, _ in lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)]
+        for lm in (sb, hf)
+    )
+    assert found == pytest.approx(expected, rel=rel)
+    written, wanted = (lm.generate_until(instances("generate_until", PROMPTS), disable_tqdm=True) for lm in (sb, hf))
+    assert written == wanted
+
+
+def test_a_lora_adapter(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "lora")
+    hf, sb = both(checkpoint("llama"), peft=str(tmp_path / "lora"))
+    assert_equal(hf, sb)
+    plain = both(checkpoint("llama"))[1]
+    first = [lm.loglikelihood(instances("loglikelihood", PAIRS[:1]), disable_tqdm=True)[0][0] for lm in (sb, plain)]
+    assert first[0] != pytest.approx(first[1], rel=1e-3)
+
+
+def test_a_learned_prompt(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+    torch.manual_seed(1)
+    config = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
+    prompted = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        prompted.prompt_encoder["default"].embedding.weight.normal_(0, 1)
+    prompted.save_pretrained(tmp_path / "prompt")
+    hf, sb = both(checkpoint("llama"), peft=str(tmp_path / "prompt"))
+    found, expected = (
+        [score for score, _ in lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)]
+        for lm in (sb, hf)
+    )
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_encoder_decoder_model(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(adds_bos=False)
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    config.pad_token_id, config.eos_token_id = 2, 1
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    tokenizer.save_pretrained(tmp_path / "t5")
+    assert_equal(*both(tmp_path / "t5", max_length=64))
+
+
+def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+    assert_equal(*both(model, tokenizer=tiny_tokenizer(adds_bos=False)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"revision": "main", "trust_remote_code": True},
+        {"batch_size": "auto:2", "max_batch_size": 4},
+        {"tokenizer": "same folder"},
+        {"attn_implementation": "eager"},
+        {"think_end_token": "e", "enable_thinking": False},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_other_arguments(options: dict[str, Any], checkpoint: Checkpoints) -> None:
+    folder = checkpoint("llama")
+    if "tokenizer" in options:
+        options = {"tokenizer": str(folder)}
+    assert_equal(*both(folder, **options))
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"mixed_precision_dtype": "bfloat16"}], ids=str)
+def test_half_precision_is_near(options: dict[str, Any], checkpoint: Checkpoints) -> None:
+    hf, sb = both(checkpoint("llama"), **options)
+    exact = both(checkpoint("llama"))[1]
+    scores = [
+        [score for score, _ in lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)]
+        for lm in (hf, sb, exact)
+    ]
+    error_of_hf, error = (
+        sum(abs(a - b) for a, b in zip(found, scores[2], strict=True)) for found in (scores[0], scores[1])
+    )
+    assert error <= 1.5 * error_of_hf
+
+
+def test_a_chat_template(checkpoint: Checkpoints) -> None:
+    hf, sb = both(checkpoint("llama"))
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    hf.tokenizer.chat_template = sb.tokenizer.chat_template = template
+    chat = [{"role": "user", "content": "Readability counts."}]
+    assert sb.apply_chat_template(chat) == hf.apply_chat_template(chat) == "<user>Readability counts."
+    assert sb.chat_template(True) == hf.chat_template(True)

@@ -1,0 +1,115 @@
+"""RoPE scaling given at evaluation time: set by each request, the same in any order, gone afterwards."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from sbeval.model_adapters.lm import StickBreakingLM
+
+from sbeval.errors import UserError
+from tests.model_adapters.small import Checkpoints, english, instances
+
+SCALINGS: list[Any] = [
+    "linear:4",
+    "dynamic:4",
+    "dynamic:1",
+    "yarn:4",
+    {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4},
+]
+ORIGINAL = 32  # training length in tokens, shorter than most texts below
+TEXTS = [english()[:length] for length in (20, 60, 130, 60, 300)]
+
+
+def load(checkpoint: Checkpoints, architecture: str, **kwargs: Any) -> StickBreakingLM:
+    options = {"training_length": ORIGINAL, "max_length": 512, **kwargs}
+    return StickBreakingLM(str(checkpoint(architecture)), device="cpu", dtype="float32", **options)
+
+
+def scores(lm: StickBreakingLM, texts: Sequence[str]) -> list[float]:
+    return [
+        score
+        for score, _ in lm.loglikelihood(
+            instances("loglikelihood", [(text[:5], text[5:]) for text in texts]), disable_tqdm=True
+        )
+    ]
+
+
+def continuations(lm: StickBreakingLM, texts: Sequence[str]) -> list[str]:
+    requests: list[Instance] = instances("generate_until", [(text, {"max_gen_toks": 6}) for text in texts])
+    return lm.generate_until(requests, disable_tqdm=True)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=str)
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "gemma3", "rope"])
+def test_results_depend_on_no_other_request(architecture: str, scaling: Any, checkpoint: Checkpoints) -> None:
+    if isinstance(scaling, dict):
+        scaling = {**scaling, "original_max_position_embeddings": ORIGINAL}
+    lm = load(checkpoint, architecture, rope_scaling=scaling, batch_size=3)
+    forwards, backwards = scores(lm, TEXTS), scores(lm, TEXTS[::-1])[::-1]
+    one_by_one = [scores(lm, [text])[0] for text in TEXTS]
+    assert forwards == pytest.approx(backwards, rel=1e-5)
+    assert forwards == pytest.approx(one_by_one, rel=1e-5)
+    written = continuations(lm, TEXTS)
+    assert written == continuations(lm, TEXTS[::-1])[::-1]
+    assert written == [continuations(lm, [text])[0] for text in TEXTS]
+    assert scores(lm, TEXTS) == pytest.approx(forwards, rel=1e-5)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS[:4])
+def test_scaling_changes_results_and_the_model_stays_as_it_was(scaling: str, checkpoint: Checkpoints) -> None:
+    plain = load(checkpoint, "llama")
+    lm = load(checkpoint, "llama", rope_scaling=scaling)
+    assert scores(lm, TEXTS)[-1] != pytest.approx(scores(plain, TEXTS)[-1], rel=1e-4)
+    input_ids = torch.arange(100)[None]
+    with torch.no_grad():
+        assert torch.equal(lm.model(input_ids).logits, plain.model(input_ids).logits)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "rope"])
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_dynamic_scaling_raises_the_base_by_the_requests_length(
+    architecture: str, factor: float, checkpoint: Checkpoints
+) -> None:
+    lm = load(checkpoint, architecture, rope_scaling=f"dynamic:{factor:g}")
+    head_dim = 8
+    for text in TEXTS:
+        length = len(lm.tok_encode(text)) - 1
+        raised = max(1.0, factor * max(length, ORIGINAL) / ORIGINAL - (factor - 1)) ** (head_dim / (head_dim - 2))
+        own = load(checkpoint, architecture).model.config.rope_parameters["rope_theta"]
+        by_hand = load(checkpoint, architecture, rope_scaling={"rope_type": "default", "rope_theta": own * raised})
+        assert scores(lm, [text]) == pytest.approx(scores(by_hand, [text]), rel=1e-5)
+
+
+def test_a_checkpoints_own_dynamic_scaling_depends_on_no_other_request(checkpoint: Checkpoints) -> None:
+    lm = load(checkpoint, "llama")
+    lm.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    lm.model.save_pretrained(folder := checkpoint("llama").parent / "dynamic")
+    lm.tokenizer.save_pretrained(folder)
+    own = StickBreakingLM(str(folder), device="cpu", dtype="float32", max_length=512, training_length=ORIGINAL)
+    assert scores(own, TEXTS) == pytest.approx(scores(load(checkpoint, "llama", rope_scaling="dynamic:2"), TEXTS))
+    assert scores(own, TEXTS) == pytest.approx(scores(own, TEXTS[::-1])[::-1], rel=1e-5)
+    assert own.get_model_info()["sbeval"]["rope_scaling"]["rope_type"] == "dynamic"
+
+
+def test_the_scaling_in_force_is_recorded(checkpoint: Checkpoints) -> None:
+    record = load(checkpoint, "llama", rope_scaling="yarn:4").get_model_info()["sbeval"]
+    assert record["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0}
+    assert record["training_length_tokens"] == ORIGINAL
+    assert load(checkpoint, "llama").get_model_info()["sbeval"]["rope_scaling"] is None
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "stickbreaking"])
+def test_scaling_a_model_without_rotary_embeddings_is_an_error(architecture: str, checkpoint: Checkpoints) -> None:
+    with pytest.raises(UserError, match="rope_scaling needs a model with rotary embeddings"):
+        load(checkpoint, architecture, rope_scaling="linear:4")
+
+
+def test_left_padding_changes_no_continuation(checkpoint: Checkpoints) -> None:
+    for architecture in ("stickbreaking", "rope", "llama", "gemma3"):
+        batched = load(checkpoint, architecture, batch_size=8)
+        alone = load(checkpoint, architecture, batch_size=1)
+        assert continuations(batched, TEXTS) == continuations(alone, TEXTS)
+        assert np.unique([len(batched.tok_encode(text)) for text in TEXTS]).size > 2
