@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -126,6 +128,18 @@ class Run:
         if watch.out_of_time:
             print(f"stopped at step {part.last_step} of {steps} with its state saved; run the same command to go on")
         return not watch.out_of_time
+
+
+def is_first_process() -> bool:
+    """Whether this process writes what all processes share."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def write_checkpoint(model: Any, folder: Path, tokenizer: Path) -> None:
+    """Writes bf16 weights, configuration and tokenizer as one Hugging Face folder."""
+    # copied first, so that the model's own files win
+    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
 
 
 @contextlib.contextmanager

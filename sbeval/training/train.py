@@ -2,22 +2,19 @@
 
 import argparse
 import json
-import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from sbeval.errors import UserError
 from sbeval.training.recipe import from_mapping, read_mapping
 from sbeval.training.record import as_json, loss_curve, training_record
-from sbeval.training.run import Run
+from sbeval.training.run import Run, is_first_process, write_checkpoint
 from sbeval.training.settings import TrainRecipe
 from sbeval.training.windows import TrainingWindows, load_arrays
 
@@ -89,18 +86,6 @@ def train(
         (checkpoint / "training_record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
         print(f"{checkpoint}: trained on {record['tokens_seen']} tokens", flush=True)
     return checkpoint
-
-
-def is_first_process() -> bool:
-    """Whether this process writes what all processes share."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def write_checkpoint(model: Any, folder: Path, tokenizer: Path) -> None:
-    """Writes bf16 weights, configuration and tokenizer as one Hugging Face folder."""
-    # copied first, so that the model's own files win
-    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
-    model.to(torch.bfloat16).save_pretrained(folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
