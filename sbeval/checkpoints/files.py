@@ -116,8 +116,12 @@ class Weights:
         return name in self._file_of
 
     def dtype(self) -> torch.dtype:
-        """Returns the dtype of the first tensor."""
-        return self._read(next(iter(self._file_of))).dtype
+        """Returns the dtype of the first floating point tensor."""
+        for name in sorted(self._file_of):
+            tensor = self._read(name)
+            if tensor.is_floating_point():
+                return tensor.dtype
+        raise UserError(f"the checkpoint in {self.folder} holds no floating point tensor")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns a tensor's shape without reading it."""

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +14,13 @@ from sbeval.checkpoints.dolomite_config import BLOCK_TYPES, FLAT_TYPES, read_dol
 from sbeval.checkpoints.files import Weights, find_folder, read_config
 from sbeval.checkpoints.fla import MODEL_TYPE as FLA_TYPE
 from sbeval.checkpoints.fla import read_fla
+from sbeval.checkpoints.moduleformer import MODEL_TYPE as MODULEFORMER_TYPE
+from sbeval.checkpoints.moduleformer import read_moduleformer
+from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
+
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +29,8 @@ class LoadedCheckpoint:
 
     Attributes:
         model: in evaluation mode; of this family, or a transformers model.
-        format: "sbeval", "dolomite:<generation>", "fla:stickbreaking_attn" or "huggingface:<model type>".
+        format: "sbeval", "dolomite:<generation>", "fla:stickbreaking_attn", "moduleformer" or
+            "huggingface:<model type>".
         training_length_tokens: training length before any scaling, None where unknown.
         extended_from: the parent of a context extension, or None.
         attention: the scheme, or a transformers model's type.
@@ -68,21 +74,25 @@ def load_checkpoint(
     weights = Weights(folder)
     if model_type in FLAT_TYPES or model_type in BLOCK_TYPES:
         name, config, tensors = read_dolomite(read_dolomite_config(source), weights, kv_expand)
-        model: Any = build(config, tensors, wanted or weights.dtype())
+        model: Any = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
     elif model_type == FLA_TYPE:
         name, config, tensors = read_fla(source, weights)
-        model = build(config, tensors, wanted or weights.dtype())
+        model = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
+    elif model_type == MODULEFORMER_TYPE:
+        name, experts_config, tensors = read_moduleformer(source, weights)
+        model = build(ModuleFormerForCausalLM, experts_config, tensors, wanted or weights.dtype())
     else:
         model = _from_transformers(folder, wanted, trust_remote_code)
         name = "sbeval" if isinstance(model.config, SbevalConfig) else f"huggingface:{model.config.model_type}"
     model = model.to(device).eval()
     own = isinstance(model.config, SbevalConfig)
+    attention = model.config.attention if own else str(model.config.model_type)
     return LoadedCheckpoint(
         model=model,
         format=name,
         training_length_tokens=training_length_tokens(model.config),
         extended_from=model.config.extended_from if own else None,
-        attention=model.config.attention if own else str(model.config.model_type),
+        attention="stickbreaking" if name == MODULEFORMER_TYPE else attention,
         folder=folder,
     )
 
@@ -100,10 +110,10 @@ def training_length_tokens(config: Any) -> int | None:
     return int(length) if length else None
 
 
-def build(config: SbevalConfig, tensors: dict[str, Tensor], dtype: torch.dtype) -> SbevalForCausalLM:
-    """Returns a model of this family with these tensors, none missing and none too many."""
+def build(kind: type[Model], config: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> Model:
+    """Returns a model with these tensors, none missing and none too many."""
     with torch.device("meta"):
-        model = SbevalForCausalLM(config)
+        model = kind(config)
     owned = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
     if config.tie_word_embeddings:
         owned["lm_head.weight"] = owned["model.embed_tokens.weight"]
@@ -124,7 +134,7 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
 
 def _from_transformers(folder: Path, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
     with contextlib.suppress(ImportError):
-        import fla.models  # type: ignore[import-not-found]  # noqa: F401  (registers its model types)
+        import fla.models  # noqa: F401  (registers its model types)
     loader: Any = AutoModelForCausalLM
     try:
         AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)

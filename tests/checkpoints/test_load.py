@@ -123,7 +123,7 @@ def test_damaged_weights_are_found_before_anything_runs(kind: str, damage: str, 
         (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": VOCAB + 3}))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     words = {"missing shard": "1 are missing", "truncated": "truncated", "lacks a tensor": "another.weight"}
-    with pytest.raises(UserError, match=words.get(damage, rf"{names[0]} should be \[56, 32\]")):
+    with pytest.raises(UserError, match=words.get(damage, r"should be \[56, 32\]")):
         load_checkpoint(tmp_path)
 
 
