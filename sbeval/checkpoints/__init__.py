@@ -1,0 +1,12 @@
+"""Every checkpoint format this project reads, found by looking at the files."""
+
+from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
+from sbeval.checkpoints.load import LoadedCheckpoint, load_checkpoint, training_length_tokens
+
+__all__ = [
+    "LoadedCheckpoint",
+    "convert_checkpoint",
+    "load_checkpoint",
+    "settle_kv_expand",
+    "training_length_tokens",
+]

@@ -98,7 +98,7 @@ class SoftmaxMixer(nn.Module):
         super().__init__()
         self.scale = config.attention_scale
         self.sliding_window = config.sliding_window
-        self.bias: nn.Module | None = None
+        self.bias: AlibiBias | FireBias | None = None
         if config.attention in BIASED:
             self.bias = BIASED[config.attention](config.num_attention_heads)
 

@@ -29,11 +29,13 @@ def alibi_slopes(heads: int) -> list[float]:
 class AlibiBias(nn.Module):
     """Minus the distance times the head's slope; no parameters."""
 
+    by_distance = True
+
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.slopes = alibi_slopes(heads)
 
-    def forward(self, position_BR: Tensor, distance_RC: Tensor) -> Tensor:
+    def forward(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
         """Returns [1, H, R, C] in fp32."""
         slope_H = torch.tensor(self.slopes, dtype=torch.float32, device=distance_RC.device)
         return -slope_H[:, None, None] * distance_RC[None, None]
@@ -46,6 +48,8 @@ class FireBias(nn.Module):
     learned c and threshold. The share never leaves [0, 1], however long the context.
     """
 
+    by_distance = False
+
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.empty(()))
@@ -53,8 +57,9 @@ class FireBias(nn.Module):
         self.hidden = nn.Linear(1, FIRE_WIDTH)
         self.output = nn.Linear(FIRE_WIDTH, heads)
 
-    def forward(self, position_BR: Tensor, distance_RC: Tensor) -> Tensor:
+    def forward(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
         """Returns [B or 1, H, R, C] in fp32; `position_BR` counts each query from the start of its own text."""
+        assert position_BR is not None
         with torch.autocast(distance_RC.device.type, enabled=False):
             scale = self.scale.float().abs()
             log_distance_RC = (scale * distance_RC.clamp_min(0)).log1p()

@@ -119,7 +119,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
 
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([DecoderBlock(config, index) for index in range(config.num_hidden_layers)])
         self.norm = make_norm(config)
         self.gradient_checkpointing = False

@@ -1,12 +1,13 @@
 """Causal softmax attention of the baselines: PyTorch's own, over blocks of queries where a mask or bias is needed.
 
-No [L, L] tensor is ever held: a block of queries sees its own mask, which the backward pass computes again.
+No [L, L] tensor is ever held. A mask or bias that depends on distance alone is made once, for one block of rows, and
+every block takes its newest columns; any other is made for each block, and again in the backward pass.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim, R rows of a block, C keys a
 block can see.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +16,18 @@ from torch.utils.checkpoint import checkpoint
 
 MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Most elements of one block's mask or bias, by device: small enough for memory, large enough to keep it busy."""
+_ROW_MULTIPLE = 16
 
-Bias = Callable[[Tensor, Tensor], Tensor]
-"""From query positions [B or 1, R] and distances to keys [R, C] (>= 0 where seen) to a bias [B or 1, H, R, C]."""
+
+class Bias(Protocol):
+    """What is added to the attention logits."""
+
+    @property
+    def by_distance(self) -> bool:
+        """Whether the distance alone decides, so that positions are not needed."""
+
+    def __call__(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
+        """From positions [B or 1, R] of queries and distances to keys (>= 0 where seen) to [B or 1, H, R, C]."""
 
 
 def softmax_attention(
@@ -44,53 +54,72 @@ def softmax_attention(
         position_ids_BQ: [B or 1, Q] positions of the queries in their texts, for a bias that depends on them; None
             counts from the first key.
     """
-    queries, keys = q_BHQD.shape[2], k_BGKD.shape[2]
-    windowed = sliding_window is not None and sliding_window < keys
-    plain = not windowed and seq_start_B is None and bias is None
+    heads, queries, keys = q_BHQD.shape[1], q_BHQD.shape[2], k_BGKD.shape[2]
+    if sliding_window is None or sliding_window > keys:
+        sliding_window = keys
+    plain = sliding_window == keys and seq_start_B is None and bias is None
     if not (plain and q_BHQD.is_cuda and q_BHQD.dtype in (torch.float16, torch.bfloat16)):
         # only the flash kernels take grouped heads without falling back to O(L^2) memory
-        group = q_BHQD.shape[1] // k_BGKD.shape[1]
-        k_BGKD, v_BGKD = k_BGKD.repeat_interleave(group, 1), v_BGKD.repeat_interleave(group, 1)
-    grouped = q_BHQD.shape[1] != k_BGKD.shape[1]
+        k_BGKD, v_BGKD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGKD, v_BGKD))
     if plain and queries in (1, keys):
         return scaled_dot_product_attention(
-            q_BHQD, k_BGKD, v_BGKD, is_causal=queries == keys > 1, scale=scale, enable_gqa=grouped
+            q_BHQD, k_BGKD, v_BGKD, is_causal=queries == keys > 1, scale=scale, enable_gqa=heads != k_BGKD.shape[1]
         )
+    k_BHKD, v_BHKD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGKD, v_BGKD))
+    by_distance = seq_start_B is None and (bias is None or bias.by_distance)
+    per_row = seq_start_B is not None or (not by_distance and position_ids_BQ is not None and len(position_ids_BQ) > 1)
+    layers = (q_BHQD.shape[0] if per_row else 1) * (1 if bias is None else heads)
+    rows = _rows_of_a_block(queries, keys, sliding_window, layers, q_BHQD.device)
 
-    def block(first: int, last: int, q_BHRD: Tensor, k: Tensor, v: Tensor, positions: Tensor | None) -> Tensor:
-        """Rows `first` to `last` (exclusive, as positions among the keys)."""
-        oldest = max(0, first - sliding_window + 1) if sliding_window is not None else 0
-        row_R = torch.arange(first, last, device=q_BHRD.device)
-        key_C = torch.arange(oldest, last, device=q_BHRD.device)
+    def mask(last: int, rows: int, columns: int, position_BR: Tensor | None) -> Tensor:
+        """[B or 1, H or 1, rows, columns] for the rows that end before key `last`, in the queries' dtype."""
+        row_R = torch.arange(last - rows, last, device=q_BHQD.device)
+        key_C = torch.arange(last - columns, last, device=q_BHQD.device)
         distance_RC = row_R[:, None] - key_C
-        seen = distance_RC >= 0
-        if sliding_window is not None:
-            seen = seen & (distance_RC < sliding_window)
-        mask = seen[None, None]
+        seen = ((distance_RC >= 0) & (distance_RC < sliding_window))[None, None]
         if seq_start_B is not None:
-            mask = mask & ((key_C >= seq_start_B[:, None, None, None]) | (distance_RC == 0))
-        if bias is not None:
-            if positions is None:
-                positions = row_R[None]
-            mask = bias(positions, distance_RC).to(q_BHRD.dtype).masked_fill(~mask, -torch.inf)
+            seen = seen & ((key_C >= seq_start_B[:, None, None, None]) | (distance_RC == 0))
+        if bias is None:
+            added = torch.zeros(1, dtype=q_BHQD.dtype, device=q_BHQD.device).expand(seen.shape)
+        else:
+            added = bias(row_R[None] if position_BR is None else position_BR, distance_RC).to(q_BHQD.dtype)
+        return added.masked_fill(~seen, -torch.inf)
+
+    def block(last: int, columns: int, q_BHRD: Tensor, k: Tensor, v: Tensor, position_BR: Tensor | None) -> Tensor:
+        own = mask(last, q_BHRD.shape[2], columns, position_BR)
         return scaled_dot_product_attention(
-            q_BHRD, k[:, :, oldest:last], v[:, :, oldest:last], attn_mask=mask, scale=scale, enable_gqa=grouped
+            q_BHRD, k[:, :, last - columns : last], v[:, :, last - columns : last], attn_mask=own, scale=scale
         )
 
-    width = keys if sliding_window is None else min(keys, 2 * sliding_window)
-    per_row = seq_start_B is not None or (position_ids_BQ is not None and len(position_ids_BQ) > 1)
-    masks = q_BHQD.shape[0] if per_row else 1
-    elements = MASK_ELEMENTS.get(q_BHQD.device.type, 1 << 22)
-    rows = max(1, elements // (width * masks * (1 if bias is None else q_BHQD.shape[1])))
-    if sliding_window is not None:
-        rows = min(rows, max(sliding_window, 64))
+    widest = min(keys, rows + sliding_window - 1)
+    shared = mask(keys, min(rows, queries), widest, None) if by_distance else None
     outputs = []
-    for start in range(0, queries, rows):
-        stop = min(queries, start + rows)
-        positions = None if position_ids_BQ is None else position_ids_BQ[:, start:stop]
-        arguments = (keys - queries + start, keys - queries + stop, q_BHQD[:, :, start:stop], k_BGKD, v_BGKD, positions)
-        if torch.is_grad_enabled() and stop - start < queries:
+    # the first block is the short one: the others then start at multiples of `rows` from the newest key
+    for stop in range((queries - 1) % rows + 1, queries + 1, rows):
+        start = max(0, stop - rows)
+        last = keys - queries + stop
+        columns = min(last, stop - start + sliding_window - 1)
+        q_BHRD = q_BHQD[:, :, start:stop]
+        if shared is not None:
+            own = shared[:, :, start - stop :, widest - columns :]
+            k, v = k_BHKD[:, :, last - columns : last], v_BHKD[:, :, last - columns : last]
+            outputs.append(scaled_dot_product_attention(q_BHRD, k, v, attn_mask=own, scale=scale))
+            continue
+        position_BR = None if position_ids_BQ is None else position_ids_BQ[:, start:stop]
+        arguments = (last, columns, q_BHRD, k_BHKD, v_BHKD, position_BR)
+        if torch.is_grad_enabled() and rows < queries:
             outputs.append(checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
             outputs.append(block(*arguments))
     return torch.cat(outputs, dim=2)
+
+
+def _rows_of_a_block(queries: int, keys: int, sliding_window: int, layers: int, device: torch.device) -> int:
+    """Rows whose mask, `layers` times [rows, keys seen], stays within the device's budget."""
+    budget = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"]) // layers
+    rows = budget // keys
+    if sliding_window < keys:
+        # rows * (rows + window) elements; more rows than the window would mostly look at masked keys
+        rows = max(rows, min(sliding_window, budget // (2 * sliding_window)))
+    rows = max(1, min(rows, queries))
+    return rows - rows % _ROW_MULTIPLE if rows > _ROW_MULTIPLE else rows

@@ -31,13 +31,13 @@ def written_out(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    queries=st.integers(1, 12),
+    queries=st.integers(1, 40),
     older=st.integers(0, 12),
     group=st.sampled_from([1, 2]),
     window=st.none() | st.integers(1, 9),
     padded=st.booleans(),
     scheme=st.sampled_from(["none", "alibi", "fire"]),
-    elements=st.sampled_from([1, 50, 1 << 20]),
+    elements=st.sampled_from([1, 50, 400, 3000, 1 << 20]),
 )
 def test_blocks_of_queries_equal_the_definition(
     queries: int, older: int, group: int, window: int | None, padded: bool, scheme: str, elements: int

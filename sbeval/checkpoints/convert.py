@@ -1,0 +1,88 @@
+"""Writing a released checkpoint out in this project's form, and settling how its grouped heads were laid out."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from sbeval.checkpoints.dolomite import KvExpand
+from sbeval.checkpoints.load import LoadedCheckpoint, load_checkpoint
+from sbeval.errors import UserError
+from sbeval.models import SbevalForCausalLM
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def convert_checkpoint(
+    source: str | Path,
+    destination: Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    kv_expand: KvExpand = "auto",
+    revision: str | None = None,
+) -> LoadedCheckpoint:
+    """Writes a checkpoint of any stick-breaking format to a folder in this project's form, its tokenizer beside it.
+
+    Args:
+        source: a folder or a hub id.
+        destination: a folder that does not exist yet, or is empty.
+        dtype: of the weights written; "auto" keeps the source's.
+        kv_expand: how grouped heads share keys and values (`load_checkpoint`).
+        revision: branch, tag or commit of a hub id.
+
+    Returns:
+        What was loaded.
+
+    Raises:
+        UserError: the source cannot become a model of this family, or the destination holds something.
+    """
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UserError(f"expected a new or empty folder to write to, {destination} holds something; choose another")
+    loaded = load_checkpoint(source, dtype=dtype, kv_expand=kv_expand, revision=revision)
+    if not isinstance(loaded.model, SbevalForCausalLM):
+        raise UserError(
+            f"a checkpoint of the format {loaded.format} cannot be converted: only stick-breaking formats and their "
+            "baselines have a place in this family; evaluate it as it is"
+        )
+    loaded.model.save_pretrained(destination)
+    for name in _TOKENIZER_FILES:
+        if (loaded.folder / name).is_file():
+            shutil.copyfile(loaded.folder / name, destination / name)
+    return loaded
+
+
+@torch.no_grad()
+def settle_kv_expand(
+    source: str | Path, tokens: Tensor, *, device: torch.device | str = "cpu"
+) -> tuple[KvExpand, dict[str, float]]:
+    """Finds how a checkpoint's grouped heads share keys and values: the way that predicts real text better.
+
+    Args:
+        source: a folder or a hub id.
+        tokens: [L] token ids of a short real text, by the checkpoint's tokenizer.
+        device: where to run.
+
+    Returns:
+        "interleave" or "tile", and the mean NLL in nats of both. Equal NLL (heads that are not grouped) gives
+        "interleave".
+    """
+    ids = tokens.reshape(1, -1).to(device)
+    nll: dict[str, float] = {}
+    orders: tuple[KvExpand, KvExpand] = ("interleave", "tile")
+    for order in orders:
+        model = load_checkpoint(source, device=device, kv_expand=order).model
+        logits = model(ids, use_cache=False).logits[0, :-1].float()
+        nll[order] = float(cross_entropy(logits, ids[0, 1:]))
+    return min(orders, key=lambda order: nll[order]), nll

@@ -1,0 +1,159 @@
+"""One entry for every checkpoint format: the format is found by looking, then loaded."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from sbeval.checkpoints.dolomite import KvExpand, read_dolomite
+from sbeval.checkpoints.dolomite_config import BLOCK_TYPES, FLAT_TYPES, read_dolomite_config
+from sbeval.checkpoints.files import Weights, find_folder, read_config
+from sbeval.checkpoints.fla import MODEL_TYPE as FLA_TYPE
+from sbeval.checkpoints.fla import read_fla
+from sbeval.checkpoints.moduleformer import MODEL_TYPE as MODULEFORMER_TYPE
+from sbeval.checkpoints.moduleformer import read_moduleformer
+from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
+from sbeval.errors import UserError
+from sbeval.models import SbevalConfig, SbevalForCausalLM
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedCheckpoint:
+    """A model ready to run, and what its checkpoint says of it.
+
+    Attributes:
+        model: in evaluation mode; of this family, or a transformers model.
+        format: "sbeval", "dolomite:<generation>", "fla:stickbreaking_attn", "moduleformer" or
+            "huggingface:<model type>".
+        training_length_tokens: training length before any scaling, None where unknown.
+        extended_from: the parent of a context extension, or None.
+        attention: the scheme, or a transformers model's type.
+        folder: where the files are.
+    """
+
+    model: PreTrainedModel
+    format: str
+    training_length_tokens: int | None
+    extended_from: dict[str, Any] | None
+    attention: str
+    folder: Path
+
+
+def load_checkpoint(
+    path_or_id: str | Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "cpu",
+    kv_expand: KvExpand = "auto",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> LoadedCheckpoint:
+    """Finds a checkpoint's format and loads it.
+
+    Args:
+        path_or_id: a folder or a hub id.
+        dtype: of the parameters, a torch dtype or its name; "auto" keeps the checkpoint's.
+        device: where to put the model.
+        kv_expand: how dolomite's grouped stick-breaking heads share keys and values (`read_dolomite`).
+        trust_remote_code: run code a checkpoint of another model type brings along.
+        revision: branch, tag or commit of a hub id.
+
+    Raises:
+        UserError: nothing is found, files are missing or damaged, or a part is not supported.
+    """
+    folder = find_folder(path_or_id, revision)
+    source = read_config(folder)
+    model_type = source.get("model_type")
+    wanted = _dtype(dtype)
+    weights = Weights(folder)
+    if model_type in FLAT_TYPES or model_type in BLOCK_TYPES:
+        name, config, tensors = read_dolomite(read_dolomite_config(source), weights, kv_expand)
+        model: Any = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
+    elif model_type == FLA_TYPE:
+        name, config, tensors = read_fla(source, weights)
+        model = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
+    elif model_type == MODULEFORMER_TYPE:
+        name, experts_config, tensors = read_moduleformer(source, weights)
+        model = build(ModuleFormerForCausalLM, experts_config, tensors, wanted or weights.dtype())
+    else:
+        model = _from_transformers(folder, wanted, trust_remote_code)
+        name = "sbeval" if isinstance(model.config, SbevalConfig) else f"huggingface:{model.config.model_type}"
+    model = model.to(device).eval()
+    own = isinstance(model.config, SbevalConfig)
+    attention = model.config.attention if own else str(model.config.model_type)
+    return LoadedCheckpoint(
+        model=model,
+        format=name,
+        training_length_tokens=training_length_tokens(model.config),
+        extended_from=model.config.extended_from if own else None,
+        attention="stickbreaking" if name == MODULEFORMER_TYPE else attention,
+        folder=folder,
+    )
+
+
+def training_length_tokens(config: Any) -> int | None:
+    """Returns the training length before any RoPE scaling: this family's own entry, else RoPE's, else positions."""
+    if isinstance(config, SbevalConfig):
+        return config.training_length_tokens
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if parameters.get("original_max_position_embeddings"):
+            return int(parameters["original_max_position_embeddings"])
+    length = getattr(text, "max_position_embeddings", None)
+    return int(length) if length else None
+
+
+def build(kind: type[Model], config: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> Model:
+    """Returns a model with these tensors, none missing and none too many."""
+    with torch.device("meta"):
+        model = kind(config)
+    owned = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
+    if config.tie_word_embeddings:
+        owned["lm_head.weight"] = owned["model.embed_tokens.weight"]
+    model.load_state_dict(owned, strict=True, assign=True)
+    model.tie_weights()
+    model.config.dtype = dtype
+    return model
+
+
+def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
+    if dtype == "auto":
+        return None
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise UserError(f"dtype must be auto or a floating point type such as bfloat16, got {dtype!r}")
+    return found
+
+
+def _from_transformers(folder: Path, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
+    with contextlib.suppress(ImportError):
+        import fla.models  # noqa: F401  (registers its model types)
+    loader: Any = AutoModelForCausalLM
+    try:
+        AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        model, info = loader.from_pretrained(
+            folder,
+            dtype=dtype or "auto",
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except UserError:
+        raise
+    except (ValueError, OSError, RuntimeError, KeyError, ImportError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"transformers cannot load the checkpoint in {folder}: {reason}") from error
+    for name, found, expected in sorted(info["mismatched_keys"]):
+        raise UserError(f"{name} should be {list(expected)} by the configuration, but is {list(found)}")
+    missing = sorted(info["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UserError(f"the checkpoint in {folder} lacks tensors: {', '.join(missing[:3])}{more}")
+    return model

@@ -1,0 +1,109 @@
+"""Checkpoints of ModuleFormer / MoLM."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from sbeval.checkpoints.files import Weights
+from sbeval.checkpoints.layers import refuse_left_over
+from sbeval.checkpoints.moduleformer_model import ModuleFormerConfig
+from sbeval.errors import UserError
+
+MODEL_TYPE = "moduleformer"
+
+_ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "silu": "silu",
+    "relu": "relu",
+}
+_BUFFERS = ("attn.mask", "attn.cum_weight")
+
+
+def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str, ModuleFormerConfig, dict[str, Tensor]]:
+    """Returns the format's name, the configuration and the tensors by the names of `ModuleFormerForCausalLM`.
+
+    The training length is the longest context training could see: a block and the history before it.
+
+    Raises:
+        UserError: a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
+    """
+    gate = source.get("gate_type", "mlp")
+    if gate not in ("mlp", "linear", "gmm"):
+        raise UserError(f"gate_type {gate!r} is not supported; supported are mlp, linear and gmm")
+    activation = source.get("activation_function", "gelu_new")
+    if activation not in _ACTIVATIONS:
+        raise UserError(f"activation_function {activation!r} is not supported; supported: {', '.join(_ACTIVATIONS)}")
+    config = ModuleFormerConfig(
+        vocab_size=source.get("vocab_size", 50295),
+        hidden_size=source.get("n_embd", 1024),
+        num_hidden_layers=source.get("n_layer", 24),
+        num_attention_heads=source.get("n_head", 8),
+        attention_width=source.get("att_hidden", 512),
+        mlp_width=source.get("ffd_hidden", 2048),
+        attention_experts=source.get("n_att_experts", 32),
+        attention_chosen=source.get("k_att", 2),
+        mlp_experts=source.get("n_mlp_experts", 32),
+        mlp_chosen=source.get("k_mlp", 2),
+        gate=gate,
+        gate_width=source.get("gating_size", 256),
+        activation=_ACTIVATIONS[activation],
+        max_position_embeddings=source.get("block_size", 512) + source.get("history_length", 512),
+        bos_token_id=source.get("bos_token_id", 50256),
+        eos_token_id=source.get("eos_token_id", 50256),
+    )
+    tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in _names(config).items()}
+    weights.drop(f"transformer.h.{layer}.{name}" for layer in range(config.num_hidden_layers) for name in _BUFFERS)
+    refuse_left_over(weights.left_over(), "ModuleFormer")
+    return MODEL_TYPE, config, tensors
+
+
+def _names(config: ModuleFormerConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """From this project's names to the checkpoint's names and shapes."""
+    hidden, width = config.hidden_size, config.attention_width
+    names: dict[str, tuple[str, tuple[int, ...]]] = {
+        "model.wte.weight": ("transformer.wte.weight", (config.vocab_size, hidden)),
+        "lm_head.weight": ("lm_head.weight", (config.vocab_size, hidden)),
+    }
+    for part in ("weight", "bias"):
+        names[f"model.ln_f.{part}"] = (f"transformer.ln_f.{part}", (hidden,))
+    block: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name in ("attn.k_proj", "attn.v_proj"):
+        block[f"{name}.weight"] = (f"{name}.weight", (width, hidden))
+        block[f"{name}.bias"] = (f"{name}.bias", (width,))
+    for name in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"):
+        block[name] = (name, (hidden,))
+    block |= _mixture_names(config, "attn.q_proj", config.attention_experts, width)
+    block |= _mixture_names(config, "mlpf", config.mlp_experts, config.mlp_width)
+    for layer in range(config.num_hidden_layers):
+        for ours, (theirs, shape) in block.items():
+            names[f"model.h.{layer}.{ours}"] = (f"transformer.h.{layer}.{theirs}", shape)
+    return names
+
+
+def _mixture_names(
+    config: ModuleFormerConfig, name: str, experts: int, width: int
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    hidden, gate_width = config.hidden_size, config.gate_width
+    names: dict[str, tuple[str, tuple[int, ...]]] = {
+        f"{name}.experts.weight": (f"{name}.experts.weight", (experts, hidden, width)),
+        f"{name}.output_experts.weight": (f"{name}.output_experts.weight", (experts, width, hidden)),
+    }
+    gates: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
+        "mlp": {
+            "hidden.weight": ("w_gate.0.weight", (gate_width, hidden)),
+            "hidden.bias": ("w_gate.0.bias", (gate_width,)),
+            "output.weight": ("w_gate.3.weight", (experts, gate_width)),
+        },
+        "linear": {"output.weight": ("w_gate.0.weight", (experts, hidden))},
+        "gmm": {
+            "hidden.weight": ("w_gate.weight", (gate_width, hidden)),
+            "centroids": ("expert_centroids", (experts, gate_width)),
+            "log_temperature": ("temperature", (1,)),
+        },
+    }
+    for ours, (theirs, shape) in gates[config.gate].items():
+        names[f"{name}.gate.{ours}"] = (f"{name}.gate.{theirs}", shape)
+    return names

@@ -1,0 +1,244 @@
+"""ModuleFormer (MoLM) for evaluation: inclusive stick-breaking attention whose query and output maps are experts.
+
+Shape suffixes: B batch, L new positions, K cached and new positions, N = B * L tokens, E hidden_size, T chosen experts,
+X experts, H key/value heads (each shared by T query heads), D head_dim.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, normalize
+from transformers import Cache, DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from sbeval.attention import stickbreaking_attention
+from sbeval.attention.api import Implementation
+from sbeval.errors import UserError
+from sbeval.models.attention import Kernels
+from sbeval.models.blocks import activate
+from sbeval.models.padding import sequence_starts
+
+
+class ModuleFormerConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
+    """What of a ModuleFormer configuration evaluation needs; `hidden_size` and so on are its `n_embd` and so on."""
+
+    model_type: ClassVar[str] = "moduleformer"
+
+    vocab_size: int = 50295
+    hidden_size: int = 1024
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 8
+    attention_width: int = 512
+    mlp_width: int = 2048
+    attention_experts: int = 32
+    attention_chosen: int = 2
+    mlp_experts: int = 32
+    mlp_chosen: int = 2
+    gate: str = "mlp"
+    gate_width: int = 256
+    activation: str = "gelu_tanh"
+    max_position_embeddings: int | None = None
+    tie_word_embeddings: bool = False
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+
+
+class Gate(nn.Module):
+    """Chooses experts: a softmax over all of them, of which the largest are kept as they are."""
+
+    def __init__(self, config: ModuleFormerConfig, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.kind, self.chosen = config.gate, chosen
+        if config.gate == "mlp":
+            self.hidden = nn.Linear(config.hidden_size, config.gate_width)
+            self.output = nn.Linear(config.gate_width, experts, bias=False)
+        elif config.gate == "linear":
+            self.output = nn.Linear(config.hidden_size, experts, bias=False)
+        else:
+            self.hidden = nn.Linear(config.hidden_size, config.gate_width, bias=False)
+            self.centroids = nn.Parameter(torch.empty(experts, config.gate_width))
+            self.log_temperature = nn.Parameter(torch.empty(1))
+
+    def forward(self, x_NE: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns probabilities and indices of the chosen experts, [N, T] each."""
+        if self.kind == "mlp":
+            logits_NX = self.output(gelu(self.hidden(x_NE)))
+        elif self.kind == "linear":
+            logits_NX = self.output(x_NE)
+        else:
+            near_NX = normalize(self.hidden(x_NE), dim=-1) @ normalize(self.centroids, dim=-1).T
+            logits_NX = near_NX * self.log_temperature.exp()
+        probability_NT, index_NT = logits_NX.softmax(-1).topk(self.chosen, dim=-1)
+        return probability_NT, index_NT
+
+
+class Experts(nn.Module):
+    """One matrix an expert, stored (experts, in, out)."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, inputs, outputs))
+
+    def forward(self, x_NTI: Tensor, index_NT: Tensor) -> Tensor:
+        """Maps [N, T, in] to [N, T, out], each entry by its own expert."""
+        output_NTO = x_NTI.new_empty((*index_NT.shape, self.weight.shape[2]))
+        for expert in range(self.weight.shape[0]):
+            token, slot = (index_NT == expert).nonzero(as_tuple=True)
+            output_NTO[token, slot] = x_NTI[token, slot] @ self.weight[expert]
+        return output_NTO
+
+
+class Mixture(nn.Module):
+    """A gate with a matrix in and a matrix out for each expert."""
+
+    def __init__(self, config: ModuleFormerConfig, experts: int, chosen: int, width: int) -> None:
+        super().__init__()
+        self.gate = Gate(config, experts, chosen)
+        self.experts = Experts(experts, config.hidden_size, width)
+        self.output_experts = Experts(experts, width, config.hidden_size)
+
+    def enter(self, x_NE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the experts' outputs [N, T, width], their probabilities and indices [N, T]."""
+        probability_NT, index_NT = self.gate(x_NE)
+        repeated_NTE = x_NE[:, None].expand(-1, index_NT.shape[1], -1)
+        return self.experts(repeated_NTE, index_NT), probability_NT, index_NT
+
+    def leave(self, x_NTI: Tensor, probability_NT: Tensor, index_NT: Tensor) -> Tensor:
+        """Returns the sum of the experts' outputs by their probabilities, [N, E]."""
+        output_NTE: Tensor = self.output_experts(x_NTI, index_NT)
+        return (output_NTE * probability_NT[..., None]).sum(1)
+
+
+class ModuleFormerAttention(nn.Module):
+    """Each chosen expert has its own queries; keys and values are shared."""
+
+    def __init__(self, config: ModuleFormerConfig, layer_index: int) -> None:
+        super().__init__()
+        self.layer_index, self.heads = layer_index, config.num_attention_heads
+        self.head_dim = config.attention_width // config.num_attention_heads
+        self.q_proj = Mixture(config, config.attention_experts, config.attention_chosen, config.attention_width)
+        self.k_proj = nn.Linear(config.hidden_size, config.attention_width)
+        self.v_proj = nn.Linear(config.hidden_size, config.attention_width)
+        self.kernels = Kernels()
+
+    def forward(self, hidden_BLE: Tensor, past_key_values: Cache | None, seq_start_B: Tensor | None) -> Tensor:
+        """[B, L, E] to the same."""
+        batch, new = hidden_BLE.shape[:2]
+        q_NTI, probability_NT, index_NT = self.q_proj.enter(hidden_BLE.flatten(0, 1))
+        # query heads that share a key/value head lie side by side: [B, L, T, H, D] to [B, H * T, L, D]
+        q = q_NTI.view(batch, new, -1, self.heads, self.head_dim).permute(0, 3, 2, 1, 4).flatten(1, 2)
+        k = self.k_proj(hidden_BLE).view(batch, new, self.heads, self.head_dim).transpose(1, 2)
+        v = self.v_proj(hidden_BLE).view(batch, new, self.heads, self.head_dim).transpose(1, 2)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_index)
+        output, _ = stickbreaking_attention(
+            q,
+            k,
+            v,
+            attend_current=True,
+            seq_start=seq_start_B,
+            skip_threshold=self.kernels.skip_threshold,
+            impl=self.kernels.impl,
+        )
+        output = output.view(batch, self.heads, -1, new, self.head_dim)
+        mixed_NTI = output.permute(0, 3, 2, 1, 4).flatten(3).flatten(0, 1)
+        return self.q_proj.leave(mixed_NTI, probability_NT, index_NT).view(hidden_BLE.shape)
+
+
+class ModuleFormerBlock(nn.Module):
+    """Attention and a mixture of MLPs, each behind a LayerNorm."""
+
+    def __init__(self, config: ModuleFormerConfig, layer_index: int) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.ln_1 = nn.LayerNorm(config.hidden_size)
+        self.attn = ModuleFormerAttention(config, layer_index)
+        self.ln_2 = nn.LayerNorm(config.hidden_size)
+        self.mlpf = Mixture(config, config.mlp_experts, config.mlp_chosen, config.mlp_width)
+
+    def forward(self, hidden_BLE: Tensor, past_key_values: Cache | None, seq_start_B: Tensor | None) -> Tensor:
+        """[B, L, E] to the same."""
+        hidden_BLE = hidden_BLE + self.attn(self.ln_1(hidden_BLE), past_key_values, seq_start_B)
+        inner_NTI, probability_NT, index_NT = self.mlpf.enter(self.ln_2(hidden_BLE).flatten(0, 1))
+        mixed_NE = self.mlpf.leave(activate(self.activation, inner_NTI), probability_NT, index_NT)
+        return hidden_BLE + mixed_NE.view(hidden_BLE.shape)
+
+
+class ModuleFormerPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
+    """What both classes share."""
+
+    config_class = ModuleFormerConfig
+    config: ModuleFormerConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["ModuleFormerBlock"]  # noqa: RUF012
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Leaves weights alone: they always come from a checkpoint."""
+
+
+class ModuleFormerModel(ModuleFormerPreTrainedModel):  # type: ignore[no-untyped-call]
+    """The stack of blocks."""
+
+    def __init__(self, config: ModuleFormerConfig) -> None:
+        super().__init__(config)
+        self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.h = nn.ModuleList([ModuleFormerBlock(config, index) for index in range(config.num_hidden_layers)])
+        self.ln_f = nn.LayerNorm(config.hidden_size)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Returns the embedding."""
+        return self.wte
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Runs the blocks on tokens [B, L]; `attention_mask` may pad on the left."""
+        if self.config.use_cache if use_cache is None else use_cache:
+            past_key_values = past_key_values or DynamicCache(config=self.config)
+        past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
+        seq_start_B = sequence_starts(attention_mask, keys=past + input_ids.shape[1], has_past=past > 0)
+        hidden = self.wte(input_ids)
+        for block in self.h:
+            hidden = block(hidden, past_key_values, seq_start_B)
+        return BaseModelOutputWithPast(last_hidden_state=self.ln_f(hidden), past_key_values=past_key_values)
+
+
+class ModuleFormerForCausalLM(ModuleFormerPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
+    """The language model, for evaluation only."""
+
+    def __init__(self, config: ModuleFormerConfig) -> None:
+        super().__init__(config)
+        self.model = ModuleFormerModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def head_logits(self, hidden: Tensor) -> Tensor:
+        """Returns logits [..., vocabulary] of hidden states [..., E]."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
+        """Chooses how attention is computed from now on (`SbevalForCausalLM.set_kernels`)."""
+        for module in self.modules():
+            if isinstance(module, ModuleFormerAttention):
+                module.kernels = Kernels(impl=impl, skip_threshold=skip_threshold)
+
+    def forward(self, input_ids: Tensor, logits_to_keep: int | Tensor = 0, **kwargs: Any) -> CausalLMOutputWithPast:
+        """Runs the blocks as `ModuleFormerModel.forward` does, then the head on the kept positions."""
+        outputs = self.model(input_ids, **kwargs)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head_logits(outputs.last_hidden_state[:, kept])
+        return CausalLMOutputWithPast(logits=logits, past_key_values=outputs.past_key_values)
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Refuses: this class only evaluates checkpoints of another format."""
+        raise UserError("ModuleFormer checkpoints are read for evaluation only and cannot be converted or saved")

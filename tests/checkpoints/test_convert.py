@@ -1,0 +1,46 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sbeval.checkpoints import convert_checkpoint, load_checkpoint, settle_kv_expand
+from sbeval.errors import UserError
+from tests.checkpoints.layouts import VOCAB, dolomite, save, tokens
+from tests.checkpoints.test_load import llama
+
+GROUPED: dict[str, Any] = {"model_type": "gpt_dolomite", "kv_heads": 2, "head_bias": True, "head_norm": True}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_converted_checkpoint_gives_the_same_logits(tied: bool, tmp_path: Path) -> None:
+    source = save(tmp_path / "source", *dolomite(**GROUPED, tied=tied))
+    (source / "tokenizer.json").write_text("{}")
+    converted = convert_checkpoint(source, tmp_path / "converted", kv_expand="tile")
+    assert converted.format == "dolomite:C"
+    loaded = load_checkpoint(tmp_path / "converted")
+    assert loaded.format == "sbeval"
+    assert (tmp_path / "converted" / "tokenizer.json").read_text() == "{}"
+    with torch.no_grad():
+        assert torch.equal(loaded.model(tokens()).logits, converted.model(tokens()).logits)
+
+
+def test_other_models_and_full_folders_are_refused(tmp_path: Path) -> None:
+    llama(tmp_path / "llama")
+    with pytest.raises(UserError, match="huggingface:llama cannot be converted"):
+        convert_checkpoint(tmp_path / "llama", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match="holds something"):
+        convert_checkpoint(save(tmp_path / "source", *dolomite()), tmp_path / "llama")
+
+
+@pytest.mark.parametrize("order", ["interleave", "tile"])
+def test_the_order_that_predicts_the_text_is_found(order: Any, tmp_path: Path) -> None:
+    source = save(tmp_path, *dolomite(**GROUPED, activation="swiglu"))
+    model = load_checkpoint(source, kv_expand=order).model
+    # a text the model itself continues greedily: the right order finds it likelier
+    text = model.generate(tokens(4), max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=None)[0]
+    assert int(text.max()) < VOCAB
+    found, nll = settle_kv_expand(source, text)
+    assert found == order
+    assert nll[order] < max(nll.values())

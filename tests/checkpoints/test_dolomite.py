@@ -1,0 +1,168 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from sbeval.checkpoints import load_checkpoint
+from sbeval.errors import UserError
+from tests.checkpoints.layouts import dolomite, dolomite_logits, save, tokens
+
+MUP = {"m_emb": 3.0, "m_residual": 0.4, "m_width": 2.5, "attention_multiplier": 0.2}
+PLAIN = {"norm": "layernorm", "activation": "gelu_pytorch_tanh", "attention_bias": True, "mlp_bias": True}
+C: dict[str, Any] = {"head_bias": True, "head_norm": True}
+
+CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "A1": ({}, "A1", "interleave", "value"),
+    "A1-without-remainder-defaults": ({"sb_remainder": False, **PLAIN}, "A1", "interleave", "none"),
+    "A1-unscaled": ({"scale_attn_weights": False, "tied": False}, "A1", "interleave", "value"),
+    "A2": ({"head_bias": True, **MUP}, "A2", "interleave", "head_bias"),
+    "A2-remainder-off": ({"head_bias": True, "sb_remainder": False}, "A2", "interleave", "none"),
+    "A3-gqa": ({"head_bias": True, "kv_heads": 2}, "A3", "tile", "head_bias"),
+    "A4-gqa": ({**C, "kv_heads": 2, **MUP}, "A4", "tile", "head_bias"),
+    "A4-mqa": ({**C, "kv_heads": 1}, "A4", "tile", "head_bias"),
+    "C-gqa": ({**C, "model_type": "gpt_dolomite", "kv_heads": 2, **MUP}, "C", "interleave", "head_bias"),
+    "C-mha": ({**C, "model_type": "gpt_dolomite", **PLAIN, "tied": False}, "C", "interleave", "head_bias"),
+    "C''-gqa": ({**C, "model_type": "gpt_base", "kv_heads": 2, "mlp_bias": True}, "C''", "interleave", "head_bias"),
+    "C''-rope-named": ({**C, "model_type": "gpt_base", "position_embedding_type": "rope"}, "C''", "tile", "head_bias"),
+    "softmax-rope": ({"model_type": "gpt_dolomite", "mixer": "softmax", "kv_heads": 2}, "softmax", "interleave", ""),
+    "softmax-flat": (
+        {"model_type": "gpt_dolomite", "mixer": "softmax", "flat": True, "rope_theta": 500, **MUP},
+        "softmax",
+        "interleave",
+        "",
+    ),
+    "softmax-nope-C''": (
+        {"model_type": "gpt_base", "mixer": "softmax", "position_embedding_type": "nope", "kv_heads": 1},
+        "C'' softmax",
+        "interleave",
+        "",
+    ),
+}
+
+
+@torch.no_grad()
+def logits(model: Any) -> Tensor:
+    output: Tensor = model(tokens()).logits[0]
+    return output
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_generation_gives_its_layouts_logits(case: str, tmp_path: Path) -> None:
+    fields, generation, kv, remainder = CASES[case]
+    config, tensors = dolomite(**fields)
+    loaded = load_checkpoint(save(tmp_path, config, tensors))
+    assert loaded.format == f"dolomite:{generation}"
+    assert loaded.training_length_tokens == 64
+    expected = dolomite_logits(config, tensors, tokens(), kv=kv, remainder=remainder)
+    assert_close(logits(loaded.model), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kv", ["tile", "interleave"])
+@pytest.mark.parametrize("model_type", ["stickbreaking", "gpt_dolomite"])
+def test_the_sharing_of_grouped_heads_can_be_given(kv: Any, model_type: str, tmp_path: Path) -> None:
+    config, tensors = dolomite(**C, model_type=model_type, kv_heads=2, attention_bias=True)
+    loaded = load_checkpoint(save(tmp_path, config, tensors), kv_expand=kv)
+    expected = dolomite_logits(config, tensors, tokens(), kv=kv, remainder="head_bias")
+    assert_close(logits(loaded.model), expected, rtol=1e-4, atol=1e-4)
+    other = load_checkpoint(tmp_path, kv_expand="interleave" if kv == "tile" else "tile")
+    assert (logits(other.model) - expected).abs().max() > 0.01
+
+
+def test_a_loaded_checkpoint_is_saved_in_this_projects_form(tmp_path: Path) -> None:
+    config, tensors = dolomite(**C, kv_heads=2)
+    loaded = load_checkpoint(save(tmp_path / "theirs", config, tensors))
+    loaded.model.save_pretrained(tmp_path / "ours")
+    again = load_checkpoint(tmp_path / "ours")
+    assert again.format == "sbeval"
+    assert again.training_length_tokens == 64
+    assert torch.equal(logits(again.model), logits(loaded.model))
+
+
+def test_defaults_of_dolomite_apply_to_absent_keys(tmp_path: Path) -> None:
+    config, tensors = dolomite(**PLAIN, kv_heads=1)
+    for name in ("normalization_function", "activation_function", "attention_head_type", "add_bias"):
+        del config[name]
+    loaded = load_checkpoint(save(tmp_path, config, tensors))
+    full, _ = dolomite(**PLAIN, kv_heads=1)
+    expected = dolomite_logits(full, tensors, tokens(), kv="tile", remainder="value")
+    assert_close(logits(loaded.model), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rope_scaling_of_a_softmax_model_is_yarn(tmp_path: Path) -> None:
+    config, tensors = dolomite(
+        model_type="gpt_dolomite",
+        mixer="softmax",
+        rope_scaling={"type": "linear", "factor": 4.0, "original_max_position_embeddings": 16},
+    )
+    loaded = load_checkpoint(save(tmp_path, config, tensors))
+    assert loaded.training_length_tokens == 16
+    assert loaded.model.config.rope_parameters == {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+
+
+def _mixed(config: dict[str, Any]) -> None:
+    config["sequence_mixer_blocks"] = [
+        config["sequence_mixer_blocks"][0],
+        {**config["sequence_mixer_blocks"][0], "sequence_mixer_type": "mamba2"},
+    ]
+
+
+def _mixture(config: dict[str, Any]) -> None:
+    config["mlp_blocks"] = [config["mlp_blocks"][0], {**config["mlp_blocks"][0], "mlp_type": "MoE"}]
+
+
+def _wider(config: dict[str, Any]) -> None:
+    config["mlp_blocks"] = [config["mlp_blocks"][0], {**config["mlp_blocks"][0], "intermediate_size": 99}]
+
+
+def _activation(config: dict[str, Any]) -> None:
+    config["mlp_blocks"] = [{**block, "activation_function": "mish"} for block in config["mlp_blocks"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_mixed, "'mamba2' of layer 1"),
+        (_mixture, "'MoE' of layer 1"),
+        (_wider, "24 in layer 0, 99 in layer 1"),
+        (_activation, "'mish'"),
+        (lambda config: config.update(attention_blocks=[]), "attention_blocks"),
+        (lambda config: config.update(num_layers=3), "num_layers is 3"),
+        (lambda config: config.update(vocab_size=99), r"wte.weight should be \[99, 32\]"),
+    ],
+)
+def test_unsupported_parts_are_refused_by_name(change: Any, words: str, tmp_path: Path) -> None:
+    config, tensors = dolomite(**C, model_type="gpt_dolomite")
+    change(config)
+    with pytest.raises(UserError, match=words):
+        load_checkpoint(save(tmp_path, config, tensors))
+
+
+@pytest.mark.parametrize("name", ["transformer.wpe.weight", "transformer.h.1.sequence_mixer.rotary.weight"])
+def test_tensors_without_a_place_are_refused(name: str, tmp_path: Path) -> None:
+    config, tensors = dolomite(**C, model_type="gpt_dolomite")
+    with pytest.raises(UserError, match=name):
+        load_checkpoint(save(tmp_path, config, {**tensors, name: torch.zeros(3)}))
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    config, tensors = dolomite()
+    del tensors["transformer.h.1.attn.c_proj.weight"]
+    with pytest.raises(UserError, match=r"transformer\.h\.1\.attn\.c_proj\.weight"):
+        load_checkpoint(save(tmp_path, config, tensors))
+    config, tensors = dolomite(**C)
+    del tensors["transformer.h.1.attn.head_bias"]
+    with pytest.raises(UserError, match=r"attn\.head_bias is True in layer 0, False in layer 1"):
+        load_checkpoint(save(tmp_path / "head_bias", config, tensors))
+
+
+def test_an_unknown_sharing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="kv_expand"):
+        load_checkpoint(save(tmp_path, *dolomite()), kv_expand="alternate")  # type: ignore[arg-type]

@@ -1,0 +1,160 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sbeval.checkpoints import load_checkpoint
+from sbeval.errors import UserError
+from sbeval.models import SbevalConfig, SbevalForCausalLM
+from tests.checkpoints.layouts import VOCAB, dolomite, fla, fla_logits, save, tokens
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def llama(folder: Path, **fields: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, **fields)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def own(folder: Path, **fields: Any) -> SbevalForCausalLM:
+    torch.manual_seed(0)
+    model = SbevalForCausalLM(SbevalConfig(**SIZES, training_length_tokens=40, **fields)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("qkv_bias", [False, True])
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("attend_current", [False, True])
+@pytest.mark.parametrize(("kv_heads", "tied"), [(None, False), (2, True)])
+def test_fla_checkpoints_give_their_layouts_logits(
+    qkv_bias: bool, qk_norm: bool, attend_current: bool, kv_heads: int | None, tied: bool, tmp_path: Path
+) -> None:
+    config, tensors = fla(
+        qkv_bias=qkv_bias, qk_norm=qk_norm, attend_current=attend_current, kv_heads=kv_heads, tied=tied
+    )
+    loaded = load_checkpoint(save(tmp_path, config, tensors))
+    assert (loaded.format, loaded.training_length_tokens) == ("fla:stickbreaking_attn", None)
+    with torch.no_grad():
+        assert_close(loaded.model(tokens()).logits[0], fla_logits(config, tensors, tokens()), rtol=1e-4, atol=1e-4)
+
+
+def test_own_checkpoints_keep_their_facts(tmp_path: Path) -> None:
+    parent = {"name": "parent", "sha256": "ab", "training_length_tokens": 20}
+    model = own(tmp_path, extended_from=parent, attention="alibi")
+    loaded = load_checkpoint(tmp_path, dtype="bfloat16")
+    assert loaded.format == "sbeval"
+    assert loaded.attention == "alibi"
+    assert loaded.training_length_tokens == 40
+    assert loaded.extended_from == parent
+    assert loaded.model.dtype == torch.bfloat16
+    assert not loaded.model.training
+    with torch.no_grad():
+        assert torch.equal(load_checkpoint(tmp_path).model(tokens()).logits, model(tokens()).logits)
+
+
+def test_hugging_face_models_load_as_they_are(tmp_path: Path) -> None:
+    model = llama(tmp_path, max_position_embeddings=96)
+    loaded = load_checkpoint(str(tmp_path))
+    assert (loaded.format, loaded.attention, loaded.training_length_tokens) == ("huggingface:llama", "llama", 96)
+    with torch.no_grad():
+        assert torch.equal(loaded.model(tokens()).logits, model(tokens()).logits)
+
+
+def test_the_original_length_of_a_scaled_model_is_its_training_length(tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
+    llama(tmp_path, max_position_embeddings=96, rope_parameters=scaling)
+    assert load_checkpoint(tmp_path).training_length_tokens == 24
+
+
+def test_nothing_at_the_path_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="found nothing"):
+        load_checkpoint(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"config\.json"):
+        load_checkpoint(tmp_path / "empty")
+    (tmp_path / "empty" / "config.json").write_text("{")
+    with pytest.raises(UserError, match="no JSON"):
+        load_checkpoint(tmp_path / "empty")
+    (tmp_path / "empty" / "config.json").write_text('{"model_type": "stickbreaking"}')
+    with pytest.raises(UserError, match=r"model\.safetensors"):
+        load_checkpoint(tmp_path / "empty")
+
+
+def test_an_unknown_model_type_is_one_sentence(tmp_path: Path) -> None:
+    config, tensors = dolomite()
+    with pytest.raises(UserError, match="transformers cannot load"):
+        load_checkpoint(save(tmp_path, {**config, "model_type": "banana"}, tensors))
+
+
+@pytest.mark.parametrize("kind", ["dolomite", "own", "llama"])
+@pytest.mark.parametrize("damage", ["missing shard", "truncated", "lacks a tensor", "shape"])
+def test_damaged_weights_are_found_before_anything_runs(kind: str, damage: str, tmp_path: Path) -> None:
+    if kind == "dolomite":
+        save(tmp_path, *dolomite())
+        names = ["transformer.wte.weight"]
+    else:
+        (own if kind == "own" else llama)(tmp_path)
+        names = ["model.embed_tokens.weight"]
+    whole = tmp_path / "model.safetensors"
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    whole.rename(shard)
+    index = {names[0]: shard.name}
+    if damage == "missing shard":
+        index["model.norm.weight"] = "model-00002-of-00002.safetensors"
+    if damage == "truncated":
+        shard.write_bytes(shard.read_bytes()[:-100])
+    if damage == "lacks a tensor":
+        index["another.weight"] = shard.name
+    if damage == "shape":
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": VOCAB + 3}))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    words = {"missing shard": "1 are missing", "truncated": "truncated", "lacks a tensor": "another.weight"}
+    with pytest.raises(UserError, match=words.get(damage, r"should be \[56, 32\]")):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["own", "llama"])
+def test_a_tensor_that_is_missing_is_never_left_random(kind: str, tmp_path: Path) -> None:
+    model = (own if kind == "own" else llama)(tmp_path)
+    state = {name: value for name, value in model.state_dict().items() if "layers.1.mlp.down_proj" not in name}
+    save(tmp_path, json.loads((tmp_path / "config.json").read_text()), state)
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.down_proj"):
+        load_checkpoint(tmp_path)
+
+
+def test_pickled_weights_load_without_running_code(tmp_path: Path) -> None:
+    config, tensors = dolomite()
+    expected = load_checkpoint(save(tmp_path / "safe", config, tensors))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    loaded = load_checkpoint(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded.model(tokens()).logits, expected.model(tokens()).logits)
+
+    class Dangerous:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({**tensors, "extra": Dangerous()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="truncated or damaged"):
+        load_checkpoint(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_dtype_without_meaning_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="dtype"):
+        load_checkpoint(save(tmp_path, *dolomite()), dtype="float99")
