@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PrinterCallback
 
 from sbeval.errors import UserError
 from sbeval.training.record import RunPart, append_run, trim_log
@@ -105,6 +105,7 @@ class Run:
             callbacks=[watch],
         )
         watch.trainer = trainer
+        trainer.remove_callback(PrinterCallback)  # the watch prints
         if first_step >= steps and state is not None:
             model.load_state_dict(type(model).from_pretrained(state).state_dict())
             return True
@@ -135,11 +136,12 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def write_checkpoint(model: Any, folder: Path, tokenizer: Path) -> None:
+def write_checkpoint(model: Any, folder: Path, tokenizer: Any) -> None:
     """Writes bf16 weights, configuration and tokenizer as one Hugging Face folder."""
-    # copied first, so that the model's own files win
-    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+    tokenizer.save_pretrained(folder)
     model.to(torch.bfloat16).save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
 
 
 @contextlib.contextmanager

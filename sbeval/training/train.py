@@ -42,7 +42,7 @@ def train(
     Raises:
         UserError: data and recipe do not fit, `out` holds another run, or the loss was not finite.
     """
-    from transformers import set_seed
+    from transformers import AutoTokenizer, set_seed
 
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
@@ -74,7 +74,7 @@ def train(
         return None
     checkpoint = out / recipe.name
     if is_first_process():
-        write_checkpoint(model, checkpoint, arrays.tokenizer)
+        write_checkpoint(model, checkpoint, AutoTokenizer.from_pretrained(arrays.tokenizer))
         record = training_record(
             recipe=recipe,
             data=arrays.record,

@@ -136,8 +136,8 @@ def test_documents_do_not_see_each_other(attention):
     expected = 0.0
     for row, start, stop in segments(window_tokens, 0):
         alone = next_token_loss(model, window_tokens[row : row + 1, start : stop + 1])
-        expected += float(alone) * (stop - start)
-    assert float(loss(model, window_tokens)) == pytest.approx(expected / 400, rel=1e-5)
+        expected += alone.item() * (stop - start)
+    assert loss(model, window_tokens).item() == pytest.approx(expected / 400, rel=1e-5)
 
     changed = window_tokens.clone()
     changed[0, 1:70] = 5
