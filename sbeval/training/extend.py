@@ -16,9 +16,9 @@ from sbeval.errors import UserError
 from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.extension_data import check_amount, extension_tokens
 from sbeval.training.record import as_json, extension_record, loss_curve
-from sbeval.training.run import Run, is_first_process, write_checkpoint
+from sbeval.training.run import Run, write_checkpoint
 from sbeval.training.settings import OptimizationSettings
-from sbeval.training.trainer import next_token_loss
+from sbeval.training.trainer import is_first_process, next_token_loss
 from sbeval.training.windows import TrainingWindows
 
 DOCUMENTS = ("separate", "joined")

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from sbeval.training.settings import OptimizationSettings
 from sbeval.training.trainer import (
     RunWatch,
     WindowTrainer,
+    is_first_process,
     last_complete_state,
     next_token_loss,
     schedule_factor,
@@ -63,6 +63,8 @@ class Run:
             raise UserError(
                 f"expected {self.out} to hold the run of these settings and data, found another; choose another --out"
             )
+        if not is_first_process():
+            return
         self.out.mkdir(parents=True, exist_ok=True)
         file.write_text(wanted, encoding="utf-8")
 
@@ -80,7 +82,8 @@ class Run:
         steps = self.optimization.steps
         state = last_complete_state(self.out / "states")
         first_step = int(state.name.rpartition("-")[2]) if state else 0
-        trim_log(self.out / "training_log.jsonl", first_step)
+        if is_first_process():
+            trim_log(self.out / "training_log.jsonl", first_step)
         watch = RunWatch(
             log=self.out / "training_log.jsonl",
             batch_tokens=self.optimization.batch_tokens,
@@ -124,16 +127,11 @@ class Run:
             gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         )
-        if trainer.is_world_process_zero():
+        if is_first_process():
             append_run(self.out / "runs.jsonl", part)
         if watch.out_of_time:
             print(f"stopped at step {part.last_step} of {steps} with its state saved; run the same command to go on")
         return not watch.out_of_time
-
-
-def is_first_process() -> bool:
-    """Whether this process writes what all processes share."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def write_checkpoint(model: Any, folder: Path, tokenizer: Any) -> None:

@@ -14,8 +14,9 @@ import yaml
 from sbeval.errors import UserError
 from sbeval.training.recipe import from_mapping, read_mapping
 from sbeval.training.record import as_json, loss_curve, training_record
-from sbeval.training.run import Run, is_first_process, write_checkpoint
+from sbeval.training.run import Run, write_checkpoint
 from sbeval.training.settings import TrainRecipe
+from sbeval.training.trainer import is_first_process
 from sbeval.training.windows import TrainingWindows, load_arrays
 
 
