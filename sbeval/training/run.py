@@ -129,7 +129,7 @@ class Run:
         )
         if is_first_process():
             append_run(self.out / "runs.jsonl", part)
-        if watch.out_of_time:
+        if watch.out_of_time and is_first_process():
             print(f"stopped at step {part.last_step} of {steps} with its state saved; run the same command to go on")
         return not watch.out_of_time
 

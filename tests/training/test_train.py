@@ -1,12 +1,17 @@
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from sbeval.errors import UserError
 from sbeval.models import SbevalForCausalLM
+from sbeval.training.record import as_json
 from sbeval.training.settings import DataSettings, OptimizationSettings, TrainRecipe
 from sbeval.training.train import main, train
 from sbeval.training.windows import TrainingWindows, load_arrays
@@ -72,6 +77,20 @@ def test_a_run_stopped_and_resumed_ends_in_the_same_weights(tmp_path, data_folde
     expected = weights(whole)
     for name, tensor in weights(resumed).items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+
+
+def test_two_processes_train_what_one_does(tmp_path, data_folder):
+    recipe = tiny_recipe(steps=3)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(as_json(recipe)))
+    whole = train(recipe, tmp_path / "one", data_folder=data_folder)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d"]
+    launcher += ["--rdzv-endpoint", "localhost:0", "--module", "sbeval.training.train", str(tmp_path / "tiny.yaml")]
+    options = ["--data", str(data_folder), "--out", str(tmp_path / "two")]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    subprocess.run([*launcher, *options], check=True, env=environment, capture_output=True, timeout=240)
+    expected = weights(whole)
+    for name, tensor in weights(tmp_path / "two" / "tiny_stickbreaking").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=2e-2, atol=2e-4)
 
 
 def test_an_interrupted_save_is_passed_over(tmp_path, data_folder):
