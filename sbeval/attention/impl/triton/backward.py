@@ -16,6 +16,47 @@ from sbeval.attention.impl.triton.primitives import bounded, spent_by, take_off_
 
 
 @triton.jit
+def _tile(
+    q, do, k_base, v_base, dk_base, dv_base, k_stride, v_stride, block, keys, row_limit, seq_start, minus_newer,
+    is_older, dq, stick, stick_lo, older, qk_scale, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Sends the gradients of a block of rows through one tile of keys."""
+    key = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    dim = tl.arange(0, BLOCK_D)
+    key64 = key.to(tl.int64)[:, None]
+    k_at = k_base + key64 * k_stride + dim[None, :]
+    v_at = v_base + key64 * v_stride + dim[None, :]
+    inside = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
+    if MASKED or HEAD_DIM < BLOCK_D:
+        k = tl.load(k_at, mask=inside, other=0.0)
+        v = tl.load(v_at, mask=inside, other=0.0)
+    else:
+        k = tl.load(k_at)
+        v = tl.load(v_at)
+    z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
+    if MASKED:
+        z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
+    spent = spent_by(z, EXACT)
+    stick, stick_lo = two_sum(stick, stick_lo, tl.sum(spent, 1))
+    weight = tl.exp2(take_off_newer((z - spent) + (stick + stick_lo)[:, None], spent, minus_newer, EXACT))
+    taken = weight * tl.dot(do, tl.trans(v), input_precision="ieee")
+    older_here = older[:, None] + tl.zeros_like(taken)
+    older_here = tl.dot(taken.to(is_older.dtype), is_older, older_here, input_precision="ieee")
+    left = tl.exp2(spent * -1.0)
+    took = tl.exp2(z - spent) if EXACT else 1.0 - left
+    dz = (taken * left - took * older_here).to(k.dtype)
+    older += tl.sum(taken, 1)
+    dv = tl.dot(tl.trans(weight.to(do.dtype)), do, input_precision="ieee")
+    grad_at = key64 * HEAD_DIM + dim[None, :]
+    tl.atomic_add(dv_base + grad_at, dv, mask=inside, sem="relaxed")
+    dq = tl.dot(dz, k, dq, input_precision="ieee")
+    dk = tl.dot(tl.trans(dz), q, input_precision="ieee") * scale
+    tl.atomic_add(dk_base + grad_at, dk, mask=inside, sem="relaxed")
+    return dq, stick, stick_lo, older
+
+
+@triton.jit
 def _backward_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, drem_ptr, stick_ptr, stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
@@ -37,7 +78,8 @@ def _backward_kernel(
     do_offsets = batch * do_stride_b + head * do_stride_h + row64 * do_stride_l + dim[None, :]
     do = tl.load(do_ptr + do_offsets, mask=row_inside, other=0.0)
     row_at = tl.program_id(0).to(tl.int64) * queries + row
-    stick = tl.load(stick_ptr + row_at * 2, mask=row < queries, other=0.0)
+    # rows past the end have no stick: they give every key the weight 0
+    stick = tl.load(stick_ptr + row_at * 2, mask=row < queries, other=-1e30)
     stick_lo = tl.load(stick_ptr + row_at * 2 + 1, mask=row < queries, other=0.0)
     # the remainder is one more thing the logits took from: it behaves like a key older than all others
     older = tl.load(drem_ptr + row_at, mask=row < queries, other=0.0) * tl.exp2(stick + stick_lo)
@@ -58,30 +100,31 @@ def _backward_kernel(
     k_base = k_ptr + batch * k_stride_b + group * k_stride_h
     v_base = v_ptr + batch * v_stride_b + group * v_stride_h
     grad_base = (batch * (heads // shared) + group) * keys * HEAD_DIM
-    for block in tl.range(first_block, tl.cdiv(tl.maximum(last, 0), BLOCK_N)):
-        key = block * BLOCK_N + tile
-        key64 = key.to(tl.int64)[:, None]
-        inside = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
-        k = tl.load(k_base + key64 * k_stride_l + dim[None, :], mask=inside, other=0.0)
-        v = tl.load(v_base + key64 * v_stride_l + dim[None, :], mask=inside, other=0.0)
-        z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
-        z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
-        spent = spent_by(z, EXACT)
-        stick, stick_lo = two_sum(stick, stick_lo, tl.sum(spent, 1))
-        weight = tl.exp2(take_off_newer((z - spent) + (stick + stick_lo)[:, None], spent, minus_newer, EXACT))
-        taken = weight * tl.dot(do, tl.trans(v), input_precision="ieee")
-        older_here = tl.dot(taken.to(grad_dtype), is_older, input_precision="ieee") + older[:, None]
-        left = tl.exp2(spent * -1.0)
-        took = tl.exp2(z - spent) if EXACT else 1.0 - left
-        dz = taken * left - took * older_here
-        older += tl.sum(taken, 1)
-        dz = dz.to(k.dtype)
-        dq = tl.dot(dz, k, dq, input_precision="ieee")
-        dk = tl.dot(tl.trans(dz), q, input_precision="ieee") * scale
-        dv = tl.dot(tl.trans(weight.to(do.dtype)), do, input_precision="ieee")
-        grad_at = grad_base + key64 * HEAD_DIM + dim[None, :]
-        tl.atomic_add(dk_ptr + grad_at, dk, mask=inside, sem="relaxed")
-        tl.atomic_add(dv_ptr + grad_at, dv, mask=inside, sem="relaxed")
+    full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
+    end = tl.cdiv(tl.maximum(last, 0), BLOCK_N)
+    block = first_block
+    first_full = tl.cdiv(seq_start, BLOCK_N) if PADDED else 0
+    while block < tl.minimum(first_full, end):
+        dq, stick, stick_lo, older = _tile(
+            q, do, k_base, v_base, dk_ptr + grad_base, dv_ptr + grad_base, k_stride_l, v_stride_l, block, keys,
+            row_limit, seq_start, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
+            HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
+        )  # fmt: skip
+        block += 1
+    for inner in tl.range(block, full):
+        dq, stick, stick_lo, older = _tile(
+            q, do, k_base, v_base, dk_ptr + grad_base, dv_ptr + grad_base, k_stride_l, v_stride_l, inner, keys,
+            row_limit, seq_start, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
+            HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT,
+        )  # fmt: skip
+    block = tl.maximum(block, full)
+    while block < end:
+        dq, stick, stick_lo, older = _tile(
+            q, do, k_base, v_base, dk_ptr + grad_base, dv_ptr + grad_base, k_stride_l, v_stride_l, block, keys,
+            row_limit, seq_start, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
+            HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
+        )  # fmt: skip
+        block += 1
     tl.store(dq_ptr + q_offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row_inside)
 
 

@@ -14,7 +14,8 @@ from sbeval.attention.impl.triton.primitives import bounded, spent_by, take_off_
 
 @triton.jit
 def _tile(
-    q, k_base, v_base, k_stride, v_stride, block, keys, row_limit, seq_start, minus_newer, out, stick, stick_lo, qk_scale,
+    q, k_base, v_base, k_stride, v_stride, block, keys, row_limit, seq_start, minus_newer, out, stick, stick_lo,
+    qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of keys to a block of rows."""
@@ -84,8 +85,8 @@ def _forward_kernel(
     while (block > first_block) & (block > full):
         block -= 1
         out, stick, stick_lo = _tile(
-            q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, minus_newer, out, stick, stick_lo,
-            qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
+            q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, minus_newer, out, stick,
+            stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
         )  # fmt: skip
     open_rows = tl.where(row < queries, stick, float("-inf"))
     going = tl.max(open_rows, 0) >= log2_threshold
@@ -93,8 +94,8 @@ def _forward_kernel(
         steps = tl.minimum(block - first_full, CHUNK)
         for step in tl.range(0, steps, num_stages=STAGES):
             out, stick, stick_lo = _tile(
-                q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, keys, row_limit, seq_start, minus_newer, out,
-                stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT,
+                q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, keys, row_limit, seq_start, minus_newer,
+                out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT,
             )  # fmt: skip
         block -= steps
         open_rows = tl.where(row < queries, stick, float("-inf"))

@@ -40,13 +40,12 @@ def forward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> La
             num_warps=4,
             num_stages=1 if padded > 64 else 2,
         )
-    wide = padded >= 128
     return LaunchParameters(
         block_queries=min(128, _rows(queries)),
-        block_keys=64,
+        block_keys=64 if padded <= 64 else 32,
         block_head_dim=padded,
         chunk_tiles=8,
-        num_warps=8 if wide and queries > 64 else 4,
+        num_warps=8 if padded > 128 and queries > 64 else 4,
         num_stages=2 if padded > 128 else 3,
     )
 
@@ -65,7 +64,7 @@ def backward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> L
         )
     return LaunchParameters(
         block_queries=min(64, _rows(queries)),
-        block_keys=64,
+        block_keys=64 if padded <= 64 else 32,
         block_head_dim=padded,
         chunk_tiles=1,
         num_warps=8 if padded >= 128 else 4,

@@ -11,8 +11,8 @@ import triton.language as tl
 def spent_by(z, EXACT: tl.constexpr):
     """log2(1 + 2^z): what a key with logit z in base 2 leaves of the stick, as minus its log2. NaN stays NaN.
 
-    log2(1 + x) for x = 2^-|z| is a polynomial on the FMA units (relative error 5.7e-5, below fp16 rounding), which spares
-    a second special-function call a logit; EXACT, for fp32 inputs, corrects the rounding of 1 + x instead.
+    log2(1 + x) for x = 2^-|z| is a polynomial on the FMA units (relative error 5.7e-5, below fp16 rounding), which
+    spares a second special-function call a logit; EXACT, for fp32 inputs, corrects the rounding of 1 + x instead.
     """
     # times -1 becomes a sign modifier of the instruction, where a minus sign would be a subtraction from zero
     x = tl.exp2(tl.abs(z) * -1.0)
