@@ -77,7 +77,8 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
         command: command line for the record.
 
     Returns:
-        The checkpoint's folder, in this project's format, or None where time ran out first.
+        The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
+        project's format, other transformers models in their own.
 
     Raises:
         UserError: checkpoint, data and settings do not fit, `out` holds another run, or the loss was not finite.

@@ -4,14 +4,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from sbeval.checkpoints.load import load_checkpoint
 from sbeval.errors import UserError
-from sbeval.models import SbevalConfig, SbevalForCausalLM
+from sbeval.models import SbevalConfig, SbevalForCausalLM, held_rope_frequencies
+from sbeval.models.rope import parse_rope_scaling
 from sbeval.training.document_loss import DocumentMaskedLoss, segments
 from sbeval.training.extend import Extension, extend, main
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.trainer import next_token_loss
+from sbeval.training.windows import TrainingWindows, load_arrays
 
 CONTEXT_TOKENS = 128
 
@@ -191,3 +195,50 @@ def test_rope_scaling_needs_rope_and_arrays_need_the_same_tokenizer(tmp_path, pa
     save_tokenizer(train_tokenizer(source_texts, 290), other / "tokenizer")
     with pytest.raises(UserError, match="checkpoint's tokenizer"):
         main([*arguments[:2], str(other), *arguments[3:]])
+
+
+def test_a_transformers_model_is_extended_in_its_own_format(tmp_path, data_folder):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), tmp_path / "llama")
+    checkpoint = extend(tiny_extension(tmp_path / "llama", data_folder, rope_scaling="dynamic:4"), tmp_path / "run")
+    extended = load_checkpoint(checkpoint)
+    assert extended.format == "huggingface:llama"
+    assert extended.training_length_tokens == 64
+    assert extended.model.config.max_position_embeddings == CONTEXT_TOKENS
+    assert extended.model.config.rope_parameters["rope_type"] == "dynamic"
+    assert extended.model.config.rope_parameters["factor"] == 4.0
+    curve = json.loads((checkpoint / "training_record.json").read_text())["loss_curve"]
+    assert curve[-1]["loss_nats"] < curve[0]["loss_nats"]
+
+
+def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_length(tmp_path, data_folder):
+    folder = tmp_path / "parent"
+    model = tiny_model("rope")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                parameter.mul_(50)  # attention that depends on positions
+    model.save_pretrained(folder)
+    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    checkpoint = extend(tiny_extension(folder, data_folder, rope_scaling="dynamic:4"), tmp_path / "run")
+    first = json.loads((checkpoint / "training_record.json").read_text())["loss_curve"][0]["loss_nats"]
+    tokens = load_arrays(data_folder).tokens
+    windows = TrainingWindows(
+        tokens, tokens[:0].reshape(0, 0), length_tokens=CONTEXT_TOKENS, windows=24, recall_share=0.0, seed=0
+    )
+    batch = windows.__getitems__(range(4))
+    loss = DocumentMaskedLoss(separator=0)
+    with held_rope_frequencies(model, CONTEXT_TOKENS, parse_rope_scaling("dynamic:4"), original_length_tokens=64):
+        pinned = loss(model, batch).item()
+    assert first == pytest.approx(pinned, rel=1e-5)
+    assert first != pytest.approx(loss(model, batch).item(), rel=1e-5)
