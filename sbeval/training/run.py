@@ -107,6 +107,11 @@ class Run:
             train_dataset=windows,
             callbacks=[watch],
         )
+        if trainer.is_fsdp_enabled:
+            raise UserError(
+                "expected data-parallel processes, found FSDP, whose sharded weights cannot be written as a checkpoint "
+                "here; launch without --use_fsdp"
+            )
         watch.trainer = trainer
         trainer.remove_callback(PrinterCallback)  # the watch prints
         if first_step >= steps and state is not None:
