@@ -78,6 +78,16 @@ def train(
     _load("sbeval.training.train", "main")(arguments or ["--help"])
 
 
+@app.command(context_settings=_PASSED_ON, options_metavar="")
+def extend(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="CHECKPOINT [OPTIONS]", help="`sbeval extend --help` shows them.")
+    ] = None,
+) -> None:
+    """Continue training a checkpoint at a longer context."""
+    _load("sbeval.training.extend", "main")(arguments or ["--help"])
+
+
 @app.command()
 def tasks() -> None:
     """Print the folder of the packaged tasks, for lm-eval's --include_path."""

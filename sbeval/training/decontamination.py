@@ -35,7 +35,8 @@ def span_hashes(tokens: NDArray[np.uint16], span_tokens: int = SPAN_TOKENS) -> N
         hashes ^= hashes >> np.uint64(31)
         hashes *= _MIX
         hashes ^= hashes >> np.uint64(29)
-    return hashes
+    result: NDArray[np.uint64] = hashes
+    return result
 
 
 class SpanIndex:

@@ -115,10 +115,10 @@ class RecallWriter:
                 asked = _line_at(starts, _asked_char(draw, starts[given]), reachable)
                 inserted.append((max(asked, given), 1, _asked(draw, kind, phrasing, key, value)))
         # back to front, so that earlier line numbers stay valid; at one line the giving comes before the asking
-        for line, _, text in sorted(inserted, key=lambda item: (-item[0], -item[1])):
-            indent = re.match(r"[ \t]*", lines[line])
+        for place, _, text in sorted(inserted, key=lambda item: (-item[0], -item[1])):
+            indent = re.match(r"[ \t]*", lines[place])
             prefix = indent.group() if indent else ""
-            lines.insert(line, "\n".join(prefix + part for part in text.split("\n")))
+            lines.insert(place, "\n".join(prefix + part for part in text.split("\n")))
         return "\n".join(lines)
 
     def _plain_window(self, draw: random.Random, pairs: list[tuple[str, str]]) -> str:

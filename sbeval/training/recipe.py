@@ -30,7 +30,10 @@ def load_recipe(kind: type[RecipeT], path: str | Path) -> RecipeT:
 
 
 def read_mapping(path: str | Path) -> tuple[dict[str, Any], Path]:
-    """Reads a recipe file as it stands; returns its settings and where they were found."""
+    """Reads a recipe file; returns its settings and where they were found.
+
+    A recipe with `based_on: NAME` holds what differs from that recipe, nested settings included.
+    """
     file = _find(path)
     try:
         value = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -40,7 +43,17 @@ def read_mapping(path: str | Path) -> tuple[dict[str, Any], Path]:
         ) from error
     if not isinstance(value, dict):
         raise UserError(f"expected settings (`key: value` lines) in the recipe {file}, found {type(value).__name__}")
+    if (base := value.pop("based_on", None)) is not None:
+        value = _merged(read_mapping(base)[0], value)
     return value, file
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    both = base | changes
+    for key, change in changes.items():
+        if isinstance(change, dict) and isinstance(base.get(key), dict):
+            both[key] = _merged(base[key], change)
+    return both
 
 
 def from_mapping(kind: type[RecipeT], value: Any, *, where: str) -> RecipeT:

@@ -54,7 +54,7 @@ def trim_log(log: Path, last_step: int) -> None:
 
 def as_json(recipe: Any) -> dict[str, Any]:
     """Returns a recipe's dataclass as JSON-ready values."""
-    value: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    value: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(recipe), default=str))
     return value
 
 
@@ -68,20 +68,48 @@ def training_record(
     curve: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Returns how a checkpoint was made: recipe, data, seeds, tokens, hardware, time and loss curve."""
-    parts = loss_curve(runs)
     return {
         "name": recipe.name,
-        "commands": [part["command"] for part in parts],
         "recipe": as_json(recipe),
         "parameters": parameters,
         "tokens_seen": recipe.optimization.steps * recipe.optimization.batch_tokens,
-        "unique_tokens": data["unique_tokens"],
         "epochs": round(epochs, 3),
-        "data": dict(data),
+        **_common(data, runs, curve),
+    }
+
+
+def extension_record(
+    *,
+    extension: Any,
+    parent: Mapping[str, Any],
+    data: Mapping[str, Any],
+    epochs: float,
+    tokens_seen: int,
+    parameters: int,
+    runs: Path,
+    curve: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Returns how a checkpoint was extended: its parent, the settings, data, tokens, hardware, time and loss curve."""
+    return {
+        "extension": as_json(extension),
+        "parent": dict(parent),
+        "parameters": parameters,
+        "tokens_seen": tokens_seen,
+        "epochs": round(epochs, 3),
+        **_common(data, runs, curve),
+    }
+
+
+def _common(data: Mapping[str, Any], runs: Path, curve: list[dict[str, Any]]) -> dict[str, Any]:
+    parts = loss_curve(runs)
+    return {
+        "unique_tokens": data["unique_tokens"],
+        "commands": [part["command"] for part in parts],
         "runs": parts,
         "seconds": round(sum(part["seconds"] for part in parts), 1),
         "gpus": sorted({part["gpu"] for part in parts if part["gpu"]}),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "data": dict(data),
         "loss_curve": curve,
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PrinterCallback
 
 from sbeval.errors import UserError
 from sbeval.training.record import RunPart, append_run, trim_log
@@ -17,6 +18,7 @@ from sbeval.training.settings import OptimizationSettings
 from sbeval.training.trainer import (
     RunWatch,
     WindowTrainer,
+    is_first_process,
     last_complete_state,
     next_token_loss,
     schedule_factor,
@@ -61,6 +63,8 @@ class Run:
             raise UserError(
                 f"expected {self.out} to hold the run of these settings and data, found another; choose another --out"
             )
+        if not is_first_process():
+            return
         self.out.mkdir(parents=True, exist_ok=True)
         file.write_text(wanted, encoding="utf-8")
 
@@ -78,7 +82,8 @@ class Run:
         steps = self.optimization.steps
         state = last_complete_state(self.out / "states")
         first_step = int(state.name.rpartition("-")[2]) if state else 0
-        trim_log(self.out / "training_log.jsonl", first_step)
+        if is_first_process():
+            trim_log(self.out / "training_log.jsonl", first_step)
         watch = RunWatch(
             log=self.out / "training_log.jsonl",
             batch_tokens=self.optimization.batch_tokens,
@@ -102,7 +107,13 @@ class Run:
             train_dataset=windows,
             callbacks=[watch],
         )
+        if trainer.is_fsdp_enabled:
+            raise UserError(
+                "expected data-parallel processes, found FSDP, whose sharded weights cannot be written as a checkpoint "
+                "here; launch without --use_fsdp"
+            )
         watch.trainer = trainer
+        trainer.remove_callback(PrinterCallback)  # the watch prints
         if first_step >= steps and state is not None:
             model.load_state_dict(type(model).from_pretrained(state).state_dict())
             return True
@@ -121,11 +132,19 @@ class Run:
             gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         )
-        if trainer.is_world_process_zero():
+        if is_first_process():
             append_run(self.out / "runs.jsonl", part)
-        if watch.out_of_time:
+        if watch.out_of_time and is_first_process():
             print(f"stopped at step {part.last_step} of {steps} with its state saved; run the same command to go on")
         return not watch.out_of_time
+
+
+def write_checkpoint(model: Any, folder: Path, tokenizer: Any) -> None:
+    """Writes bf16 weights, configuration and tokenizer as one Hugging Face folder."""
+    tokenizer.save_pretrained(folder)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
 
 
 @contextlib.contextmanager

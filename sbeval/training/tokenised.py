@@ -46,6 +46,8 @@ def tokenise(packed: Path, out: Path, *, length_tokens: int, recall_windows: int
     texts, tokenizer_json, record = _unpack(packed)
     tokenizer = Tokenizer.from_str(tokenizer_json)
     separator = tokenizer.token_to_id(END_OF_TEXT)
+    if separator is None:
+        raise UserError(f"expected a tokenizer with {END_OF_TEXT} in {packed}, found none; prepare the text again")
     end = np.array([separator], np.uint16)
     tokens = np.concatenate([part for document in encode_all(tokenizer, texts) for part in (document, end)])
     recall = _recall_array(tokenizer, texts, separator, length_tokens + 1, recall_windows, seed)

@@ -45,7 +45,7 @@ def save_tokenizer(tokenizer: Any, folder: Path, *, model_max_length: int = 1 <<
     """Writes a `tokenizers.Tokenizer` as a folder that `AutoTokenizer.from_pretrained` reads."""
     from transformers import PreTrainedTokenizerFast
 
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,

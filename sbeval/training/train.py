@@ -2,23 +2,21 @@
 
 import argparse
 import json
-import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from sbeval.errors import UserError
 from sbeval.training.recipe import from_mapping, read_mapping
 from sbeval.training.record import as_json, loss_curve, training_record
-from sbeval.training.run import Run
+from sbeval.training.run import Run, write_checkpoint
 from sbeval.training.settings import TrainRecipe
+from sbeval.training.trainer import is_first_process
 from sbeval.training.windows import TrainingWindows, load_arrays
 
 
@@ -45,7 +43,7 @@ def train(
     Raises:
         UserError: data and recipe do not fit, `out` holds another run, or the loss was not finite.
     """
-    from transformers import set_seed
+    from transformers import AutoTokenizer, set_seed
 
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
@@ -77,7 +75,7 @@ def train(
         return None
     checkpoint = out / recipe.name
     if is_first_process():
-        write_checkpoint(model, checkpoint, arrays.tokenizer)
+        write_checkpoint(model, checkpoint, AutoTokenizer.from_pretrained(arrays.tokenizer))
         record = training_record(
             recipe=recipe,
             data=arrays.record,
@@ -89,18 +87,6 @@ def train(
         (checkpoint / "training_record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
         print(f"{checkpoint}: trained on {record['tokens_seen']} tokens", flush=True)
     return checkpoint
-
-
-def is_first_process() -> bool:
-    """Whether this process writes what all processes share."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def write_checkpoint(model: Any, folder: Path, tokenizer: Path) -> None:
-    """Writes bf16 weights, configuration and tokenizer as one Hugging Face folder."""
-    # copied first, so that the model's own files win
-    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
-    model.to(torch.bfloat16).save_pretrained(folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from sbeval.training import schedule
 from sbeval.training.settings import OptimizationSettings
 
 COMPLETE_MARK = "complete.json"
+STEPS_BETWEEN_CLOCKS = 10
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
@@ -34,7 +36,7 @@ def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, 1:].flatten())
 
 
-class WindowTrainer(Trainer):  # type: ignore[misc]
+class WindowTrainer(Trainer):
     """Trainer over a dataset that is already in training order."""
 
     def __init__(
@@ -52,7 +54,8 @@ class WindowTrainer(Trainer):  # type: ignore[misc]
         self.first_bad_step: Tensor | None = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        return SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)
+        dataset: Any = train_dataset if train_dataset is not None else self.train_dataset
+        return SequentialSampler(dataset)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -66,16 +69,23 @@ class WindowTrainer(Trainer):  # type: ignore[misc]
         return loss
 
     def bad_step(self) -> int | None:
-        """Returns the first step whose loss was not finite, None where there is none; waits for the device."""
-        if self.first_bad_step is None or not math.isfinite(step := float(self.first_bad_step)):
+        """Returns the first step whose loss was not finite, None where there is none.
+
+        Waits for the device; where there are several processes, all must ask.
+        """
+        if self.first_bad_step is None:
             return None
-        return int(step)
+        step = _smallest_over_processes(self.first_bad_step)
+        return int(step) if math.isfinite(step) else None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:
         """Builds the schedule from the recipe's function."""
         if self.lr_scheduler is None:
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self._factor)
-        return self.lr_scheduler
+            optimizer = optimizer or self.optimizer
+            assert optimizer is not None
+            self.lr_scheduler = LambdaLR(optimizer, self._factor)
+        scheduler: LambdaLR = self.lr_scheduler
+        return scheduler
 
 
 def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float]:
@@ -130,7 +140,7 @@ def training_arguments(
     )
 
 
-class RunWatch(TrainerCallback):  # type: ignore[misc]
+class RunWatch(TrainerCallback):
     """Keeps the loss curve, stops in time, and never lets a broken state be saved."""
 
     def __init__(self, *, log: Path, batch_tokens: int, max_seconds: float | None, started: float) -> None:
@@ -143,7 +153,7 @@ class RunWatch(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stops the run, state saved, when its time is up."""
-        if self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds:
+        if self._max_seconds is not None and self._time_is_up(args.device, state.global_step):
             self.out_of_time = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True
         if control.should_save and self._is_broken():
@@ -152,11 +162,13 @@ class RunWatch(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
         """Adds a point to the loss curve."""
-        if not logs or "loss" not in logs or not state.is_world_process_zero:
+        if not logs or "loss" not in logs:
             return
         if self._is_broken():
             control.should_save = False
             control.should_training_stop = True
+            return
+        if not state.is_world_process_zero:
             return
         point = {
             "step": state.global_step,
@@ -176,6 +188,16 @@ class RunWatch(TrainerCallback):  # type: ignore[misc]
             mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
             mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
 
+    def _time_is_up(self, device: torch.device, step: int) -> bool:
+        assert self._max_seconds is not None
+        left_seconds = self._max_seconds - (time.monotonic() - self._started)
+        if _world_size() == 1:
+            return left_seconds < 0
+        # processes must stop at the same step: the first to run out of time decides; asking waits for the device
+        return (
+            step % STEPS_BETWEEN_CLOCKS == 0 and _smallest_over_processes(torch.tensor(left_seconds, device=device)) < 0
+        )
+
     def _is_broken(self) -> bool:
         return self.trainer is not None and self.trainer.bad_step() is not None
 
@@ -186,7 +208,7 @@ def last_complete_state(states: Path) -> Path | None:
     for folder in states.glob("checkpoint-*"):
         if (folder / COMPLETE_MARK).is_file():
             complete.append(folder)
-        else:
+        elif is_first_process():
             shutil.rmtree(folder)
     return max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
 
@@ -195,7 +217,17 @@ def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
     return {"window_tokens": batch if isinstance(batch, Tensor) else torch.stack(batch)}
 
 
-def _world_size() -> int:
-    import os
+def _smallest_over_processes(value: Tensor) -> float:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        value = value.clone()
+        torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MIN)
+    return float(value)
 
+
+def is_first_process() -> bool:
+    """Whether this process writes what all processes share."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -61,7 +61,8 @@ class TrainingWindows(Dataset[Tensor]):
 
     Args:
         tokens: [tokens] joined documents.
-        recall: [windows, length + 1] recall text; used from the start again when it runs out.
+        recall: [rows, row length + 1] recall text, a row length that divides `length_tokens`: as many rows as fit make
+            a window. Used from the start again when it runs out.
         length_tokens: model inputs a window; a window holds one token more.
         windows: number of items.
         recall_share: share of recall windows among the items, 0 to 1.
@@ -85,7 +86,13 @@ class TrainingWindows(Dataset[Tensor]):
                 f"expected at least {2 * length_tokens} training tokens for windows of {length_tokens}, "
                 f"found {len(tokens)}; prepare more text or train at a shorter length"
             )
-        if recall_share > 0 and (not len(recall) or recall.shape[1] != length_tokens + 1):
+        self._rows_per_recall_window = 1
+        if recall_share > 0:
+            self._rows_per_recall_window = length_tokens // max(1, recall.shape[1] - 1)
+        if recall_share > 0 and (
+            length_tokens != self._rows_per_recall_window * (recall.shape[1] - 1)
+            or len(recall) < self._rows_per_recall_window
+        ):
             raise UserError(
                 f"expected recall windows of {length_tokens + 1} tokens for recall_share {recall_share}, found shape "
                 f"{list(recall.shape)}; tokenise the data again with --length {length_tokens}"
@@ -124,11 +131,18 @@ class TrainingWindows(Dataset[Tensor]):
             raise IndexError(f"window {index} of {self._windows}")
         recall_index = self._recall_before(index)
         if self._recall_before(index + 1) > recall_index:
-            return self._recall[recall_index % len(self._recall)]
+            return self._recall_window(recall_index)
         epoch, place = divmod(index - recall_index, self.windows_per_epoch)
         self._enter(epoch)
         start = self._offset + int(self._order[place]) * self._length_tokens
         return self._tokens[start : start + self._length_tokens + 1]
+
+    def _recall_window(self, index: int) -> NDArray[np.uint16]:
+        rows = self._rows_per_recall_window
+        first = index % (len(self._recall) // rows) * rows
+        # a row's last token is a target only: where another row follows, that row's first token takes its place
+        inputs = self._recall[first : first + rows, :-1].reshape(-1)
+        return np.concatenate([inputs, self._recall[first + rows - 1, -1:]])
 
     def _enter(self, epoch: int) -> None:
         if epoch == self._epoch:

@@ -1,7 +1,10 @@
+import dataclasses
+
 import pytest
 
 from sbeval.errors import UserError
-from sbeval.training.recipe import load_recipe
+from sbeval.models import SbevalConfig
+from sbeval.training.recipe import RECIPE_FOLDER, load_recipe
 from sbeval.training.settings import TrainRecipe
 
 
@@ -54,3 +57,25 @@ def test_a_faulty_recipe_is_one_clear_sentence(tmp_path, change, message):
 def test_an_absent_recipe_names_the_shipped_ones():
     with pytest.raises(UserError, match="demo_rope"):
         load_recipe(TrainRecipe, "no_such_recipe")
+
+
+def test_a_recipe_based_on_another_holds_what_differs(tmp_path):
+    (tmp_path / "r.yaml").write_text("based_on: demo_rope\nname: mine\noptimization: {learning_rate: 1e-3}\n")
+    base, mine = load_recipe(TrainRecipe, "demo_rope"), load_recipe(TrainRecipe, tmp_path / "r.yaml")
+    assert mine == dataclasses.replace(
+        base, name="mine", optimization=dataclasses.replace(base.optimization, learning_rate=1e-3)
+    )
+
+
+SCHEMES = sorted(file.stem for file in RECIPE_FOLDER.glob("scheme_*.yaml"))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_schemes_share_their_tokens_and_differ_in_attention_alone(name):
+    base, recipe = load_recipe(TrainRecipe, "scheme_stickbreaking"), load_recipe(TrainRecipe, name)
+    assert recipe.name == name
+    assert (recipe.data, recipe.optimization, recipe.seed) == (base.data, base.optimization, base.seed)
+    assert recipe.optimization.total_tokens >= 150_000_000
+    config = SbevalConfig(**recipe.model)
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    assert all(getattr(config, size) == base.model[size] for size in sizes)

@@ -1,12 +1,19 @@
+import errno
 import json
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from sbeval.errors import UserError
 from sbeval.models import SbevalForCausalLM
+from sbeval.training.record import as_json
 from sbeval.training.settings import DataSettings, OptimizationSettings, TrainRecipe
 from sbeval.training.train import main, train
 from sbeval.training.windows import TrainingWindows, load_arrays
@@ -74,6 +81,25 @@ def test_a_run_stopped_and_resumed_ends_in_the_same_weights(tmp_path, data_folde
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
 
 
+def test_two_processes_train_what_one_does(tmp_path, data_folder):
+    recipe = tiny_recipe(steps=3)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(as_json(recipe)))
+    whole = train(recipe, tmp_path / "one", data_folder=data_folder)
+    command = [sys.executable, "-m", "sbeval.training.train", str(tmp_path / "tiny.yaml")]
+    command += ["--data", str(data_folder), "--out", str(tmp_path / "two")]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
+    processes = [
+        subprocess.Popen(command, env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"
+    ]
+    assert [process.wait(timeout=240) for process in processes] == [0, 0]
+    expected = weights(whole)
+    for name, tensor in weights(tmp_path / "two" / "tiny_stickbreaking").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=2e-2, atol=2e-4)
+
+
 def test_an_interrupted_save_is_passed_over(tmp_path, data_folder):
     recipe = tiny_recipe(steps=4)
     assert train(recipe, tmp_path, data_folder=data_folder, max_seconds=0.0) is None
@@ -82,6 +108,27 @@ def test_an_interrupted_save_is_passed_over(tmp_path, data_folder):
     assert train(recipe, tmp_path, data_folder=data_folder) is not None
     runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
     assert [run["first_step"] for run in runs] == [0, 1]
+
+
+def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(tmp_path, data_folder, monkeypatch):
+    recipe = tiny_recipe(steps=4, save_every_steps=1)
+    whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
+    save = torch.save
+
+    def save_while_there_is_room(value, file, *arguments, **options):
+        if "checkpoint-3" in str(file):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        return save(value, file, *arguments, **options)
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(torch, "save", save_while_there_is_room)
+        with pytest.raises(UserError, match="full disk"):
+            train(recipe, tmp_path / "run", data_folder=data_folder)
+    resumed = train(recipe, tmp_path / "run", data_folder=data_folder)
+    runs = [json.loads(line) for line in (tmp_path / "run" / "runs.jsonl").read_text().splitlines()]
+    assert [(run["first_step"], run["last_step"]) for run in runs] == [(2, 4)]
+    expected = weights(whole)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(resumed).items())
 
 
 def test_models_compared_see_the_same_tokens_in_the_same_order(data_folder):

@@ -43,6 +43,16 @@ def test_an_item_does_not_depend_on_what_was_read_before(order):
         assert (windows[index] == straight[index]).all()
 
 
+def test_longer_windows_join_rows_of_recall_text_without_losing_a_target():
+    rows = np.arange(6 * 9, dtype=np.uint16).reshape(6, 9)
+    windows = TrainingWindows(
+        np.arange(1000, 2000, dtype=np.uint16), rows, length_tokens=16, windows=8, recall_share=0.5, seed=0
+    )
+    recall = [item.tolist() for item in (windows[index] for index in range(8)) if item[0] < 1000]
+    joined = [[*range(9 * row, 9 * row + 8), *range(9 * row + 9, 9 * row + 18)] for row in (0, 2, 4)]
+    assert recall == [*joined, joined[0]]
+
+
 def test_epochs_and_seeds_differ():
     windows = windows_of(1000, 8, 400)
     per_epoch = windows.windows_per_epoch
@@ -56,5 +66,5 @@ def test_too_little_text_or_recall_text_of_another_length_is_refused():
         windows_of(15, 8, 1)
     with pytest.raises(UserError, match="--length 8"):
         TrainingWindows(
-            np.zeros(100, np.uint16), np.zeros((3, 5), np.uint16), length_tokens=8, windows=1, recall_share=0.1, seed=0
+            np.zeros(100, np.uint16), np.zeros((3, 7), np.uint16), length_tokens=8, windows=1, recall_share=0.1, seed=0
         )

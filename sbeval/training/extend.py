@@ -1,0 +1,257 @@
+"""`sbeval extend CKPT`: continue training at a longer context (Tan et al. 2025, appendix C.1)."""
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sbeval.errors import UserError
+from sbeval.training.document_loss import DocumentMaskedLoss
+from sbeval.training.extension_data import check_amount, extension_tokens
+from sbeval.training.record import as_json, extension_record, loss_curve
+from sbeval.training.run import Run, write_checkpoint
+from sbeval.training.settings import OptimizationSettings
+from sbeval.training.trainer import is_first_process, next_token_loss
+from sbeval.training.windows import TrainingWindows
+
+DOCUMENTS = ("separate", "joined")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extension:
+    """A context extension.
+
+    Attributes:
+        checkpoint: folder or hub id of the parent.
+        data: token arrays or text (`extension_data`).
+        context_tokens: the new context.
+        optimization: how it is learnt.
+        documents: "separate" (documents do not see each other) or "joined".
+        rope_scaling: scaling to train with, such as "dynamic:4"; None keeps the parent's.
+        allow_repeat: let a run be more than one epoch.
+        gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
+        precision: "bfloat16" or "float32".
+        seed: of the order of windows.
+        log_every_steps: distance of the loss curve's points.
+        save_every_steps: distance of resumable states.
+    """
+
+    checkpoint: str
+    data: Path
+    context_tokens: int
+    optimization: OptimizationSettings
+    documents: str = "separate"
+    rope_scaling: str | None = None
+    allow_repeat: bool = False
+    gradient_checkpointing: bool = False
+    precision: str = "bfloat16"
+    seed: int = 0
+    log_every_steps: int = 10
+    save_every_steps: int = 250
+
+    def __post_init__(self) -> None:
+        if self.documents not in DOCUMENTS:
+            raise UserError(f"expected --documents to be one of {', '.join(DOCUMENTS)}, found {self.documents!r}")
+        micro = self.optimization.micro_batch_tokens or self.optimization.batch_tokens
+        if micro % self.context_tokens:
+            raise UserError(
+                f"expected batches of whole windows of {self.context_tokens} tokens, found {micro}; "
+                "make --batch-tokens and --micro-batch-tokens multiples of --context"
+            )
+
+
+def extend(extension: Extension, out: Path, *, max_seconds: float | None = None, command: str = "") -> Path | None:
+    """Continues training at a longer context, or goes on where an earlier call stopped.
+
+    Args:
+        extension: what to do.
+        out: the run's folder: resumable states, the loss curve, and at the end `checkpoint/`.
+        max_seconds: stop with a resumable state after this much time; None trains to the end.
+        command: command line for the record.
+
+    Returns:
+        The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
+        project's format, other transformers models in their own.
+
+    Raises:
+        UserError: checkpoint, data and settings do not fit, `out` holds another run, or the loss was not finite.
+    """
+    from transformers import AutoTokenizer, set_seed
+
+    from sbeval.checkpoints.load import load_checkpoint
+
+    optimization = extension.optimization
+    run = Run(
+        out=out,
+        optimization=optimization,
+        length_tokens=extension.context_tokens,
+        precision=extension.precision,
+        seed=extension.seed,
+        log_every_steps=extension.log_every_steps,
+        save_every_steps=extension.save_every_steps,
+        max_seconds=max_seconds,
+        command=command,
+        started=time.monotonic(),
+    )
+    loaded = load_checkpoint(extension.checkpoint, dtype="float32")
+    parent = {
+        "name": loaded.folder.name,
+        "sha256": _weights_sha256(loaded.folder),
+        "training_length_tokens": loaded.training_length_tokens,
+    }
+    tokenizer = AutoTokenizer.from_pretrained(loaded.folder)
+    tokens, separator, data = extension_tokens(extension.data, tokenizer)
+    epochs = check_amount(
+        tokens,
+        separator,
+        context_tokens=extension.context_tokens,
+        wanted_tokens=optimization.steps * optimization.batch_tokens,
+        allow_repeat=extension.allow_repeat,
+        joined=extension.documents == "joined",
+    )
+    windows = TrainingWindows(
+        tokens,
+        tokens[:0].reshape(0, 0),
+        length_tokens=extension.context_tokens,
+        windows=optimization.steps * optimization.batch_tokens // extension.context_tokens,
+        recall_share=0.0,
+        seed=extension.seed,
+    )
+    run.claim({"extension": as_json(extension), "parent": parent, "tokens_sha256": data["tokens_sha256"]})
+    set_seed(extension.seed)
+    model: Any = loaded.model.train()
+    loss = next_token_loss if extension.documents == "joined" else DocumentMaskedLoss(separator)
+    # before the configuration is changed: the frequencies are worked out from the parent's
+    with _pinned_rope(model, extension, parent):
+        _prepare(model, extension, parent)
+        if not run.train(model, windows, loss):
+            return None
+    checkpoint = out / "checkpoint"
+    if is_first_process():
+        write_checkpoint(model, checkpoint, tokenizer)
+        record = extension_record(
+            extension=extension,
+            parent=parent | {"format": loaded.format},
+            data=data,
+            epochs=epochs,
+            tokens_seen=optimization.steps * optimization.batch_tokens,
+            parameters=model.num_parameters(),
+            runs=out / "runs.jsonl",
+            curve=loss_curve(out / "training_log.jsonl"),
+        )
+        (checkpoint / "training_record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+        print(f"{checkpoint}: extended to {extension.context_tokens} tokens", flush=True)
+    return checkpoint
+
+
+def _prepare(model: Any, extension: Extension, parent: dict[str, Any]) -> None:
+    """Writes the extension into the configuration, the scaling with the length it started from included."""
+    from sbeval.models import SbevalConfig
+    from sbeval.models.rope import parse_rope_scaling
+
+    config = model.config
+    original = parent["training_length_tokens"]
+    if original is not None and extension.context_tokens <= original:
+        raise UserError(
+            f"expected --context beyond the training length of {original} tokens, found {extension.context_tokens}"
+        )
+    if extension.rope_scaling is not None:
+        own = getattr(config, "rope_parameters", None)
+        if own is None or "rope_theta" not in own:
+            raise UserError("expected a RoPE model for --rope-scaling, found one without rotary embeddings; remove it")
+        unscaled = own.get("original_max_position_embeddings", original or config.max_position_embeddings)
+        scaling = parse_rope_scaling(extension.rope_scaling)
+        config.rope_parameters = own | scaling | {"original_max_position_embeddings": unscaled}
+    config.max_position_embeddings = extension.context_tokens
+    config.extended_from = dict(parent)
+    if isinstance(config, SbevalConfig):
+        config.training_length_tokens = extension.context_tokens
+    if extension.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+
+
+@contextlib.contextmanager
+def _pinned_rope(model: Any, extension: Extension, parent: dict[str, Any]) -> Iterator[None]:
+    """Holds one set of RoPE frequencies for the whole run: a dynamic kind would follow each segment's length."""
+    from sbeval.models import held_rope_frequencies
+    from sbeval.models.rope import parse_rope_scaling
+
+    scaling = None if extension.rope_scaling is None else parse_rope_scaling(extension.rope_scaling)
+    with held_rope_frequencies(
+        model, extension.context_tokens, scaling, original_length_tokens=parent["training_length_tokens"]
+    ):
+        yield
+
+
+def _weights_sha256(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of a context extension."""
+    parser = argparse.ArgumentParser(prog="sbeval extend", description=__doc__)
+    parser.add_argument("checkpoint", help="folder or hub id of the checkpoint to extend")
+    parser.add_argument("--data", type=Path, required=True, help="token arrays, a .txt or .jsonl file, or a folder")
+    parser.add_argument("--context", type=int, required=True, help="new context in tokens")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--steps", type=int, default=6250)
+    parser.add_argument("--batch-tokens", type=int, default=4_194_304, help="tokens of one optimizer step")
+    parser.add_argument(
+        "--micro-batch-tokens", type=int, default=None, help="of one forward pass (default: one window)"
+    )
+    parser.add_argument("--learning-rate", type=float, default=1.25e-4, help="at its peak")
+    parser.add_argument("--warmup-steps", type=int, default=150)
+    parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--documents", choices=DOCUMENTS, default="separate", help="may documents see each other?")
+    parser.add_argument("--rope-scaling", default=None, help="scaling to train with, such as dynamic:4")
+    parser.add_argument("--allow-repeat", action="store_true", help="let the run be more than one epoch")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save-every-steps", type=int, default=250)
+    parser.add_argument("--log-every-steps", type=int, default=10)
+    parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
+    options = parser.parse_args(arguments)
+    extension = Extension(
+        checkpoint=options.checkpoint,
+        data=options.data,
+        context_tokens=options.context,
+        optimization=OptimizationSettings(
+            learning_rate=options.learning_rate,
+            total_tokens=options.steps * options.batch_tokens,
+            batch_tokens=options.batch_tokens,
+            micro_batch_tokens=options.micro_batch_tokens or options.context,
+            warmup_steps=options.warmup_steps,
+            schedule="extension",
+            weight_decay=options.weight_decay,
+        ),
+        documents=options.documents,
+        rope_scaling=options.rope_scaling,
+        allow_repeat=options.allow_repeat,
+        gradient_checkpointing=options.gradient_checkpointing,
+        precision=options.precision,
+        seed=options.seed,
+        log_every_steps=options.log_every_steps,
+        save_every_steps=options.save_every_steps,
+    )
+    command = shlex.join(["sbeval", "extend", *(sys.argv[1:] if arguments is None else arguments)])
+    extend(extension, options.out, max_seconds=options.max_seconds, command=command)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

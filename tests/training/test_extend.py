@@ -1,0 +1,244 @@
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sbeval.checkpoints.load import load_checkpoint
+from sbeval.errors import UserError
+from sbeval.models import SbevalConfig, SbevalForCausalLM, held_rope_frequencies
+from sbeval.models.rope import parse_rope_scaling
+from sbeval.training.document_loss import DocumentMaskedLoss, segments
+from sbeval.training.extend import Extension, extend, main
+from sbeval.training.settings import OptimizationSettings
+from sbeval.training.tokenizer import load_tokenizer, save_tokenizer
+from sbeval.training.trainer import next_token_loss
+from sbeval.training.windows import TrainingWindows, load_arrays
+
+CONTEXT_TOKENS = 128
+
+
+def tiny_model(attention: str) -> SbevalForCausalLM:
+    torch.manual_seed(0)
+    return SbevalForCausalLM(
+        SbevalConfig(
+            attention=attention,
+            vocab_size=300,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            training_length_tokens=64,
+            eos_token_id=0,
+        )
+    )
+
+
+@pytest.fixture(scope="module", params=["stickbreaking", "rope"])
+def parent(request, tmp_path_factory, data_folder):
+    folder = tmp_path_factory.mktemp("parents") / f"parent_{request.param}"
+    tiny_model(request.param).save_pretrained(folder)
+    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    return folder
+
+
+def tiny_extension(parent, data, **changes) -> Extension:
+    settings = {
+        "checkpoint": str(parent),
+        "data": data,
+        "context_tokens": CONTEXT_TOKENS,
+        "optimization": OptimizationSettings(
+            learning_rate=3e-3,
+            total_tokens=6 * 512,
+            batch_tokens=512,
+            micro_batch_tokens=256,
+            warmup_steps=2,
+            schedule="extension",
+        ),
+        "precision": "float32",
+        "log_every_steps": 1,
+    }
+    return Extension(**(settings | changes))
+
+
+def is_rope(parent) -> bool:
+    return parent.name.endswith("rope")
+
+
+def test_extension_stopped_and_resumed_loses_and_repeats_no_step(tmp_path, parent, data_folder):
+    changes = {"rope_scaling": "dynamic:4"} if is_rope(parent) else {}
+    extension = tiny_extension(parent, data_folder, **changes)
+    whole = extend(extension, tmp_path / "whole")
+    parts = None
+    for _ in range(8):
+        parts = extend(extension, tmp_path / "parts", max_seconds=0.0)
+        if parts is not None:
+            break
+    runs = [json.loads(line) for line in (tmp_path / "parts" / "runs.jsonl").read_text().splitlines()]
+    assert [(run["first_step"], run["last_step"]) for run in runs] == [(step, step + 1) for step in range(6)]
+    expected = SbevalForCausalLM.from_pretrained(whole)
+    found = SbevalForCausalLM.from_pretrained(parts)
+    for name, tensor in found.state_dict().items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=0, atol=0)
+
+    assert found.config.training_length_tokens == CONTEXT_TOKENS
+    assert found.config.extended_from["name"] == parent.name
+    assert found.config.extended_from["training_length_tokens"] == 64
+    if is_rope(parent):
+        assert found.config.rope_parameters["rope_type"] == "dynamic"
+        assert found.config.rope_parameters["original_max_position_embeddings"] == 64
+    record = json.loads((parts / "training_record.json").read_text())
+    assert record["tokens_seen"] == 6 * 512
+    assert record["loss_curve"][-1]["loss_nats"] < record["loss_curve"][0]["loss_nats"]
+
+
+def test_gradient_accumulation_changes_nothing(tmp_path, parent, data_folder):
+    results = []
+    for name, micro in (("one", 512), ("four", 128)):
+        optimization = OptimizationSettings(
+            learning_rate=3e-3, total_tokens=1024, batch_tokens=512, micro_batch_tokens=micro, warmup_steps=1
+        )
+        checkpointing = name == "four"
+        extension = tiny_extension(parent, data_folder, optimization=optimization, gradient_checkpointing=checkpointing)
+        results.append(SbevalForCausalLM.from_pretrained(extend(extension, tmp_path / name)).state_dict())
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(tensor, results[1][name], rtol=2e-2, atol=2e-4)
+
+
+def test_text_files_serve_as_data(tmp_path, parent, source_texts):
+    (tmp_path / "texts").mkdir()
+    for index, text in enumerate(source_texts):
+        (tmp_path / "texts" / f"{index}.txt").write_text(text)
+    one_step = OptimizationSettings(learning_rate=1e-3, total_tokens=256, batch_tokens=256, schedule="extension")
+    checkpoint = extend(tiny_extension(parent, tmp_path / "texts", optimization=one_step), tmp_path / "run")
+    assert json.loads((checkpoint / "training_record.json").read_text())["data"]["files"] == len(
+        [text for text in source_texts if text]
+    )
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=9, max_size=9), min_size=1, max_size=3))
+def test_segments_cover_every_input_once_and_begin_at_separators(rows):
+    window_tokens = torch.tensor(rows)
+    found = segments(window_tokens, separator=0)
+    covered = [(row, place) for row, start, stop in found for place in range(start, stop)]
+    assert sorted(covered) == [(row, place) for row in range(len(rows)) for place in range(8)]
+    for row, start, stop in found:
+        assert start == 0 or rows[row][start] == 0
+        assert 0 not in rows[row][start + 1 : stop]
+
+
+@pytest.mark.parametrize("attention", ["stickbreaking", "rope", "nope"])
+def test_documents_do_not_see_each_other(attention):
+    model = tiny_model(attention)
+    draw = torch.Generator().manual_seed(1)
+    window_tokens = torch.randint(1, 300, (2, 201), generator=draw)
+    window_tokens[0, [0, 70, 71, 150]] = 0
+    window_tokens[1, 33] = 0
+    loss = DocumentMaskedLoss(separator=0)
+    expected = 0.0
+    for row, start, stop in segments(window_tokens, 0):
+        alone = next_token_loss(model, window_tokens[row : row + 1, start : stop + 1])
+        expected += alone.item() * (stop - start)
+    assert loss(model, window_tokens).item() == pytest.approx(expected / 400, rel=1e-5)
+
+    changed = window_tokens.clone()
+    changed[0, 1:70] = 5
+    for later in ((71, 150), (150, 200)):
+        first = next_token_loss(model, window_tokens[:1, later[0] : later[1] + 1])
+        assert torch.equal(first, next_token_loss(model, changed[:1, later[0] : later[1] + 1]))
+
+
+def test_a_document_alone_has_the_ordinary_loss():
+    model = tiny_model("stickbreaking")
+    window_tokens = torch.randint(1, 300, (3, 65), generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(DocumentMaskedLoss(0)(model, window_tokens), next_token_loss(model, window_tokens))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context_tokens": 64}, "beyond the training length of 64"),
+        ({"context_tokens": 100}, "whole windows of 100"),
+        ({"documents": "packed"}, "separate, joined"),
+        (
+            {"optimization": OptimizationSettings(learning_rate=1e-3, total_tokens=2**22, batch_tokens=512)},
+            r"epochs; .*--allow-repeat",
+        ),
+        (
+            {
+                "context_tokens": 2**18,
+                "optimization": OptimizationSettings(learning_rate=1e-3, total_tokens=2**18, batch_tokens=2**18),
+            },
+            "found the longest has",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path, parent, data_folder, changes, message):
+    with pytest.raises(UserError, match=message):
+        extend(tiny_extension(parent, data_folder, **changes), tmp_path)
+
+
+def test_rope_scaling_needs_rope_and_arrays_need_the_same_tokenizer(tmp_path, parent, data_folder, source_texts):
+    arguments = [str(parent), "--data", str(data_folder), "--context", "128", "--out", str(tmp_path)]
+    arguments += ["--steps", "1", "--batch-tokens", "128", "--precision", "float32"]
+    if not is_rope(parent):
+        with pytest.raises(UserError, match=r"rotary|RoPE"):
+            main([*arguments, "--rope-scaling", "dynamic:4"])
+    from sbeval.training.tokenizer import train_tokenizer
+
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("tokens.npy", "recall.npy", "record.json"):
+        (other / name).write_bytes((data_folder / name).read_bytes())
+    save_tokenizer(train_tokenizer(source_texts, 290), other / "tokenizer")
+    with pytest.raises(UserError, match="checkpoint's tokenizer"):
+        main([*arguments[:2], str(other), *arguments[3:]])
+
+
+def test_a_transformers_model_is_extended_in_its_own_format(tmp_path, data_folder):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), tmp_path / "llama")
+    checkpoint = extend(tiny_extension(tmp_path / "llama", data_folder, rope_scaling="dynamic:4"), tmp_path / "run")
+    extended = load_checkpoint(checkpoint)
+    assert extended.format == "huggingface:llama"
+    assert extended.training_length_tokens == 64
+    assert extended.model.config.max_position_embeddings == CONTEXT_TOKENS
+    assert extended.model.config.rope_parameters["rope_type"] == "dynamic"
+    assert extended.model.config.rope_parameters["factor"] == 4.0
+    curve = json.loads((checkpoint / "training_record.json").read_text())["loss_curve"]
+    assert curve[-1]["loss_nats"] < curve[0]["loss_nats"]
+
+
+def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_length(tmp_path, data_folder):
+    folder = tmp_path / "parent"
+    model = tiny_model("rope")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                parameter.mul_(50)  # attention that depends on positions
+    model.save_pretrained(folder)
+    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    checkpoint = extend(tiny_extension(folder, data_folder, rope_scaling="dynamic:4"), tmp_path / "run")
+    first = json.loads((checkpoint / "training_record.json").read_text())["loss_curve"][0]["loss_nats"]
+    tokens = load_arrays(data_folder).tokens
+    windows = TrainingWindows(
+        tokens, tokens[:0].reshape(0, 0), length_tokens=CONTEXT_TOKENS, windows=24, recall_share=0.0, seed=0
+    )
+    batch = windows.__getitems__(range(4))
+    loss = DocumentMaskedLoss(separator=0)
+    with held_rope_frequencies(model, CONTEXT_TOKENS, parse_rope_scaling("dynamic:4"), original_length_tokens=64):
+        pinned = loss(model, batch).item()
+    assert first == pytest.approx(pinned, rel=1e-5)
+    assert first != pytest.approx(loss(model, batch).item(), rel=1e-5)
