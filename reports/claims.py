@@ -29,7 +29,7 @@ class LengthClaims:
         lengths: context lengths compared, ascending.
         reference_tokens: the training length, or the longest length below it that was evaluated.
         lowers_to_tokens: longest context whose NLL is below that of every shorter one; None where none is.
-        raises_from_tokens: shortest context beyond the reference whose NLL is above the reference's; None where none is.
+        raises_from_tokens: shortest context beyond the reference with a higher NLL than there; None where none.
         differences: against the reference, one for each other length; the band is simultaneous over them.
         clusters: documents compared.
         obstacle: why nothing can be said; empty where something can.

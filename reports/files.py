@@ -34,9 +34,10 @@ def find_result_files(paths: Iterable[Path | str], notes: Notes) -> list[Path]:
                 found[file.resolve()] = None
         _note_orphaned_samples(path, notes)
     if not found:
+        places = ", ".join(map(str, given)) or "the given paths"
         raise UserError(
-            f"Expected result files of lm-eval (results_*.json) below {', '.join(map(str, given)) or 'the given paths'}, "
-            "found none; run an evaluation with --output_path first, or name the folder it wrote to."
+            f"Expected result files of lm-eval (results_*.json) below {places}, found none; "
+            "run an evaluation with --output_path first, or name the folder it wrote to."
         )
     return list(found)
 

@@ -128,8 +128,7 @@ def _section(section: Section, looks: Mapping[str, Look], numbered: dict[str, Dr
             key = f"f{len(numbered)}"
             numbered[key] = drawing
             figures.append(_figure(key, drawing))
-        kind = "panels wide" if section.wide else "panels"
-        parts.append(element("div", *figures, attributes={"class": kind}))
+        parts.append(element("div", *figures, attributes={"class": "panels"}))
     parts += section.content
     attributes = {"id": section.identifier, "aria-labelledby": f"{section.identifier}-title"}
     return element("section", *parts, attributes=attributes)
@@ -205,6 +204,7 @@ def _figure(key: str, drawing: Drawing) -> Markup:
         element("div", attributes={"class": "chart", "data-figure": key}),
         picture,
         element("div", *links, attributes={"class": "downloads"}) if links else "",
+        attributes={"class": "wide" if drawing.wide else None},
     )
 
 

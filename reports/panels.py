@@ -77,7 +77,10 @@ def perplexity_panels(measurements: pd.DataFrame, settings: Sequence[Setting]) -
     rows = measurements[(measurements["family"] == "perplexity") & measurements["context_length_tokens"].notna()]
     rows = rows[rows["protocol"] != "position"]
     panels: list[Panel] = []
-    for (corpus, digest, protocol), part in rows.groupby(["corpus", "corpus_sha256", "protocol"], dropna=False):
+    columns = ["corpus", "corpus_sha256", "protocol"]
+    texts = rows[columns].astype(object).fillna("")
+    for corpus, digest, protocol in dict.fromkeys(texts.itertuples(index=False, name=None)):
+        part = rows[(texts == [corpus, digest, protocol]).all(axis=1)]
         shown = [setting for setting in settings if setting.label in set(part["setting"])]
         for aspect, members in _aspects(shown):
             labels = tuple(setting.label for setting in members)
@@ -86,9 +89,9 @@ def perplexity_panels(measurements: pd.DataFrame, settings: Sequence[Setting]) -
             if tables:
                 panels.append(
                     Panel(
-                        corpus="text" if pd.isna(corpus) else str(corpus),
-                        corpus_sha256=None if pd.isna(digest) else str(digest),
-                        protocol=str(protocol),
+                        corpus=corpus or "text",
+                        corpus_sha256=digest or None,
+                        protocol=protocol,
                         aspect=aspect,
                         tables=tables,
                         labels=labels,

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from sbeval.records import TaskRecord, metric_key, parse_metric_key
+from sbeval.reports.needles import tabulate_needles
 from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, TaskResult
 from sbeval.reports.samples import DocumentSums, read_document_sums
@@ -31,6 +32,7 @@ MEASUREMENT_COLUMNS = [
     "tokens",
     "clusters",
     "few_shot",
+    "higher_is_better",
     "bos",
     "separator",
     "targets_per_window",
@@ -63,6 +65,7 @@ class Results:
         settings: the lines of the figures, in the order shown.
         measurements: one row a number, columns `MEASUREMENT_COLUMNS`; NaN where missing.
         positions: one row a position bin, columns `POSITION_COLUMNS`.
+        needles: one row a heatmap cell, columns `sbeval.reports.needles.NEEDLE_COLUMNS`.
         documents: (setting label, task) to the per-document sums, where samples were logged.
         notes: what was left out and why.
     """
@@ -70,6 +73,7 @@ class Results:
     settings: tuple[Setting, ...]
     measurements: pd.DataFrame
     positions: pd.DataFrame
+    needles: pd.DataFrame
     documents: Mapping[tuple[str, str], DocumentSums]
     notes: Notes
 
@@ -98,16 +102,22 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
         settings=tuple(settings),
         measurements=measurements,
         positions=position_frame,
+        needles=tabulate_needles(settings, notes),
         documents=_documents(settings, notes),
         notes=notes,
     )
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Returns a table's rows as dictionaries by column name."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
 def _task_rows(
     setting: Setting, run: Run, task: TaskResult, notes: Notes
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     record = task.record
-    context = {
+    context: dict[str, Any] = {
         "setting": setting.label,
         "task": task.name,
         "family": record.family if record else None,
@@ -147,6 +157,7 @@ def _task_rows(
             | {
                 "metric": metric,
                 "filter": filter_name or None,
+                "higher_is_better": task.higher_is_better.get(metric),
                 "context_length_tokens": length,
                 "value": number,
                 "ci95_low": low,

@@ -105,10 +105,17 @@ def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
             "offset": 14,
         },
         "style": {
-            "training-length": {"stroke": colours["muted"], "strokeWidth": 1, "strokeDash": [2, 3]},
-            "training-length-text": {"fill": colours["muted"], "fontSize": 11, "font": font},
+            "mark-line": {
+                "stroke": colours["muted"],
+                "color": colours["muted"],
+                "strokeWidth": 1,
+                "strokeDash": [2, 3],
+            },
+            "mark-text": {"fill": colours["muted"], "color": colours["muted"], "fontSize": 11, "font": font},
             "series-text": {"fontSize": 12, "font": font, "fontWeight": 500},
-            "zero": {"stroke": colours["axis"], "strokeWidth": 1},
+            "zero-line": {"stroke": colours["muted"], "color": colours["muted"], "strokeWidth": 1},
+            "ink-line": {"stroke": colours["ink"], "color": colours["ink"], "strokeWidth": 1.75},
+            "ink-point": {"fill": colours["ink"], "color": colours["ink"], "opacity": 1},
             "ink-text": {"fill": colours["ink"], "fontSize": 11, "font": font},
         },
     }

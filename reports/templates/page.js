@@ -20,24 +20,38 @@
 
   const tooltip = () => ({ id: "vg-tooltip-element", disableDefaultStyle: true, theme: "sbeval", offsetX: 14, offsetY: 14 });
 
+  const fit = (spec, width, narrow) => {
+    if (spec.concat) {
+      spec.columns = Math.max(1, Math.floor(width / 255));
+      for (const part of spec.concat) part.width = Math.floor(width / spec.columns) - 66;
+    } else if (spec.vconcat) {
+      for (const part of spec.vconcat) part.width = Math.max(160, Math.min(520, width - 82));
+    } else {
+      spec.width = "container";
+      spec.autosize = { type: "fit-x", contains: "padding" };
+      if (narrow) spec.padding = { left: 2, top: 6, bottom: 6, right: 12 };
+    }
+  };
+
   async function draw(holder) {
     const figure = figures[holder.dataset.figure];
     const variant = figure.variants[metric] ?? Object.values(figure.variants)[0];
     const narrow = holder.clientWidth < 460;
     let spec = structuredClone(variant);
     delete spec.title;
-    spec.width = "container";
-    spec.autosize = { type: "fit-x", contains: "padding" };
-    if (narrow) spec.padding = { left: 2, top: 6, bottom: 6, right: 12 };
+    fit(spec, holder.clientWidth, narrow);
     for (const param of spec.params ?? []) {
       if (param.name === "hidden") param.value = [...hidden];
       if (param.name === "narrow") param.value = narrow;
     }
     if (dark.matches) spec = recoloured(spec);
+    const lines = Boolean(spec.params);
+    const config = structuredClone(dark.matches ? themes.dark : themes.light);
+    if (lines) config.legend.disable = true;
     views.get(holder)?.finalize();
     const result = await vegaEmbed(holder, spec, {
       actions: false, renderer: "svg", ast: true, mode: "vega-lite", tooltip: tooltip(),
-      config: dark.matches ? themes.dark : themes.light,
+      config,
     });
     views.set(holder, result);
     holder.dataset.drawn = metric;
