@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sbeval.reports.claims import LengthClaims, length_claims
-from sbeval.reports.figures.theme import Look
+from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.figures.theme import looks as choose_looks
 from sbeval.reports.findings import Finding, find
 from sbeval.reports.panels import Panel, perplexity_panels
@@ -67,13 +67,18 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
     panels = perplexity_panels(results.measurements, results.settings)
     scores = ruler_scores(results.measurements)
     ruler_words = effective_sentences(effective_lengths(scores, training_lengths), scores)
+    parents = {setting.label: setting.parent for setting in results.settings if setting.parent}
+    measured = within(looks, list(dict.fromkeys(scores["setting"])), parents)
+    positioned = within(looks, list(dict.fromkeys(results.positions["setting"])), parents)
     sections = [
-        curves_section(panels, looks=looks, training_lengths=training_lengths, claims=claims, publish=publish),
+        curves_section(
+            panels, looks=looks, parents=parents, training_lengths=training_lengths, claims=claims, publish=publish
+        ),
         positions_section(
-            results.positions, looks=looks, training_lengths=training_lengths, baseline=base, publish=publish
+            results.positions, looks=positioned, training_lengths=training_lengths, baseline=base, publish=publish
         ),
         needles_section(results.needles, results.settings, publish),
-        ruler_section(scores, looks=looks, training_lengths=training_lengths, publish=publish),
+        ruler_section(scores, looks=measured, training_lengths=training_lengths, publish=publish),
         tables_section(results, base),
         speed_section(results.settings),
         provenance_section(results.settings, folder),

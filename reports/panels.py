@@ -18,6 +18,7 @@ PROTOCOL_WORDS = {
     "position": "One pass at the longest length.",
 }
 CORPUS_WORDS = {
+    "text": "Text",
     "stdlib": "Python standard library",
     "wikitext": "WikiText-2",
     "pile": "The Pile",
@@ -52,7 +53,7 @@ class Panel:
     def title(self) -> str:
         """Corpus, protocol and aspect as a heading."""
         words = CORPUS_WORDS.get(self.corpus, self.corpus)
-        return f"{words}, {self.protocol}" + (f": by {self.aspect}" if self.aspect else "")
+        return f"{words}, {self.protocol.replace('_', ' ')}" + (f": by {self.aspect}" if self.aspect else "")
 
     @property
     def stem(self) -> str:

@@ -50,6 +50,9 @@ def ruler_scores(measurements: pd.DataFrame) -> pd.DataFrame:
     """Returns the rows of RULER's 13 tasks with a column `ruler_task`; ours and lm-eval's own."""
     rows = measurements[(measurements["metric"] == "score") & measurements["context_length_tokens"].notna()].copy()
     rows["ruler_task"] = rows["task"].map(short_name)
+    half = 1.96 * rows["stderr"]
+    rows["ci95_low"] = rows["ci95_low"].fillna((rows["value"] - half).clip(lower=0.0))
+    rows["ci95_high"] = rows["ci95_high"].fillna((rows["value"] + half).clip(upper=1.0))
     return rows[rows["ruler_task"].isin(TASKS)].reset_index(drop=True)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sbeval.reports.claims import LengthClaims
 from sbeval.reports.figures.curves import METRICS, curve_figure
-from sbeval.reports.figures.theme import Look
+from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.html import Markup, element, name, table
 from sbeval.reports.panels import PROTOCOL_WORDS, Panel
 from sbeval.reports.sections import Drawing, Publish, Section
@@ -20,6 +20,7 @@ def curves_section(
     panels: Sequence[Panel],
     *,
     looks: Mapping[str, Look],
+    parents: Mapping[str, str],
     training_lengths: Mapping[str, int],
     claims: Mapping[tuple[str, str, str], LengthClaims],
     publish: Publish,
@@ -37,7 +38,7 @@ def curves_section(
             metric: curve_figure(
                 rows,
                 metric=metric,
-                looks={label: looks[label] for label in panel.labels},
+                looks=within(looks, panel.labels, parents),
                 training_lengths=training_lengths,
                 title=panel.title,
                 subtitle=PROTOCOL_WORDS.get(panel.protocol, ""),
@@ -45,7 +46,8 @@ def curves_section(
             )
             for metric, rows in panel.tables.items()
         }
-        published = {metric: publish(spec, f"{panel.stem}-{metric}") for metric, spec in variants.items()}
+        still = [metric for metric in variants if metric in ("nll", "token_perplexity")] or list(variants)
+        published = {metric: publish(variants[metric], f"{panel.stem}-{metric}") for metric in still}
         svg, links = next(iter(published.values()))
         drawings.append(
             Drawing(

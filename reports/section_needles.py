@@ -1,4 +1,4 @@
-"""The section of needle heatmaps: one small picture a task and model."""
+"""The section of needle heatmaps: one figure a task, one small picture a model."""
 
 from collections.abc import Sequence
 
@@ -10,30 +10,41 @@ from sbeval.reports.ruler import TASKS, short_name
 from sbeval.reports.sections import Drawing, Publish, Section
 from sbeval.reports.settings import Setting, length_text
 
+_SHOWN = 3
+
 
 def needles_section(cells: pd.DataFrame, settings: Sequence[Setting], publish: Publish) -> Section | None:
     """Builds the section, None where no samples record depths."""
     if cells.empty:
         return None
-    drawings = []
+    drawings: list[Drawing] = []
     for task in sorted(dict.fromkeys(cells["task"]), key=_task_order):
         of_task = cells[cells["task"] == task]
-        lengths = sorted(int(length) for length in of_task["context_length_tokens"].unique())
-        for setting in settings:
-            own = of_task[of_task["setting"] == setting.label]
-            if own.empty:
-                continue
-            title = f"{short_name(task)}: {setting.label}"
-            finding = _finding(own)
-            spec = heatmap_figure(
-                own, lengths=lengths, title=title, subtitle="score in percent", description=f"{title}. {finding}"
+        labels = [setting.label for setting in settings if (of_task["setting"] == setting.label).any()]
+        title = short_name(task)
+        finding = "; ".join(_finding(label, of_task[of_task["setting"] == label]) for label in labels[:4]) + "."
+        low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
+        explanation = f"{low} samples a cell." if low == high else f"{low} to {high} samples a cell."
+        spec = heatmap_figure(
+            of_task,
+            settings=labels,
+            title=title,
+            subtitle=f"score in percent; {explanation}",
+            description=f"{title}. {finding}",
+        )
+        svg, links = publish(spec, f"needles-{safe_stem(title)}")
+        drawings.append(
+            Drawing(
+                title=title,
+                finding=finding,
+                explanation=explanation,
+                variants={"score": spec},
+                svg=svg,
+                downloads=links,
+                wide=True,
+                folded=len(drawings) >= _SHOWN,
             )
-            svg, links = publish(spec, f"needles-{safe_stem(short_name(task))}-{safe_stem(setting.label)}")
-            drawings.append(
-                Drawing(
-                    title=title, finding=finding, explanation="", variants={"score": spec}, svg=svg, downloads=links
-                )
-            )
+        )
     return Section(
         identifier="needles",
         title="Needles by depth and length",
@@ -47,11 +58,9 @@ def _task_order(task: str) -> tuple[int, str]:
     return (TASKS.index(name) if name in TASKS else len(TASKS), name)
 
 
-def _finding(cells: pd.DataFrame) -> str:
+def _finding(label: str, cells: pd.DataFrame) -> str:
     weighted = (cells["score"] * cells["samples"]).groupby(cells["context_length_tokens"]).sum()
     means = weighted / cells.groupby("context_length_tokens")["samples"].sum()
     first, last = int(means.index[0]), int(means.index[-1])
-    words = f"Mean score {means.iloc[0]:.0%} at {length_text(first)}"
-    if last != first:
-        words += f" and {means.iloc[-1]:.0%} at {length_text(last)}"
-    return f"{words}; {int(cells['samples'].min())} to {int(cells['samples'].max())} samples a cell."
+    words = f"{label} finds {means.iloc[0]:.0%} at {length_text(first)}"
+    return words if last == first else f"{words} and {means.iloc[-1]:.0%} at {length_text(last)}"

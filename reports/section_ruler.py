@@ -160,8 +160,8 @@ def _effective_table(
         caption="Effective context length and weighted averages",
         explanation=(
             f"The longest length such that every length up to it scores at least {ABSOLUTE_THRESHOLD:.1%} "
-            f"(RULER's rule), or at least {RELATIVE_THRESHOLD:.0%} of the model's own score at no more than half its training length; "
-            f"n/a where that score is below {NEAR_CHANCE:.0%}. Weighted averages cover 4K to 128K."
+            f"(RULER's rule), or at least {RELATIVE_THRESHOLD:.0%} of the model's own score at no more than half its "
+            f"training length; n/a where that score is below {NEAR_CHANCE:.0%}. Weighted averages cover 4K to 128K."
         ),
     )
 

@@ -22,6 +22,7 @@ class Drawing:
         svg: the first variant as a still picture, for paper and for pages without scripts.
         downloads: image files beside the page, as relative links.
         wide: True for a figure that takes the whole width.
+        folded: True for a figure shown on request.
     """
 
     title: str
@@ -31,6 +32,7 @@ class Drawing:
     svg: str
     downloads: tuple[str, ...] = ()
     wide: bool = False
+    folded: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

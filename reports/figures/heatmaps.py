@@ -1,6 +1,6 @@
 """Needle heatmaps: depth by context length, with the mean by length on top."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -8,7 +8,7 @@ import pandas as pd
 from sbeval.reports.settings import length_text
 from sbeval.reports.table import records
 
-WIDTH_PIXELS = 400
+WIDTH_PIXELS = 380
 _MEAN_HEIGHT_PIXELS = 70
 _CELL_HEIGHT_PIXELS = 22
 _LIGHT_TEXT_BELOW = 0.55
@@ -16,59 +16,82 @@ _SCALE = {"domain": [0, 1], "scheme": "cividis"}
 
 
 def heatmap_figure(
-    cells: pd.DataFrame, *, lengths: Sequence[int], title: str, subtitle: str, description: str
+    cells: pd.DataFrame,
+    *,
+    settings: Sequence[str],
+    title: str,
+    subtitle: str,
+    description: str,
+    columns: int = 2,
 ) -> dict[str, Any]:
-    """Returns the Vega-Lite specification for one task and model.
+    """Returns the Vega-Lite specification of one task: small multiples, one a model, on the same axes.
 
     Args:
-        cells: columns context_length_tokens, depth_percent, score, low, high, samples.
-        lengths: all lengths of the axis in tokens, so that small multiples line up; a missing cell stays empty.
+        cells: columns setting, context_length_tokens, depth_percent, score, low, high, samples; a missing cell stays
+            empty.
+        settings: the models in order.
         title: heading of the image files.
         subtitle: second line of the image files.
         description: the finding in words, for readers who cannot see the figure.
+        columns: multiples in a row.
     """
-    rows: list[dict[str, Any]] = [
-        {
-            "length": length_text(int(row["context_length_tokens"])),
-            "depth": float(row["depth_percent"]),
-            "score": float(row["score"]),
-            "percent": f"{row['score']:.0%}".removesuffix("%"),
-            "score_text": f"{row['score']:.1%}",
-            "interval_text": f"{row['low']:.1%} to {row['high']:.1%}",
-            "depth_text": f"{row['depth_percent']:.0f} % from the start",
-            "samples_text": f"{int(row['samples']):,}",
+    lengths = sorted(int(length) for length in cells["context_length_tokens"].unique())
+    depths = sorted(float(depth) for depth in cells["depth_percent"].unique())
+    parts = []
+    for label in settings:
+        own = records(cells[cells["setting"] == label])
+        order = [length_text(length) for length in lengths]
+        x: dict[str, Any] = {
+            "field": "length",
+            "type": "ordinal",
+            "sort": order,
+            "scale": {"type": "band", "domain": order, "paddingInner": 0.04, "paddingOuter": 0},
         }
-        for row in records(cells)
-    ]
-    means = []
-    for length, part in cells.groupby("context_length_tokens"):
-        count = float(part["samples"].sum())
-        score = float((part["score"] * part["samples"]).sum() / count)
-        means.append(
-            {
-                "length": length_text(int(str(length))),
-                "score": score,
-                "score_text": f"{score:.1%}",
-                "samples_text": f"{count:,.0f}",
-            }
-        )
-    depths = sorted({row["depth"] for row in rows})
-    order = [length_text(length) for length in lengths]
-    x: dict[str, Any] = {
-        "field": "length",
-        "type": "ordinal",
-        "sort": order,
-        "scale": {"domain": order, "paddingInner": 0.04, "paddingOuter": 0},
-    }
+        heading = {"text": label, "fontSize": 12.5, "offset": 8, "anchor": "start", "frame": "group"}
+        parts.append({"title": heading, "spacing": 8, "vconcat": [_means(_mean_rows(own), x), _grid(own, x, depths)]})
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "title": {"text": title, "subtitle": subtitle},
         "description": description,
         "padding": 6,
-        "spacing": 8,
-        "vconcat": [_means(means, x), _grid(rows, x, depths)],
+        "spacing": {"row": 30, "column": 36},
+        "columns": columns,
+        "concat": parts,
         "resolve": {"scale": {"color": "shared"}},
     }
+
+
+def _mean_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for length in dict.fromkeys(int(cell["context_length_tokens"]) for cell in cells):
+        of_length = [cell for cell in cells if int(cell["context_length_tokens"]) == length]
+        count = sum(float(cell["samples"]) for cell in of_length)
+        score = sum(float(cell["score"]) * float(cell["samples"]) for cell in of_length) / count
+        rows.append(
+            {
+                "length": length_text(length),
+                "score": score,
+                "score_text": f"{score:.1%}",
+                "samples_text": f"{count:,.0f}",
+            }
+        )
+    return rows
+
+
+def _cell_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "length": length_text(int(cell["context_length_tokens"])),
+            "depth": float(cell["depth_percent"]),
+            "score": float(cell["score"]),
+            "percent": f"{100 * cell['score']:.0f}",
+            "score_text": f"{cell['score']:.1%}",
+            "interval_text": f"{cell['low']:.1%} to {cell['high']:.1%}",
+            "depth_text": f"{cell['depth_percent']:.0f} % from the start",
+            "samples_text": f"{int(cell['samples']):,}",
+        }
+        for cell in cells
+    ]
 
 
 def _means(means: list[dict[str, Any]], x: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +118,7 @@ def _means(means: list[dict[str, Any]], x: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _grid(rows: list[dict[str, Any]], x: dict[str, Any], depths: Sequence[float]) -> dict[str, Any]:
+def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], depths: Sequence[float]) -> dict[str, Any]:
     y = {
         "field": "depth",
         "type": "ordinal",
@@ -128,13 +151,16 @@ def _grid(rows: list[dict[str, Any]], x: dict[str, Any], depths: Sequence[float]
     return {
         "width": WIDTH_PIXELS,
         "height": max(120, _CELL_HEIGHT_PIXELS * len(depths)),
-        "data": {"values": rows},
+        "data": {"values": _cell_rows(cells)},
         "encoding": {
             "x": {**x, "title": "context length (tokens)", "axis": {"labelAngle": 0, "domain": False, "ticks": False}},
             "y": y,
         },
         "layer": [
-            {"mark": {"type": "rect", "cornerRadius": 2}, "encoding": {"color": color, "tooltip": _tooltip(fields)}},
+            {
+                "mark": {"type": "rect", "cornerRadius": 2, "style": "cell"},
+                "encoding": {"color": color, "tooltip": _tooltip(fields)},
+            },
             {
                 "mark": {"type": "text", "fontSize": 10, "tooltip": None},
                 "encoding": {"text": {"field": "percent"}, "color": letters},

@@ -29,6 +29,7 @@ class Axes:
         x_title: what is counted along the logarithmic axis, None for no title.
         x_domain: its first and last value.
         y_title: the measured quantity with its unit, None for no title.
+        x_octaves: octaves from one named length to the next, None to choose.
         y_scale: "linear" or "log".
         y_domain: fixed ends, None to fit the lines shown.
         y_format: d3 format of the axis labels.
@@ -38,6 +39,7 @@ class Axes:
     x_title: str | None
     x_domain: tuple[int, int]
     y_title: str | None
+    x_octaves: int | None = None
     y_scale: str = "linear"
     y_domain: tuple[float, float] | None = None
     y_format: str | None = None
@@ -113,7 +115,7 @@ def line_figure(
 def _x(axes: Axes) -> dict[str, Any]:
     low, high = axes.x_domain
     powers = [2**power for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
-    step = 1 if len(powers) <= 10 else 2
+    step = axes.x_octaves or (1 if len(powers) <= 10 else 2)
     return {
         "field": "x",
         "type": "quantitative",
@@ -186,12 +188,12 @@ def _vertical_marks(marks: Mapping[int, str], x: Row) -> list[Row]:
     if not marks:
         return []
     rows = [{"x": value, "text": marks[value], "row": index % 3} for index, value in enumerate(sorted(marks))]
-    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": "top", "dx": 5}
+    text = {"type": "text", "style": "mark-text", "align": "center", "baseline": "bottom"}
     return [
         {"data": {"values": rows}, "mark": {"type": "rule", "style": "mark-line"}, "encoding": {"x": x}},
         {
             "data": {"values": rows},
-            "mark": {**text, "dy": {"expr": "14 * datum.row"}},
+            "mark": {**text, "dy": {"expr": "-5 - 13 * datum.row"}},
             "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "text"}},
         },
     ]

@@ -72,6 +72,7 @@ def score_grid(
             _rows(table, [label for label in order if label in set(table["setting"])]),
             axes=Axes(
                 x_title=None,
+                x_octaves=3,
                 x_domain=length_domain(everything, marks),
                 y_title=None,
                 y_domain=(0.0, 1.0),

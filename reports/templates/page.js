@@ -20,12 +20,23 @@
 
   const tooltip = () => ({ id: "vg-tooltip-element", disableDefaultStyle: true, theme: "sbeval", offsetX: 14, offsetY: 14 });
 
+  const unlegend = (value) => {
+    if (value === null || typeof value !== "object") return;
+    for (const [key, item] of Object.entries(value)) {
+      if (key === "color" && item?.scale) item.legend = null;
+      else unlegend(item);
+    }
+  };
+
   const fit = (spec, width, narrow) => {
     if (spec.concat) {
-      spec.columns = Math.max(1, Math.floor(width / 255));
-      for (const part of spec.concat) part.width = Math.floor(width / spec.columns) - 66;
-    } else if (spec.vconcat) {
-      for (const part of spec.vconcat) part.width = Math.max(160, Math.min(520, width - 82));
+      const stacked = Boolean(spec.concat[0].vconcat);
+      const smallest = stacked ? 330 : 255;
+      spec.columns = Math.max(1, Math.min(spec.concat.length, Math.floor(width / smallest)));
+      const room = Math.floor(width / Math.max(spec.columns, stacked ? 2 * (width > 660) : 1));
+      for (const part of spec.concat) {
+        for (const piece of part.vconcat ?? [part]) piece.width = Math.min(430, room - (stacked ? 96 : 66));
+      }
     } else {
       spec.width = "container";
       spec.autosize = { type: "fit-x", contains: "padding" };
@@ -47,7 +58,7 @@
     if (dark.matches) spec = recoloured(spec);
     const lines = Boolean(spec.params);
     const config = structuredClone(dark.matches ? themes.dark : themes.light);
-    if (lines) config.legend.disable = true;
+    if (lines) unlegend(spec);
     views.get(holder)?.finalize();
     const result = await vegaEmbed(holder, spec, {
       actions: false, renderer: "svg", ast: true, mode: "vega-lite", tooltip: tooltip(),

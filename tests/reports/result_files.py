@@ -287,7 +287,7 @@ def ordinary_task(name: str, metric: str, value: float, *, stderr: float = 0.01)
 
 
 def write_everything(folder: Path) -> None:
-    """Writes a broad set: two models with all kinds of tasks, an extension, two more schemes and a plain lm-eval run."""
+    """Writes a broad set: two models with all kinds of tasks, and two more position schemes without samples."""
     write_demo_pair(folder)
     for attention, reach in (("stickbreaking", 6000), ("rope", 1024)):
         tasks = [
