@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from sbeval.records import parse_metric_key
+from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
 from sbeval.reports.samples import read_lines
 from sbeval.reports.settings import Setting
@@ -35,7 +36,8 @@ def tabulate_needles(settings: Sequence[Setting], notes: Notes) -> pd.DataFrame:
                 fresh = {length: found for length, found in scores.items() if length not in seen[task.name]}
                 seen[task.name] |= set(fresh)
                 for length, found in fresh.items():
-                    rows += [{"setting": setting.label, "task": task.name, **cell} for cell in _cells(length, found)]
+                    name = shown_name(task.name)
+                    rows += [{"setting": setting.label, "task": name, **cell} for cell in _cells(length, found)]
     return pd.DataFrame.from_records(rows, columns=NEEDLE_COLUMNS) if rows else pd.DataFrame(columns=NEEDLE_COLUMNS)
 
 

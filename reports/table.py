@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from sbeval.records import TaskRecord, metric_key, parse_metric_key
+from sbeval.reports.names import shown_name
 from sbeval.reports.needles import tabulate_needles
 from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, TaskResult
@@ -119,9 +120,9 @@ def _task_rows(
     record = task.record
     context: dict[str, Any] = {
         "setting": setting.label,
-        "task": task.name,
+        "task": shown_name(task.name),
         "family": record.family if record else None,
-        "corpus": record.corpus if record else None,
+        "corpus": shown_name(record.corpus) if record and record.corpus else None,
         "corpus_sha256": record.corpus_sha256 if record else None,
         "protocol": record.protocol if record else None,
         "few_shot": task.few_shot,
@@ -248,7 +249,7 @@ def _documents(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str
         for run in setting.runs:
             for task in run.tasks:
                 if task.record is not None and task.record.family == "perplexity":
-                    newest[setting.label, task.name].append(task)
+                    newest[setting.label, shown_name(task.name)].append(task)
     for key, tasks in newest.items():
         wanted = {length for task in tasks if task.record for length in task.record.lengths}
         parts = []

@@ -155,14 +155,12 @@ def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], depths: Sequenc
         "encoding": {
             "x": {**x, "title": "context length (tokens)", "axis": {"labelAngle": 0, "domain": False, "ticks": False}},
             "y": y,
+            "tooltip": _tooltip(fields),
         },
         "layer": [
+            {"mark": {"type": "rect", "cornerRadius": 2, "style": "cell"}, "encoding": {"color": color}},
             {
-                "mark": {"type": "rect", "cornerRadius": 2, "style": "cell"},
-                "encoding": {"color": color, "tooltip": _tooltip(fields)},
-            },
-            {
-                "mark": {"type": "text", "fontSize": 10, "tooltip": None},
+                "mark": {"type": "text", "fontSize": 10},
                 "encoding": {"text": {"field": "percent"}, "color": letters},
             },
         ],

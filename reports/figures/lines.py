@@ -171,11 +171,11 @@ def _points(x: Row, y: Row, color: Row, looks: Mapping[str, Look], order: Sequen
 
 
 def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> Row:
-    select = {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True, "fields": ["setting", "x"]}
+    select = {"type": "point", "on": "pointerover", "clear": "pointerout", "fields": ["setting", "x"]}
     return {
         "transform": [_VISIBLE, _MEASURED],
         "params": [{"name": hover, "select": select}],
-        "mark": {"type": "point", "size": 300, "opacity": 0, "filled": True},
+        "mark": {"type": "point", "size": 520, "opacity": 0, "filled": True},
         "encoding": {
             "x": x,
             "y": y,
