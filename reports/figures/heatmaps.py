@@ -158,7 +158,7 @@ def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], depths: Sequenc
             "tooltip": _tooltip(fields),
         },
         "layer": [
-            {"mark": {"type": "rect", "cornerRadius": 2, "style": "cell"}, "encoding": {"color": color}},
+            {"mark": {"type": "rect", "cornerRadius": 2, "style": "heat-cell"}, "encoding": {"color": color}},
             {
                 "mark": {"type": "text", "fontSize": 10},
                 "encoding": {"text": {"field": "percent"}, "color": letters},

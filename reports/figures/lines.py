@@ -106,7 +106,7 @@ def line_figure(
         "width": width,
         "height": height,
         "padding": {"left": 6, "top": 6, "bottom": 6, "right": room},
-        "params": [{"name": "hidden", "value": []}, {"name": "narrow", "value": False}],
+        "params": [{"name": "hidden", "value": []}],
         "data": {"values": shown},
         "layer": [layer for layer in layers if layer],
     }
@@ -213,7 +213,7 @@ def _labels(ends: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
     mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 9, "limit": 170}
     return {
         "data": {"values": list(ends)},
-        "transform": [_VISIBLE, {"filter": "!narrow"}],
+        "transform": [_VISIBLE],
         "mark": {**mark, "dy": {"expr": "length(hidden) ? 0 : datum.shift"}},
         "encoding": {"x": x, "y": y, "text": {"field": "setting"}, "color": {**color, "legend": None}},
     }

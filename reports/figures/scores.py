@@ -98,7 +98,7 @@ def score_grid(
         "padding": 6,
         "columns": columns,
         "spacing": {"row": 22, "column": 26},
-        "params": [{"name": "hidden", "value": []}, {"name": "narrow", "value": False}],
+        "params": [{"name": "hidden", "value": []}],
         "concat": parts,
         "resolve": {"legend": {"color": "shared"}, "scale": {"color": "shared", "shape": "shared"}},
     }

@@ -126,7 +126,7 @@ def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
             "mark-text": {"fill": colours["muted"], "color": colours["muted"], "fontSize": 11, "font": font},
             "series-text": {"fontSize": 12, "font": font, "fontWeight": 500},
             "zero-line": {"stroke": colours["muted"], "color": colours["muted"], "strokeWidth": 1},
-            "cell": {"stroke": colours["axis"], "strokeWidth": 0.5},
+            "heat-cell": {"stroke": colours["axis"], "strokeWidth": 0.5},
             "ink-line": {"stroke": colours["ink"], "color": colours["ink"], "strokeWidth": 1.75},
             "ink-point": {"fill": colours["ink"], "color": colours["ink"], "opacity": 1},
             "ink-text": {"fill": colours["ink"], "fontSize": 11, "font": font},

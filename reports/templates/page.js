@@ -40,7 +40,10 @@
     } else {
       spec.width = "container";
       spec.autosize = { type: "fit-x", contains: "padding" };
-      if (narrow) spec.padding = { left: 2, top: 6, bottom: 6, right: 12 };
+      if (narrow) {
+        spec.padding = { left: 2, top: 6, bottom: 6, right: 12 };
+        spec.layer = spec.layer.filter((layer) => layer.mark.style !== "series-text");
+      }
     }
   };
 
@@ -53,7 +56,6 @@
     fit(spec, holder.clientWidth, narrow);
     for (const param of spec.params ?? []) {
       if (param.name === "hidden") param.value = [...hidden];
-      if (param.name === "narrow") param.value = narrow;
     }
     if (dark.matches) spec = recoloured(spec);
     const lines = Boolean(spec.params);

@@ -120,6 +120,9 @@ def test_a_point_tells_its_numbers_under_the_pointer(opened: Opened) -> None:
     tooltip = page.locator("#vg-tooltip-element.visible")
     tooltip.wait_for()
     words = tooltip.text_content()
+    shown, hovered = tooltip.bounding_box(), point.bounding_box()
+    assert abs(shown["x"] - hovered["x"]) < 250
+    assert abs(shown["y"] - hovered["y"]) < 250
     assert "scored tokens" in words
     assert re.search(r"\d\.\d{4} to \d\.\d{4}", words)
     assert "documents" in words
