@@ -1,10 +1,11 @@
 """The section of tables: ordinary tasks side by side, recall, and attention spans."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from sbeval.reports.html import Markup, element, name, table
+from sbeval.reports.published import PublishedTable, best, published_tables
 from sbeval.reports.sections import Section
 from sbeval.reports.suite import SuiteRow, suite_rows
 from sbeval.reports.table import Results, records
@@ -20,6 +21,7 @@ def tables_section(results: Results, baseline: str) -> Section | None:
     labels = [setting.label for setting in results.settings]
     rows = suite_rows(results)
     content: list[Markup] = [_suite_table(rows, labels, baseline)] if rows else []
+    content += [_published_table(published, labels) for published in published_tables(results.measurements)]
     for family, (title, explanation) in _FAMILY_WORDS.items():
         own = results.measurements[results.measurements["family"] == family]
         for task in dict.fromkeys(own["task"]):
@@ -59,6 +61,43 @@ def _suite_cell(row: SuiteRow, label: str, baseline: str) -> Markup:
         else element("small", f"{difference[0]:+.4f} [{difference[1]:+.4f}, {difference[2]:+.4f}]")
     )
     return element("td", shown, error, against)
+
+
+def _published_table(published: PublishedTable, labels: Sequence[str]) -> Markup:
+    lower = [column for column in published.columns if column.lower().startswith("wikitext")]
+    everything = [*published.published.values(), *published.measured.values()]
+    tops = {
+        column: best([values.get(column) for values in everything], higher_is_better=column not in lower)
+        for column in published.columns
+    }
+    body = [
+        [element("span", f"paper: {row}"), *_published_cells(values, published.columns, tops)]
+        for row, values in published.published.items()
+    ]
+    body += [
+        [name(label), *_published_cells(published.measured[label], published.columns, tops)]
+        for label in labels
+        if label in published.measured
+    ]
+    explanation = "Published values and this report's, in the paper's units; best in bold."
+    if not published.published:
+        explanation = "Measured values in the paper's units; the published ones are not held."
+    return table(
+        ["model", *published.columns], body, caption=f"The paper's Table {published.number}", explanation=explanation
+    )
+
+
+def _published_cells(
+    values: Mapping[str, float], columns: Sequence[str], tops: Mapping[str, float | None]
+) -> list[Markup]:
+    cells = []
+    for column in columns:
+        if column not in values:
+            cells.append(element("td", "not measured", attributes={"class": "missing"}))
+            continue
+        words = f"{values[column]:.1f}"
+        cells.append(element("td", element("b", words) if values[column] == tops[column] else words))
+    return cells
 
 
 def _counted_table(rows: pd.DataFrame, caption: str, explanation: str, labels: Sequence[str]) -> Markup:

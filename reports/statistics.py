@@ -13,7 +13,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-MINIMUM_CLUSTERS = 20
+from sbeval.intervals import MINIMUM_CLUSTERS
+
 RESAMPLES = 4000
 CONFIDENCE = 0.95
 _CHUNK_RESAMPLES = 500
