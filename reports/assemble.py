@@ -124,8 +124,9 @@ def caveats(claims: Mapping[ClaimKey, LengthClaims]) -> list[str]:
     alone = sorted({label for label, corpus, protocol in claims if (label, corpus) not in identical})
     if alone:
         remarks.append(
-            f"Not shown: use of context by {', '.join(alone)} wherever fixed_target was not run or not logged. "
-            "Longer disjoint windows have fewer cold starts, so any model that merely does not break improves there."
+            f"Not shown: use of context by {', '.join(alone)} wherever fixed_target was not run, not logged or "
+            "had too few documents. Longer disjoint windows have fewer cold starts, so any model that merely does not "
+            "break improves there."
         )
     unlogged = sorted({label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle})
     if unlogged:

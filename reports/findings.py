@@ -116,7 +116,7 @@ def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
 def _context_sentence(corpus: str, claim: LengthClaims) -> str:
     where = f"On identical targets ({CORPUS_WORDS.get(corpus, corpus)}"
     if claim.obstacle:
-        return f"{where}): nothing can be said, because {claim.obstacle}."
+        return f"{where}): {_without_interval(claim)}."
     longest = max(claim.lengths)
     start = f"{where}, {claim.clusters} documents), "
     if claim.lowers_to_tokens is None:
@@ -135,6 +135,16 @@ def _context_sentence(corpus: str, claim: LengthClaims) -> str:
         f"{start}{first}; from {length_text(claim.raises_from_tokens)} on NLL is above its value at {reference} "
         f"({difference_text(worse)} nats){_recovery(claim)}."
     )
+
+
+def _without_interval(claim: LengthClaims) -> str:
+    """What is seen where nothing can be claimed."""
+    if not claim.differences or claim.reference_tokens is None:
+        return f"nothing can be said, because {claim.obstacle}"
+    last = claim.differences[-1]
+    words = f"NLL at {length_text(last.context_length_tokens)} minus NLL at {length_text(claim.reference_tokens)}"
+    value = f"{last.estimate:+.3f}".replace("-", "\N{MINUS SIGN}")
+    return f"{words} is {value} nats, without an interval and so without a claim: {claim.obstacle}"
 
 
 def _at_end(claim: LengthClaims) -> str:
@@ -163,7 +173,8 @@ def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Ma
             continue
         where = f"In {protocol.replace('_', ' ')} windows of {CORPUS_WORDS.get(corpus, corpus)}"
         if claim.obstacle:
-            sentences.append(f"{where}: nothing can be said, because {claim.obstacle}.")
+            if corpus not in identical:
+                sentences.append(f"{where}: {_without_interval(claim)}.")
             continue
         if claim.reference_tokens is None:
             sentences.append(f"{where}: no length at or below the training length was evaluated to compare with.")

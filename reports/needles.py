@@ -1,5 +1,6 @@
 """Scores by needle depth and context length, read from the samples of needle tasks."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from sbeval.reports.statistics import wilson_interval
 NEEDLE_COLUMNS = ["setting", "task", "context_length_tokens", "depth_percent", "score", "low", "high", "samples"]
 _FINEST_GRID = 21
 _BIN_PERCENT = 10.0
+_UNEVEN_PERCENT = 1.5
 
 
 def tabulate_needles(settings: Sequence[Setting], notes: Notes) -> pd.DataFrame:
@@ -70,8 +72,9 @@ def _depths(document: object) -> dict[int, float]:
 
 
 def _cells(length: int, found: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
-    exact = {depth for depth, _ in found}
-    grid = len(exact) <= _FINEST_GRID
+    exact = sorted({depth for depth, _ in found})
+    steps = [later - earlier for earlier, later in itertools.pairwise(exact)]
+    grid = len(exact) <= _FINEST_GRID and (not steps or max(steps) - min(steps) <= _UNEVEN_PERCENT)
     groups: dict[float, list[float]] = defaultdict(list)
     for depth, score in found:
         groups[depth if grid else round(depth / _BIN_PERCENT) * _BIN_PERCENT].append(score)

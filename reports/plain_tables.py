@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 from sbeval.reports.assemble import Report
-from sbeval.reports.claims import LengthClaims
+from sbeval.reports.claims import LengthClaims, LengthDifference
 from sbeval.reports.figures.curves import METRICS
 from sbeval.reports.panels import Panel
 from sbeval.reports.ruler import TASKS, average, by_length, ruler_scores
@@ -117,12 +117,7 @@ def _difference_table(panel: Panel, claims: Mapping[tuple[str, str, str], Length
     body = []
     for label, claim in own.items():
         found = {item.context_length_tokens: item for item in claim.differences}
-        cells = [
-            f"{found[length].estimate:+.4f} [{found[length].low:+.4f}, {found[length].high:+.4f}]"
-            if length in found
-            else _MISSING
-            for length in lengths
-        ]
+        cells = [_difference(found.get(length)) for length in lengths]
         reference = length_text(claim.reference_tokens) if claim.reference_tokens else ""
         body.append((f"{label} (to {reference})", *cells))
     return PlainTable(
@@ -131,6 +126,13 @@ def _difference_table(panel: Panel, claims: Mapping[tuple[str, str, str], Length
         header=("model", *map(length_text, lengths)),
         rows=tuple(body),
     )
+
+
+def _difference(found: LengthDifference | None) -> str:
+    if found is None:
+        return _MISSING
+    value = f"{found.estimate:+.4f}"
+    return value if math.isnan(found.low) else f"{value} [{found.low:+.4f}, {found.high:+.4f}]"
 
 
 def _ruler_tables(results: Results, report: Report) -> list[PlainTable]:

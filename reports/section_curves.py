@@ -130,5 +130,5 @@ def _difference_cell(claim: LengthClaims, length: int) -> Markup:
     if found is None:
         return element("td", "", attributes={"class": "missing"})
     kind = "better" if found.high < 0 else "worse" if found.low > 0 else None
-    small = element("small", f"{found.low:+.4f} to {found.high:+.4f}")
+    small = "" if math.isnan(found.low) else element("small", f"{found.low:+.4f} to {found.high:+.4f}")
     return element("td", f"{found.estimate:+.4f}", small, attributes={"class": kind})

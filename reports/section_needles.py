@@ -24,7 +24,8 @@ def needles_section(cells: pd.DataFrame, settings: Sequence[Setting], publish: P
         title = short_name(task)
         finding = "; ".join(_finding(label, of_task[of_task["setting"] == label]) for label in labels[:4]) + "."
         low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
-        explanation = f"{low} samples a cell." if low == high else f"{low} to {high} samples a cell."
+        counts = str(low) if low == high else f"{low} to {high}"
+        explanation = f"{counts} {'sample' if high == 1 else 'samples'} a cell."
         spec = heatmap_figure(
             of_task,
             settings=labels,

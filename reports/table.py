@@ -219,7 +219,9 @@ def _finite(value: Any) -> float | None:
 
 
 def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
-    frame = pd.DataFrame.from_records(rows, columns=columns) if rows else pd.DataFrame(columns=columns)
+    cells = {column: pd.Series([row.get(column) for row in rows], dtype=object) for column in columns}
+    frame = pd.DataFrame(cells, columns=columns)
+    frame["run_date"] = pd.to_datetime(frame["run_date"], utc=True)
     for column in ("value", "ci95_low", "ci95_high", "stderr", "tokens", "clusters", "nll", "first", "last"):
         if column in frame:
             frame[column] = frame[column].astype("float64")

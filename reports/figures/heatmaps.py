@@ -1,5 +1,6 @@
 """Needle heatmaps: depth by context length, with the mean by length on top."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ def heatmap_figure(
     title: str,
     subtitle: str,
     description: str,
-    columns: int = 2,
 ) -> dict[str, Any]:
     """Returns the Vega-Lite specification of one task: small multiples, one a model, on the same axes.
 
@@ -33,7 +33,6 @@ def heatmap_figure(
         title: heading of the image files.
         subtitle: second line of the image files.
         description: the finding in words, for readers who cannot see the figure.
-        columns: multiples in a row.
     """
     lengths = sorted(int(length) for length in cells["context_length_tokens"].unique())
     depths = sorted(float(depth) for depth in cells["depth_percent"].unique())
@@ -55,7 +54,7 @@ def heatmap_figure(
         "description": description,
         "padding": 6,
         "spacing": {"row": 30, "column": 36},
-        "columns": columns,
+        "columns": max(2, round(math.sqrt(len(settings) / 2))),
         "concat": parts,
         "resolve": {"scale": {"color": "shared"}},
     }

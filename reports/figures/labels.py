@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LABEL_HEIGHT_PIXELS = 15.0
-_LETTER_PIXELS = 7.0
+_LETTER_PIXELS = 6.4
 _WIDEST_PIXELS = 170.0
 
 

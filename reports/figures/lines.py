@@ -140,7 +140,7 @@ def _band(rows: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
         return {}
     return {
         "transform": [_VISIBLE, {"filter": "isValid(datum.low)"}],
-        "mark": {"type": "area", "opacity": 0.16},
+        "mark": {"type": "area", "opacity": 1, "fillOpacity": 0.16},
         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
     }
 
@@ -175,7 +175,7 @@ def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> 
     return {
         "transform": [_VISIBLE, _MEASURED],
         "params": [{"name": hover, "select": select}],
-        "mark": {"type": "point", "size": 520, "opacity": 0, "filled": True},
+        "mark": {"type": "point", "size": 520, "opacity": 1, "fillOpacity": 0, "filled": True},
         "encoding": {
             "x": x,
             "y": y,

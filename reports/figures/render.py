@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
@@ -14,6 +16,7 @@ import vl_convert
 from sbeval.reports.figures.theme import LIGHT, vega_config
 
 VEGA_LITE = "6.4"
+_MOST_PIXELS = 12_000_000
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _END = "\n//end\n"
 IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
@@ -33,13 +36,20 @@ def write_images(svg: str, stem: Path, formats: Iterable[str] = ("png", "svg", "
         if kind == "svg":
             path.write_text(svg, encoding="utf-8")
         elif kind == "png":
-            path.write_bytes(vl_convert.svg_to_png(svg, scale=2))
+            path.write_bytes(vl_convert.svg_to_png(svg, scale=_scale(svg)))
         elif kind == "pdf":
             path.write_bytes(vl_convert.svg_to_pdf(svg))
         else:
             raise ValueError(f"expected png, svg or pdf, got {kind!r}")
         written.append(path)
     return written
+
+
+def _scale(svg: str) -> float:
+    """Pixels a unit: two, or fewer for a picture too large to open."""
+    size = re.match(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
+    area = float(size[1]) * float(size[2]) if size else 0.0
+    return 2.0 if area * 4 <= _MOST_PIXELS else max(0.5, math.sqrt(_MOST_PIXELS / area))
 
 
 @lru_cache(maxsize=1)

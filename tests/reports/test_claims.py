@@ -11,21 +11,12 @@ def sums(curve: list[float], *, documents: int = 40, noise: float = 0.01, seed: 
     generator = np.random.default_rng(seed)
     tokens = generator.integers(500, 5000, documents).astype(float)
     level = generator.normal(0, 0.3, documents)
-    return DocumentSums(
-        {
-            length: {
-                f"document {index}": np.array(
-                    [
-                        (nll + level[index] + generator.normal(0, noise)) * tokens[index],
-                        tokens[index],
-                        tokens[index] * 3,
-                    ]
-                )
-                for index in range(documents)
-            }
-            for length, nll in zip(LENGTHS, curve, strict=True)
-        }
-    )
+    table = {}
+    for length, nll in zip(LENGTHS, curve, strict=True):
+        nats = (nll + level + generator.normal(0, noise, documents)) * tokens
+        rows = np.stack([nats, tokens, 3 * tokens], axis=1)
+        table[length] = {f"document {index}": row for index, row in enumerate(rows)}
+    return DocumentSums(table)
 
 
 def test_a_curve_that_keeps_falling_lowers_to_the_end_and_never_raises() -> None:
@@ -90,3 +81,10 @@ def test_what_stands_in_the_way_is_said(table: DocumentSums | None, words: str) 
     claims = length_claims(table, 1024)
     assert words in claims.obstacle
     assert claims.lowers_to_tokens is None
+
+
+def test_few_documents_give_differences_without_intervals_and_no_claim() -> None:
+    claims = length_claims(sums([2.2, 2.1, 2.0, 1.9, 1.8], documents=12), 1024)
+    assert claims.differences[-1].estimate == pytest.approx(-0.2, abs=0.02)
+    assert np.isnan(claims.differences[-1].low)
+    assert claims.raises_from_tokens is None
