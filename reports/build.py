@@ -6,17 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError
-from sbeval.reports.claims import LengthClaims, length_claims
+from sbeval.reports.assemble import assemble
+from sbeval.reports.exports import write_tables
 from sbeval.reports.figures.render import still, write_images
-from sbeval.reports.figures.theme import looks as choose_looks
 from sbeval.reports.files import find_result_files
-from sbeval.reports.findings import find
 from sbeval.reports.notes import Notes
 from sbeval.reports.page import write_page
-from sbeval.reports.panels import perplexity_panels, safe_stem
 from sbeval.reports.runs import read_run
-from sbeval.reports.section_curves import curves_section
-from sbeval.reports.section_provenance import notes_section, provenance_section
+from sbeval.reports.selection import restrict
 from sbeval.reports.table import Results, tabulate
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
@@ -33,9 +30,7 @@ def load_results(paths: Iterable[Path | str], *, labels: Mapping[str, str] | Non
     runs = [run for file in files if (run := read_run(file, notes)) is not None]
     if not runs:
         reasons = "; ".join(f"{note.path}: {note.reason}" for note in notes if note.path)
-        raise UserError(
-            f"Expected at least one result file of lm-eval with results, found none that can be used: {reasons}"
-        )
+        raise UserError(f"Expected a result file of lm-eval with results, found none that can be used: {reasons}")
     return tabulate(runs, notes, labels=labels)
 
 
@@ -45,71 +40,50 @@ def build_report(
     *,
     title: str | None = None,
     labels: Mapping[str, str] | None = None,
+    baseline: str | None = None,
+    only: Iterable[str] = (),
     image_formats: Iterable[str] = IMAGE_FORMATS,
 ) -> Path:
-    """Writes `index.html`, `figures/` and `results.csv` and returns the page's path.
+    """Writes `index.html`, `figures/`, the tables and `summary.md`, and returns the page's path.
 
     Args:
         paths: folders walked for result files, or result files.
         output_dir: folder to write to; made if missing.
         title: heading of the page.
         labels: names to show in place of the checkpoints' own.
-        image_formats: which image files to write beside the page.
+        baseline: model that differences are taken against; the first RoPE model if None.
+        only: names or patterns of models and tasks to show; everything if empty.
+        image_formats: which image files to write beside the page, of png, svg and pdf.
 
     Raises:
-        UserError: nothing to report on.
+        UserError: nothing to report on, or a name that no model or task has.
     """
-    results = load_results(paths, labels=labels)
+    results = restrict(load_results(paths, labels=labels), only)
     folder = Path(output_dir).resolve()
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    results.measurements.to_csv(folder / "results.csv", index=False)
     formats = tuple(image_formats)
+    used: dict[str, int] = {}
 
     def publish(spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
         svg = still(spec)
-        images = write_images(svg, folder / "figures" / safe_stem(stem), formats)
+        used[stem] = used.get(stem, 0) + 1
+        own = stem if used[stem] == 1 else f"{stem}-{used[stem]}"
+        images = write_images(svg, folder / "figures" / own, formats)
         return svg, tuple(f"figures/{image.name}" for image in images)
 
-    looks = choose_looks(results.settings)
-    training_lengths = {
-        setting.label: setting.model.training_length_tokens
-        for setting in results.settings
-        if setting.model.training_length_tokens
-    }
-    claims = all_claims(results)
-    panels = perplexity_panels(results.measurements, results.settings)
-    sections = [
-        curves_section(panels, looks=looks, training_lengths=training_lengths, claims=claims, publish=publish),
-        provenance_section(results.settings, folder),
-        notes_section(results.notes, folder),
-    ]
-    runs = sum(len(setting.runs) for setting in results.settings)
+    report = assemble(results, baseline=baseline, publish=publish, folder=folder)
+    heading = title or "Beyond the training length"
+    built = datetime.datetime.now(tz=datetime.UTC)
+    write_tables(results, report, folder, title=heading)
     page = write_page(
-        title=title or "Beyond the training length",
-        built=datetime.datetime.now(tz=datetime.UTC),
-        findings=find(results.settings, claims, {}),
-        caveats=[],
-        sections=[section for section in sections if section is not None],
-        looks=looks,
-        counts=f"{_count(len(results.settings), 'model')}, {_count(runs, 'run')}",
+        title=heading,
+        built=built,
+        findings=report.findings,
+        caveats=report.caveats,
+        sections=report.sections,
+        looks=report.looks,
+        counts=report.counts,
     )
     index = folder / "index.html"
     index.write_text(page, encoding="utf-8")
     return index
-
-
-def all_claims(results: Results) -> dict[tuple[str, str, str], LengthClaims]:
-    """Returns what the lengths show for every (setting label, corpus, protocol)."""
-    claims: dict[tuple[str, str, str], LengthClaims] = {}
-    rows = results.measurements[results.measurements["family"] == "perplexity"]
-    for (label, task, corpus, protocol), _ in rows.groupby(["setting", "task", "corpus", "protocol"]):
-        if protocol == "position":
-            continue
-        sums = results.documents.get((label, task))
-        trained = results.setting(label).model.training_length_tokens
-        claims[str(label), str(corpus), str(protocol)] = length_claims(sums, trained)
-    return claims
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

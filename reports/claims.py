@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.intervals import MINIMUM_CLUSTERS
 from sbeval.reports.samples import DocumentSums
-from sbeval.reports.statistics import MINIMUM_CLUSTERS, simultaneous_band
+from sbeval.reports.statistics import simultaneous_band
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +30,9 @@ class LengthClaims:
         lengths: context lengths compared, ascending.
         reference_tokens: the training length, or the longest length below it that was evaluated.
         lowers_to_tokens: longest context whose NLL is below that of every shorter one; None where none is.
-        raises_from_tokens: shortest context beyond the reference whose NLL is above the reference's; None where none is.
-        differences: against the reference, one for each other length; the band is simultaneous over them.
+        raises_from_tokens: shortest context beyond the reference with a higher NLL than there; None where none.
+        differences: against the reference, one for each other length; the band is simultaneous over them, NaN where
+            there are too few documents.
         clusters: documents compared.
         obstacle: why nothing can be said; empty where something can.
     """
@@ -55,12 +57,8 @@ def length_claims(sums: DocumentSums | None, training_length_tokens: int | None)
     clusters = int(same.sum())
     if clusters == 0:
         return LengthClaims(lengths=lengths, obstacle="the lengths were not scored on the same targets")
-    if clusters < MINIMUM_CLUSTERS:
-        return LengthClaims(
-            lengths=lengths,
-            clusters=clusters,
-            obstacle=f"only {clusters} documents were scored at every length; intervals need {MINIMUM_CLUSTERS}",
-        )
+    few = clusters < MINIMUM_CLUSTERS
+    documents = f"{clusters} document was" if clusters == 1 else f"{clusters} documents were"
     nll, tokens = sums.nll_nats[same], sums.tokens[same, 0]
     reference = _reference(lengths, training_length_tokens)
     differences: tuple[LengthDifference, ...] = ()
@@ -72,10 +70,11 @@ def length_claims(sums: DocumentSums | None, training_length_tokens: int | None)
     return LengthClaims(
         lengths=lengths,
         reference_tokens=reference,
-        lowers_to_tokens=_lowers_to(nll, tokens, lengths),
+        lowers_to_tokens=None if few else _lowers_to(nll, tokens, lengths),
         raises_from_tokens=raises_from,
         differences=differences,
         clusters=clusters,
+        obstacle=f"only {documents} scored at every length; intervals need {MINIMUM_CLUSTERS}" if few else "",
     )
 
 

@@ -34,9 +34,10 @@ def find_result_files(paths: Iterable[Path | str], notes: Notes) -> list[Path]:
                 found[file.resolve()] = None
         _note_orphaned_samples(path, notes)
     if not found:
+        places = ", ".join(map(str, given)) or "the given paths"
         raise UserError(
-            f"Expected result files of lm-eval (results_*.json) below {', '.join(map(str, given)) or 'the given paths'}, "
-            "found none; run an evaluation with --output_path first, or name the folder it wrote to."
+            f"Expected result files of lm-eval (results_*.json) below {places}, found none; "
+            "run an evaluation with --output_path first, or name the folder it wrote to."
         )
     return list(found)
 
@@ -44,10 +45,13 @@ def find_result_files(paths: Iterable[Path | str], notes: Notes) -> list[Path]:
 def samples_file(results_path: Path, task: str) -> Path | None:
     """Returns the samples file lm-eval wrote with a result file for a task, or None."""
     date = _DATE.search(results_path.name)
-    if date is None:
+    if date is None or "/" in task or "\\" in task or os.sep in task:
         return None
-    candidate = results_path.with_name(f"samples_{task}_{date.group()}.jsonl")
-    return candidate if os.sep not in task and candidate.is_file() else None
+    candidate = results_path.parent / f"samples_{task}_{date.group()}.jsonl"
+    try:
+        return candidate if candidate.is_file() else None
+    except (OSError, ValueError):  # a name no file system can hold
+        return None
 
 
 def _walk(folder: Path, ending: str = ".json") -> Iterator[Path]:

@@ -102,13 +102,13 @@ def find(
 
 def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
     longest = length_text(max(claim.lengths))
-    lowers = length_text(claim.lowers_to_tokens) if claim.lowers_to_tokens else "none"
+    lowers = "none"
+    if claim.lowers_to_tokens:
+        lowers = ("≥ " if claim.lowers_to_tokens == max(claim.lengths) else "") + length_text(claim.lowers_to_tokens)
     headlines = [Headline(value=lowers, meaning="longest context that still lowers NLL")]
     if claim.reference_tokens is not None:
-        if claim.raises_from_tokens:
-            value, meaning = length_text(claim.raises_from_tokens), "first context worse than the training length"
-        else:
-            value, meaning = "none", f"no context worse than the training length, up to {longest}"
+        value = length_text(claim.raises_from_tokens) if claim.raises_from_tokens else f"> {longest}"
+        meaning = f"first context worse than {length_text(claim.reference_tokens)}"
         headlines.append(Headline(value=value, meaning=meaning))
     return tuple(headlines)
 
@@ -116,7 +116,7 @@ def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
 def _context_sentence(corpus: str, claim: LengthClaims) -> str:
     where = f"On identical targets ({CORPUS_WORDS.get(corpus, corpus)}"
     if claim.obstacle:
-        return f"{where}): nothing can be said, because {claim.obstacle}."
+        return f"{where}): {_without_interval(claim)}."
     longest = max(claim.lengths)
     start = f"{where}, {claim.clusters} documents), "
     if claim.lowers_to_tokens is None:
@@ -137,6 +137,16 @@ def _context_sentence(corpus: str, claim: LengthClaims) -> str:
     )
 
 
+def _without_interval(claim: LengthClaims) -> str:
+    """What is seen where nothing can be claimed."""
+    if not claim.differences or claim.reference_tokens is None:
+        return f"nothing can be said, because {claim.obstacle}"
+    last = claim.differences[-1]
+    words = f"NLL at {length_text(last.context_length_tokens)} minus NLL at {length_text(claim.reference_tokens)}"
+    value = f"{last.estimate:+.3f}".replace("-", "\N{MINUS SIGN}")
+    return f"{words} is {value} nats, without an interval and so without a claim: {claim.obstacle}"
+
+
 def _at_end(claim: LengthClaims) -> str:
     last = claim.differences[-1]
     if claim.reference_tokens is None or last.context_length_tokens <= claim.reference_tokens:
@@ -152,15 +162,23 @@ def _recovery(claim: LengthClaims) -> str:
 
 def difference_text(difference: LengthDifference) -> str:
     """Writes a difference with its simultaneous interval."""
-    return f"{difference.estimate:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    text = f"{difference.estimate:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Mapping[str, LengthClaims]) -> list[str]:
     sentences = []
     for (corpus, protocol), claim in own.items():
-        if protocol == "fixed_target" or claim.obstacle or claim.reference_tokens is None:
+        if protocol == "fixed_target":
             continue
-        name = CORPUS_WORDS.get(corpus, corpus)
+        where = f"In {protocol.replace('_', ' ')} windows of {CORPUS_WORDS.get(corpus, corpus)}"
+        if claim.obstacle:
+            if corpus not in identical:
+                sentences.append(f"{where}: {_without_interval(claim)}.")
+            continue
+        if claim.reference_tokens is None:
+            sentences.append(f"{where}: no length at or below the training length was evaluated to compare with.")
+            continue
         reference = length_text(claim.reference_tokens)
         if claim.raises_from_tokens:
             verdict = (
@@ -169,5 +187,5 @@ def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Ma
         else:
             verdict = f"it does not break up to {length_text(max(claim.lengths))}"
         caveat = "" if corpus in identical else "; this alone does not show that context is used"
-        sentences.append(f"In {protocol} windows of {name}, {verdict}{caveat}.")
+        sentences.append(f"{where}, {verdict}{caveat}.")
     return sentences

@@ -4,6 +4,7 @@ import html
 from collections.abc import Iterable, Mapping
 
 VOID = {"input", "img", "br"}
+_DIRECTION_MARKS = dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 
 
 class Markup(str):
@@ -11,8 +12,10 @@ class Markup(str):
 
 
 def text(value: object) -> Markup:
-    """Escapes a text; a `Markup` passes as it is."""
-    return value if isinstance(value, Markup) else Markup(html.escape(str(value), quote=True))
+    """Escapes a text and drops marks that would turn the writing direction; a `Markup` passes as it is."""
+    if isinstance(value, Markup):
+        return value
+    return Markup(html.escape(str(value).translate(_DIRECTION_MARKS), quote=True))
 
 
 def name(value: object) -> Markup:

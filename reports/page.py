@@ -123,13 +123,15 @@ def _section(section: Section, looks: Mapping[str, Look], numbered: dict[str, Dr
     if section.metrics or section.legend:
         parts.append(_controls(section, looks))
     if section.drawings:
-        figures = []
+        figures: dict[bool, list[Markup]] = {False: [], True: []}
         for drawing in section.drawings:
             key = f"f{len(numbered)}"
             numbered[key] = drawing
-            figures.append(_figure(key, drawing))
-        kind = "panels wide" if section.wide else "panels"
-        parts.append(element("div", *figures, attributes={"class": kind}))
+            figures[drawing.folded].append(_figure(key, drawing))
+        parts.append(element("div", *figures[False], attributes={"class": "panels"}))
+        if figures[True]:
+            more = element("summary", f"{len(figures[True])} more")
+            parts.append(element("details", more, element("div", *figures[True], attributes={"class": "panels"})))
     parts += section.content
     attributes = {"id": section.identifier, "aria-labelledby": f"{section.identifier}-title"}
     return element("section", *parts, attributes=attributes)
@@ -204,7 +206,8 @@ def _figure(key: str, drawing: Drawing) -> Markup:
         caption,
         element("div", attributes={"class": "chart", "data-figure": key}),
         picture,
-        element("div", *links, attributes={"class": "downloads"}) if links else "",
+        element("div", *links, attributes={"class": "downloads"}),
+        attributes={"class": "wide" if drawing.wide else None},
     )
 
 

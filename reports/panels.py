@@ -18,6 +18,7 @@ PROTOCOL_WORDS = {
     "position": "One pass at the longest length.",
 }
 CORPUS_WORDS = {
+    "text": "Text",
     "stdlib": "Python standard library",
     "wikitext": "WikiText-2",
     "pile": "The Pile",
@@ -52,7 +53,7 @@ class Panel:
     def title(self) -> str:
         """Corpus, protocol and aspect as a heading."""
         words = CORPUS_WORDS.get(self.corpus, self.corpus)
-        return f"{words}, {self.protocol}" + (f": by {self.aspect}" if self.aspect else "")
+        return f"{words}, {self.protocol.replace('_', ' ')}" + (f": by {self.aspect}" if self.aspect else "")
 
     @property
     def stem(self) -> str:
@@ -77,7 +78,10 @@ def perplexity_panels(measurements: pd.DataFrame, settings: Sequence[Setting]) -
     rows = measurements[(measurements["family"] == "perplexity") & measurements["context_length_tokens"].notna()]
     rows = rows[rows["protocol"] != "position"]
     panels: list[Panel] = []
-    for (corpus, digest, protocol), part in rows.groupby(["corpus", "corpus_sha256", "protocol"], dropna=False):
+    columns = ["corpus", "corpus_sha256", "protocol"]
+    texts = rows[columns].astype(object).fillna("")
+    for corpus, digest, protocol in dict.fromkeys(texts.itertuples(index=False, name=None)):
+        part = rows[(texts == [corpus, digest, protocol]).all(axis=1)]
         shown = [setting for setting in settings if setting.label in set(part["setting"])]
         for aspect, members in _aspects(shown):
             labels = tuple(setting.label for setting in members)
@@ -86,9 +90,9 @@ def perplexity_panels(measurements: pd.DataFrame, settings: Sequence[Setting]) -
             if tables:
                 panels.append(
                     Panel(
-                        corpus="text" if pd.isna(corpus) else str(corpus),
-                        corpus_sha256=None if pd.isna(digest) else str(digest),
-                        protocol=str(protocol),
+                        corpus=corpus or "text",
+                        corpus_sha256=digest or None,
+                        protocol=protocol,
                         aspect=aspect,
                         tables=tables,
                         labels=labels,

@@ -1,27 +1,26 @@
 """The section on perplexity against context length: panels, and the numbers behind them as tables."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import pandas as pd
 
 from sbeval.reports.claims import LengthClaims
 from sbeval.reports.figures.curves import METRICS, curve_figure
-from sbeval.reports.figures.theme import Look
+from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.html import Markup, element, name, table
 from sbeval.reports.panels import PROTOCOL_WORDS, Panel
-from sbeval.reports.sections import Drawing, Section
+from sbeval.reports.sections import Drawing, Publish, Section
 from sbeval.reports.settings import length_text
+from sbeval.reports.table import records
 
 METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
-Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
 
 
 def curves_section(
     panels: Sequence[Panel],
     *,
     looks: Mapping[str, Look],
+    parents: Mapping[str, str],
     training_lengths: Mapping[str, int],
     claims: Mapping[tuple[str, str, str], LengthClaims],
     publish: Publish,
@@ -39,7 +38,7 @@ def curves_section(
             metric: curve_figure(
                 rows,
                 metric=metric,
-                looks={label: looks[label] for label in panel.labels},
+                looks=within(looks, panel.labels, parents),
                 training_lengths=training_lengths,
                 title=panel.title,
                 subtitle=PROTOCOL_WORDS.get(panel.protocol, ""),
@@ -47,7 +46,8 @@ def curves_section(
             )
             for metric, rows in panel.tables.items()
         }
-        published = {metric: publish(spec, f"{panel.stem}-{metric}") for metric, spec in variants.items()}
+        still = [metric for metric in variants if metric in ("nll", "token_perplexity")] or list(variants)
+        published = {metric: publish(variants[metric], f"{panel.stem}-{metric}") for metric in still}
         svg, links = next(iter(published.values()))
         drawings.append(
             Drawing(
@@ -58,7 +58,7 @@ def curves_section(
     return Section(
         identifier="curves",
         title="Perplexity against context length",
-        lead="Lower is better. Bands are 95 % intervals over source documents; the dotted line marks the training length.",
+        lead="Lower is better. Bands: 95 % intervals over source documents. Dotted line: training length.",
         drawings=tuple(drawings),
         metrics={metric: METRIC_WORDS[metric] for metric in metrics},
         legend=tuple(label for label in looks if label in shown),
@@ -95,14 +95,14 @@ def panel_table(panel: Panel, claims: Mapping[tuple[str, str, str], LengthClaims
     lengths = sorted(int(length) for length in rows["context_length_tokens"].unique())
     body = []
     for label in panel.labels:
-        own = rows[rows["setting"] == label].set_index("context_length_tokens")
+        own = {int(row["context_length_tokens"]): row for row in records(rows[rows["setting"] == label])}
         body.append([name(label), *[_cell(own, length, digits) for length in lengths]])
         claim = claims.get((label, panel.corpus, panel.protocol))
         if claim is not None and claim.differences and metric == "nll":
             body.append([_difference_title(claim), *[_difference_cell(claim, length) for length in lengths]])
     explanation = (
-        "Small print: 95 % interval. A second line is the paired difference to the training length on the same targets, "
-        "with its simultaneous 95 % band."
+        "Small print: 95 % interval. A second line is the paired difference to the training length on the same "
+        "targets, with its simultaneous 95 % band."
         if any(len(row) and "difference" in row[0] for row in body)
         else "Small print: 95 % interval."
     )
@@ -111,10 +111,10 @@ def panel_table(panel: Panel, claims: Mapping[tuple[str, str, str], LengthClaims
     return element("details", element("summary", f"Numbers: {caption}"), content)
 
 
-def _cell(own: pd.DataFrame, length: int, digits: str) -> Markup:
-    if length not in own.index:
+def _cell(own: Mapping[int, Mapping[str, Any]], length: int, digits: str) -> Markup:
+    if length not in own:
         return element("td", "not measured", attributes={"class": "missing"})
-    row = own.loc[length]
+    row = own[length]
     low, high = float(row["ci95_low"]), float(row["ci95_high"])
     interval = "" if math.isnan(low) else element("small", f"{low:{digits}} to {high:{digits}}")
     return element("td", f"{row['value']:{digits}}", interval)
@@ -130,5 +130,5 @@ def _difference_cell(claim: LengthClaims, length: int) -> Markup:
     if found is None:
         return element("td", "", attributes={"class": "missing"})
     kind = "better" if found.high < 0 else "worse" if found.low > 0 else None
-    small = element("small", f"{found.low:+.4f} to {found.high:+.4f}")
+    small = "" if math.isnan(found.low) else element("small", f"{found.low:+.4f} to {found.high:+.4f}")
     return element("td", f"{found.estimate:+.4f}", small, attributes={"class": kind})

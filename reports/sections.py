@@ -1,10 +1,13 @@
 """What a section of the page is made of, before any HTML."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sbeval.reports.html import Markup
+
+Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
+"""Writes a figure's image files under a name; returns its SVG text and the links to the files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +21,8 @@ class Drawing:
         variants: metric to its Vega-Lite specification.
         svg: the first variant as a still picture, for paper and for pages without scripts.
         downloads: image files beside the page, as relative links.
+        wide: True for a figure that takes the whole width.
+        folded: True for a figure shown on request.
     """
 
     title: str
@@ -26,6 +31,8 @@ class Drawing:
     variants: Mapping[str, Mapping[str, Any]]
     svg: str
     downloads: tuple[str, ...] = ()
+    wide: bool = False
+    folded: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +47,6 @@ class Section:
         metrics: metric to its name, for the switch; empty for no switch.
         legend: settings with a button that hides their lines.
         content: tables and text below the figures.
-        wide: True for one figure a row.
     """
 
     identifier: str
@@ -50,4 +56,3 @@ class Section:
     metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
     legend: tuple[str, ...] = ()
     content: tuple[Markup, ...] = ()
-    wide: bool = False

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from sbeval.records import ModelRecord
+from sbeval.reports.names import shown_name
 from sbeval.reports.runs import Run
 
 SettingKey = tuple[str, ...]
@@ -42,7 +43,8 @@ def group_settings(runs: Sequence[Run], labels: Mapping[str, str] | None = None)
     for run in sorted(runs, key=lambda run: (run.date, str(run.path)), reverse=True):
         groups[setting_key(run)].append(run)
     named = _unique_names({key: members[0] for key, members in groups.items()})
-    chosen = _rename(named, {key: members[0].model.name for key, members in groups.items()}, labels or {})
+    own_names = {key: shown_name(members[0].model.name) for key, members in groups.items()}
+    chosen = _rename(named, own_names, labels or {})
     settings = [
         Setting(key=key, label=chosen[key], model=members[0].model, runs=tuple(members))
         for key, members in groups.items()
@@ -101,7 +103,7 @@ _DISTINCTIONS: dict[str, Callable[[Run], str | None]] = {
 def _unique_names(newest: Mapping[SettingKey, Run]) -> dict[SettingKey, str]:
     by_name: dict[str, list[SettingKey]] = defaultdict(list)
     for key, run in newest.items():
-        by_name[run.model.name].append(key)
+        by_name[shown_name(run.model.name)].append(key)
     names: dict[SettingKey, str] = {}
     for name, keys in by_name.items():
         if len(keys) == 1:
@@ -125,9 +127,10 @@ def _rename(
     taken: set[str] = set()
     for key, name in named.items():
         label = labels.get(name)
+        label = None if label is None else shown_name(label)
         if label is None:
             own = labels.get(checkpoint_names[key])
-            label = name if own is None else name.replace(checkpoint_names[key], own, 1)
+            label = name if own is None else name.replace(checkpoint_names[key], shown_name(own), 1)
         unique, count = label, 2
         while unique in taken:
             unique, count = f"{label} ({count})", count + 1

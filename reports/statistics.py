@@ -9,14 +9,16 @@ Legend: C clusters, K differences, B resamples.
 """
 
 import dataclasses
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-MINIMUM_CLUSTERS = 20
-RESAMPLES = 4000
+from sbeval.intervals import MINIMUM_CLUSTERS
+
+RESAMPLES = 2000
 CONFIDENCE = 0.95
-_CHUNK_RESAMPLES = 500
+_CHUNK_ELEMENTS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,15 +67,12 @@ def simultaneous_band(
         return Band(estimates=estimates_K, lows=empty, highs=empty, clusters=clusters)
     residuals_CK = differences_CK - estimates_K * weights_C[:, None]
     errors_K = _standard_errors(np.ones((1, clusters)), residuals_CK, weights_C)[1][0]
-    generator = np.random.default_rng(seed)
-    share = np.full(clusters, 1 / clusters)
-    largest: list[NDArray[np.float64]] = []
-    varying = errors_K > np.finfo(np.float64).eps * np.abs(estimates_K)
-    for done in range(0, resamples, _CHUNK_RESAMPLES):
-        draws_BC = generator.multinomial(clusters, share, size=min(_CHUNK_RESAMPLES, resamples - done)).astype(float)
+    varying_K = errors_K > np.finfo(np.float64).eps * np.abs(estimates_K)
+    largest = []
+    for draws_BC in _draws(clusters, resamples, seed):
         shifts_BK, spreads_BK = _standard_errors(draws_BC, residuals_CK, weights_C)
         t_BK = np.abs(shifts_BK) / np.maximum(spreads_BK, np.finfo(np.float64).tiny)
-        largest.append(np.max(np.where(varying, t_BK, 0.0), axis=1))
+        largest.append(np.max(np.where(varying_K, t_BK, 0.0), axis=1))
     width_K = np.quantile(np.concatenate(largest), confidence) * errors_K
     return Band(estimates=estimates_K, lows=estimates_K - width_K, highs=estimates_K + width_K, clusters=clusters)
 
@@ -91,16 +90,28 @@ def wilson_interval(successes: float, trials: float, *, z: float = 1.95996398454
     return max(0.0, float(middle - half)), min(1.0, float(middle + half))
 
 
+@lru_cache(maxsize=8)
+def _draws(clusters: int, resamples: int, seed: int) -> tuple[NDArray[np.float64], ...]:
+    """How often each cluster is in each resample, in chunks of [b, C]; bands of as many clusters share them."""
+    generator = np.random.default_rng(seed)
+    rows = max(1, _CHUNK_ELEMENTS // clusters)
+    share = np.full(clusters, 1 / clusters)
+    return tuple(
+        generator.multinomial(clusters, share, size=min(rows, resamples - done)).astype(np.float64)
+        for done in range(0, resamples, rows)
+    )
+
+
 def _standard_errors(
     draws_BC: NDArray[np.float64], residuals_CK: NDArray[np.float64], weights_C: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Each resample's shift from the estimate and its linearised standard error, both [B, K]."""
-    clusters = len(weights_C)
-    total_B1 = (draws_BC @ weights_C)[:, None]
-    shift_BK = (draws_BC @ residuals_CK) / total_B1
-    squares_BK = (
-        draws_BC @ residuals_CK**2
-        - 2 * shift_BK * (draws_BC @ (residuals_CK * weights_C[:, None]))
-        + shift_BK**2 * (draws_BC @ weights_C**2)[:, None]
-    )
-    return shift_BK, np.sqrt(np.maximum(squares_BK, 0) * clusters / (clusters - 1)) / total_B1
+    clusters, count = residuals_CK.shape
+    w_C1 = weights_C[:, None]
+    moments = np.concatenate([residuals_CK, residuals_CK**2, residuals_CK * w_C1, w_C1, w_C1**2], axis=1)
+    sums = draws_BC @ moments
+    r_BK, rr_BK, rw_BK = (sums[:, part * count : (part + 1) * count] for part in range(3))
+    w_B1, ww_B1 = sums[:, -2:-1], sums[:, -1:]
+    shift_BK = r_BK / w_B1
+    squares_BK = rr_BK - 2 * shift_BK * rw_BK + shift_BK**2 * ww_B1
+    return shift_BK, np.sqrt(np.maximum(squares_BK, 0) * clusters / (clusters - 1)) / w_B1

@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 
 from sbeval.records import TaskRecord, metric_key, parse_metric_key
+from sbeval.reports.names import shown_name
+from sbeval.reports.needles import tabulate_needles
 from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, TaskResult
 from sbeval.reports.samples import DocumentSums, read_document_sums
@@ -31,6 +33,7 @@ MEASUREMENT_COLUMNS = [
     "tokens",
     "clusters",
     "few_shot",
+    "higher_is_better",
     "bos",
     "separator",
     "targets_per_window",
@@ -63,6 +66,7 @@ class Results:
         settings: the lines of the figures, in the order shown.
         measurements: one row a number, columns `MEASUREMENT_COLUMNS`; NaN where missing.
         positions: one row a position bin, columns `POSITION_COLUMNS`.
+        needles: one row a heatmap cell, columns `sbeval.reports.needles.NEEDLE_COLUMNS`.
         documents: (setting label, task) to the per-document sums, where samples were logged.
         notes: what was left out and why.
     """
@@ -70,6 +74,7 @@ class Results:
     settings: tuple[Setting, ...]
     measurements: pd.DataFrame
     positions: pd.DataFrame
+    needles: pd.DataFrame
     documents: Mapping[tuple[str, str], DocumentSums]
     notes: Notes
 
@@ -98,20 +103,26 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
         settings=tuple(settings),
         measurements=measurements,
         positions=position_frame,
+        needles=tabulate_needles(settings, notes),
         documents=_documents(settings, notes),
         notes=notes,
     )
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Returns a table's rows as dictionaries by column name."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
 def _task_rows(
     setting: Setting, run: Run, task: TaskResult, notes: Notes
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     record = task.record
-    context = {
+    context: dict[str, Any] = {
         "setting": setting.label,
-        "task": task.name,
+        "task": shown_name(task.name),
         "family": record.family if record else None,
-        "corpus": record.corpus if record else None,
+        "corpus": shown_name(record.corpus) if record and record.corpus else None,
         "corpus_sha256": record.corpus_sha256 if record else None,
         "protocol": record.protocol if record else None,
         "few_shot": task.few_shot,
@@ -147,6 +158,7 @@ def _task_rows(
             | {
                 "metric": metric,
                 "filter": filter_name or None,
+                "higher_is_better": task.higher_is_better.get(metric),
                 "context_length_tokens": length,
                 "value": number,
                 "ci95_low": low,
@@ -207,7 +219,9 @@ def _finite(value: Any) -> float | None:
 
 
 def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
-    frame = pd.DataFrame.from_records(rows, columns=columns) if rows else pd.DataFrame(columns=columns)
+    cells = {column: pd.Series([row.get(column) for row in rows], dtype=object) for column in columns}
+    frame = pd.DataFrame(cells, columns=columns)
+    frame["run_date"] = pd.to_datetime(frame["run_date"], utc=True)
     for column in ("value", "ci95_low", "ci95_high", "stderr", "tokens", "clusters", "nll", "first", "last"):
         if column in frame:
             frame[column] = frame[column].astype("float64")
@@ -237,7 +251,7 @@ def _documents(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str
         for run in setting.runs:
             for task in run.tasks:
                 if task.record is not None and task.record.family == "perplexity":
-                    newest[setting.label, task.name].append(task)
+                    newest[setting.label, shown_name(task.name)].append(task)
     for key, tasks in newest.items():
         wanted = {length for task in tasks if task.record for length in task.record.lengths}
         parts = []

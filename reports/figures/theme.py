@@ -1,7 +1,7 @@
 """Colours, shapes and type of every figure, for light and dark pages, told apart without colour too."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sbeval.reports.settings import Setting
@@ -72,6 +72,18 @@ def looks(settings: Sequence[Setting]) -> dict[str, Look]:
     }
 
 
+def within(looks: Mapping[str, Look], labels: Sequence[str], parents: Mapping[str, str]) -> dict[str, Look]:
+    """Returns the looks of the settings shown; a parent is dashed only beside its extension.
+
+    Args:
+        looks: every setting's look.
+        labels: the settings shown together.
+        parents: label of an extended setting to its parent's.
+    """
+    dashed = {parents[label] for label in labels if label in parents}
+    return {label: dataclasses.replace(looks[label], dashed=label in dashed) for label in looks if label in labels}
+
+
 def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
     """Returns the Vega-Lite configuration of a page in these colours."""
     text = {"labelColor": colours["muted"], "titleColor": colours["ink"], "labelFont": font, "titleFont": font}
@@ -105,10 +117,18 @@ def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
             "offset": 14,
         },
         "style": {
-            "training-length": {"stroke": colours["muted"], "strokeWidth": 1, "strokeDash": [2, 3]},
-            "training-length-text": {"fill": colours["muted"], "fontSize": 11, "font": font},
+            "mark-line": {
+                "stroke": colours["muted"],
+                "color": colours["muted"],
+                "strokeWidth": 1,
+                "strokeDash": [2, 3],
+            },
+            "mark-text": {"fill": colours["muted"], "color": colours["muted"], "fontSize": 11, "font": font},
             "series-text": {"fontSize": 12, "font": font, "fontWeight": 500},
-            "zero": {"stroke": colours["axis"], "strokeWidth": 1},
+            "zero-line": {"stroke": colours["muted"], "color": colours["muted"], "strokeWidth": 1},
+            "heat-cell": {"stroke": colours["axis"], "strokeWidth": 0.5},
+            "ink-line": {"stroke": colours["ink"], "color": colours["ink"], "strokeWidth": 1.75},
+            "ink-point": {"fill": colours["ink"], "color": colours["ink"], "opacity": 1},
             "ink-text": {"fill": colours["ink"], "fontSize": 11, "font": font},
         },
     }

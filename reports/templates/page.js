@@ -20,24 +20,51 @@
 
   const tooltip = () => ({ id: "vg-tooltip-element", disableDefaultStyle: true, theme: "sbeval", offsetX: 14, offsetY: 14 });
 
+  const unlegend = (value) => {
+    if (value === null || typeof value !== "object") return;
+    for (const [key, item] of Object.entries(value)) {
+      if (key === "color" && item?.scale) item.legend = null;
+      else unlegend(item);
+    }
+  };
+
+  const fit = (spec, width, narrow) => {
+    if (spec.concat) {
+      const stacked = Boolean(spec.concat[0].vconcat);
+      const smallest = stacked ? 330 : 255;
+      spec.columns = Math.max(1, Math.min(spec.concat.length, Math.floor(width / smallest)));
+      const room = Math.floor(width / Math.max(spec.columns, stacked ? 2 * (width > 660) : 1));
+      for (const part of spec.concat) {
+        for (const piece of part.vconcat ?? [part]) piece.width = Math.min(430, room - (stacked ? 96 : 66));
+      }
+    } else {
+      spec.width = "container";
+      spec.autosize = { type: "fit-x", contains: "padding" };
+      if (narrow) {
+        spec.padding = { left: 2, top: 6, bottom: 6, right: 12 };
+        spec.layer = spec.layer.filter((layer) => layer.mark.style !== "series-text");
+      }
+    }
+  };
+
   async function draw(holder) {
     const figure = figures[holder.dataset.figure];
     const variant = figure.variants[metric] ?? Object.values(figure.variants)[0];
     const narrow = holder.clientWidth < 460;
     let spec = structuredClone(variant);
     delete spec.title;
-    spec.width = "container";
-    spec.autosize = { type: "fit-x", contains: "padding" };
-    if (narrow) spec.padding = { left: 2, top: 6, bottom: 6, right: 12 };
+    fit(spec, holder.clientWidth, narrow);
     for (const param of spec.params ?? []) {
       if (param.name === "hidden") param.value = [...hidden];
-      if (param.name === "narrow") param.value = narrow;
     }
     if (dark.matches) spec = recoloured(spec);
+    const lines = Boolean(spec.params);
+    const config = structuredClone(dark.matches ? themes.dark : themes.light);
+    if (lines) unlegend(spec);
     views.get(holder)?.finalize();
     const result = await vegaEmbed(holder, spec, {
       actions: false, renderer: "svg", ast: true, mode: "vega-lite", tooltip: tooltip(),
-      config: dark.matches ? themes.dark : themes.light,
+      config,
     });
     views.set(holder, result);
     holder.dataset.drawn = metric;

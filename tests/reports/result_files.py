@@ -22,6 +22,7 @@ CURVES = {
     "alibi": [2.231, 2.08, 1.97, 1.93, 1.92, 1.915, 1.915, 1.915, 1.915],
     "fire": [2.22, 2.06, 1.95, 2.05, 2.31, 2.63, 2.98, 3.2, 3.4],
 }
+BYTES_PER_TOKEN = 3.1
 TOKENIZER = "9f" * 32
 CORPUS = "c0" * 32
 
@@ -81,11 +82,10 @@ def perplexity_task(
         sums = per_token * document_tokens
         values = _bootstrap(sums, document_tokens, np.random.default_rng(1))
         tokens = int(document_tokens.sum())
-        bytes_per_token = 3.1
         for metric, transform in {
             "nll": lambda value: value,
             "token_perplexity": np.exp,
-            "bits_per_byte": lambda value: value / math.log(2) / bytes_per_token,
+            "bits_per_byte": lambda value: value / math.log(2) / BYTES_PER_TOKEN,
         }.items():
             results[f"{metric_key(metric, length)},none"] = float(transform(sums.sum() / tokens))
             results[f"{metric_key(metric, length)}_stderr,none"] = "N/A"
@@ -103,7 +103,7 @@ def perplexity_task(
                         float(sums[document]),
                         int(document_tokens[document]),
                         float(document_tokens[document]) / 2,
-                        float(document_tokens[document]) * bytes_per_token,
+                        float(document_tokens[document]) * BYTES_PER_TOKEN,
                     )
                 )
                 for document in share
@@ -210,3 +210,123 @@ def write_demo_pair(folder: Path) -> None:
                 perplexity_task("fixed_target", [value - 0.05 * math.log2(1 + i) for i, value in enumerate(curve)]),
             ],
         )
+
+
+def position_task(curve: list[float], *, corpus: str = "stdlib", longest: int = 65536) -> tuple[str, dict, dict, list]:
+    """Returns one `position` task: NLL by position follows the curve over lengths, harder at the start."""
+    edges = [2**power for power in range(int(math.log2(longest)) + 1)]
+    bins = []
+    for first, last in zip([1, *[edge + 1 for edge in edges[:-1]]], edges, strict=True):
+        known = np.interp(math.log2(last), [math.log2(length) for length in LENGTHS], curve)
+        start = 4.0 / math.sqrt(last) if last < 512 else 0.0
+        bins.append([first, last, float(known + start - 0.1), 4 * (last - first + 1)])
+    name = f"sb_{corpus}_position"
+    record = TaskRecord(
+        family="perplexity",
+        corpus=corpus,
+        corpus_sha256=CORPUS,
+        protocol="position",
+        lengths=[longest],
+        tokenizer_sha256=TOKENIZER,
+        bos="text",
+    )
+    return name, {"alias": name, "position_nll,none": bins, "position_nll_stderr,none": "N/A"}, record.to_json(), []
+
+
+def ruler_task(
+    name: str,
+    limit_tokens: int,
+    *,
+    lengths: list[int] = LENGTHS[:7],
+    depths: int = 11,
+    repeats: int = 5,
+    seed: int = 0,
+    ceiling: float = 0.97,
+) -> tuple[str, dict, dict, list]:
+    """Returns one needle task on a grid of depths; needles further back than `limit_tokens` are mostly missed."""
+    generator = np.random.default_rng(seed)
+    samples = []
+    for index in range(depths * repeats):
+        depth = 100.0 * (index % depths) / (depths - 1)
+        sample: dict[str, Any] = {
+            "doc_id": index,
+            "doc": {
+                "index": index,
+                "lengths": lengths,
+                "references": ["1234567"],
+                "depths_percent": [[depth] for _ in lengths],
+            },
+            "target": "1234567",
+            "filter": "none",
+        }
+        for length in lengths:
+            back = length * (1 - depth / 100)
+            sample[metric_key("score", length)] = float(
+                generator.random() < (ceiling if back <= limit_tokens else 0.06)
+            )
+        samples.append(sample)
+    results: dict[str, Any] = {"alias": name}
+    for length in lengths:
+        scores = np.array([sample[metric_key("score", length)] for sample in samples])
+        results[f"{metric_key('score', length)},none"] = float(scores.mean())
+        results[f"{metric_key('score', length)}_stderr,none"] = float(scores.std(ddof=1) / math.sqrt(len(scores)))
+    record = TaskRecord(family="ruler", protocol=name, lengths=lengths, seed=42, tokenizer_sha256=TOKENIZER)
+    return name, results, record.to_json(), samples
+
+
+RULER_TASKS = [
+    *[f"sb_niah_{kind}" for kind in ("single_1", "single_2", "single_3", "multikey_1", "multikey_2", "multikey_3")],
+    *[f"sb_niah_{kind}" for kind in ("multivalue", "multiquery")],
+    *[f"sb_ruler_{kind}" for kind in ("vt", "cwe", "fwe", "qa_squad", "qa_hotpot")],
+]
+
+
+def ordinary_task(name: str, metric: str, value: float, *, stderr: float = 0.01) -> tuple[str, dict, None, list]:
+    results = {"alias": name, f"{metric},none": value, f"{metric}_stderr,none": stderr}
+    return name, results, None, []
+
+
+def write_everything(folder: Path) -> None:
+    """Writes a broad set: two models with all kinds of tasks, and two more position schemes without samples."""
+    write_demo_pair(folder)
+    for attention, reach in (("stickbreaking", 6000), ("rope", 1024)):
+        tasks = [
+            ruler_task(name, reach, seed=index, ceiling=0.97 if index < 8 else 0.6)
+            for index, name in enumerate(RULER_TASKS)
+        ]
+        shift = 0.02 if attention == "stickbreaking" else 0.0
+        tasks += [
+            position_task(CURVES[attention]),
+            ordinary_task("hellaswag", "acc_norm", 0.312 + shift),
+            ordinary_task("piqa", "acc", 0.601 + shift),
+            ordinary_task("wikitext", "word_perplexity", 88.2 - 100 * shift, stderr=float("nan")),
+        ]
+        write_run(
+            folder / f"tasks-{attention}",
+            model_record(attention),
+            tasks,
+            date="2026-11-20T12-00-00.000001",
+            seconds=1_795_003_600.0,
+        )
+    for attention in ("nope", "alibi"):
+        write_run(
+            folder / f"demo-{attention}",
+            model_record(attention),
+            [perplexity_task("stream", CURVES[attention])],
+            log_samples=False,
+        )
+
+
+def write_extension(folder: Path) -> None:
+    """Writes a RoPE checkpoint before and after context extension on the Pile."""
+    parent = model_record("rope", name="demo-rope")
+    child = model_record(
+        "rope",
+        name="demo-rope-4k",
+        checkpoint_sha256="e7" * 32,
+        training_length_tokens=4096,
+        extended_from={"name": "demo-rope", "hash": parent.checkpoint_sha256, "length": 1024},
+    )
+    after = [2.21, 2.05, 1.94, 1.88, 1.84, 1.95, 2.6, 3.3, 3.9]
+    for model, curve in ((parent, CURVES["rope"]), (child, after)):
+        write_run(folder / model.name, model, [perplexity_task("rolling", curve, corpus="pile_10k")])

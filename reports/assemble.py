@@ -1,0 +1,138 @@
+"""Turns the tidy table into the report's sections, findings and caveats, before any page exists."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from sbeval.reports.claims import LengthClaims, length_claims
+from sbeval.reports.figures.theme import Look, within
+from sbeval.reports.figures.theme import looks as choose_looks
+from sbeval.reports.findings import Finding, find
+from sbeval.reports.panels import Panel, perplexity_panels
+from sbeval.reports.ruler import ruler_scores
+from sbeval.reports.section_curves import curves_section
+from sbeval.reports.section_needles import needles_section
+from sbeval.reports.section_positions import positions_section
+from sbeval.reports.section_provenance import notes_section, provenance_section
+from sbeval.reports.section_ruler import effective_lengths, effective_sentences, ruler_section
+from sbeval.reports.section_speed import speed_section
+from sbeval.reports.section_tables import tables_section
+from sbeval.reports.sections import Publish, Section
+from sbeval.reports.selection import choose_baseline
+from sbeval.reports.table import Results
+
+ClaimKey = tuple[str, str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a page and a Markdown file are written from.
+
+    Attributes:
+        findings: what is said about each setting.
+        caveats: what a reader must know about all of it.
+        sections: the sections in order.
+        looks: how each setting is drawn.
+        counts: how many models and runs.
+        claims: (setting label, corpus, protocol) to what its lengths show.
+        panels: the panels of the curves.
+    """
+
+    findings: tuple[Finding, ...]
+    caveats: tuple[str, ...]
+    sections: tuple[Section, ...]
+    looks: Mapping[str, Look]
+    counts: str
+    claims: Mapping[ClaimKey, LengthClaims]
+    panels: tuple[Panel, ...]
+
+
+def assemble(results: Results, *, baseline: str | None, publish: Publish, folder: Path) -> Report:
+    """Builds every section that the results allow.
+
+    Args:
+        results: the tidy table.
+        baseline: model that differences are taken against, None to choose.
+        publish: writes a figure's image files.
+        folder: where the page will stand, for links to the result files.
+    """
+    looks = choose_looks(results.settings)
+    base = choose_baseline(results.settings, baseline)
+    training_lengths = {
+        setting.label: setting.model.training_length_tokens
+        for setting in results.settings
+        if setting.model.training_length_tokens
+    }
+    claims = all_claims(results)
+    panels = perplexity_panels(results.measurements, results.settings)
+    scores = ruler_scores(results.measurements)
+    ruler_words = effective_sentences(effective_lengths(scores, training_lengths), scores)
+    parents = {setting.label: setting.parent for setting in results.settings if setting.parent}
+    measured = within(looks, list(dict.fromkeys(scores["setting"])), parents)
+    positioned = within(looks, list(dict.fromkeys(results.positions["setting"])), parents)
+    sections = [
+        curves_section(
+            panels, looks=looks, parents=parents, training_lengths=training_lengths, claims=claims, publish=publish
+        ),
+        positions_section(
+            results.positions, looks=positioned, training_lengths=training_lengths, baseline=base, publish=publish
+        ),
+        needles_section(results.needles, results.settings, publish),
+        ruler_section(scores, looks=measured, training_lengths=training_lengths, publish=publish),
+        tables_section(results, base),
+        speed_section(results.settings),
+        provenance_section(results.settings, folder),
+        notes_section(results.notes, folder),
+    ]
+    runs = sum(len(setting.runs) for setting in results.settings)
+    return Report(
+        findings=tuple(find(results.settings, claims, ruler_words)),
+        caveats=tuple(caveats(claims)),
+        sections=tuple(section for section in sections if section is not None),
+        looks=looks,
+        counts=f"{_count(len(results.settings), 'model')}, {_count(runs, 'run')}",
+        claims=claims,
+        panels=tuple(panels),
+    )
+
+
+def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
+    """Returns what the lengths show for every (setting label, corpus, protocol)."""
+    claims: dict[ClaimKey, LengthClaims] = {}
+    rows = results.measurements[results.measurements["family"] == "perplexity"]
+    for label, task, corpus, protocol in dict.fromkeys(
+        rows[["setting", "task", "corpus", "protocol"]].itertuples(index=False, name=None)
+    ):
+        if protocol == "position":
+            continue
+        sums = results.documents.get((label, task))
+        trained = results.setting(label).model.training_length_tokens
+        claims[label, corpus, protocol] = length_claims(sums, trained)
+    return claims
+
+
+def caveats(claims: Mapping[ClaimKey, LengthClaims]) -> list[str]:
+    """Says what the claims rest on, and what is missing."""
+    remarks = []
+    usable = {key: claim for key, claim in claims.items() if not claim.obstacle}
+    if any(protocol == "fixed_target" for _, _, protocol in usable):
+        remarks.append(
+            "Whether context is used is judged on identical targets only. Intervals are simultaneous 95 % max-t bands "
+            "over all lengths, from a bootstrap over source documents."
+        )
+    identical = {(label, corpus) for label, corpus, protocol in usable if protocol == "fixed_target"}
+    alone = sorted({label for label, corpus, protocol in claims if (label, corpus) not in identical})
+    if alone:
+        remarks.append(
+            f"Not shown: use of context by {', '.join(alone)} wherever fixed_target was not run, not logged or "
+            "had too few documents. Longer disjoint windows have fewer cold starts, so any model that merely does not "
+            "break improves there."
+        )
+    unlogged = sorted({label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle})
+    if unlogged:
+        remarks.append(f"Missing: paired differences of {', '.join(unlogged)}; run with --log_samples to get them.")
+    return remarks
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

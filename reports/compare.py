@@ -1,0 +1,226 @@
+"""Compares two models on identical targets, length by length, for a person or for a CI job that guards a checkpoint."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from sbeval.errors import UserError
+from sbeval.intervals import MINIMUM_CLUSTERS
+from sbeval.reports.build import load_results
+from sbeval.reports.samples import DocumentSums
+from sbeval.reports.settings import length_text
+from sbeval.reports.statistics import simultaneous_band
+from sbeval.reports.table import Results, records
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedLength:
+    """The candidate minus the reference at one context length; above zero is worse.
+
+    Attributes:
+        corpus: name of the text.
+        protocol: how it was scored.
+        unit: "nats per token", or "bits per byte" where the tokenizers differ.
+        context_length_tokens: the context length.
+        estimate: paired difference.
+        low: lower end of the band that is simultaneous over this corpus and protocol's lengths.
+        high: its upper end.
+        clusters: documents compared.
+    """
+
+    corpus: str
+    protocol: str
+    unit: str
+    context_length_tokens: int
+    estimate: float
+    low: float
+    high: float
+    clusters: int
+
+    @property
+    def worse(self) -> bool:
+        """Whether the whole band is above zero."""
+        return self.low > 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Everything two models were compared on.
+
+    Attributes:
+        reference: label of the first model.
+        candidate: label of the second model.
+        lengths: one entry a corpus, protocol and length.
+        obstacles: what could not be compared, and why.
+    """
+
+    reference: str
+    candidate: str
+    lengths: tuple[ComparedLength, ...]
+    obstacles: tuple[str, ...]
+
+    @property
+    def worse(self) -> bool:
+        """Whether the candidate is worse than the reference at any length, beyond the simultaneous band."""
+        return any(length.worse for length in self.lengths)
+
+    def text(self) -> str:
+        """Returns the comparison as lines for a terminal."""
+        lines = [f"{self.candidate} minus {self.reference}; above zero is worse; simultaneous 95 % bands"]
+        for corpus, protocol, unit in dict.fromkeys((one.corpus, one.protocol, one.unit) for one in self.lengths):
+            own = [one for one in self.lengths if (one.corpus, one.protocol) == (corpus, protocol)]
+            lines += ["", f"{corpus}, {protocol} ({unit}, {own[0].clusters} documents)"]
+            for one in own:
+                verdict = "worse" if one.worse else "better" if one.high < 0 else ""
+                interval = f"[{one.low:+.4f}, {one.high:+.4f}]"
+                context = f"{length_text(one.context_length_tokens):>6}"
+                lines.append(f"  {context}  {one.estimate:+.4f}  {interval}  {verdict}".rstrip())
+        lines += ["", *self.obstacles] if self.obstacles else []
+        return "\n".join(lines)
+
+
+def compare(
+    reference: Path | str,
+    candidate: Path | str,
+    *,
+    paths: Iterable[Path | str] = (),
+    labels: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Compares two models.
+
+    Args:
+        reference: a folder or file with the results of one model, or the name of a model in `paths`.
+        candidate: likewise, the one to be judged.
+        paths: results in which names are looked up.
+        labels: names to show in place of the checkpoints' own.
+
+    Raises:
+        UserError: a name or folder does not stand for one model, or the two share nothing that can be compared.
+    """
+    given = list(paths)
+    shared = load_results(given, labels=labels) if given else None
+    first, first_label = _one_model(reference, shared, labels)
+    second, second_label = _one_model(candidate, shared, labels)
+    if first_label == second_label and first is not second:
+        second_label = f"{second_label} ({candidate})"
+        first_label = f"{first_label} ({reference})"
+    return compare_documents(
+        _measured(first, first.settings[0].label if first is not shared else first_label),
+        _measured(second, second.settings[0].label if second is not shared else second_label),
+        reference=first_label,
+        candidate=second_label,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Per-document sums of one model's task, with what makes two of them comparable."""
+
+    corpus: str
+    corpus_sha256: str | None
+    protocol: str
+    tokenizer_sha256: str | None
+    sums: DocumentSums | None
+
+
+def compare_documents(
+    first: Iterable[Measured], second: Iterable[Measured], *, reference: str, candidate: str
+) -> Comparison:
+    """Compares all tasks two models share: same text, same protocol."""
+    known = {(one.corpus, one.protocol): one for one in first}
+    lengths: list[ComparedLength] = []
+    obstacles: list[str] = []
+    for other in second:
+        own = known.get((other.corpus, other.protocol))
+        if own is None:
+            continue
+        found, obstacle = _pair(own, other)
+        lengths += found
+        if obstacle:
+            obstacles.append(f"{other.corpus}, {other.protocol}: not compared, because {obstacle}.")
+    if not lengths:
+        reasons = " ".join(obstacles) or "they have no corpus and protocol in common."
+        raise UserError(
+            f"Expected {reference} and {candidate} to share results that can be compared in pairs: {reasons}"
+        )
+    return Comparison(reference=reference, candidate=candidate, lengths=tuple(lengths), obstacles=tuple(obstacles))
+
+
+def _pair(first: Measured, second: Measured) -> tuple[list[ComparedLength], str]:
+    if first.sums is None or second.sums is None:
+        return [], "samples were not logged (--log_samples)"
+    if first.corpus_sha256 != second.corpus_sha256:
+        return [], "the texts differ (corpus hash)"
+    shared = [length for length in first.sums.lengths if length in second.sums.lengths]
+    if not shared:
+        return [], "no context length is shared"
+    same_tokens = first.tokenizer_sha256 == second.tokenizer_sha256
+    rows = [
+        (first.sums.clusters.index(cluster), index)
+        for index, cluster in enumerate(second.sums.clusters)
+        if cluster in set(first.sums.clusters)
+    ]
+    if not rows:
+        return [], "no document is shared"
+    mine = np.ix_([row for row, _ in rows], [first.sums.lengths.index(length) for length in shared])
+    theirs = np.ix_([row for _, row in rows], [second.sums.lengths.index(length) for length in shared])
+    sizes = [sums.tokens if same_tokens else sums.bytes for sums in (first.sums, second.sums)]
+    own_size, other_size = sizes[0][mine], sizes[1][theirs]
+    same = (own_size == other_size).all(axis=1) & (own_size == own_size[:, :1]).all(axis=1) & (own_size[:, 0] > 0)
+    clusters = int(same.sum())
+    if clusters < MINIMUM_CLUSTERS:
+        return [], f"only {clusters} documents have identical targets; intervals need {MINIMUM_CLUSTERS}"
+    differences = (second.sums.nll_nats[theirs] - first.sums.nll_nats[mine])[same]
+    scale = 1.0 if same_tokens else math.log(2)
+    band = simultaneous_band(differences / scale, own_size[same, 0])
+    return [
+        ComparedLength(
+            corpus=second.corpus,
+            protocol=second.protocol,
+            unit="nats per token" if same_tokens else "bits per byte",
+            context_length_tokens=length,
+            estimate=float(band.estimates[column]),
+            low=float(band.lows[column]),
+            high=float(band.highs[column]),
+            clusters=clusters,
+        )
+        for column, length in enumerate(shared)
+    ], ""
+
+
+def _one_model(name: Path | str, shared: Results | None, labels: Mapping[str, str] | None) -> tuple[Results, str]:
+    if shared is not None:
+        for setting in shared.settings:
+            if str(name) in (setting.label, setting.model.name):
+                return shared, setting.label
+    if not Path(name).exists():
+        known = ", ".join(setting.label for setting in shared.settings) if shared else "none given"
+        raise UserError(f"Expected a folder of results or the name of a model ({known}), found {str(name)!r}.")
+    results = load_results([name], labels=labels)
+    if len(results.settings) != 1:
+        found = ", ".join(setting.label for setting in results.settings)
+        raise UserError(f"Expected the results of one model in {name}, found {found}; give them apart or by name.")
+    return results, results.settings[0].label
+
+
+def _measured(results: Results, label: str) -> list[Measured]:
+    rows = results.measurements
+    own = rows[(rows["setting"] == label) & (rows["family"] == "perplexity") & (rows["protocol"] != "position")]
+    return [
+        Measured(
+            corpus=str(row["corpus"]),
+            corpus_sha256=_text(row["corpus_sha256"]),
+            protocol=str(row["protocol"]),
+            tokenizer_sha256=_text(row["tokenizer_sha256"]),
+            sums=results.documents.get((label, row["task"])),
+        )
+        for row in records(own.drop_duplicates(["task", "corpus_sha256", "protocol"]))
+    ]
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and not pd.isna(value) else None

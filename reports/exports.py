@@ -1,0 +1,21 @@
+"""The files beside the page: the tidy table as CSV and Parquet, the summary as Markdown, tables as LaTeX."""
+
+from pathlib import Path
+
+from sbeval.reports.assemble import Report
+from sbeval.reports.latex import latex_table
+from sbeval.reports.markdown import markdown_summary
+from sbeval.reports.plain_tables import plain_tables
+from sbeval.reports.table import Results
+
+
+def write_tables(results: Results, report: Report, folder: Path, *, title: str) -> None:
+    """Writes `results.csv`, `results.parquet`, `summary.md` and `latex/*.tex` into the folder."""
+    results.measurements.to_csv(folder / "results.csv", index=False)
+    results.measurements.to_parquet(folder / "results.parquet", index=False)
+    tables = plain_tables(results, report)
+    summary = markdown_summary(title, report, tables, results.notes)
+    (folder / "summary.md").write_text(summary, encoding="utf-8")
+    (folder / "latex").mkdir(exist_ok=True)
+    for table in tables:
+        (folder / "latex" / f"{table.stem}.tex").write_text(latex_table(table), encoding="utf-8")

@@ -1,0 +1,219 @@
+"""Lines over a logarithmic axis of tokens: what every curve of the report has in common."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sbeval.reports.figures.labels import end_labels, label_room
+from sbeval.reports.figures.theme import Look
+
+HEIGHT_PIXELS = 330
+WIDTH_PIXELS = 620
+DIRECT_LABELS_AT_MOST = 8
+Row = dict[str, Any]
+
+_LENGTH_LABEL = (
+    "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : "
+    "datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
+)
+_VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
+_MEASURED = {"filter": "isValid(datum.y)"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Axes:
+    """The two axes of a figure.
+
+    Attributes:
+        x_title: what is counted along the logarithmic axis, None for no title.
+        x_domain: its first and last value.
+        y_title: the measured quantity with its unit, None for no title.
+        x_octaves: octaves from one named length to the next, None to choose.
+        y_scale: "linear" or "log".
+        y_domain: fixed ends, None to fit the lines shown.
+        y_format: d3 format of the axis labels.
+        zero_line: True to draw a line at zero, for differences.
+    """
+
+    x_title: str | None
+    x_domain: tuple[int, int]
+    y_title: str | None
+    x_octaves: int | None = None
+    y_scale: str = "linear"
+    y_domain: tuple[float, float] | None = None
+    y_format: str | None = None
+    zero_line: bool = False
+
+
+def line_figure(
+    rows: Sequence[Row],
+    *,
+    axes: Axes,
+    looks: Mapping[str, Look],
+    marks: Mapping[int, str],
+    tooltip: Mapping[str, str],
+    title: str,
+    subtitle: str,
+    description: str,
+    height: int = HEIGHT_PIXELS,
+    width: int = WIDTH_PIXELS,
+    direct_labels: bool = True,
+    hover: str = "hover",
+) -> dict[str, Any]:
+    """Returns the Vega-Lite specification of lines, bands, points, marks and labels.
+
+    Args:
+        rows: dictionaries with `setting`, `x`, `y` (None breaks the line) and optionally `low`, `high`, plus the
+            tooltip's fields.
+        axes: the two axes.
+        looks: how to draw each setting, in drawing order.
+        marks: position on the x axis to the text of a vertical mark there.
+        tooltip: field of a row to its name in the tooltip.
+        title: heading of the image files.
+        subtitle: second line of the image files.
+        description: the finding in words, for readers who cannot see the figure.
+        height: of the plot, in pixels.
+        width: of the plot, in pixels.
+        direct_labels: False to leave the line ends unnamed where a legend stands beside the figure.
+        hover: name of the selection under the pointer, unique among figures joined into one.
+    """
+    order = [label for label in looks if any(row["setting"] == label for row in rows)]
+    shown = [{**row, "dashed": looks[row["setting"]].dashed} for row in rows]
+    direct = direct_labels and len(order) <= DIRECT_LABELS_AT_MOST
+    ends = end_labels(shown, order, axes.y_scale, height, axes.y_domain) if direct else []
+    color = {
+        "field": "setting",
+        "type": "nominal",
+        "scale": {"domain": order, "range": [looks[label].light for label in order]},
+        "legend": None if direct else {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260},
+    }
+    x, y = _x(axes), _y(axes)
+    layers = [
+        *_vertical_marks(marks, x),
+        *_zero_line(axes, y),
+        _band(shown, x, y, color),
+        _line(x, y, color),
+        _points(x, y, color, looks, order, hover),
+        _pointer_targets(x, y, tooltip, hover),
+        _labels(ends, x, y, color),
+    ]
+    room = label_room(ends, axes.x_domain, width) if direct else 12
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "title": {"text": title, "subtitle": subtitle},
+        "description": description,
+        "width": width,
+        "height": height,
+        "padding": {"left": 6, "top": 6, "bottom": 6, "right": room},
+        "params": [{"name": "hidden", "value": []}],
+        "data": {"values": shown},
+        "layer": [layer for layer in layers if layer],
+    }
+
+
+def _x(axes: Axes) -> dict[str, Any]:
+    low, high = axes.x_domain
+    powers = [2**power for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
+    step = axes.x_octaves or (1 if len(powers) <= 10 else 2)
+    return {
+        "field": "x",
+        "type": "quantitative",
+        "title": axes.x_title,
+        "scale": {"type": "log", "base": 2, "domain": [low, high], "nice": False},
+        "axis": {"values": powers[::step], "labelExpr": _LENGTH_LABEL, "labelFlush": False},
+    }
+
+
+def _y(axes: Axes) -> dict[str, Any]:
+    scale: dict[str, Any] = {"type": axes.y_scale, "zero": False, "nice": True}
+    if axes.y_domain:
+        scale |= {"domain": list(axes.y_domain), "nice": False}
+    axis: dict[str, Any] = {"tickCount": 6}
+    if axes.y_format:
+        axis["format"] = axes.y_format
+    return {"field": "y", "type": "quantitative", "title": axes.y_title, "scale": scale, "axis": axis}
+
+
+def _band(rows: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
+    if all(row.get("low") is None for row in rows):
+        return {}
+    return {
+        "transform": [_VISIBLE, {"filter": "isValid(datum.low)"}],
+        "mark": {"type": "area", "opacity": 1, "fillOpacity": 0.16},
+        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
+    }
+
+
+def _line(x: Row, y: Row, color: Row) -> Row:
+    dash_scale = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
+    dash = {"field": "dashed", "type": "nominal", "scale": dash_scale, "legend": None}
+    return {
+        "transform": [_VISIBLE],
+        "mark": {"type": "line", "strokeWidth": 2.25, "strokeJoin": "round"},
+        "encoding": {"x": x, "y": y, "color": color, "strokeDash": dash},
+    }
+
+
+def _points(x: Row, y: Row, color: Row, looks: Mapping[str, Look], order: Sequence[str], hover: str) -> Row:
+    scale = {"domain": list(order), "range": [looks[label].shape for label in order]}
+    return {
+        "transform": [_VISIBLE, _MEASURED],
+        "mark": {"type": "point", "filled": True, "opacity": 1},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": color,
+            "shape": {"field": "setting", "type": "nominal", "scale": scale, "legend": None},
+            "size": {"condition": {"param": hover, "empty": False, "value": 150}, "value": 46},
+        },
+    }
+
+
+def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> Row:
+    select = {"type": "point", "on": "pointerover", "clear": "pointerout", "fields": ["setting", "x"]}
+    return {
+        "transform": [_VISIBLE, _MEASURED],
+        "params": [{"name": hover, "select": select}],
+        "mark": {"type": "point", "size": 520, "opacity": 1, "fillOpacity": 0, "filled": True},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "tooltip": [{"field": field, "type": "nominal", "title": words} for field, words in tooltip.items()],
+        },
+    }
+
+
+def _vertical_marks(marks: Mapping[int, str], x: Row) -> list[Row]:
+    if not marks:
+        return []
+    rows = [{"x": value, "text": marks[value], "row": index % 3} for index, value in enumerate(sorted(marks))]
+    text = {"type": "text", "style": "mark-text", "align": "center", "baseline": "bottom"}
+    return [
+        {"data": {"values": rows}, "mark": {"type": "rule", "style": "mark-line"}, "encoding": {"x": x}},
+        {
+            "data": {"values": rows},
+            "mark": {**text, "dy": {"expr": "-5 - 13 * datum.row"}},
+            "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "text"}},
+        },
+    ]
+
+
+def _zero_line(axes: Axes, y: Row) -> list[Row]:
+    if not axes.zero_line:
+        return []
+    return [
+        {"data": {"values": [{"y": 0}]}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}},
+    ]
+
+
+def _labels(ends: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
+    if not ends:
+        return {}
+    mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 9, "limit": 170}
+    return {
+        "data": {"values": list(ends)},
+        "transform": [_VISIBLE],
+        "mark": {**mark, "dy": {"expr": "length(hidden) ? 0 : datum.shift"}},
+        "encoding": {"x": x, "y": y, "text": {"field": "setting"}, "color": {**color, "legend": None}},
+    }

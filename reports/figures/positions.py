@@ -1,0 +1,83 @@
+"""NLL by position in one long window, and its difference to a baseline."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from sbeval.reports.figures.curves import training_marks
+from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.theme import Look
+from sbeval.reports.table import records
+
+_TOOLTIP = {"setting": "model", "range_text": "positions", "value_text": "value", "tokens_text": "scored tokens"}
+
+
+def position_figure(
+    table: pd.DataFrame,
+    *,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    title: str,
+    subtitle: str,
+    description: str,
+    perplexity: bool = False,
+    difference: bool = False,
+) -> dict[str, Any]:
+    """Returns the Vega-Lite specification of NLL against position.
+
+    Args:
+        table: columns setting, first, last, nll, tokens; one row a bin of positions.
+        looks: how to draw each setting.
+        training_lengths: setting to its training length in tokens, where known.
+        title: heading of the image files.
+        subtitle: second line of the image files.
+        description: the finding in words, for readers who cannot see the figure.
+        perplexity: True to draw exp(NLL) on a log axis.
+        difference: True where `nll` holds differences to a baseline.
+    """
+    order = [label for label in looks if label in set(table["setting"])]
+    rows = [_row(row, perplexity) for row in records(table)]
+    positions = [row["x"] for row in rows]
+    words = "perplexity per token (log scale)" if perplexity else "NLL (nats per token)"
+    quantity = "difference in NLL (nats per token)" if difference else words
+    return line_figure(
+        sorted(rows, key=lambda row: (order.index(row["setting"]), row["x"])),
+        axes=Axes(
+            x_title="position in the window (tokens, log scale)",
+            x_domain=(max(1, math.floor(min(positions))), math.ceil(max(positions))),
+            y_title=quantity,
+            y_scale="log" if perplexity else "linear",
+            y_format="~g" if perplexity else None,
+            zero_line=difference,
+        ),
+        looks={label: looks[label] for label in order},
+        marks=training_marks(training_lengths, order),
+        tooltip=_TOOLTIP | {"value_text": quantity.removesuffix(" (log scale)")},
+        title=title,
+        subtitle=subtitle,
+        description=description,
+    )
+
+
+def difference_to_baseline(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Subtracts the baseline's NLL in every bin both have; the baseline itself is left out."""
+    base = table[table["setting"] == baseline].set_index(["first", "last"])["nll"]
+    others = table[table["setting"] != baseline].copy()
+    bins = pd.MultiIndex.from_frame(others[["first", "last"]])
+    others["nll"] = others["nll"].to_numpy() - base.reindex(bins).to_numpy()
+    return others.dropna(subset=["nll"]).reset_index(drop=True)
+
+
+def _row(row: Mapping[str, Any], perplexity: bool) -> dict[str, Any]:
+    first, last = float(row["first"]), float(row["last"])
+    value = math.exp(row["nll"]) if perplexity else float(row["nll"])
+    return {
+        "setting": row["setting"],
+        "x": math.sqrt(max(1.0, first) * max(1.0, last)),
+        "y": value,
+        "range_text": f"{int(first):,} to {int(last):,}",
+        "value_text": f"{value:,.3f}" if perplexity else f"{value:.4f}",
+        "tokens_text": f"{int(row['tokens']):,}",
+    }

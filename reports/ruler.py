@@ -1,0 +1,140 @@
+"""RULER's averages over tasks, its weighted averages and effective context lengths."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from sbeval.reports.settings import length_text
+from sbeval.reports.table import records
+
+NIAH_TASKS = (
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+    "niah_multivalue",
+    "niah_multiquery",
+)
+TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", "qa_squad", "qa_hotpot")
+AVERAGES = {"all tasks": TASKS, "needle tasks": NIAH_TASKS, "variable tracking": ("vt",)}
+WEIGHTED_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
+
+ABSOLUTE_THRESHOLD = 0.856
+RELATIVE_THRESHOLD = 0.85
+NEAR_CHANCE = 0.10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EffectiveLength:
+    """An effective context length.
+
+    Attributes:
+        text: "<4K", "16K", ">64K" or "n/a".
+        reason: why it is "n/a", else empty.
+    """
+
+    text: str
+    reason: str = ""
+
+
+def short_name(task: str) -> str:
+    """Returns RULER's name of a task, whoever runs it: `sb_ruler_vt`, `ruler_vt` and `vt` are one."""
+    return task.removeprefix("sb_").removeprefix("ruler_")
+
+
+def ruler_scores(measurements: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of RULER's 13 tasks with a column `ruler_task`; ours and lm-eval's own."""
+    rows = measurements[(measurements["metric"] == "score") & measurements["context_length_tokens"].notna()].copy()
+    rows["ruler_task"] = rows["task"].map(short_name)
+    half = 1.96 * rows["stderr"]
+    rows["ci95_low"] = rows["ci95_low"].fillna((rows["value"] - half).clip(lower=0.0))
+    rows["ci95_high"] = rows["ci95_high"].fillna((rows["value"] + half).clip(upper=1.0))
+    return rows[rows["ruler_task"].isin(TASKS)].reset_index(drop=True)
+
+
+def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
+    """Averages the tasks at every length where a setting has all the tasks it has at any length.
+
+    Returns:
+        Columns setting, context_length_tokens, value, ci95_low, ci95_high, tasks. The interval assumes independent
+        tasks; it is missing where a task has no standard error.
+    """
+    rows = []
+    chosen = scores[scores["ruler_task"].isin(tasks)]
+    for setting, own in chosen.groupby("setting", sort=False):
+        complete = own["ruler_task"].nunique()
+        for length, at_length in own.groupby("context_length_tokens"):
+            if at_length["ruler_task"].nunique() < complete:
+                continue
+            mean = float(at_length["value"].mean())
+            errors = at_length["stderr"].to_numpy(dtype=float)
+            half = 1.96 * math.sqrt(float((errors**2).sum())) / len(errors)
+            known = not math.isnan(half)
+            rows.append(
+                {
+                    "setting": setting,
+                    "context_length_tokens": length,
+                    "value": mean,
+                    "ci95_low": max(0.0, mean - half) if known else math.nan,
+                    "ci95_high": min(1.0, mean + half) if known else math.nan,
+                    "tasks": complete,
+                }
+            )
+    columns = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high", "tasks"]
+    return pd.DataFrame.from_records(rows, columns=columns)
+
+
+def by_length(table: pd.DataFrame, setting: str) -> dict[int, float]:
+    """Returns length to value for one setting, ascending."""
+    own = records(table[table["setting"] == setting])
+    return dict(sorted((int(row["context_length_tokens"]), float(row["value"])) for row in own))
+
+
+def absolute_effective_length(scores: Mapping[int, float], threshold: float = ABSOLUTE_THRESHOLD) -> EffectiveLength:
+    """RULER's rule: the longest length such that every length up to it reaches the threshold."""
+    if not scores:
+        return EffectiveLength(text="n/a", reason="no score over all its tasks at one length")
+    return _last_passing(scores, threshold)
+
+
+def relative_effective_length(
+    scores: Mapping[int, float], training_length_tokens: int | None, share: float = RELATIVE_THRESHOLD
+) -> EffectiveLength:
+    """The longest length that keeps a share of the model's own score at no more than half its training length."""
+    if training_length_tokens is None:
+        return EffectiveLength(text="n/a", reason="the training length is not recorded")
+    short = [length for length in scores if length <= training_length_tokens / 2]
+    if not short:
+        limit = length_text(training_length_tokens // 2)
+        return EffectiveLength(text="n/a", reason=f"no score at {limit} or below, half its training length")
+    base = scores[max(short)]
+    if base < NEAR_CHANCE:
+        where = length_text(max(short))
+        return EffectiveLength(text="n/a", reason=f"the score at {where} ({base:.0%}) is near chance")
+    return _last_passing({length: score for length, score in scores.items() if length >= max(short)}, share * base)
+
+
+def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None:
+    """RULER's averages over 4K to 128K weighted up and down with length; None unless all six lengths are there."""
+    if any(length not in scores for length in WEIGHTED_LENGTHS):
+        return None
+    values = [scores[length] for length in WEIGHTED_LENGTHS]
+    up = range(1, len(values) + 1)
+    total = sum(up)
+    increasing = sum(weight * value for weight, value in zip(up, values, strict=True)) / total
+    decreasing = sum(weight * value for weight, value in zip(reversed(up), values, strict=True)) / total
+    return increasing, decreasing
+
+
+def _last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLength:
+    passing = None
+    for length in sorted(scores):
+        if scores[length] < threshold:
+            text = f"<{length_text(min(scores))}" if passing is None else length_text(passing)
+            return EffectiveLength(text=text)
+        passing = length
+    return EffectiveLength(text=f">{length_text(max(scores))}")

@@ -1,0 +1,127 @@
+"""The section on NLL by position in one long window, and the difference to a baseline."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from sbeval.reports.figures.positions import difference_to_baseline, position_figure
+from sbeval.reports.figures.theme import Look
+from sbeval.reports.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.sections import Drawing, Publish, Section
+from sbeval.reports.settings import length_text
+from sbeval.reports.table import records
+
+
+def positions_section(
+    positions: pd.DataFrame,
+    *,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    baseline: str,
+    publish: Publish,
+) -> Section | None:
+    """Builds the section, None where no run recorded positions.
+
+    Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay.
+    """
+    if positions.empty:
+        return None
+    drawings: list[Drawing] = []
+    for corpus in dict.fromkeys(positions["corpus"]):
+        table = _comparable(positions[positions["corpus"] == corpus], baseline)
+        name = CORPUS_WORDS.get(str(corpus), str(corpus))
+        stem = f"{safe_stem(str(corpus))}-position"
+        drawings.append(_levels(table, f"{name}: NLL by position", stem, looks, training_lengths, publish))
+        others = difference_to_baseline(table, baseline)
+        if not others.empty:
+            title = f"{name}: difference to {baseline}"
+            drawings.append(
+                _differences(others, title, f"{stem}-difference", baseline, looks, training_lengths, publish)
+            )
+    return Section(
+        identifier="positions",
+        title="NLL by position",
+        lead="One pass at the longest context; every point is the mean over targets that far into the window.",
+        drawings=tuple(drawings),
+        legend=tuple(label for label in looks if label in set(positions["setting"])),
+    )
+
+
+def _comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    tokenizers = table.groupby("setting", sort=False)["tokenizer_sha256"].first()
+    wanted = tokenizers.get(baseline, tokenizers.iloc[0])
+    same = [label for label, tokenizer in tokenizers.items() if tokenizer == wanted or pd.isna(tokenizer)]
+    return table[table["setting"].isin(same)]
+
+
+def _levels(
+    table: pd.DataFrame,
+    title: str,
+    stem: str,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    publish: Publish,
+) -> Drawing:
+    finding = _level_finding(table, list(looks), training_lengths)
+    variants = {
+        metric: position_figure(
+            table,
+            looks=looks,
+            training_lengths=training_lengths,
+            title=title,
+            subtitle="One pass at the longest context",
+            description=f"{title}. {finding}",
+            perplexity=metric == "token_perplexity",
+        )
+        for metric in ("nll", "token_perplexity")
+    }
+    svg, links = publish(variants["nll"], stem)
+    return Drawing(title=title, finding=finding, explanation="", variants=variants, svg=svg, downloads=links)
+
+
+def _differences(
+    table: pd.DataFrame,
+    title: str,
+    stem: str,
+    baseline: str,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    publish: Publish,
+) -> Drawing:
+    parts = []
+    for label in dict.fromkeys(table["setting"]):
+        last = records(table[table["setting"] == label])[-1]
+        side = "below" if last["nll"] < 0 else "above"
+        parts.append(f"{label} ends {abs(last['nll']):.2f} nats {side} {baseline}")
+    finding = "; ".join(parts[:4]) + "."
+    spec = position_figure(
+        table,
+        looks=looks,
+        training_lengths=training_lengths,
+        title=title,
+        subtitle="Below zero is better than the baseline",
+        description=f"{title}. {finding}",
+        difference=True,
+    )
+    svg, links = publish(spec, stem)
+    explanation = "Below zero is better than the baseline."
+    return Drawing(
+        title=title, finding=finding, explanation=explanation, variants={"nll": spec}, svg=svg, downloads=links
+    )
+
+
+def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: Mapping[str, int]) -> str:
+    parts = []
+    for label in order:
+        own = records(table[table["setting"] == label])
+        if not own:
+            continue
+        trained = training_lengths.get(label)
+        inside = [row for row in own if trained is not None and row["last"] <= trained]
+        last = own[-1]
+        start = inside[-1] if inside else own[0]
+        parts.append(
+            f"{label} goes from {start['nll']:.2f} around position {length_text(int(start['last']))} "
+            f"to {last['nll']:.2f} around {length_text(int(last['last']))}"
+        )
+    return "; ".join(parts[:4]) + "."

@@ -1,0 +1,191 @@
+"""The section on RULER: averages against length, the grid of tasks, effective lengths."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from sbeval.reports.figures.scores import score_figure, score_grid
+from sbeval.reports.figures.theme import Look
+from sbeval.reports.html import Markup, element, name, table
+from sbeval.reports.ruler import (
+    ABSOLUTE_THRESHOLD,
+    AVERAGES,
+    NEAR_CHANCE,
+    RELATIVE_THRESHOLD,
+    TASKS,
+    EffectiveLength,
+    absolute_effective_length,
+    average,
+    by_length,
+    relative_effective_length,
+    weighted_averages,
+)
+from sbeval.reports.sections import Drawing, Publish, Section
+from sbeval.reports.settings import length_text
+
+
+def effective_lengths(
+    scores: pd.DataFrame, training_lengths: Mapping[str, int]
+) -> dict[str, tuple[EffectiveLength, EffectiveLength]]:
+    """Returns setting to (by RULER's threshold, relative to its own score), over the tasks it ran."""
+    overall = average(scores, TASKS)
+    return {
+        label: (
+            absolute_effective_length(by_length(overall, label)),
+            relative_effective_length(by_length(overall, label), training_lengths.get(label)),
+        )
+        for label in dict.fromkeys(scores["setting"])
+    }
+
+
+def effective_sentences(
+    lengths: Mapping[str, tuple[EffectiveLength, EffectiveLength]], scores: pd.DataFrame
+) -> dict[str, list[str]]:
+    """Returns the sentences of the summary on effective lengths."""
+    sentences = {}
+    for label, (absolute, relative) in lengths.items():
+        count = scores[scores["setting"] == label]["ruler_task"].nunique()
+        tasks = "13 tasks" if count == len(TASKS) else f"{count} of 13 tasks"
+        text = (
+            f"Effective length on RULER ({tasks}): {absolute.text} at the benchmark's threshold of "
+            f"{ABSOLUTE_THRESHOLD:.1%}, {relative.text} at {RELATIVE_THRESHOLD:.0%} of its own short-context score"
+        )
+        reason = f" ({relative.reason})" if relative.reason else ""
+        sentences[label] = [f"{text}{reason}."]
+    return sentences
+
+
+def ruler_section(
+    scores: pd.DataFrame, *, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
+) -> Section | None:
+    """Builds the section, None where no RULER task was run."""
+    if scores.empty:
+        return None
+    shown = set(scores["setting"])
+    drawings = []
+    for words, tasks in AVERAGES.items():
+        means = average(scores, tasks)
+        if means.empty:
+            continue
+        drawings.append(_average_drawing(words, means, looks, training_lengths, publish))
+    labels = [label for label in looks if label in shown]
+    grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
+    if len(grid) > 1:
+        drawings.append(_grid_drawing(grid, looks, training_lengths, publish))
+    lengths = effective_lengths(scores, training_lengths)
+    return Section(
+        identifier="ruler",
+        title="RULER",
+        lead="Share of the expected answers found in the generated text. Bands: 95 % intervals.",
+        drawings=tuple(drawings),
+        legend=tuple(labels),
+        content=(_effective_table(labels, lengths, scores), _scores_table(labels, scores)),
+    )
+
+
+def _average_drawing(
+    words: str, means: pd.DataFrame, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
+) -> Drawing:
+    parts = []
+    for label in looks:
+        values = by_length(means, label)
+        if values:
+            first, last = next(iter(values)), list(values)[-1]
+            parts.append(
+                f"{label} {values[first]:.0%} at {length_text(first)}, {values[last]:.0%} at {length_text(last)}"
+            )
+    finding = "; ".join(parts[:4]) + "."
+    counts = sorted({int(count) for count in means["tasks"]})
+    explanation = f"Mean over {' or '.join(map(str, counts))} {'task' if counts == [1] else 'tasks'}."
+    title = f"RULER, {words}"
+    spec = score_figure(
+        means,
+        looks=looks,
+        training_lengths=training_lengths,
+        title=title,
+        subtitle=explanation,
+        description=f"{title}. {finding}",
+    )
+    svg, links = publish(spec, f"ruler-{words.replace(' ', '-')}")
+    return Drawing(
+        title=title, finding=finding, explanation=explanation, variants={"score": spec}, svg=svg, downloads=links
+    )
+
+
+def _grid_drawing(
+    grid: Mapping[str, pd.DataFrame], looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
+) -> Drawing:
+    finding = f"{len(grid)} of RULER's 13 tasks, each on the same axes."
+    spec = score_grid(
+        grid,
+        looks=looks,
+        training_lengths=training_lengths,
+        title="RULER, task by task",
+        subtitle="score against context length (tokens, log scale)",
+        description=f"RULER, task by task. {finding}",
+    )
+    svg, links = publish(spec, "ruler-tasks")
+    return Drawing(
+        title="RULER, task by task",
+        finding=finding,
+        explanation="Dotted lines mark training lengths.",
+        variants={"score": spec},
+        svg=svg,
+        downloads=links,
+        wide=True,
+    )
+
+
+def _effective_table(
+    labels: Sequence[str], lengths: Mapping[str, tuple[EffectiveLength, EffectiveLength]], scores: pd.DataFrame
+) -> Markup:
+    overall = average(scores, TASKS)
+    rows = []
+    for label in labels:
+        absolute, relative = lengths[label]
+        weighted = weighted_averages(by_length(overall, label))
+        count = scores[scores["setting"] == label]["ruler_task"].nunique()
+        cells = [f"{value:.1%}" for value in weighted] if weighted else ["not all six lengths", "not all six lengths"]
+        rows.append([name(label), f"{count} of 13", _effective_cell(absolute), _effective_cell(relative), *cells])
+    return table(
+        [
+            "model",
+            "tasks",
+            f"effective length, {ABSOLUTE_THRESHOLD:.1%}",
+            f"effective length, {RELATIVE_THRESHOLD:.0%} of own",
+            "weighted to long",
+            "weighted to short",
+        ],
+        rows,
+        caption="Effective context length and weighted averages",
+        explanation=(
+            f"The longest length such that every length up to it scores at least {ABSOLUTE_THRESHOLD:.1%} "
+            f"(RULER's rule), or at least {RELATIVE_THRESHOLD:.0%} of the model's own score at no more than half its "
+            f"training length; n/a where that score is below {NEAR_CHANCE:.0%}. Weighted averages cover 4K to 128K."
+        ),
+    )
+
+
+def _effective_cell(length: EffectiveLength) -> Markup:
+    small = element("small", length.reason) if length.reason else ""
+    return element("td", length.text, small)
+
+
+def _scores_table(labels: Sequence[str], scores: pd.DataFrame) -> Markup:
+    lengths = sorted(int(length) for length in scores["context_length_tokens"].unique())
+    body = []
+    for label in labels:
+        for task in TASKS:
+            own = scores[(scores["setting"] == label) & (scores["ruler_task"] == task)]
+            if own.empty:
+                continue
+            values = by_length(own, label)
+            cells = [
+                f"{values[length]:.1%}"
+                if length in values
+                else element("td", "not measured", attributes={"class": "missing"})
+                for length in lengths
+            ]
+            body.append([element("span", name(label), f" {task}"), *cells])
+    content = table(["model and task", *map(length_text, lengths)], body, caption="RULER scores, task by task")
+    return element("details", element("summary", "Numbers: RULER, task by task"), content)

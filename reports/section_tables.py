@@ -1,0 +1,124 @@
+"""The section of tables: ordinary tasks side by side, recall, and attention spans."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from sbeval.reports.html import Markup, element, name, table
+from sbeval.reports.published import PublishedTable, best, published_tables
+from sbeval.reports.sections import Section
+from sbeval.reports.suite import SuiteRow, suite_rows
+from sbeval.reports.table import Results, records
+
+_FAMILY_WORDS = {
+    "recall": ("Recall", "Each column is one number of pairs or one length, as the task counts it."),
+    "span": ("Effective attention span", "Each column is one context length in tokens."),
+}
+
+
+def tables_section(results: Results, baseline: str) -> Section | None:
+    """Builds the section, None where no such task was run."""
+    labels = [setting.label for setting in results.settings]
+    rows = suite_rows(results)
+    content: list[Markup] = [_suite_table(rows, labels, baseline)] if rows else []
+    content += [_published_table(published, labels) for published in published_tables(results.measurements)]
+    for family, (title, explanation) in _FAMILY_WORDS.items():
+        own = results.measurements[results.measurements["family"] == family]
+        for task in dict.fromkeys(own["task"]):
+            of_task = own[own["task"] == task]
+            content.append(_counted_table(of_task, f"{title}: {task}", explanation, labels))
+    if not content:
+        return None
+    lead = f"Best in bold; differences are to {baseline}." if rows and len(labels) > 1 else ""
+    return Section(identifier="tables", title="Tables", lead=lead, content=tuple(content))
+
+
+def _suite_table(rows: Sequence[SuiteRow], labels: Sequence[str], baseline: str) -> Markup:
+    shown = [label for label in labels if any(label in row.cells for row in rows)]
+    body = [[row.name, *[_suite_cell(row, label, baseline) for label in shown]] for row in rows]
+    return table(
+        ["task", *map(name, shown)],
+        body,
+        caption="Ordinary tasks",
+        explanation=(
+            "Small print: standard error, and the difference to the baseline with its 95 % interval, which "
+            "treats the two runs as independent."
+        ),
+    )
+
+
+def _suite_cell(row: SuiteRow, label: str, baseline: str) -> Markup:
+    if label not in row.cells:
+        return element("td", "not measured", attributes={"class": "missing"})
+    cell = row.cells[label]
+    value = f"{cell.value:.4f}" if abs(cell.value) < 10 else f"{cell.value:,.2f}"
+    shown = element("b", value) if label in row.best else value
+    error = "" if cell.stderr != cell.stderr else element("small", f"± {cell.stderr:.4f}")
+    difference = row.difference(label, baseline)
+    against = (
+        ""
+        if difference is None
+        else element("small", f"{difference[0]:+.4f} [{difference[1]:+.4f}, {difference[2]:+.4f}]")
+    )
+    return element("td", shown, error, against)
+
+
+def _published_table(published: PublishedTable, labels: Sequence[str]) -> Markup:
+    lower = [column for column in published.columns if column.lower().startswith("wikitext")]
+    everything = [*published.published.values(), *published.measured.values()]
+    tops = {
+        column: best([values.get(column) for values in everything], higher_is_better=column not in lower)
+        for column in published.columns
+    }
+    body = [
+        [element("span", f"paper: {row}"), *_published_cells(values, published.columns, tops)]
+        for row, values in published.published.items()
+    ]
+    body += [
+        [name(label), *_published_cells(published.measured[label], published.columns, tops)]
+        for label in labels
+        if label in published.measured
+    ]
+    explanation = "Published values and this report's, in the paper's units; best in bold."
+    if not published.published:
+        explanation = "Measured values in the paper's units; the published ones are not held."
+    return table(
+        ["model", *published.columns], body, caption=f"The paper's Table {published.number}", explanation=explanation
+    )
+
+
+def _published_cells(
+    values: Mapping[str, float], columns: Sequence[str], tops: Mapping[str, float | None]
+) -> list[Markup]:
+    cells = []
+    for column in columns:
+        if column not in values:
+            cells.append(element("td", "not measured", attributes={"class": "missing"}))
+            continue
+        words = f"{values[column]:.1f}"
+        cells.append(element("td", element("b", words) if values[column] == tops[column] else words))
+    return cells
+
+
+def _counted_table(rows: pd.DataFrame, caption: str, explanation: str, labels: Sequence[str]) -> Markup:
+    counts = sorted({int(count) for count in rows["context_length_tokens"].dropna()})
+    columns: list[int | None] = [*counts] or [None]
+    body = []
+    for label in labels:
+        for metric in dict.fromkeys(rows["metric"]):
+            own = records(rows[(rows["setting"] == label) & (rows["metric"] == metric)])
+            if not own:
+                continue
+            values = {
+                None if pd.isna(row["context_length_tokens"]) else int(row["context_length_tokens"]): row["value"]
+                for row in own
+            }
+            cells: list[object] = [
+                f"{values[count]:.4g}"
+                if count in values
+                else element("td", "not measured", attributes={"class": "missing"})
+                for count in columns
+            ]
+            body.append([element("span", name(label), f" {metric}"), *cells])
+    header = ["model and metric", *[f"{count:,}" for count in counts]] if counts else ["model and metric", "value"]
+    return table(header, body, caption=caption, explanation=explanation)

@@ -1,0 +1,169 @@
+import json
+from pathlib import Path
+
+import pytest
+from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexity_task, write_run
+
+from sbeval.errors import UserError
+from sbeval.reports import build_report, load_results
+
+EVIL = "<script>alert('x')</script> \"quoted\" \N{RIGHT-TO-LEFT OVERRIDE}txt \N{FIRE} ../../etc & | ` $x_1$ \\"
+
+
+def good(folder: Path, **changes: object) -> Path:
+    return write_run(
+        folder, model_record("stickbreaking"), [perplexity_task("stream", CURVES["stickbreaking"])], **changes
+    )
+
+
+def reasons(folder: Path) -> str:
+    return " ".join(note.reason for note in load_results([folder]).notes)
+
+
+def test_a_truncated_result_file_is_left_out_and_named(tmp_path: Path) -> None:
+    good(tmp_path / "a")
+    broken = tmp_path / "b" / "results_2026-11-20T11-00-00.json"
+    broken.parent.mkdir()
+    broken.write_text('{"results": {"sb_stdlib_stream": {"nll@00')
+    results = load_results([tmp_path])
+    assert len(results.settings) == 1
+    assert [note.path for note in results.notes] == [broken]
+    assert "not complete JSON" in results.notes[0].reason
+
+
+def test_an_empty_result_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    good(tmp_path / "a")
+    (tmp_path / "results_2026-11-20T11-00-00.json").write_text("")
+    assert "is empty" in reasons(tmp_path)
+
+
+def test_only_unusable_files_is_one_clear_sentence(tmp_path: Path) -> None:
+    (tmp_path / "results_2026-11-20T11-00-00.json").write_text("[1, 2]")
+    with pytest.raises(UserError, match="not a result file of lm-eval"):
+        load_results([tmp_path])
+
+
+def test_samples_without_results_are_named(tmp_path: Path) -> None:
+    good(tmp_path / "a")
+    (tmp_path / "samples_sb_stdlib_stream_2026-11-19T10-00-00.000001.jsonl").write_text("{}\n")
+    assert "samples without a result file" in reasons(tmp_path)
+
+
+def test_the_newest_of_two_runs_counts_and_the_other_is_listed(tmp_path: Path) -> None:
+    good(tmp_path / "a", seconds=1_795_000_000.0)
+    newer = [value + 0.5 for value in CURVES["stickbreaking"]]
+    write_run(
+        tmp_path / "b",
+        model_record("stickbreaking"),
+        [perplexity_task("stream", newer)],
+        seconds=1_795_100_000.0,
+    )
+    results = load_results([tmp_path])
+    nll = results.measurements[results.measurements["metric"] == "nll"]
+    assert nll["value"].to_numpy() == pytest.approx(newer, abs=0.15)
+    assert len(nll) == len(LENGTHS)
+    assert any("run again later" in note.reason for note in results.notes)
+
+
+def test_lengths_run_one_by_one_join_into_one_line(tmp_path: Path) -> None:
+    for index, length in enumerate(LENGTHS[:3]):
+        task = perplexity_task("stream", CURVES["rope"][index : index + 1], lengths=[length])
+        write_run(tmp_path / str(length), model_record("rope"), [task], seconds=1_795_000_000.0 + index)
+    results = load_results([tmp_path])
+    assert len(results.settings) == 1
+    assert results.documents["demo-rope", "sb_stdlib_stream"].lengths == LENGTHS[:3]
+    assert not results.notes
+
+
+def test_a_number_that_is_not_finite_is_missing_with_a_note(tmp_path: Path) -> None:
+    name, results, metadata, samples = perplexity_task("stream", CURVES["rope"])
+    results["nll@0002048,none"] = float("nan")
+    results["nll@0004096,none"] = float("inf")
+    write_run(tmp_path, model_record("rope"), [(name, results, metadata, samples)])
+    loaded = load_results([tmp_path])
+    nll = loaded.measurements[loaded.measurements["metric"] == "nll"]
+    assert 2048 not in set(nll["context_length_tokens"])
+    assert 4096 not in set(nll["context_length_tokens"])
+    assert sum("left as missing" in note.reason for note in loaded.notes) == 2
+    build_report([tmp_path], tmp_path / "report", image_formats=())
+
+
+def test_a_document_sum_that_is_not_finite_never_enters_a_mean(tmp_path: Path) -> None:
+    name, results, metadata, samples = perplexity_task("fixed_target", CURVES["rope"])
+    samples[0]["nll@0002048"][0][1] = float("nan")
+    write_run(tmp_path, model_record("rope"), [(name, results, metadata, samples)])
+    loaded = load_results([tmp_path])
+    sums = loaded.documents["demo-rope", name]
+    row = sums.clusters.index(samples[0]["nll@0002048"][0][0])
+    assert sums.tokens[row, sums.lengths.index(2048)] == 0
+    assert any("not finite" in note.reason for note in loaded.notes)
+
+
+def test_unknown_fields_of_a_newer_writer_are_no_obstacle(tmp_path: Path) -> None:
+    path = good(tmp_path / "a", extra={"invented_later": {"deep": [1]}})
+    content = json.loads(path.read_text())
+    content["config"]["sbeval"]["colour"] = "blue"
+    content["configs"]["sb_stdlib_stream"]["metadata"]["sbeval"]["mood"] = 3
+    content["results"]["sb_stdlib_stream"]["shape_of_things@0001024,none"] = {"a": 1}
+    path.write_text(json.dumps(content))
+    results = load_results([tmp_path])
+    assert results.settings[0].runs[0].raw["invented_later"] == {"deep": [1]}
+    assert len(results.measurements) == len(LENGTHS) * 3
+
+
+def test_ordinary_runs_of_lm_eval_are_read_without_any_of_our_records(tmp_path: Path) -> None:
+    own = {"4096,none": 0.9, "8192,none": 0.5, "16384,none": -1, "4096_stderr,none": 0.02, "alias": "niah_single_1"}
+    write_run(tmp_path, None, [ordinary_task("hellaswag", "acc_norm", 0.31), ("niah_single_1", own, None, [])])
+    results = load_results([tmp_path])
+    scores = results.measurements[results.measurements["metric"] == "score"]
+    assert dict(zip(scores["context_length_tokens"], scores["value"], strict=True)) == {4096: 0.9, 8192: 0.5}
+    page = build_report([tmp_path], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
+    assert "training length not recorded" in page
+
+
+def test_hostile_names_are_text_everywhere_and_never_a_path(tmp_path: Path) -> None:
+    model = model_record("stickbreaking", name=EVIL, gpu=EVIL)
+    task = perplexity_task("stream", CURVES["stickbreaking"], corpus=EVIL.replace("/", "_"), documents=25)
+    record = {**task[2], "corpus": EVIL, "corpus_detail": EVIL}
+    name = EVIL
+    write_run(
+        tmp_path / "r",
+        model,
+        [("sb_evil", task[1], record, task[3]), ordinary_task(name, "acc", 0.5)],
+        log_samples=False,
+    )
+    output = tmp_path / "out" / "report"
+    page = build_report([tmp_path / "r"], output, image_formats=("svg",)).read_text(encoding="utf-8")
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+    assert "<bdi>" in page
+    assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in page[page.index("<h2") : page.index('id="provenance"')]
+    assert "<script>alert" not in (output / "summary.md").read_text(encoding="utf-8")
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and output not in path.parents]
+    assert [path.parent.name for path in written] == ["r"]
+    for path in (output / "latex").iterdir():
+        assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in path.read_text(encoding="utf-8")
+
+
+def test_half_written_sample_lines_are_counted_and_the_rest_is_used(tmp_path: Path) -> None:
+    good(tmp_path)
+    samples = next(tmp_path.glob("samples_*.jsonl"))
+    samples.write_text(samples.read_text() + '{"nll@0000256": [["a", 1.0')
+    results = load_results([tmp_path])
+    assert results.documents
+    assert any("1 line that is not complete JSON" in note.reason for note in results.notes)
+
+
+def test_a_samples_file_is_read_one_line_at_a_time(tmp_path: Path) -> None:
+    import tracemalloc
+
+    good(tmp_path)
+    samples = next(tmp_path.glob("samples_*.jsonl"))
+    padding = json.dumps({"doc": "x" * 1_000_000, "filter": "none"}) + "\n"
+    with samples.open("a", encoding="utf-8") as file:
+        file.writelines(padding for _ in range(40))
+    tracemalloc.start()
+    load_results([tmp_path])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000_000

@@ -1,0 +1,149 @@
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from result_files import write_everything, write_extension
+
+from sbeval.reports import build_report
+from sbeval.reports.latex import latex_text
+from sbeval.reports.markdown import markdown_text
+from sbeval.reports.published import published_tables
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("exports")
+    write_everything(base / "results")
+    write_extension(base / "results" / "extension")
+    return build_report([base / "results"], base / "report", image_formats=()).parent
+
+
+def test_parquet_and_csv_hold_the_same_table(folder: Path) -> None:
+    csv, parquet = pd.read_csv(folder / "results.csv"), pd.read_parquet(folder / "results.parquet")
+    assert csv.columns.tolist() == parquet.columns.tolist()
+    assert csv["value"].to_numpy() == pytest.approx(parquet["value"].to_numpy())
+
+
+def test_the_summary_states_how_far_context_helps_and_where_it_hurts(folder: Path) -> None:
+    summary = (folder / "summary.md").read_text(encoding="utf-8")
+    lines = {name: line for line in summary.splitlines() for name in re.findall(r"^- \*\*(.*?)\*\*", line)}
+    assert re.search(r"more context lowers NLL (up to (16|32)K|all the way to 64K)", lines["demo-sb"])
+    assert "no length up to 64K is worse than 1K" in lines["demo-sb"]
+    assert "more context lowers NLL up to 1K; from 2K on NLL is above its value at 1K" in lines["demo-rope"]
+    assert "samples were not logged" in lines["demo-alibi"]
+    assert "this alone does not show that context is used" in lines["demo-rope-4k"]
+    assert "Effective length on RULER (13 tasks): &lt;256" in lines["demo-sb"]
+
+
+def test_markdown_tables_have_as_many_cells_in_every_row(folder: Path) -> None:
+    summary = (folder / "summary.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"(?:^\|.*\|$\n?)+", summary, flags=re.MULTILINE)
+    assert len(blocks) >= 6
+    for block in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in block.strip().splitlines()}) == 1
+
+
+def test_latex_tables_are_whole_and_escaped(folder: Path) -> None:
+    files = sorted((folder / "latex").glob("*.tex"))
+    assert {"ruler.tex", "tasks.tex", "speed.tex"} <= {file.name for file in files}
+    for file in files:
+        content = file.read_text(encoding="utf-8")
+        assert content.count(r"\begin{") == content.count(r"\end{") == 2
+        for rule in (r"\toprule", r"\midrule", r"\bottomrule"):
+            assert content.count(rule) == 1
+        body = content.split(r"\midrule")[1].split(r"\bottomrule")[0]
+        columns = content.split(r"\begin{tabular}{")[1].split("}")[0]
+        for row in body.strip().splitlines():
+            assert len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1
+    assert r"\textbf{0.3320}" in (folder / "latex" / "tasks.tex").read_text(encoding="utf-8")
+
+
+def test_special_characters_are_text_in_latex_and_markdown() -> None:
+    assert latex_text(r"a_b & 50% \x {y}") == r"a\_b \& 50\% \textbackslash{}x \{y\}"
+    assert markdown_text("<b>|`x`* [y](z)\nnext") == r"&lt;b&gt;\|\`x\`\* \[y\](z) next"
+
+
+class Structure(HTMLParser):
+    """What a screen reader goes by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headings: list[int] = []
+        self.tables = self.captions = 0
+        self.images_without_words: list[str] = []
+        self.identifiers: list[str] = []
+        self.targets: list[str] = []
+        self.header_cells_without_scope = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        self.tables += tag == "table"
+        self.captions += tag == "caption"
+        if tag == "img" and not found.get("alt"):
+            self.images_without_words.append(str(found))
+        if tag == "th" and "scope" not in found:
+            self.header_cells_without_scope += 1
+        if found.get("id"):
+            self.identifiers.append(str(found["id"]))
+        if tag == "a" and str(found.get("href")).startswith("#"):
+            self.targets.append(str(found["href"])[1:])
+
+
+def test_the_page_can_be_read_by_its_structure_alone(folder: Path) -> None:
+    structure = Structure()
+    structure.feed((folder / "index.html").read_text(encoding="utf-8"))
+    assert structure.headings[0] == 1
+    assert structure.headings.count(1) == 1
+    steps = zip(structure.headings, structure.headings[1:], strict=False)
+    assert all(later - earlier <= 1 for earlier, later in steps)
+    assert structure.tables == structure.captions > 5
+    assert structure.images_without_words == []
+    assert structure.header_cells_without_scope == 0
+    assert len(structure.identifiers) == len(set(structure.identifiers))
+    assert set(structure.targets) <= set(structure.identifiers)
+
+
+def test_every_run_is_in_the_provenance_with_its_file(folder: Path) -> None:
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    provenance = page[page.index('id="provenance"') :]
+    for words in (
+        "checkpoint hash",
+        "bfloat16",
+        "triton 3.7.1",
+        "NVIDIA H100",
+        "BOS text",
+        "seed 1234",
+        "lm_eval --model",
+    ):
+        assert words in provenance
+    links = set(re.findall(r'href="(\.\./results/[^"]+results_[^"]+\.json)"', provenance))
+    assert len(links) == 8
+    assert all((folder / link).resolve().is_file() for link in links)
+
+
+class Paper:
+    """A published table of two columns."""
+
+    class Cell:
+        def __init__(self, **fields: object) -> None:
+            self.__dict__.update(fields)
+
+    def published_values(self) -> list[Cell]:
+        return [self.Cell(table=2, row="SB 1B", column="PIQA", value=70.1, source="here")]
+
+    def measured_columns(self) -> list[Cell]:
+        piqa = {"task": "piqa", "metric": "acc", "filter": "none", "shots": None, "scale": 100.0}
+        mmlu = {"task": "mmlu", "metric": "acc", "filter": "none", "shots": 5, "scale": 100.0}
+        return [self.Cell(table=2, column="PIQA", **piqa), self.Cell(table=3, column="5-shot", **mmlu)]
+
+
+def test_published_values_stand_beside_measured_ones_in_the_same_unit(folder: Path) -> None:
+    measurements = pd.read_parquet(folder / "results.parquet")
+    (table,) = published_tables(measurements, paper=Paper())
+    assert table.columns == ("PIQA",)
+    assert table.published == {"SB 1B": {"PIQA": 70.1}}
+    assert table.measured["demo-sb"]["PIQA"] == pytest.approx(62.1)

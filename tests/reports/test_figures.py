@@ -1,0 +1,116 @@
+"""Figures by their values: every specification is valid Vega-Lite and holds the table's numbers."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import altair
+import pandas as pd
+import pytest
+from result_files import CURVES, LENGTHS, model_record, perplexity_task, write_everything, write_run
+
+from sbeval.reports import load_results
+from sbeval.reports.assemble import assemble
+from sbeval.reports.figures.curves import curve_figure
+from sbeval.reports.figures.labels import spread
+from sbeval.reports.figures.positions import difference_to_baseline
+from sbeval.reports.figures.theme import looks
+from sbeval.reports.html import text
+from sbeval.reports.panels import perplexity_panels
+from sbeval.reports.sections import Drawing
+
+
+def drawings(folder: Path) -> dict[str, Drawing]:
+    report = assemble(load_results([folder]), baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
+    return {drawing.title: drawing for section in report.sections for drawing in section.drawings}
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drawing]:
+    folder = tmp_path_factory.mktemp("everything")
+    write_everything(folder)
+    return drawings(folder)
+
+
+def test_every_figure_is_valid_vega_lite(everything: dict[str, Drawing]) -> None:
+    specs = [spec for drawing in everything.values() for spec in drawing.variants.values()]
+    assert len(specs) > 20
+    for spec in specs:
+        altair.Chart.from_dict(dict(spec), validate=True)
+
+
+def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see_it(
+    everything: dict[str, Drawing],
+) -> None:
+    for drawing in everything.values():
+        assert any(letter.isdigit() for letter in drawing.finding)
+        for spec in drawing.variants.values():
+            assert drawing.finding in spec["description"]
+
+
+def points(spec: Any, label: str) -> dict[int, float | None]:
+    return {row["x"]: row["y"] for row in spec["data"]["values"] if row["setting"] == label}
+
+
+def test_a_curve_holds_the_measured_numbers(everything: dict[str, Drawing]) -> None:
+    spec = everything["Python standard library, stream"].variants["nll"]
+    assert points(spec, "demo-nope") == pytest.approx(dict(zip(LENGTHS, CURVES["nope"], strict=True)), abs=0.15)
+    marks = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "mark-line"]
+    assert [row["x"] for row in marks[0]] == [1024]
+    x = spec["layer"][0]["encoding"]["x"]
+    assert x["scale"]["domain"] == [256, 131072]
+    assert x["scale"]["base"] == 2
+
+
+def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", model_record("rope"), [perplexity_task("stream", CURVES["rope"])])
+    some = [256, 512, 4096]
+    write_run(tmp_path / "b", model_record("stickbreaking"), [perplexity_task("stream", [2.2, 2.1, 1.8], lengths=some)])
+    results = load_results([tmp_path])
+    (panel,) = perplexity_panels(results.measurements, results.settings)
+    spec = curve_figure(
+        panel.tables["nll"],
+        metric="nll",
+        looks=looks(results.settings),
+        training_lengths={},
+        title="",
+        subtitle="",
+        description="",
+    )
+    found = points(spec, "demo-sb")
+    assert [length for length, value in found.items() if value is None] == [1024, 2048]
+    assert set(found) == {256, 512, 1024, 2048, 4096}
+
+
+def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything: dict[str, Drawing]) -> None:
+    spec = everything["niah_single_1"].variants["score"]
+    assert [part["title"]["text"] for part in spec["concat"]] == ["demo-sb", "demo-rope"]
+    grid = spec["concat"][1]["vconcat"][1]
+    assert len(grid["data"]["values"]) == 11 * 7
+    assert grid["layer"][0]["encoding"]["color"]["scale"]["domain"] == [0, 1]
+    far = next(cell for cell in grid["data"]["values"] if cell["depth"] == 0 and cell["length"] == "16K")
+    near = next(cell for cell in grid["data"]["values"] if cell["depth"] == 100 and cell["length"] == "16K")
+    assert far["score"] < 0.5 < near["score"]
+    assert far["samples_text"] == "5"
+    assert "%" in far["interval_text"]
+
+
+def test_the_difference_to_a_baseline_is_taken_bin_by_bin() -> None:
+    rows = [("a", 1, 8, 3.0), ("a", 9, 16, 2.0), ("b", 1, 8, 3.5), ("b", 9, 16, 1.5), ("b", 17, 32, 1.0)]
+    table = pd.DataFrame(rows, columns=["setting", "first", "last", "nll"])
+    found = difference_to_baseline(table, "a")
+    assert found[["setting", "first", "nll"]].to_numpy().tolist() == [["b", 1, 0.5], ["b", 9, -0.5]]
+
+
+def test_names_at_line_ends_never_overlap_and_keep_their_order() -> None:
+    heights = {"a": 10.0, "b": 11.0, "c": 12.0, "d": 200.0, "e": 201.0}
+    placed = spread(heights, 15.0)
+    ordered = sorted(placed, key=lambda label: placed[label])
+    assert ordered == list(heights)
+    gaps = [placed[later] - placed[earlier] for earlier, later in itertools.pairwise(ordered)]
+    assert min(gaps) >= 15.0 - 1e-9
+    assert placed["b"] == pytest.approx(11.0)
+
+
+def test_text_is_escaped_in_elements_and_attributes_alike() -> None:
+    assert text("<a href='x'>\"&\N{RIGHT-TO-LEFT OVERRIDE}") == "&lt;a href=&#x27;x&#x27;&gt;&quot;&amp;"

@@ -1,0 +1,136 @@
+from pathlib import Path
+
+import pytest
+from result_files import CURVES, model_record, perplexity_task, write_extension, write_run
+
+from sbeval.errors import UserError
+from sbeval.reports import load_results
+from sbeval.reports.figures.theme import DARK, LIGHT, looks, within
+from sbeval.reports.panels import perplexity_panels
+from sbeval.reports.selection import choose_baseline, restrict
+from sbeval.reports.table import Results
+
+
+def write(folder: Path, attention: str, **changes: object) -> None:
+    task_changes = {key: changes.pop(key) for key in ("tokenizer_sha256", "corpus_sha256") if key in changes}
+    model = model_record(attention, **changes)
+    write_run(folder, model, [perplexity_task("stream", CURVES[attention], **task_changes)], log_samples=False)
+
+
+def labels(results: Results) -> list[str]:
+    return [setting.label for setting in results.settings]
+
+
+def test_models_of_one_name_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    for index, scaling in enumerate((None, {"rope_type": "dynamic", "factor": 4.0})):
+        write(tmp_path / str(index), "rope", rope_scaling=scaling)
+    assert sorted(labels(load_results([tmp_path]))) == ["demo-rope", "demo-rope (dynamic RoPE x4)"]
+
+
+def test_labels_replace_names(tmp_path: Path) -> None:
+    write(tmp_path / "a", "rope")
+    assert labels(load_results([tmp_path], labels={"demo-rope": "Baseline"})) == ["Baseline"]
+
+
+def test_two_models_never_share_a_label(tmp_path: Path) -> None:
+    write(tmp_path / "a", "rope")
+    write(tmp_path / "b", "stickbreaking")
+    renamed = labels(load_results([tmp_path], labels={"demo-rope": "same", "demo-sb": "same"}))
+    assert len(set(renamed)) == 2
+
+
+def test_an_extension_shares_its_parents_colour_and_the_parent_is_dashed_beside_it(tmp_path: Path) -> None:
+    write_extension(tmp_path)
+    results = load_results([tmp_path])
+    child = results.setting("demo-rope-4k")
+    assert child.parent == "demo-rope"
+    chosen = looks(results.settings)
+    assert chosen["demo-rope"].light == chosen["demo-rope-4k"].light
+    both = within(chosen, ["demo-rope", "demo-rope-4k"], {"demo-rope-4k": "demo-rope"})
+    assert both["demo-rope"].dashed
+    assert not both["demo-rope-4k"].dashed
+    assert not within(chosen, ["demo-rope"], {"demo-rope-4k": "demo-rope"})["demo-rope"].dashed
+
+
+def test_a_scheme_has_the_same_colour_in_every_report(tmp_path: Path) -> None:
+    for attention in ("rope", "alibi"):
+        write(tmp_path / attention, attention)
+    without = looks(load_results([tmp_path]).settings)
+    write(tmp_path / "sb", "stickbreaking")
+    beside = looks(load_results([tmp_path]).settings)
+    assert without["demo-rope"].light == beside["demo-rope"].light
+    assert len({look.light for look in beside.values()}) == 3
+
+
+def contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_every_colour_reads_as_text_on_its_page(tmp_path: Path) -> None:
+    for index in range(9):
+        write(tmp_path / str(index), "rope", name=f"model {index}", checkpoint_sha256=f"{index:064x}")
+    for look in looks(load_results([tmp_path]).settings).values():
+        assert contrast(look.light, LIGHT["paper"]) >= 4.5
+        assert contrast(look.dark, DARK["paper"]) >= 4.5
+    for colours in (LIGHT, DARK):
+        assert contrast(colours["muted"], colours["paper"]) >= 4.5
+
+
+def test_different_tokenizers_share_an_axis_in_bits_per_byte_only(tmp_path: Path) -> None:
+    write(tmp_path / "a", "rope")
+    write(tmp_path / "b", "stickbreaking", tokenizer_sha256="ab" * 32)
+    results = load_results([tmp_path])
+    (panel,) = perplexity_panels(results.measurements, results.settings)
+    assert list(panel.tables) == ["bits_per_byte"]
+    assert "different tokenizers" in panel.remarks[0]
+
+
+def test_different_texts_do_not_share_an_axis(tmp_path: Path) -> None:
+    write(tmp_path / "a", "rope")
+    write(tmp_path / "b", "stickbreaking", corpus_sha256="dd" * 32)
+    results = load_results([tmp_path])
+    panels = perplexity_panels(results.measurements, results.settings)
+    assert [panel.labels for panel in panels] == [("demo-rope",), ("demo-sb",)]
+    assert len({panel.stem for panel in panels}) == 2
+
+
+def test_scheme_training_length_and_window_become_three_panels(tmp_path: Path) -> None:
+    write(tmp_path / "sb", "stickbreaking")
+    write(tmp_path / "rope", "rope")
+    write(tmp_path / "alibi", "alibi")
+    write(tmp_path / "rope4", "rope", name="rope-4k", checkpoint_sha256="41" * 32, training_length_tokens=4096)
+    write(tmp_path / "window", "rope", name="rope-w", checkpoint_sha256="42" * 32, sliding_window=512)
+    results = load_results([tmp_path])
+    panels = perplexity_panels(results.measurements, results.settings)
+    assert {panel.aspect: set(panel.labels) for panel in panels} == {
+        "position scheme (trained at 1K)": {"demo-sb", "demo-rope", "demo-alibi"},
+        "training length": {"demo-rope", "rope-4k"},
+        "attention window": {"demo-sb", "demo-rope", "rope-w"},
+    }
+
+
+def test_only_keeps_the_models_and_tasks_named(tmp_path: Path) -> None:
+    write(tmp_path / "a", "rope")
+    write(tmp_path / "b", "stickbreaking")
+    results = load_results([tmp_path])
+    assert labels(restrict(results, ["demo-r*"])) == ["demo-rope"]
+    assert set(restrict(results, ["demo-r*"]).measurements["setting"]) == {"demo-rope"}
+    assert labels(restrict(results, ["sb_stdlib_stream"])) == ["demo-sb", "demo-rope"]
+    with pytest.raises(UserError, match="demo-sb, demo-rope"):
+        restrict(results, ["nothing"])
+
+
+def test_the_baseline_is_rope_unless_named(tmp_path: Path) -> None:
+    write(tmp_path / "a", "rope")
+    write(tmp_path / "b", "stickbreaking")
+    settings = load_results([tmp_path]).settings
+    assert choose_baseline(settings, None) == "demo-rope"
+    assert choose_baseline(settings, "demo-sb") == "demo-sb"
+    with pytest.raises(UserError, match="'other'"):
+        choose_baseline(settings, "other")

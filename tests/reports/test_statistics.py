@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+
+from sbeval.reports.statistics import simultaneous_band, wilson_interval
+
+
+def clusters(generator: np.random.Generator, count: int, true: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.maximum(20, generator.lognormal(7, 1.0, count)).astype(int).astype(float)
+    shared = generator.normal(0, 0.05, (count, 1))
+    return (true + shared + generator.normal(0, 0.05, (count, len(true)))) * tokens[:, None], tokens
+
+
+@pytest.mark.parametrize("count", [20, 62])
+def test_the_band_covers_all_true_differences_about_as_often_as_it_says(count: int) -> None:
+    generator = np.random.default_rng(count)
+    true = np.array([-0.1, 0.0, 0.02, 0.05, 0.3])
+    covered = 0
+    for trial in range(150):
+        band = simultaneous_band(*clusters(generator, count, true), seed=trial, resamples=500)
+        covered += bool(((band.lows <= true) & (true <= band.highs)).all())
+    assert 0.88 <= covered / 150 <= 1.0
+
+
+def test_a_band_over_more_differences_is_wider() -> None:
+    differences, tokens = clusters(np.random.default_rng(1), 40, np.zeros(8))
+    one = simultaneous_band(differences[:, :1], tokens)
+    eight = simultaneous_band(differences, tokens)
+    assert eight.highs[0] - eight.lows[0] > one.highs[0] - one.lows[0]
+    assert eight.estimates[0] == pytest.approx(one.estimates[0])
+    assert one.estimates[0] == pytest.approx(differences[:, 0].sum() / tokens.sum())
+
+
+def test_scaling_the_differences_scales_the_band() -> None:
+    differences, tokens = clusters(np.random.default_rng(2), 30, np.array([0.1, 0.2]))
+    small, large = simultaneous_band(differences, tokens), simultaneous_band(10 * differences, tokens)
+    assert large.lows == pytest.approx(10 * small.lows)
+    assert large.highs == pytest.approx(10 * small.highs)
+
+
+def test_too_few_clusters_have_an_estimate_and_no_interval() -> None:
+    differences, tokens = clusters(np.random.default_rng(3), 19, np.array([0.1]))
+    band = simultaneous_band(differences, tokens)
+    assert np.isfinite(band.estimates).all()
+    assert np.isnan(band.lows).all()
+    assert np.isnan(band.highs).all()
+
+
+def test_no_cluster_is_no_estimate() -> None:
+    band = simultaneous_band(np.zeros((0, 2)), np.zeros(0))
+    assert np.isnan(band.estimates).all()
+    assert band.clusters == 0
+
+
+def test_differences_that_never_vary_have_a_band_of_no_width() -> None:
+    tokens = np.arange(1.0, 31.0)
+    band = simultaneous_band(0.25 * tokens[:, None], tokens)
+    assert band.lows[0] == pytest.approx(0.25)
+    assert band.highs[0] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"), [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634)]
+)
+def test_wilson_interval_has_its_published_values(successes: float, trials: float, low: float, high: float) -> None:
+    assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_no_trial_is_no_interval() -> None:
+    assert all(np.isnan(wilson_interval(0, 0)))
