@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import vl_convert
-
 from sbeval.reports.figures.theme import LIGHT, vega_config
 
 VEGA_LITE = "6.4"

@@ -1,20 +1,13 @@
 """Every checkpoint format this project reads, found by looking at the files."""
 
 from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
-<<<<<<< HEAD
 from sbeval.checkpoints.load import LoadedCheckpoint, load_checkpoint, released_format, training_length_tokens
-=======
-from sbeval.checkpoints.load import LoadedCheckpoint, load_checkpoint, training_length_tokens
->>>>>>> training
 
 __all__ = [
     "LoadedCheckpoint",
     "convert_checkpoint",
     "load_checkpoint",
-<<<<<<< HEAD
     "released_format",
-=======
->>>>>>> training
     "settle_kv_expand",
     "training_length_tokens",
 ]

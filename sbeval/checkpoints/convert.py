@@ -58,11 +58,7 @@ def convert_checkpoint(
         )
     loaded.model.save_pretrained(destination)
     for name in _TOKENIZER_FILES:
-<<<<<<< HEAD
         if loaded.folder is not None and (loaded.folder / name).is_file():
-=======
-        if (loaded.folder / name).is_file():
->>>>>>> training
             shutil.copyfile(loaded.folder / name, destination / name)
     return loaded
 

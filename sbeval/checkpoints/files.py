@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-<<<<<<< HEAD
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-=======
->>>>>>> training
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -21,7 +18,6 @@ _SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
 _PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
 
 
-<<<<<<< HEAD
 def is_hub_id(path_or_id: str | Path) -> bool:
     """Whether a name can only mean a repository of the hub: nothing is there, and it does not look like a path."""
     name = str(path_or_id)
@@ -29,8 +25,6 @@ def is_hub_id(path_or_id: str | Path) -> bool:
     return not looks_like_path and not Path(name).exists()
 
 
-=======
->>>>>>> training
 def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
     """Returns the local folder of a checkpoint, downloading it where it is named by its hub id.
 
@@ -41,16 +35,8 @@ def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
     if path.is_dir():
         return path
     name = str(path_or_id)
-<<<<<<< HEAD
     if not is_hub_id(path_or_id):
         raise UserError(f"expected a checkpoint folder or a hub id such as owner/name, found nothing at {name!r}")
-=======
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or path.exists():
-        raise UserError(f"expected a checkpoint folder or a hub id such as owner/name, found nothing at {name!r}")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
->>>>>>> training
     texts = ["*.json", "*.txt", "*.model", "*.jinja"]
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*texts, "*.safetensors"]))

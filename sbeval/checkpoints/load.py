@@ -6,21 +6,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-<<<<<<< HEAD
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-=======
->>>>>>> training
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sbeval.checkpoints.dolomite import KvExpand, read_dolomite
 from sbeval.checkpoints.dolomite_config import BLOCK_TYPES, FLAT_TYPES, read_dolomite_config
-<<<<<<< HEAD
 from sbeval.checkpoints.files import Weights, find_folder, is_hub_id, read_config
-=======
-from sbeval.checkpoints.files import Weights, find_folder, read_config
->>>>>>> training
 from sbeval.checkpoints.fla import MODEL_TYPE as FLA_TYPE
 from sbeval.checkpoints.fla import read_fla
 from sbeval.checkpoints.moduleformer import MODEL_TYPE as MODULEFORMER_TYPE
@@ -29,15 +22,12 @@ from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 
-<<<<<<< HEAD
 _RELEASED = {
     **dict.fromkeys((*FLAT_TYPES, *BLOCK_TYPES), "dolomite"),
     FLA_TYPE: "fla",
     MODULEFORMER_TYPE: "moduleformer",
 }
 
-=======
->>>>>>> training
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
@@ -52,11 +42,7 @@ class LoadedCheckpoint:
         training_length_tokens: training length before any scaling, None where unknown.
         extended_from: the parent of a context extension, or None.
         attention: the scheme, or a transformers model's type.
-<<<<<<< HEAD
         folder: where the files are; None for a transformers model of the hub, whose files are in its cache.
-=======
-        folder: where the files are.
->>>>>>> training
     """
 
     model: PreTrainedModel
@@ -64,7 +50,6 @@ class LoadedCheckpoint:
     training_length_tokens: int | None
     extended_from: dict[str, Any] | None
     attention: str
-<<<<<<< HEAD
     folder: Path | None
 
 
@@ -89,9 +74,6 @@ def released_format(path_or_id: str | Path, revision: str | None = None) -> str 
         return None
     source = read_config(folder)
     return _RELEASED.get(str(source.get("model_type")))
-=======
-    folder: Path
->>>>>>> training
 
 
 def load_checkpoint(
@@ -116,7 +98,6 @@ def load_checkpoint(
     Raises:
         UserError: nothing is found, files are missing or damaged, or a part is not supported.
     """
-<<<<<<< HEAD
     wanted = _dtype(dtype)
     released = released_format(path_or_id, revision)
     model: Any
@@ -146,27 +127,6 @@ def _described(model: Any, name: str | None, folder: Path | None) -> LoadedCheck
     own = isinstance(model.config, SbevalConfig)
     if name is None:
         name = "sbeval" if own else f"huggingface:{model.config.model_type}"
-=======
-    folder = find_folder(path_or_id, revision)
-    source = read_config(folder)
-    model_type = source.get("model_type")
-    wanted = _dtype(dtype)
-    weights = Weights(folder)
-    if model_type in FLAT_TYPES or model_type in BLOCK_TYPES:
-        name, config, tensors = read_dolomite(read_dolomite_config(source), weights, kv_expand)
-        model: Any = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
-    elif model_type == FLA_TYPE:
-        name, config, tensors = read_fla(source, weights)
-        model = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
-    elif model_type == MODULEFORMER_TYPE:
-        name, experts_config, tensors = read_moduleformer(source, weights)
-        model = build(ModuleFormerForCausalLM, experts_config, tensors, wanted or weights.dtype())
-    else:
-        model = _from_transformers(folder, wanted, trust_remote_code)
-        name = "sbeval" if isinstance(model.config, SbevalConfig) else f"huggingface:{model.config.model_type}"
-    model = model.to(device).eval()
-    own = isinstance(model.config, SbevalConfig)
->>>>>>> training
     attention = model.config.attention if own else str(model.config.model_type)
     return LoadedCheckpoint(
         model=model,
@@ -195,11 +155,7 @@ def build(kind: type[Model], config: Any, tensors: dict[str, Tensor], dtype: tor
     """Returns a model with these tensors, none missing and none too many."""
     with torch.device("meta"):
         model = kind(config)
-<<<<<<< HEAD
     owned = {name: _alone(tensor.to(dtype)) for name, tensor in tensors.items()}
-=======
-    owned = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
->>>>>>> training
     if config.tie_word_embeddings:
         owned["lm_head.weight"] = owned["model.embed_tokens.weight"]
     model.load_state_dict(owned, strict=True, assign=True)
@@ -208,15 +164,12 @@ def build(kind: type[Model], config: Any, tensors: dict[str, Tensor], dtype: tor
     return model
 
 
-<<<<<<< HEAD
 def _alone(tensor: Tensor) -> Tensor:
     """The tensor in storage of its own, so that a part does not keep the whole it was cut from."""
     tensor = tensor.contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-=======
->>>>>>> training
 def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
     if dtype == "auto":
         return None
@@ -226,7 +179,6 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
     return found
 
 
-<<<<<<< HEAD
 def _from_transformers(
     name: str, dtype: torch.dtype | None, trust_remote_code: bool, revision: str | None
 ) -> PreTrainedModel:
@@ -238,26 +190,11 @@ def _from_transformers(
         AutoConfig.from_pretrained(name, **where)
         model, info = loader.from_pretrained(
             name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **where
-=======
-def _from_transformers(folder: Path, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
-    with contextlib.suppress(ImportError):
-        import fla.models  # noqa: F401  (registers its model types)
-    loader: Any = AutoModelForCausalLM
-    try:
-        AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        model, info = loader.from_pretrained(
-            folder,
-            dtype=dtype or "auto",
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
->>>>>>> training
         )
     except UserError:
         raise
     except (ValueError, OSError, RuntimeError, KeyError, ImportError) as error:
         reason = " ".join(str(error).split())[:300]
-<<<<<<< HEAD
         raise UserError(f"transformers cannot load the checkpoint {name}: {reason}") from error
     for tensor, found, expected in sorted(info["mismatched_keys"]):
         raise UserError(f"{tensor} should be {list(expected)} by the configuration, but is {list(found)}")
@@ -267,13 +204,3 @@ def _from_transformers(folder: Path, dtype: torch.dtype | None, trust_remote_cod
         raise UserError(f"the checkpoint {name} lacks tensors: {', '.join(missing[:3])}{more}")
     loaded: PreTrainedModel = model
     return loaded
-=======
-        raise UserError(f"transformers cannot load the checkpoint in {folder}: {reason}") from error
-    for name, found, expected in sorted(info["mismatched_keys"]):
-        raise UserError(f"{name} should be {list(expected)} by the configuration, but is {list(found)}")
-    missing = sorted(info["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise UserError(f"the checkpoint in {folder} lacks tensors: {', '.join(missing[:3])}{more}")
-    return model
->>>>>>> training

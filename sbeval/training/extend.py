@@ -101,6 +101,10 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
         started=time.monotonic(),
     )
     loaded = load_checkpoint(extension.checkpoint, dtype="float32")
+    if loaded.folder is None:
+        raise UserError(
+            f"expected a checkpoint's folder on disk, got the hub id {extension.checkpoint}: download it and give its folder"
+        )
     parent = {
         "name": loaded.folder.name,
         "sha256": _weights_sha256(loaded.folder),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.corpora.sources import local_corpus
+from sbeval.corpora import local_corpus
 from sbeval.corpora.tokenizers import separator_ids, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.training.windows import load_arrays

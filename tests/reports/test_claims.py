@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-
 from sbeval.reports.claims import length_claims
 from sbeval.reports.samples import DocumentSums
 

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-
 from sbeval.reports.statistics import simultaneous_band, wilson_interval
 
 
