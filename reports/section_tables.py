@@ -14,6 +14,10 @@ _FAMILY_WORDS = {
     "span": ("Effective attention span", "Each column is one context length in tokens."),
 }
 
+_BESIDE_SCORE = (
+    "Teacher-forced and other measures, stricter than the share of answers found; each column is one length."
+)
+
 
 def tables_section(results: Results, baseline: str) -> Section | None:
     """Builds the section, None where no such task was run."""
@@ -26,6 +30,11 @@ def tables_section(results: Results, baseline: str) -> Section | None:
         for task in dict.fromkeys(own["task"]):
             of_task = own[own["task"] == task]
             content.append(_counted_table(of_task, f"{title}: {task}", explanation, labels))
+    ruler = results.measurements[results.measurements["family"] == "ruler"]
+    forced = ruler[ruler["metric"] != "score"]
+    for task in dict.fromkeys(forced["task"]):
+        of_task = forced[forced["task"] == task]
+        content.append(_counted_table(of_task, f"Beside the score: {task}", _BESIDE_SCORE, labels))
     if not content:
         return None
     lead = f"Best in bold; differences are to {baseline}." if rows and len(labels) > 1 else ""

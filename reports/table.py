@@ -2,19 +2,19 @@
 
 import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+
+from sbeval.records import TaskRecord, metric_key, parse_metric_key
+from sbeval.reports.documents import read_documents
 from sbeval.reports.names import shown_name
 from sbeval.reports.needles import tabulate_needles
 from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, TaskResult
-from sbeval.reports.samples import DocumentSums, read_document_sums
+from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import Setting, group_settings
-
-from sbeval.records import TaskRecord, metric_key, parse_metric_key
 
 MEASUREMENT_COLUMNS = [
     "setting",
@@ -104,14 +104,16 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
         measurements=measurements,
         positions=position_frame,
         needles=tabulate_needles(settings, notes),
-        documents=_documents(settings, notes),
+        documents=read_documents(settings, notes),
         notes=notes,
     )
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Returns a table's rows as dictionaries by column name."""
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+    names = [str(column) for column in frame.columns]
+    columns = [frame.iloc[:, place].tolist() for place in range(len(names))]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _task_rows(
@@ -242,27 +244,3 @@ def _newest(measurements: pd.DataFrame, keys: list[str], notes: Notes) -> pd.Dat
     return kept.sort_values(["setting", "task", "metric", "context_length_tokens"], kind="stable").reset_index(
         drop=True
     )
-
-
-def _documents(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], DocumentSums]:
-    found: dict[tuple[str, str], DocumentSums] = {}
-    newest: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
-    for setting in settings:
-        for run in setting.runs:
-            for task in run.tasks:
-                if task.record is not None and task.record.family == "perplexity":
-                    newest[setting.label, shown_name(task.name)].append(task)
-    for key, tasks in newest.items():
-        wanted = {length for task in tasks if task.record for length in task.record.lengths}
-        parts = []
-        for task in tasks:
-            lengths = set(task.record.lengths if task.record else ())
-            if task.samples is None or not lengths & wanted:
-                continue
-            sums = read_document_sums(task.samples, notes)
-            if sums is not None:
-                parts.append(sums)
-                wanted -= set(sums.lengths)
-        if parts:
-            found[key] = DocumentSums.merged(parts)
-    return found

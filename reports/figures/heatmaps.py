@@ -11,6 +11,7 @@ from sbeval.reports.table import records
 WIDTH_PIXELS = 380
 _MEAN_HEIGHT_PIXELS = 70
 _CELL_HEIGHT_PIXELS = 22
+_NUMBERED_AT_MOST = 12
 _LIGHT_TEXT_BELOW = 0.55
 _SCALE = {"domain": [0, 1], "scheme": "cividis"}
 
@@ -35,6 +36,7 @@ def heatmap_figure(
     """
     lengths = sorted(int(length) for length in cells["context_length_tokens"].unique())
     depths = sorted(float(depth) for depth in cells["depth_percent"].unique())
+    numbers = len(settings) <= _NUMBERED_AT_MOST
     parts = []
     for label in settings:
         own = records(cells[cells["setting"] == label])
@@ -46,7 +48,13 @@ def heatmap_figure(
             "scale": {"type": "band", "domain": order, "paddingInner": 0.04, "paddingOuter": 0},
         }
         heading = {"text": label, "fontSize": 12.5, "offset": 8, "anchor": "start", "frame": "group"}
-        parts.append({"title": heading, "spacing": 8, "vconcat": [_means(_mean_rows(own), x), _grid(own, x, depths)]})
+        parts.append(
+            {
+                "title": heading,
+                "spacing": 8,
+                "vconcat": [_means(_mean_rows(own), x), _grid(own, x, depths, numbers=numbers)],
+            }
+        )
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "title": {"text": title, "subtitle": subtitle},
@@ -116,7 +124,9 @@ def _means(means: list[dict[str, Any]], x: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], depths: Sequence[float]) -> dict[str, Any]:
+def _grid(
+    cells: Sequence[Mapping[str, Any]], x: dict[str, Any], depths: Sequence[float], *, numbers: bool
+) -> dict[str, Any]:
     y = {
         "field": "depth",
         "type": "ordinal",
@@ -146,9 +156,10 @@ def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], depths: Sequenc
         "condition": {"test": f"datum.score < {_LIGHT_TEXT_BELOW}", "value": "#ffffff"},
         "value": "#101418",
     }
+    text = {"mark": {"type": "text", "fontSize": 10}, "encoding": {"text": {"field": "percent"}, "color": letters}}
     return {
         "width": WIDTH_PIXELS,
-        "height": max(120, _CELL_HEIGHT_PIXELS * len(depths)),
+        "height": max(120, (_CELL_HEIGHT_PIXELS if numbers else _CELL_HEIGHT_PIXELS // 2) * len(depths)),
         "data": {"values": _cell_rows(cells)},
         "encoding": {
             "x": {**x, "title": "context length (tokens)", "axis": {"labelAngle": 0, "domain": False, "ticks": False}},
@@ -157,10 +168,7 @@ def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], depths: Sequenc
         },
         "layer": [
             {"mark": {"type": "rect", "cornerRadius": 2, "style": "heat-cell"}, "encoding": {"color": color}},
-            {
-                "mark": {"type": "text", "fontSize": 10},
-                "encoding": {"text": {"field": "percent"}, "color": letters},
-            },
+            *([text] if numbers else []),
         ],
     }
 

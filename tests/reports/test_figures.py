@@ -7,7 +7,8 @@ from typing import Any
 import altair
 import pandas as pd
 import pytest
-from result_files import CURVES, LENGTHS, model_record, perplexity_task, write_everything, write_run
+from result_files import CURVES, LENGTHS, model_record, perplexity_task, ruler_task, write_everything, write_run
+
 from sbeval.reports import load_results
 from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.curves import curve_figure
@@ -16,6 +17,7 @@ from sbeval.reports.figures.positions import difference_to_baseline
 from sbeval.reports.figures.theme import looks
 from sbeval.reports.html import text
 from sbeval.reports.panels import perplexity_panels
+from sbeval.reports.section_tables import tables_section
 from sbeval.reports.sections import Drawing
 
 
@@ -113,3 +115,15 @@ def test_names_at_line_ends_never_overlap_and_keep_their_order() -> None:
 
 def test_text_is_escaped_in_elements_and_attributes_alike() -> None:
     assert text("<a href='x'>\"&\N{RIGHT-TO-LEFT OVERRIDE}") == "&lt;a href=&#x27;x&#x27;&gt;&quot;&amp;"
+
+
+def test_measures_beside_the_score_have_a_table_of_their_own(tmp_path: Path) -> None:
+    name, metrics, metadata, samples = ruler_task("sb_niah_single_1", 2000)
+    metrics |= {"retrieval_gain@0001024,none": 3.25, "retrieval_gain@0004096,none": 0.5}
+    write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
+    section = tables_section(load_results([tmp_path]), "demo-sb")
+    assert section is not None
+    (content,) = section.content
+    assert "retrieval_gain" in content
+    assert "3.25" in content
+    assert "4,096" in content
