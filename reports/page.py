@@ -158,7 +158,7 @@ def _controls(section: Section, looks: Mapping[str, Look]) -> Markup:
             "li",
             element(
                 "button",
-                _swatch(looks[label]),
+                _swatch(look),
                 name(label),
                 attributes={
                     "type": "button",
@@ -169,7 +169,7 @@ def _controls(section: Section, looks: Mapping[str, Look]) -> Markup:
                 },
             ),
         )
-        for label in section.legend
+        for label, look in section.legend.items()
     ]
     parts.append(element("ul", *buttons, attributes={"class": "legend", "aria-label": "Lines shown"}))
     return element("div", *parts, attributes={"class": "controls"})

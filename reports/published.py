@@ -1,14 +1,13 @@
 """The paper's tables with this report's numbers beside them."""
 
 import dataclasses
-import importlib
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 from sbeval.reports.table import records
 
+from sbeval import paper as the_paper
 from sbeval.records import parse_metric_key
 
 
@@ -29,17 +28,13 @@ class PublishedTable:
     measured: dict[str, dict[str, float]]
 
 
-def published_tables(measurements: pd.DataFrame, *, paper: Any = None) -> list[PublishedTable]:
-    """Returns the paper's tables of which at least one column was measured.
+def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> list[PublishedTable]:
+    """Returns the paper's tables of which a column was measured and a published value is held.
 
     Args:
         measurements: the tidy table.
-        paper: what holds `published_values()` and `measured_columns()`; `sbeval.paper` if None, where installed.
+        paper: what holds `published_values()` and `measured_columns()`.
     """
-    if paper is None:
-        if importlib.util.find_spec("sbeval.paper") is None:
-            return []
-        paper = importlib.import_module("sbeval.paper")
     tables = []
     columns = paper.measured_columns()
     for number in sorted({column.table for column in columns}):
@@ -50,13 +45,12 @@ def published_tables(measurements: pd.DataFrame, *, paper: Any = None) -> list[P
                     measured.setdefault(setting, {})[column.column] = value
         known = {name for values in measured.values() for name in values}
         order = [column.column for column in columns if column.table == number and column.column in known]
-        if not order:
-            continue
         published: dict[str, dict[str, float]] = {}
         for value in paper.published_values():
             if value.table == number and value.column in known:
                 published.setdefault(value.row, {})[value.column] = value.value
-        tables.append(PublishedTable(number=number, columns=tuple(order), published=published, measured=measured))
+        if published:
+            tables.append(PublishedTable(number=number, columns=tuple(order), published=published, measured=measured))
     return tables
 
 

@@ -61,7 +61,7 @@ def curves_section(
         lead="Lower is better. Bands: 95 % intervals over source documents. Dotted line: training length.",
         drawings=tuple(drawings),
         metrics={metric: METRIC_WORDS[metric] for metric in metrics},
-        legend=tuple(label for label in looks if label in shown),
+        legend=within(looks, list(shown), parents),
         content=tuple(panel_table(panel, claims) for panel in panels),
     )
 

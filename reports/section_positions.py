@@ -42,7 +42,7 @@ def positions_section(
         title="NLL by position",
         lead="One pass at the longest context; every point is the mean over targets that far into the window.",
         drawings=tuple(drawings),
-        legend=tuple(label for label in looks if label in set(positions["setting"])),
+        legend=looks,
     )
 
 

@@ -77,7 +77,7 @@ def ruler_section(
         title="RULER",
         lead="Share of the expected answers found in the generated text. Bands: 95 % intervals.",
         drawings=tuple(drawings),
-        legend=tuple(labels),
+        legend=looks,
         content=(_effective_table(labels, lengths, scores), _scores_table(labels, scores)),
     )
 

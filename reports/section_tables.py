@@ -88,8 +88,6 @@ def _published_table(published: PublishedTable, labels: Sequence[str]) -> Markup
         if label in published.measured
     ]
     explanation = "Published values and this report's, in the paper's units; best in bold."
-    if not published.published:
-        explanation = "Measured values in the paper's units; the published ones are not held."
     return table(
         ["model", *published.columns], body, caption=f"The paper's Table {published.number}", explanation=explanation
     )

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sbeval.reports.figures.theme import Look
 from sbeval.reports.html import Markup
 
 Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
@@ -45,7 +46,7 @@ class Section:
         lead: one paragraph below it.
         drawings: its figures.
         metrics: metric to its name, for the switch; empty for no switch.
-        legend: settings with a button that hides their lines.
+        legend: settings with a button that hides their lines, and how they are drawn here.
         content: tables and text below the figures.
     """
 
@@ -54,5 +55,5 @@ class Section:
     lead: str = ""
     drawings: tuple[Drawing, ...] = ()
     metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    legend: tuple[str, ...] = ()
+    legend: Mapping[str, Look] = dataclasses.field(default_factory=dict)
     content: tuple[Markup, ...] = ()
