@@ -24,7 +24,24 @@ IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
 def still(spec: Mapping[str, Any]) -> str:
     """Returns the figure as SVG text on white."""
     config = vega_config(LIGHT, font=IMAGE_FONT) | {"background": LIGHT["paper"]}
-    return str(vl_convert.vegalite_to_svg(dict(spec), vl_version=VEGA_LITE, config=config))
+    return str(vl_convert.vegalite_to_svg(_without_pointer(dict(spec)), vl_version=VEGA_LITE, config=config))
+
+
+def _without_pointer(spec: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out what only answers a pointer: the invisible targets, tooltips and the point under it."""
+    still = dict(spec)
+    if "concat" in spec:
+        still["concat"] = [_without_pointer(part) for part in spec["concat"]]
+    if "layer" in spec:
+        still["layer"] = [_unhovered(layer) for layer in spec["layer"] if "params" not in layer]
+    return still
+
+
+def _unhovered(layer: dict[str, Any]) -> dict[str, Any]:
+    size = layer["encoding"].get("size", {})
+    if "condition" not in size:
+        return layer
+    return {**layer, "encoding": {**layer["encoding"], "size": {"value": size["value"]}}}
 
 
 def write_images(svg: str, stem: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> list[Path]:
