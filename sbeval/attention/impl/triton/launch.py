@@ -67,8 +67,8 @@ def backward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> L
         block_keys=64 if padded <= 64 else 32,
         block_head_dim=padded,
         chunk_tiles=1,
-        num_warps=8 if padded >= 128 else 4,
-        num_stages=1 if padded > 128 else 2,
+        num_warps=8 if padded > 128 else 4,
+        num_stages=1 if padded >= 128 else 2,
     )
 
 
