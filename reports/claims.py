@@ -29,7 +29,8 @@ class LengthClaims:
     Attributes:
         lengths: context lengths compared, ascending.
         reference_tokens: the training length, or the longest length below it that was evaluated.
-        lowers_to_tokens: longest context whose NLL is below that of every shorter one; None where none is.
+        lowers_to_tokens: longest context beyond the reference whose NLL is below the reference's, with none above it
+            before; where there is none, the longest whose NLL is below that of every shorter one; None where none is.
         raises_from_tokens: shortest context beyond the reference with a higher NLL than there; None where none.
         differences: against the reference, one for each other length; the band is simultaneous over them, NaN where
             there are too few documents.
@@ -62,15 +63,20 @@ def length_claims(sums: DocumentSums | None, training_length_tokens: int | None)
     nll, tokens = sums.nll_nats[same], sums.tokens[same, 0]
     reference = _reference(lengths, training_length_tokens)
     differences: tuple[LengthDifference, ...] = ()
-    raises_from = None
+    raises_from = lowers_to = None
     if reference is not None:
         differences = _against(nll, tokens, lengths, reference)
         longer = [item for item in differences if item.context_length_tokens > reference]
         raises_from = next((item.context_length_tokens for item in longer if item.low > 0), None)
+        below = [item.context_length_tokens for item in longer if item.high < 0]
+        lowers_to = max((length for length in below if raises_from is None or length < raises_from), default=None)
+    if lowers_to is None and not few:
+        within = [index for index, length in enumerate(lengths) if reference is None or length <= reference]
+        lowers_to = _lowers_to(nll[:, within], tokens, [lengths[index] for index in within])
     return LengthClaims(
         lengths=lengths,
         reference_tokens=reference,
-        lowers_to_tokens=None if few else _lowers_to(nll, tokens, lengths),
+        lowers_to_tokens=None if few else lowers_to,
         raises_from_tokens=raises_from,
         differences=differences,
         clusters=clusters,
@@ -100,6 +106,8 @@ def _against(
 
 
 def _lowers_to(nll: NDArray[np.float64], tokens: NDArray[np.float64], lengths: Sequence[int]) -> int | None:
+    if len(lengths) < 2:
+        return None
     pairs = list(itertools.combinations(range(len(lengths)), 2))
     band = simultaneous_band(np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1), tokens)
     lower = {pair: bool(high < 0) for pair, high in zip(pairs, band.highs, strict=True)}

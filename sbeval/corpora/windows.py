@@ -118,11 +118,14 @@ def stream_target_blocks(total: int, *, longest: int, targets: int) -> Iterator[
 def position_bins(context_length: int, *, per_octave: int = 4) -> list[tuple[int, int]]:
     """Returns log-spaced bins (first, last) that cover positions 1 to L.
 
-    A target's position is the number of tokens the model has read when it predicts it.
+    A target's position is the number of tokens the model has read when it predicts it. A last bin that the end of the
+    window would leave with a few positions, and so with a mean that says little, joins the one before.
     """
     octaves = np.arange(0, per_octave * int(np.ceil(np.log2(context_length))) + 1)
     edges = np.unique(np.round(2.0 ** (octaves / per_octave)).astype(np.int64))
     first = [int(edge) for edge in edges if edge <= context_length]
+    if len(first) > 2 and context_length + 1 - first[-1] < (first[-1] - first[-2]) / 2:
+        first.pop()
     return list(zip(first, [*(edge - 1 for edge in first[1:]), context_length], strict=True))
 
 
