@@ -10,7 +10,7 @@ from sbeval.tasks.ruler.choices import Choices
 from sbeval.tasks.ruler.drafts import Draft
 from sbeval.tasks.ruler.needles import word_lists
 from sbeval.tasks.ruler.seeding import seeded_order, seeded_random, seeded_ranks
-from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.ruler.tokens import LINE_START, WORDS, TokenCounter
 from sbeval.tasks.ruler.wording import cwe_wording
 
 SHORT_BELOW = 4096
@@ -40,6 +40,16 @@ class WordListDraft(Draft):
     uncommon_repeats: int
     common: int
     name: tuple[object, ...]
+
+    @property
+    def after_opening(self) -> str:
+        """The first number."""
+        return "1"
+
+    @property
+    def before_closing(self) -> str:
+        """A word."""
+        return "a"
 
     def _entries(self, units: int) -> int:
         return self.common * self.common_repeats + units * self.uncommon_repeats
@@ -101,13 +111,13 @@ class CweGenerator:
         rng = seeded_random(*self._name, "extra words")
         extra = sorted({f"{rng.choice(adjectives)}-{rng.choice(nouns)}" for _ in range(EXTRA_WORDS)} - set(own))
         words = own + extra
-        return words, len(own), self._counter.count_pool([" " + word for word in words], after="1.")
+        return words, len(own), self._counter.count_pool([" " + word for word in words], ("1.", " 1"))
 
     @functools.cached_property
     def _number_tokens(self) -> NDArray[np.int64]:
         most = self._common * self._repeats[0] + len(self._pool[0]) * max(self._repeats[1], 1)
-        tokens = self._counter.count_pool([f" {i}." for i in range(1, most + 1)], after="a")
-        tokens[:1] = self._counter.count_pieces(["1."])
+        tokens = self._counter.count_pool([f" {i}." for i in range(1, most + 1)], WORDS)
+        tokens[:1] = self._counter.count_pieces(["1."], LINE_START)
         return np.concatenate(([0], np.cumsum(tokens)))
 
     def draft(self, index: int, context_length: int) -> WordListDraft:

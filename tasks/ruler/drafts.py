@@ -29,6 +29,16 @@ class Draft(ABC):
     least_units: int
     most_units: int | None = None
 
+    @property
+    def after_opening(self) -> str:
+        """Text that stands for the body's beginning when the opening is counted."""
+        return "A"
+
+    @property
+    def before_closing(self) -> str:
+        """Text that stands for the body's end when the closing is counted."""
+        return "a.\n"
+
     @abstractmethod
     def body_tokens(self, units: int) -> int:
         """Returns the tokens of the body with `units` units, as the sum over its pieces."""
@@ -78,6 +88,11 @@ class HaystackDraft(Draft):
     haystack: Haystack
     inserts: Sequence[Insert]
     apart: bool = False
+
+    @property
+    def before_closing(self) -> str:
+        """A word where the haystack is running text, else a line."""
+        return "a" if self.haystack.inline else "a.\n"
 
     def body_tokens(self, units: int) -> int:
         """Returns the tokens of haystack and inserts."""

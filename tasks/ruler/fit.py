@@ -119,18 +119,17 @@ class Fitter:
 
     def _sizes(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
         """Returns, by sample, the tokens before the body and those around it."""
-        starts = {i: self._frame.head + (draft.opening[0] if draft.opening else "") for i, draft in drafts.items()}
-        distinct = list(dict.fromkeys(starts.values()))
-        start_tokens = dict(zip(distinct, self._counter.count(distinct).tolist(), strict=True))
         pieces = list(dict.fromkeys(piece for draft in drafts.values() for piece in draft.opening[1:]))
         piece_tokens = dict(zip(pieces, self._counter.count_pieces(pieces).tolist(), strict=True))
+        frame, any_draft = self._frame, next(iter(drafts.values()))
+        starts = [frame.head + draft.opening[0] for draft in drafts.values()]
+        start_tokens = self._counter.count_starts(starts, any_draft.after_opening).tolist()
         before = {
-            i: start_tokens[starts[i]] + sum(piece_tokens[piece] for piece in draft.opening[1:])
-            for i, draft in drafts.items()
+            i: start + sum(piece_tokens[piece] for piece in draft.opening[1:])
+            for (i, draft), start in zip(drafts.items(), start_tokens, strict=True)
         }
-        frame = self._frame
         ends = [draft.closing + frame.middle + draft.answer_prefix + frame.tail for draft in drafts.values()]
-        end_tokens = self._counter.count_pieces(ends).tolist()
+        end_tokens = self._counter.count_pieces(ends, (any_draft.before_closing, "")).tolist()
         return before, {i: before[i] + end for i, end in zip(drafts, end_tokens, strict=True)}
 
     def _estimate(self, draft: Draft, around: int) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sbeval.tasks.ruler.choices import Choices
 from sbeval.tasks.ruler.drafts import Draft
 from sbeval.tasks.ruler.seeding import seeded_order, seeded_random, seeded_ranks
-from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.ruler.tokens import WORDS, TokenCounter
 from sbeval.tasks.ruler.wording import fwe_wording
 from scipy.special import zeta
 
@@ -39,6 +39,16 @@ class FrequencyDraft(Draft):
     tokens: NDArray[np.int64]
     shares: NDArray[np.float64]
     name: tuple[object, ...]
+
+    @property
+    def after_opening(self) -> str:
+        """A word behind a space."""
+        return " a"
+
+    @property
+    def before_closing(self) -> str:
+        """A word."""
+        return "a"
 
     def counts(self, units: int) -> NDArray[np.int64]:
         """Returns how often each word comes, int64."""
@@ -97,7 +107,7 @@ class FweGenerator:
         while len(words) < POOL_WORDS:
             words["".join(rng.choices(string.ascii_lowercase, k=self._letters))] = None
         pool = [NOISE, *words]
-        return pool, self._counter.count_pool([" " + word for word in pool], after="a")
+        return pool, self._counter.count_pool([" " + word for word in pool], WORDS)
 
     def draft(self, index: int, context_length: int) -> FrequencyDraft:
         """Makes sample `index`; its words and their ranks are the same at every length."""

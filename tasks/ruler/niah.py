@@ -12,7 +12,7 @@ from sbeval.tasks.ruler.essays import load_essays
 from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, NoiseHaystack
 from sbeval.tasks.ruler.needles import NEEDLE_TYPES, NeedleType, draw, draw_distinct
 from sbeval.tasks.ruler.seeding import seeded_order, seeded_random
-from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.ruler.tokens import LINE_START, LINES, WORDS, TokenCounter
 from sbeval.tasks.ruler.wording import niah_wording
 
 from sbeval.errors import UserError
@@ -127,8 +127,8 @@ class NiahGenerator:
 
     def _inserts(self, index: int, needles: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[Insert]:
         texts = [self.needle(key, value) + ("" if self._inline else "\n") for key, value in needles]
-        first = self._counter.count_pieces(texts).tolist()
-        inside = self._counter.count_pieces([" " + text for text in texts]).tolist() if self._inline else first
+        first = self._counter.count_pieces(texts, LINE_START if self._inline else LINES).tolist()
+        inside = self._counter.count_pieces([" " + text for text in texts], WORDS).tolist() if self._inline else first
         inserts = [
             Insert(text=text, tokens=tokens, first_tokens=at_start, fraction=fraction, asked=key in asked)
             for text, tokens, at_start, fraction, (key, _) in zip(

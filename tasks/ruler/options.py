@@ -1,7 +1,7 @@
 """What a user sets with `--metadata`: lengths, samples, seed, depths, and everything RULER lets one configure.
 
-lm-eval merges `--metadata` and `--model_args` into one mapping and hands it to every task, so a key that a task does not
-know is left aside; `{"sb_niah_multikey_1": {...}}` sets keys for one task alone, and there unknown keys are errors.
+lm-eval merges `--metadata` and `--model_args` into one mapping and hands it to every task, so a key that a task does
+not know is left aside; `{"sb_niah_multikey_1": {...}}` sets keys for one task alone, and there unknown keys are errors.
 """
 
 import dataclasses

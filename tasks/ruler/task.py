@@ -8,7 +8,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import datasets
 from lm_eval.api.filter import Filter, FilterEnsemble
@@ -39,6 +39,14 @@ class Generator(Protocol):
     def draft(self, index: int, context_length: int) -> Draft:
         """Makes sample `index`, which depends on task, seed and index, and on the length where RULER says so."""
         ...
+
+
+class CorpusFacts(NamedTuple):
+    """What the record says of a text source; all None where the text is generated."""
+
+    name: str | None = None
+    sha256: str | None = None
+    detail: str | None = None
 
 
 class ParsedAnswer(Filter):  # type: ignore[misc]
@@ -90,12 +98,13 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         """Returns how many samples there are, None without a bound."""
         return None
 
-    def corpus(self) -> dict[str, str | None]:
-        """Returns the record's facts on the text source."""
-        return {}
+    def corpus(self) -> CorpusFacts:
+        """Returns where the text comes from."""
+        return CorpusFacts()
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
+        corpus = self.corpus()
         return TaskRecord(
             family="ruler",
             protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
@@ -104,7 +113,9 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
             tokenizer_sha256=self.counter.sha256,
             seed=self.options.seed,
             lm_eval_version=lm_eval_version(),
-            **self.corpus(),
+            corpus=corpus.name,
+            corpus_sha256=corpus.sha256,
+            corpus_detail=corpus.detail,
         )
 
     @property

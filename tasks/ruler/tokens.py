@@ -16,6 +16,10 @@ from sbeval.tasks.ruler.cache import cached_counts
 
 from sbeval.errors import UserError
 
+LINES = ("a.\n", "A")
+LINE_START = ("a.\n", " a")
+WORDS = ("a", " a")
+
 TOKENIZER_KEYS = ("tokenizer", "pretrained", "model")
 
 
@@ -31,7 +35,7 @@ class TokenCounter:
         self.tokenizer = tokenizer
         self.special_tokens = special_tokens
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._pieces: dict[str, int] = {}
+        self._pieces: dict[tuple[str, str], dict[str, int]] = {}
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -54,25 +58,35 @@ class TokenCounter:
         """Returns the token counts of whole prompts as the model sees them, BOS included, int64 [texts]."""
         return self._lengths(texts, special_tokens=True)
 
-    def count_pieces(self, pieces: Iterable[str], *, after: str = "a.\n") -> NDArray[np.int64]:
+    def count_pieces(self, pieces: Iterable[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
         """Returns the token counts that pieces add inside a text, int64 [pieces]; each distinct piece is counted once.
 
         Args:
             pieces: texts as they stand in the prompt, with their leading or trailing white space.
-            after: text before the piece, so that a tokenizer's treatment of a text's start does not count.
+            between: text before and after each piece, so that what a tokenizer does at a text's ends does not count.
         """
         listed = list(pieces)
-        new = [piece for piece in dict.fromkeys(listed) if after + piece not in self._pieces]
-        if new:
-            lengths = self._lengths([after, *(after + piece for piece in new)], special_tokens=False)
-            for piece, length in zip(new, lengths[1:], strict=True):
-                self._pieces[after + piece] = int(length - lengths[0])
-        return np.array([self._pieces[after + piece] for piece in listed], dtype=np.int64)
+        known = self._pieces.setdefault(between, {})
+        if new := [piece for piece in dict.fromkeys(listed) if piece not in known]:
+            before, after = between
+            lengths = self._lengths(
+                ["".join(between), *(before + piece + after for piece in new)], special_tokens=False
+            )
+            known.update(zip(new, (lengths[1:] - lengths[0]).tolist(), strict=True))
+        return np.array([known[piece] for piece in listed], dtype=np.int64)
 
-    def count_pool(self, pieces: Sequence[str], *, after: str = "a.\n") -> NDArray[np.int64]:
+    def count_starts(self, starts: Iterable[str], after: str) -> NDArray[np.int64]:
+        """Returns the token counts of beginnings of prompts, BOS included, where `after` follows, int64 [starts]."""
+        distinct = list(dict.fromkeys(starts := list(starts)))
+        extra = int(self.count_pieces([after], ("a.\n", ""))[0])
+        counts = self._lengths([start + after for start in distinct], special_tokens=True) - extra
+        by_start = dict(zip(distinct, counts.tolist(), strict=True))
+        return np.array([by_start[start] for start in starts], dtype=np.int64)
+
+    def count_pool(self, pieces: Sequence[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
         """Counts many pieces as `count_pieces` does, and keeps the counts on disk, int64 [pieces]."""
-        digest = hashlib.sha256("\x1e".join([self.sha256, after, *pieces]).encode()).hexdigest()
-        return cached_counts(digest, lambda: self.count_pieces(pieces, after=after))
+        digest = hashlib.sha256("\x1e".join([self.sha256, *between, *pieces]).encode()).hexdigest()
+        return cached_counts(digest, lambda: self.count_pieces(pieces, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
         bos = getattr(self.tokenizer, "bos_token", None)
