@@ -94,6 +94,7 @@ class Fitter:
         asked = list(indices)
         checks = {i - i % CHECKED_EVERY for i in asked}
         drafts = {i: self._draft(i) for i in dict.fromkeys([*asked, *sorted(checks)])}
+        self._count_together(drafts.values())
         before, around = self._sizes(drafts)
         units = {i: self._estimate(draft, around[i]) for i, draft in drafts.items()}
         tokens = {i: around[i] + draft.body_tokens(units[i]) for i, draft in drafts.items()}
@@ -106,6 +107,15 @@ class Fitter:
         if any(tokens[i] > self._budget for i in asked):
             self._refuse([drafts[i] for i in asked])
         return {i: self._fit(i, drafts[i], units[i], tokens[i], before[i]) for i in asked}
+
+    def _count_together(self, drafts: Iterable[Draft]) -> None:
+        """Counts the pieces of many samples in a few batches; the counter remembers them."""
+        together: dict[tuple[str, str], list[str]] = {}
+        for draft in drafts:
+            for between, pieces in draft.counted_pieces().items():
+                together.setdefault(between, []).extend(pieces)
+        for between, pieces in together.items():
+            self._counter.count_pieces(pieces, between)
 
     def _fit(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> Fit:
         body_tokens, percents = draft.depths(units)

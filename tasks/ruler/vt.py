@@ -12,7 +12,7 @@ from sbeval.tasks.ruler.essays import load_essays
 from sbeval.tasks.ruler.haystacks import Haystack, NoiseHaystack
 from sbeval.tasks.ruler.niah import DEPTHS
 from sbeval.tasks.ruler.seeding import seeded_random
-from sbeval.tasks.ruler.tokens import LINE_START, LINES, WORDS, TokenCounter
+from sbeval.tasks.ruler.tokens import TokenCounter
 from sbeval.tasks.ruler.wording import niah_wording, vt_wording
 
 DEMONSTRATION_TOKENS = 500
@@ -63,6 +63,7 @@ class VtGenerator:
             inserts=inserts,
             least_units=len(inserts),
             apart=not self._inline,
+            counter=self._counter,
         )
 
     def _question(self, value: str) -> tuple[str, str]:
@@ -88,13 +89,9 @@ class VtGenerator:
         rest = [list(chain) for chain in chains]
         placed = [(rest[turn].pop(0), turn == 0) for turn in turns]
         texts = [text.strip() + "." if self._inline else text + "\n" for text, _ in placed]
-        first = self._counter.count_pieces(texts, LINE_START if self._inline else LINES).tolist()
-        tokens = self._counter.count_pieces([" " + text for text in texts], WORDS).tolist() if self._inline else first
         return [
-            Insert(text=text, tokens=inside, first_tokens=at_start, fraction=fraction, asked=asked)
-            for text, inside, at_start, fraction, (_, asked) in zip(
-                texts, tokens, first, fractions, placed, strict=True
-            )
+            Insert(text=text, fraction=fraction, asked=asked)
+            for text, fraction, (_, asked) in zip(texts, fractions, placed, strict=True)
         ]
 
     @functools.cached_property
