@@ -9,6 +9,7 @@ second build that finds what the first one kept on disk.
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import logging
@@ -67,7 +68,10 @@ def time_theirs(name: str, metadata: dict[str, Any], length: int) -> float:
     manager = TaskManager(
         include_path=folder, include_defaults=False, metadata={**metadata, "max_seq_lengths": [length]}
     )
-    manager.load([name])  # imports, the tokenizer and the word lists
+    for module in ("niah_utils", "vt_utils"):  # with NLTK's and wonderwords' data
+        seconds(lambda module=module: importlib.import_module(f"lm_eval.tasks.ruler.{module}"))
+    common = importlib.import_module("lm_eval.tasks.ruler.common_utils")
+    common.get_tokenizer(metadata["tokenizer"])
     return seconds(lambda: build_task(manager, name))
 
 

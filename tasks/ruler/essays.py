@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sbeval.corpora import read_text
+from sbeval.errors import UserError
 from sbeval.tasks.ruler.haystacks import EssayHaystack
 from sbeval.tasks.ruler.tokens import LINE_START, WORDS, TokenCounter
-
-from sbeval.errors import UserError
 
 HUB_DATASET = "baber/paul_graham_essays"
 SENTENCE_RULE = "sentence rule 1"
@@ -94,7 +95,7 @@ def _read_folder(path: Path, task: str) -> str:
             f"{task} expected essays as a .txt file or a folder of them at {path}, and found none; check "
             '--metadata \'{"essays": "DIR"}\'.'
         )
-    return " ".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+    return " ".join(read_text(file) for file in files)
 
 
 def _read_hub(task: str) -> str:

@@ -51,7 +51,13 @@ class CweTask(RulerTask):
 
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of word lists."""
-        return CweGenerator(self.choices, task=name, seed=self.options.seed, counter=self.counter)
+        return CweGenerator(
+            self.choices,
+            task=name,
+            seed=self.options.seed,
+            generated_tokens=self.generated_tokens,
+            counter=self.counter,
+        )
 
 
 class FweTask(RulerTask):

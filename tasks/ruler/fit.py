@@ -7,10 +7,9 @@ tokenizer, count every prompt of that block of samples whole and adjust.
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
+from sbeval.errors import UserError
 from sbeval.tasks.ruler.drafts import Draft
 from sbeval.tasks.ruler.tokens import TokenCounter
-
-from sbeval.errors import UserError
 
 CHECKED_EVERY = 50
 
@@ -105,8 +104,20 @@ class Fitter:
             if i - i % CHECKED_EVERY in inexact:
                 units[i], tokens[i] = self._fit_whole(drafts[i], units[i])
         if any(tokens[i] > self._budget for i in asked):
-            self._refuse([drafts[i] for i in asked])
+            raise UserError(
+                f"{self._task} needs at least {self.minimum_length(asked)} tokens of context with this tokenizer, and "
+                f"was asked for {self._context_length}; leave that length out of context_lengths."
+            )
         return {i: self._fit(i, drafts[i], units[i], tokens[i], before[i]) for i in asked}
+
+    def minimum_length(self, indices: Iterable[int]) -> int:
+        """Returns the least context length, in tokens, at which these samples have the units their task needs.
+
+        It holds for lengths at which the task has the same shape as at this one.
+        """
+        drafts = [self._draft(i) for i in indices]
+        prompts = [prompt_text(draft, draft.least_units, self._frame) for draft in drafts]
+        return int(self._counter.count(prompts).max()) + self._context_length - self._budget
 
     def _count_together(self, drafts: Iterable[Draft]) -> None:
         """Counts the pieces of many samples in a few batches; the counter remembers them."""
@@ -167,11 +178,3 @@ class Fitter:
                 high = units
                 units -= max(1, round((tokens - self._budget) / per_unit))
         return low, low_tokens
-
-    def _refuse(self, drafts: list[Draft]) -> None:
-        prompts = [prompt_text(draft, draft.least_units, self._frame) for draft in drafts]
-        least = int(self._counter.count(prompts).max()) + self._context_length - self._budget
-        raise UserError(
-            f"{self._task} needs at least {least} tokens of context with this tokenizer, and was asked for "
-            f"{self._context_length}; leave that length out of context_lengths."
-        )

@@ -15,6 +15,9 @@ from lm_eval.api.filter import Filter, FilterEnsemble
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
+
+from sbeval.errors import UserError
+from sbeval.records import TaskRecord, metric_key
 from sbeval.tasks.ruler.cache import read_fits, write_fits
 from sbeval.tasks.ruler.choices import Choices
 from sbeval.tasks.ruler.drafts import Draft
@@ -23,9 +26,6 @@ from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, RUN_KEYS, RunOptions, ru
 from sbeval.tasks.ruler.scoring import parse_answer, string_match_all
 from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
 from sbeval.tasks.ruler.wording import lm_eval_version
-
-from sbeval.errors import UserError
-from sbeval.records import TaskRecord, metric_key
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,9 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
         if self.options.dropped_lengths:
             log.warning("%s leaves out %s: longer than the model takes", name, list(self.options.dropped_lengths))
-        self._fitter(self.options.context_lengths[0], Frame()).fit([0])
+        self.fitter(self.options.context_lengths[0], Frame()).fit([0])
+        if not isinstance(self.config.metadata.get("tokenizer", ""), str):
+            self.config.metadata["tokenizer"] = str(self.counter.tokenizer.name_or_path)
         self.config.metadata["sbeval"] = self.record().to_json()
         self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
 
@@ -180,7 +182,8 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
             for position, length in enumerate(lengths)
         ]
 
-    def _fitter(self, length: int, frame: Frame) -> Fitter:
+    def fitter(self, length: int, frame: Frame) -> Fitter:
+        """Returns what fits this task's samples to a length, with nothing kept on disk."""
         return Fitter(
             lambda index: self.generator.draft(index, length),
             context_length=length,
@@ -195,7 +198,7 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         digest = self._digest(length, frame)
         kept = read_fits(digest)
         if missing := [index for index in indices if index not in kept]:
-            made = self._fitter(length, frame).fit(missing)
+            made = self.fitter(length, frame).fit(missing)
             kept |= {index: dataclasses.asdict(fit) for index, fit in made.items()}
             write_fits(digest, kept)
         return {index: Fit(**kept[index]) for index in indices}

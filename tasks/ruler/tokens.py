@@ -6,15 +6,15 @@ pieces are counted once and sums are used as estimates, which `fit` then checks 
 
 import functools
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sbeval.tasks.ruler.cache import cached_counts
 
+from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError
+from sbeval.tasks.ruler.cache import cached_counts
 
 LINES = ("a.\n", "A")
 LINE_START = ("a.\n", " a")
@@ -39,12 +39,8 @@ class TokenCounter:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash of the tokenizer: its serialised form, or vocabulary and special tokens where it has none."""
-        if self._backend is not None:
-            text = self._backend.to_str()
-        else:
-            text = json.dumps([sorted(self.tokenizer.get_vocab().items()), str(self.tokenizer.special_tokens_map)])
-        return hashlib.sha256(text.encode()).hexdigest()
+        """Hash of the tokenizer."""
+        return tokenizer_sha256(self.tokenizer)
 
     def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Tokenises texts; with `special_tokens`, as the adapter does (not where a text starts with BOS already)."""
@@ -110,19 +106,18 @@ def load_counter(metadata: Mapping[str, Any], task: str) -> TokenCounter:
     Raises:
         UserError: none is named, or it cannot be loaded, or it does not tokenise.
     """
-    name = next((value for key in TOKENIZER_KEYS if isinstance(value := metadata.get(key), str) and value), None)
-    if name is None:
+    bos = metadata.get("add_bos_token")
+    source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
+    if source is None:
         raise UserError(
             f"{task} fits its prompts to a tokenizer and found none: give the model with --model_args pretrained=..., "
             'or the tokenizer with --metadata \'{"tokenizer": "PATH"}\'.'
         )
-    bos = metadata.get("add_bos_token")
-    counter = TokenCounter(
-        _load_tokenizer(name, metadata.get("revision"), bool(metadata.get("trust_remote_code", False)), bos),
-        special_tokens=True if bos is None else bool(bos),
-    )
+    if isinstance(source, str):
+        source = _load_tokenizer(source, metadata.get("revision"), bool(metadata.get("trust_remote_code", False)), bos)
+    counter = TokenCounter(source, special_tokens=True if bos is None else bool(bos))
     if not len(counter.encode(["The quick brown fox."], special_tokens=False)[0]):
-        raise UserError(f"The tokenizer {name} turns text into no tokens; give one that fits the model.")
+        raise UserError(f"The tokenizer of {task} turns text into no tokens; give one that fits the model.")
     return counter
 
 

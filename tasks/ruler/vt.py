@@ -111,7 +111,9 @@ class VtGenerator:
     def _demonstration_tokens(self, lines: int) -> int:
         rng = seeded_random(*self._name, "demonstration")
         pieces = self._demonstration_pieces(rng, lines, self._demonstration_positions(lines))
-        return int(self._counter.count_pieces(["".join(pieces)])[0])
+        shown = "".join(pieces)
+        asked = shown[: shown.rindex(pieces[-1].rsplit(": ", 1)[1])].rstrip()  # without the answer, as RULER has it
+        return int(self._counter.count_pieces([asked])[0])
 
     def _demonstration(self, index: int) -> list[str]:
         lines, positions = self._demonstration_shape
