@@ -167,19 +167,33 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         self.dataset["test"] = datasets.Dataset.from_list(
             [rows.get(index, {**blank, "index": index}) for index in range(self.num_samples)]
         )
-        self._instances = [
+        self._instances = self.make_requests(
+            [(doc_id, rows[int(doc["index"])]) for doc_id, doc in selected], fits, frame
+        )
+
+    def make_requests(
+        self, documents: Sequence[tuple[int, dict[str, Any]]], fits: Mapping[int, Mapping[int, Fit]], frame: Frame
+    ) -> list[Instance]:
+        """Makes the requests of some documents: one for each length, in order.
+
+        Args:
+            documents: lm-eval's number of each document, and the document.
+            fits: how each sample fills each length, by length and sample.
+            frame: what stands around the prompts.
+        """
+        return [
             Instance(
                 request_type="generate_until",
-                doc=rows[index],
+                doc=doc,
                 arguments=(
-                    prompt_text(self.generator.draft(index, length), fits[length][index].units, frame),
+                    prompt_text(self.generator.draft(doc["index"], length), fit[doc["index"]].units, frame),
                     copy.deepcopy(self.config.generation_kwargs),
                 ),
                 idx=position,
                 metadata=(self.config.task, doc_id, 1),
             )
-            for (doc_id, _), index in zip(selected, indices, strict=True)
-            for position, length in enumerate(lengths)
+            for doc_id, doc in documents
+            for position, (length, fit) in enumerate(fits.items())
         ]
 
     def fitter(self, length: int, frame: Frame) -> Fitter:
@@ -257,7 +271,7 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         """Scores one parsed answer, 0 to 1."""
         return string_match_all(answer, references)
 
-    def process_results(self, doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
         return {
             metric_key("score", length): self.score(answer, doc["references"])

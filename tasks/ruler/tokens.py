@@ -50,6 +50,20 @@ class TokenCounter:
             return [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in texts]
         return [encoding.ids for encoding in self._encode_batch(texts, add)]
 
+    def encode_with_offsets(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Tokenises a text as the adapter does, with a fast tokenizer.
+
+        Returns:
+            Token ids, and the first and last + 1 character of each token, all int64 [tokens].
+        """
+        backend = self._backend
+        assert backend is not None
+        backend.no_truncation()
+        backend.no_padding()
+        encoding = backend.encode(text, add_special_tokens=self.special_tokens)
+        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1]
+
     def count(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Returns the token counts of whole prompts as the model sees them, BOS included, int64 [texts]."""
         return self._lengths(texts, special_tokens=True)
