@@ -69,6 +69,25 @@ class StickBreakingLM(ScoringLM):
             stamp(cache_hook.dbdict, run_settings(self, self.options, self.rope.in_force))
         super().set_cache_hook(cache_hook)
 
+    def attention_span(self, requests: list[Instance], disable_tqdm: bool = False) -> list[list[list[Any]]]:
+        """Returns the effective attention spans of every layer and head; arguments are `AttentionSpanRequest`."""
+        from sbeval.attention_span import attention_spans
+        from sbeval.corpora import resolve_tokens
+
+        if self.backend != "causal":
+            raise UserError("Expected a causal language model for attention_span, found an encoder-decoder model.")
+        self._check_positions(max((request.args[1] for request in requests), default=0))
+        progress = self._progress(len(requests), "attention_span", disable_tqdm)
+        results = []
+        for request in requests:
+            key, _, queries = request.args
+            tokens = torch.from_numpy(np.asarray(resolve_tokens(key), dtype=np.int64))[None].to(self.device)
+            with self._autocast():
+                results.append(attention_spans(self.model, tokens, queries))
+            progress.update(1)
+        progress.close()
+        return results
+
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Returns the continuation of each prompt up to its first stop sequence."""
         if self.backend != "causal":
