@@ -15,11 +15,11 @@ from sbeval.model_adapters.loading import fit_tokenizer, loading
 from sbeval.model_adapters.meter import Meter
 from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, learned_positions, model_record
 from sbeval.model_adapters.options import AdapterOptions
+from sbeval.model_adapters.probing_lm import ProbingLM
 from sbeval.model_adapters.processes import find_processes
 from sbeval.model_adapters.request_rope import RequestRope
 from sbeval.model_adapters.response_cache import stamp
 from sbeval.model_adapters.run_settings import run_settings
-from sbeval.model_adapters.scoring_lm import ScoringLM
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
 from tqdm import tqdm
 
@@ -27,7 +27,7 @@ import sbeval.models  # noqa: F401  registers the family with transformers' Auto
 from sbeval.scoring import TokenScorer
 
 
-class StickBreakingLM(ScoringLM):
+class StickBreakingLM(ProbingLM):
     """lm-eval's `hf` with our scoring, and with the request type `token_logprobs` of our own tasks.
 
     Takes every argument of `hf`, and those of `AdapterOptions`. Encoder-decoder models run as they do in `hf`.
@@ -68,25 +68,6 @@ class StickBreakingLM(ScoringLM):
         if cache_hook.dbdict is not None and self.backend == "causal":
             stamp(cache_hook.dbdict, run_settings(self, self.options, self.rope.in_force))
         super().set_cache_hook(cache_hook)
-
-    def attention_span(self, requests: list[Instance], disable_tqdm: bool = False) -> list[list[list[Any]]]:
-        """Returns the effective attention spans of every layer and head; arguments are `AttentionSpanRequest`."""
-        from sbeval.attention_span import attention_spans
-        from sbeval.corpora import resolve_tokens
-
-        if self.backend != "causal":
-            raise UserError("Expected a causal language model for attention_span, found an encoder-decoder model.")
-        self._check_positions(max((request.args[1] for request in requests), default=0))
-        progress = self._progress(len(requests), "attention_span", disable_tqdm)
-        results = []
-        for request in requests:
-            key, _, queries = request.args
-            tokens = torch.from_numpy(np.asarray(resolve_tokens(key), dtype=np.int64))[None].to(self.device)
-            with self._autocast():
-                results.append(attention_spans(self.model, tokens, queries))
-            progress.update(1)
-        progress.close()
-        return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Returns the continuation of each prompt up to its first stop sequence."""

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
-
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.meter import Meter
+
 from sbeval.scoring import TokenScorer
 from sbeval.target_logprobs import TargetLogprobs, TargetLogprobsRequest, TargetSequence, resolve_sequence
 
@@ -18,15 +19,20 @@ def score_targets(
     *,
     device: torch.device,
     max_tokens: int,
+    hold: Callable[[int], AbstractContextManager[None]],
     meter: Meter,
     done: Callable[[int, TargetLogprobs], None],
 ) -> None:
-    """Scores every request, longest first, and calls `done(index, result)` as each batch finishes."""
+    """Scores every request, longest first, and calls `done(index, result)` as each batch finishes.
+
+    A batch holds requests of one length and runs inside `hold(length)`.
+    """
 
     def run(batch: Sequence[int]) -> None:
         started = time.perf_counter()
         loaded = [_load(requests[index]) for index in batch]
-        results = _score_batch(loaded, scorer, device)
+        with hold(requests[batch[0]].inputs):
+            results = _score_batch(loaded, scorer, device)
         meter.add(sum(requests[index].inputs for index in batch), time.perf_counter() - started)
         for index, result in zip(batch, results, strict=True):
             done(index, result)

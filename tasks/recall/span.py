@@ -8,14 +8,14 @@ import datasets
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
-
-from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
-from sbeval.errors import UserError
-from sbeval.records import TaskRecord, metric_key
 from sbeval.tasks.perplexity.inputs import load_corpus
 from sbeval.tasks.perplexity.settings import Settings
 from sbeval.tasks.ruler.options import context_lengths, whole_number
 from sbeval.tasks.ruler.tokens import load_counter
+
+from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
+from sbeval.errors import UserError
+from sbeval.records import TaskRecord, metric_key
 
 REQUEST_TYPE = "attention_span"
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -47,7 +47,7 @@ class SpanTask(ConfigurableTask):  # type: ignore[misc]
         self.queries = whole_number(metadata, "queries", QUERIES, least=1)
         blocks = whole_number(metadata, "num_samples", 8, least=1)
         tokenizer = load_counter(metadata, name).tokenizer
-        source = load_corpus(name, self.config.dataset_name, Settings.from_metadata(name, metadata))
+        source = load_corpus(self.config.dataset_name, Settings.from_metadata(name, metadata))
         self.corpus: TokenizedCorpus = tokenize_corpus(source, tokenizer, Layout(separator_ids(tokenizer, None), False))
         longest, total = self.lengths[-1], self.corpus.total_tokens
         if total < longest:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.errors import UserError
 from sbeval.tasks.ruler.options import whole_number
+
+from sbeval.errors import UserError
 
 
 class Choices:
