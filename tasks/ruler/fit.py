@@ -107,7 +107,8 @@ class Fitter:
         if any(tokens[i] > self._budget for i in asked):
             raise UserError(
                 f"{self._task} needs at least {self.minimum_length(asked)} tokens of context with this tokenizer, and "
-                f"was asked for {self._context_length}; leave that length out of context_lengths."
+                f"was asked for {self._context_length}; leave that length out of context_lengths, for this task alone "
+                f'with --metadata \'{{"{self._task}": {{"context_lengths": [...]}}}}\'.'
             )
         return {i: self._fit(i, drafts[i], units[i], tokens[i], before[i]) for i in asked}
 
