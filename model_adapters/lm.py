@@ -15,11 +15,11 @@ from sbeval.model_adapters.loading import fit_tokenizer, loading
 from sbeval.model_adapters.meter import Meter
 from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, learned_positions, model_record
 from sbeval.model_adapters.options import AdapterOptions
+from sbeval.model_adapters.probing_lm import ProbingLM
 from sbeval.model_adapters.processes import find_processes
 from sbeval.model_adapters.request_rope import RequestRope
 from sbeval.model_adapters.response_cache import stamp
 from sbeval.model_adapters.run_settings import run_settings
-from sbeval.model_adapters.scoring_lm import ScoringLM
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
 from tqdm import tqdm
 
@@ -27,7 +27,7 @@ import sbeval.models  # noqa: F401  registers the family with transformers' Auto
 from sbeval.scoring import TokenScorer
 
 
-class StickBreakingLM(ScoringLM):
+class StickBreakingLM(ProbingLM):
     """lm-eval's `hf` with our scoring, and with the request type `token_logprobs` of our own tasks.
 
     Takes every argument of `hf`, and those of `AdapterOptions`. Encoder-decoder models run as they do in `hf`.

@@ -31,7 +31,7 @@ def cached_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArra
     """Returns counts kept under a hash, int64, and makes and keeps them where there are none."""
     path = _path("counts", digest)
     if (table := _read(path)) is not None:
-        return table.column("tokens").to_numpy().astype(np.int64)
+        return np.asarray(table.column("tokens"), dtype=np.int64)
     counts = count()
     _write(path, pa.table({"tokens": counts.astype(np.int32)}))
     return counts

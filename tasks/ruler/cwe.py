@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,11 +11,14 @@ from sbeval.tasks.ruler.choices import Choices
 from sbeval.tasks.ruler.drafts import Draft
 from sbeval.tasks.ruler.needles import word_lists
 from sbeval.tasks.ruler.seeding import seeded_order, seeded_random, seeded_ranks
-from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.ruler.tokens import LINE_START, WORDS, TokenCounter
 from sbeval.tasks.ruler.wording import cwe_wording
+
+log = logging.getLogger(__name__)
 
 SHORT_BELOW = 4096
 EXTRA_WORDS = 16384
+_LONG_FORM_MARGIN = 1.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,16 @@ class WordListDraft(Draft):
     uncommon_repeats: int
     common: int
     name: tuple[object, ...]
+
+    @property
+    def after_opening(self) -> str:
+        """The first number."""
+        return "1"
+
+    @property
+    def before_closing(self) -> str:
+        """A word."""
+        return "a"
 
     def _entries(self, units: int) -> int:
         return self.common * self.common_repeats + units * self.uncommon_repeats
@@ -75,20 +89,24 @@ def number_words(words: Sequence[str]) -> str:
 class CweGenerator:
     """Makes the samples of common-words extraction.
 
-    Below 4,096 tokens RULER uses a shorter example and fewer repetitions. Where a prompt needs more words than
+    Below 4,096 tokens RULER uses a shorter example and fewer repetitions; so does this where the long form has no room,
+    for which RULER has no rule. Where a prompt needs more words than
     wonderwords has, pairs of an adjective and a noun follow.
 
     Args:
         choices: `freq_cw`, `freq_ucw`, `num_cw` and `num_fewshot`.
         task: its name, part of every seed.
         seed: the run's seed.
+        generated_tokens: tokens kept free for the answer.
         counter: the model's tokenizer.
     """
 
-    def __init__(self, choices: Choices, *, task: str, seed: int, counter: TokenCounter) -> None:
+    def __init__(self, choices: Choices, *, task: str, seed: int, generated_tokens: int, counter: TokenCounter) -> None:
         self._repeats = (choices.count("freq_cw"), choices.count("freq_ucw"))
         self._common = choices.count("num_cw")
         self._shots = choices.count("num_fewshot", least=0)
+        self._generated_tokens = generated_tokens
+        self._short_at: dict[int, bool] = {}
         self._name = (task, seed)
         self._counter = counter
         self._wording = cwe_wording()
@@ -101,18 +119,38 @@ class CweGenerator:
         rng = seeded_random(*self._name, "extra words")
         extra = sorted({f"{rng.choice(adjectives)}-{rng.choice(nouns)}" for _ in range(EXTRA_WORDS)} - set(own))
         words = own + extra
-        return words, len(own), self._counter.count_pool([" " + word for word in words], after="1.")
+        return words, len(own), self._counter.count_pool([" " + word for word in words], ("1.", " 1"))
 
     @functools.cached_property
     def _number_tokens(self) -> NDArray[np.int64]:
         most = self._common * self._repeats[0] + len(self._pool[0]) * max(self._repeats[1], 1)
-        tokens = self._counter.count_pool([f" {i}." for i in range(1, most + 1)], after="a")
-        tokens[:1] = self._counter.count_pieces(["1."])
+        tokens = self._counter.count_pool([f" {i}." for i in range(1, most + 1)], WORDS)
+        tokens[:1] = self._counter.count_pieces(["1."], LINE_START)
         return np.concatenate(([0], np.cumsum(tokens)))
 
     def draft(self, index: int, context_length: int) -> WordListDraft:
         """Makes sample `index`; its words are the same at every length, their repetitions RULER's for the length."""
-        short = context_length < SHORT_BELOW
+        return self._make(index, context_length, short=self._is_short(context_length))
+
+    def _is_short(self, context_length: int) -> bool:
+        """Whether a length gets the short form: below 4,096 tokens, or where RULER's long form has no room."""
+        if context_length not in self._short_at:
+            self._short_at[context_length] = context_length < SHORT_BELOW
+            if not self._short_at[context_length]:
+                long = self._make(0, context_length, short=False)
+                text = "".join([*long.opening, long.body(1), long.closing, long.answer_prefix])
+                needed = round(_LONG_FORM_MARGIN * int(self._counter.count([text])[0])) + self._generated_tokens
+                if needed > context_length:
+                    log.warning(
+                        "%s takes its short form at %d tokens: the long one needs about %d with this tokenizer",
+                        self._name[0],
+                        context_length,
+                        needed,
+                    )
+                    self._short_at[context_length] = True
+        return self._short_at[context_length]
+
+    def _make(self, index: int, context_length: int, *, short: bool) -> WordListDraft:
         common_repeats, uncommon_repeats = (6, 1) if short else self._repeats
         words, own, pool_tokens = self._pool
         extra = own + seeded_order(len(words) - own, *self._name, index, "extra words")

@@ -1,10 +1,12 @@
 """A sample before it is fitted to a length: everything but how many units of haystack it gets."""
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from sbeval.tasks.ruler.haystacks import Haystack
+from sbeval.tasks.ruler.tokens import LINE_START, LINES, WORDS, TokenCounter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,20 @@ class Draft(ABC):
     least_units: int
     most_units: int | None = None
 
+    @property
+    def after_opening(self) -> str:
+        """Text that stands for the body's beginning when the opening is counted."""
+        return "A"
+
+    @property
+    def before_closing(self) -> str:
+        """Text that stands for the body's end when the closing is counted."""
+        return "a.\n"
+
+    def counted_pieces(self) -> dict[tuple[str, str], list[str]]:
+        """Returns pieces of this sample alone, by what stands around them, so that many samples are counted at once."""
+        return {}
+
     @abstractmethod
     def body_tokens(self, units: int) -> int:
         """Returns the tokens of the body with `units` units, as the sum over its pieces."""
@@ -52,15 +68,11 @@ class Insert:
 
     Attributes:
         text: the text with its line break, or, in running text, without a space at either side.
-        tokens: its tokens inside the body.
-        first_tokens: its tokens at the very start of the body.
         fraction: relative depth, 0 to 1.
         asked: whether the question is about it; its depth is then recorded.
     """
 
     text: str
-    tokens: int
-    first_tokens: int
     fraction: float
     asked: bool
 
@@ -72,26 +84,48 @@ class HaystackDraft(Draft):
     Attributes:
         haystack: where the inserts go.
         inserts: in the order they stand in.
+        counter: counts the inserts.
         apart: whether two inserts have at least one unit between them.
     """
 
     haystack: Haystack
     inserts: Sequence[Insert]
+    counter: TokenCounter
     apart: bool = False
+
+    @property
+    def before_closing(self) -> str:
+        """A word where the haystack is running text, else a line."""
+        return "a" if self.haystack.inline else "a.\n"
 
     def body_tokens(self, units: int) -> int:
         """Returns the tokens of haystack and inserts."""
-        tokens = self.haystack.tokens(units) + sum(insert.tokens for insert in self.inserts)
+        tokens = self.haystack.tokens(units) + sum(self._insert_tokens)
         if not self.haystack.inline:
             return tokens
         if self.inserts and self.positions(units)[0] == 0:
-            return tokens + self.inserts[0].first_tokens - self.inserts[0].tokens
+            first = int(self.counter.count_pieces([self.inserts[0].text], LINE_START)[0])
+            return tokens + first - self._insert_tokens[0]
         return tokens + self.haystack.first_tokens - self.haystack.tokens(1)
+
+    def counted_pieces(self) -> dict[tuple[str, str], list[str]]:
+        """Returns the inserts as they are counted."""
+        if not self.haystack.inline:
+            return {LINES: [insert.text for insert in self.inserts]}
+        return {
+            WORDS: [" " + insert.text for insert in self.inserts],
+            LINE_START: [insert.text for insert in self.inserts[:1]],
+        }
+
+    @functools.cached_property
+    def _insert_tokens(self) -> list[int]:
+        """Tokens of each insert inside the body."""
+        between, pieces = next(iter(self.counted_pieces().items()))
+        return [int(tokens) for tokens in self.counter.count_pieces(pieces, between)]
 
     def units_within(self, tokens: int) -> int:
         """Returns how many haystack units fit beside the inserts."""
-        inserted = sum(insert.tokens for insert in self.inserts)
-        units = self.haystack.units_within(tokens - inserted + 1)
+        units = self.haystack.units_within(tokens - sum(self._insert_tokens) + 1)
         while units > 0 and self.body_tokens(units) > tokens:
             units -= 1
         return units
@@ -124,9 +158,9 @@ class HaystackDraft(Draft):
         tokens: list[int] = []
         percents: list[float] = []
         inserted = 0
-        for insert, position in zip(self.inserts, self.positions(units), strict=True):
+        for insert, position, own in zip(self.inserts, self.positions(units), self._insert_tokens, strict=True):
             if insert.asked:
                 tokens.append(self.haystack.tokens(position) + inserted)
                 percents.append(round(100 * insert.fraction, 6))
-            inserted += insert.tokens
+            inserted += own
         return tokens, percents

@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from sbeval.tasks.ruler.haystacks import EssayHaystack
-from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.ruler.tokens import LINE_START, WORDS, TokenCounter
 
+from sbeval.corpora import read_text
 from sbeval.errors import UserError
 
 HUB_DATASET = "baber/paul_graham_essays"
 SENTENCE_RULE = "sentence rule 1"
 OFFLINE_TASKS = "sb_niah_single_1, sb_niah_multikey_2, sb_niah_multikey_3, sb_ruler_vt, sb_ruler_cwe and sb_ruler_fwe"
 
-_END = re.compile(r"""[.!?]["'”’)\]]*$""")
-_START = re.compile(r"""^["'“‘(\[]*[A-Z0-9]""")
-_ABBREVIATION = re.compile(
-    r"""^["'“‘(\[]*(?:[A-Za-z]\.|(?:[A-Za-z]\.){2,}|(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Co|Corp|Ltd|vs|cf|etc|al|No|pp|Fig)\.)$"""
-)
+_OPENING, _CLOSING = "[\"'\u2018\u201c(\\[]*", "[\"'\u2019\u201d)\\]]*"
+_SHORT = "Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Co|Corp|Ltd|vs|cf|etc|al|No|pp|Fig"
+_END = re.compile(rf"[.!?]{_CLOSING}$")
+_START = re.compile(rf"^{_OPENING}[A-Z0-9]")
+_ABBREVIATION = re.compile(rf"^{_OPENING}(?:(?:[A-Za-z]\.)+|(?:{_SHORT})\.)$")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,12 @@ class Essays:
     def haystack(self, counter: TokenCounter) -> EssayHaystack:
         """Returns the words with their token counts."""
         spaced = [" " + word for word in self.words]
-        tokens = counter.count_pool(spaced, after="a")
+        tokens = counter.count_pool(spaced, WORDS)
         return EssayHaystack(
             words=self.words,
             cumulative_tokens=np.concatenate(([0], np.cumsum(tokens))),
             sentence_starts=self.sentence_starts,
-            first_word_tokens=int(counter.count_pieces(self.words[:1])[0]),
+            first_word_tokens=int(counter.count_pieces(self.words[:1], LINE_START)[0]),
         )
 
 
@@ -94,7 +95,7 @@ def _read_folder(path: Path, task: str) -> str:
             f"{task} expected essays as a .txt file or a folder of them at {path}, and found none; check "
             '--metadata \'{"essays": "DIR"}\'.'
         )
-    return " ".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+    return " ".join(read_text(file) for file in files)
 
 
 def _read_hub(task: str) -> str:

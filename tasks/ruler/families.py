@@ -9,23 +9,19 @@ from sbeval.tasks.ruler.niah import NiahGenerator
 from sbeval.tasks.ruler.qa import QaGenerator
 from sbeval.tasks.ruler.qa_corpora import QaCorpus, load_qa
 from sbeval.tasks.ruler.scoring import string_match_part
-from sbeval.tasks.ruler.task import Generator, RulerTask
+from sbeval.tasks.ruler.task import CorpusFacts, Generator, RulerTask
 from sbeval.tasks.ruler.vt import VtGenerator
 
 
 class HaystackTask(RulerTask):
     """A task with a haystack, which may be essays."""
 
-    def corpus(self) -> dict[str, str | None]:
+    def corpus(self) -> CorpusFacts:
         """Returns the essays' name and hash, and the rule that splits them."""
         if self.choices.values["type_haystack"] != "essay":
-            return {}
+            return CorpusFacts()
         essays = load_essays(self.choices.path("essays"), str(self.config.task))
-        return {
-            "corpus": "essays",
-            "corpus_sha256": essays.sha256,
-            "corpus_detail": f"{essays.source}, {SENTENCE_RULE}",
-        }
+        return CorpusFacts("essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}")
 
 
 class NiahTask(HaystackTask):
@@ -55,7 +51,13 @@ class CweTask(RulerTask):
 
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of word lists."""
-        return CweGenerator(self.choices, task=name, seed=self.options.seed, counter=self.counter)
+        return CweGenerator(
+            self.choices,
+            task=name,
+            seed=self.options.seed,
+            generated_tokens=self.generated_tokens,
+            counter=self.counter,
+        )
 
 
 class FweTask(RulerTask):
@@ -88,14 +90,10 @@ class QaTask(RulerTask):
         """Returns the number of questions."""
         return len(self._corpus().questions)
 
-    def corpus(self) -> dict[str, str | None]:
+    def corpus(self) -> CorpusFacts:
         """Returns the corpus' name, hash and source."""
         corpus = self._corpus()
-        return {
-            "corpus": str(self.choices.values["dataset"]),
-            "corpus_sha256": corpus.sha256,
-            "corpus_detail": corpus.source,
-        }
+        return CorpusFacts(str(self.choices.values["dataset"]), corpus.sha256, corpus.source)
 
     def score(self, answer: str, references: Sequence[str]) -> float:
         """Scores 1 where an alias is found in the answer."""

@@ -94,6 +94,7 @@ class Fitter:
         asked = list(indices)
         checks = {i - i % CHECKED_EVERY for i in asked}
         drafts = {i: self._draft(i) for i in dict.fromkeys([*asked, *sorted(checks)])}
+        self._count_together(drafts.values())
         before, around = self._sizes(drafts)
         units = {i: self._estimate(draft, around[i]) for i, draft in drafts.items()}
         tokens = {i: around[i] + draft.body_tokens(units[i]) for i, draft in drafts.items()}
@@ -104,8 +105,30 @@ class Fitter:
             if i - i % CHECKED_EVERY in inexact:
                 units[i], tokens[i] = self._fit_whole(drafts[i], units[i])
         if any(tokens[i] > self._budget for i in asked):
-            self._refuse([drafts[i] for i in asked])
+            raise UserError(
+                f"{self._task} needs at least {self.minimum_length(asked)} tokens of context with this tokenizer, and "
+                f"was asked for {self._context_length}; leave that length out of context_lengths, for this task alone "
+                f'with --metadata \'{{"{self._task}": {{"context_lengths": [...]}}}}\'.'
+            )
         return {i: self._fit(i, drafts[i], units[i], tokens[i], before[i]) for i in asked}
+
+    def minimum_length(self, indices: Iterable[int]) -> int:
+        """Returns the least context length, in tokens, at which these samples have the units their task needs.
+
+        It holds for lengths at which the task has the same shape as at this one.
+        """
+        drafts = [self._draft(i) for i in indices]
+        prompts = [prompt_text(draft, draft.least_units, self._frame) for draft in drafts]
+        return int(self._counter.count(prompts).max()) + self._context_length - self._budget
+
+    def _count_together(self, drafts: Iterable[Draft]) -> None:
+        """Counts the pieces of many samples in a few batches; the counter remembers them."""
+        together: dict[tuple[str, str], list[str]] = {}
+        for draft in drafts:
+            for between, pieces in draft.counted_pieces().items():
+                together.setdefault(between, []).extend(pieces)
+        for between, pieces in together.items():
+            self._counter.count_pieces(pieces, between)
 
     def _fit(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> Fit:
         body_tokens, percents = draft.depths(units)
@@ -119,18 +142,17 @@ class Fitter:
 
     def _sizes(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
         """Returns, by sample, the tokens before the body and those around it."""
-        starts = {i: self._frame.head + (draft.opening[0] if draft.opening else "") for i, draft in drafts.items()}
-        distinct = list(dict.fromkeys(starts.values()))
-        start_tokens = dict(zip(distinct, self._counter.count(distinct).tolist(), strict=True))
         pieces = list(dict.fromkeys(piece for draft in drafts.values() for piece in draft.opening[1:]))
         piece_tokens = dict(zip(pieces, self._counter.count_pieces(pieces).tolist(), strict=True))
+        frame, any_draft = self._frame, next(iter(drafts.values()))
+        starts = [frame.head + draft.opening[0] for draft in drafts.values()]
+        start_tokens = self._counter.count_starts(starts, any_draft.after_opening).tolist()
         before = {
-            i: start_tokens[starts[i]] + sum(piece_tokens[piece] for piece in draft.opening[1:])
-            for i, draft in drafts.items()
+            i: start + sum(piece_tokens[piece] for piece in draft.opening[1:])
+            for (i, draft), start in zip(drafts.items(), start_tokens, strict=True)
         }
-        frame = self._frame
         ends = [draft.closing + frame.middle + draft.answer_prefix + frame.tail for draft in drafts.values()]
-        end_tokens = self._counter.count_pieces(ends).tolist()
+        end_tokens = self._counter.count_pieces(ends, (any_draft.before_closing, "")).tolist()
         return before, {i: before[i] + end for i, end in zip(drafts, end_tokens, strict=True)}
 
     def _estimate(self, draft: Draft, around: int) -> int:
@@ -158,11 +180,3 @@ class Fitter:
                 high = units
                 units -= max(1, round((tokens - self._budget) / per_unit))
         return low, low_tokens
-
-    def _refuse(self, drafts: list[Draft]) -> None:
-        prompts = [prompt_text(draft, draft.least_units, self._frame) for draft in drafts]
-        least = int(self._counter.count(prompts).max()) + self._context_length - self._budget
-        raise UserError(
-            f"{self._task} needs at least {least} tokens of context with this tokenizer, and was asked for "
-            f"{self._context_length}; leave that length out of context_lengths."
-        )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sbeval.tasks.ruler.choices import Choices
 from sbeval.tasks.ruler.drafts import Draft
 from sbeval.tasks.ruler.seeding import seeded_order, seeded_random, seeded_ranks
-from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.ruler.tokens import WORDS, TokenCounter
 from sbeval.tasks.ruler.wording import fwe_wording
 from scipy.special import zeta
 
@@ -39,6 +39,16 @@ class FrequencyDraft(Draft):
     tokens: NDArray[np.int64]
     shares: NDArray[np.float64]
     name: tuple[object, ...]
+
+    @property
+    def after_opening(self) -> str:
+        """A word behind a space."""
+        return " a"
+
+    @property
+    def before_closing(self) -> str:
+        """A word."""
+        return "a"
 
     def counts(self, units: int) -> NDArray[np.int64]:
         """Returns how often each word comes, int64."""
@@ -97,15 +107,17 @@ class FweGenerator:
         while len(words) < POOL_WORDS:
             words["".join(rng.choices(string.ascii_lowercase, k=self._letters))] = None
         pool = [NOISE, *words]
-        return pool, self._counter.count_pool([" " + word for word in pool], after="a")
+        return pool, self._counter.count_pool([" " + word for word in pool], WORDS)
 
     def draft(self, index: int, context_length: int) -> FrequencyDraft:
         """Makes sample `index`; its words and their ranks are the same at every length."""
         pool, tokens = self._pool
         size = self._vocabulary or (context_length - self._generated_tokens) // _TOKENS_PER_VOCABULARY_WORD
-        size = min(POOL_WORDS, max(size, ASKED + 2))
+        first = np.arange(1, POOL_WORDS + 1) ** -self._alpha / zeta(self._alpha)
+        # from here on the words asked for are more frequent than any other
+        least_units = math.ceil(1 / float(-np.diff(first[1 : ASKED + 2]).min())) + 1
+        size = min(POOL_WORDS, max(size, ASKED + 2, int(np.count_nonzero(least_units * first >= 1))))
         order = np.concatenate(([0], 1 + seeded_order(POOL_WORDS, *self._name, index, "vocabulary")[: size - 1]))
-        shares = np.arange(1, size + 1) ** -self._alpha / zeta(self._alpha)
         opening, question = self._wording.template.split("{context}")
         words = [pool[i] for i in order.tolist()]
         return FrequencyDraft(
@@ -113,9 +125,9 @@ class FweGenerator:
             answer_prefix=self._wording.answer_prefix,
             opening=[opening.removesuffix(" ")],
             closing=question,
-            least_units=math.ceil(1 / float((shares[1 : 1 + ASKED] - shares[2 : 2 + ASKED]).min())) + 1,
+            least_units=least_units,
             words=words,
             tokens=tokens[order],
-            shares=shares,
+            shares=first[:size],
             name=(*self._name, index),
         )

@@ -7,7 +7,8 @@ use is listed.
 from sbeval.records import metric_key
 
 _POWERS = range(7, 21)
-LENGTHS = sorted({2**n for n in _POWERS} | {3 * 2 ** (n - 1) for n in _POWERS} | {1000 * 2**n for n in range(10)})
+_STEPS = {step * n for step in (500, 512) for n in range(1, 257)}
+LENGTHS = sorted(_STEPS | {2**n for n in _POWERS} | {3 * 2 ** (n - 1) for n in _POWERS})
 
 AVERAGES = [
     {"metric": metric_key("score", length), "aggregation": "mean", "weight_by_size": False} for length in LENGTHS

@@ -1,6 +1,7 @@
 """Keys and values of needles: words, numbers and UUIDs, drawn uniformly."""
 
 import functools
+import math
 import random
 import uuid
 from typing import Literal, get_args
@@ -39,3 +40,11 @@ def draw_distinct(kind: NeedleType, count: int, rng: random.Random, taken: froze
         if candidate not in taken:
             drawn[candidate] = None
     return list(drawn)
+
+
+def log_count(kind: NeedleType) -> float:
+    """Returns the logarithm of how many keys or values of a kind there are: the NLL of a guess, in nats."""
+    if kind == "words":
+        nouns, adjectives, _ = word_lists()
+        return math.log(len(nouns) * len(adjectives))
+    return math.log(9 * 10 ** (_DIGITS - 1)) if kind == "numbers" else 122 * math.log(2)

@@ -18,6 +18,7 @@ from sbeval.tasks.ruler.wording import niah_wording
 from sbeval.errors import UserError
 
 POOL_LINES = 8192
+_KEYS, _VALUES = ("for", " is"), (":", ".\nA")
 DEPTHS = tuple(round(100 * i / 39) for i in range(40))
 
 
@@ -90,6 +91,7 @@ class NiahGenerator:
             inserts=self._inserts(index, needles, asked),
             least_units=len(needles),
             most_units=POOL_LINES if self.haystack == "needle" else None,
+            counter=self._counter,
         )
 
     @functools.cached_property
@@ -107,8 +109,12 @@ class NiahGenerator:
         """Lines of a needle haystack, their keys, and their token counts."""
         rng = seeded_random(*self._name, "pool")
         keys = draw_distinct(self.key_type, POOL_LINES, rng, frozenset())
-        lines = [self.needle(key, draw(self.value_type, rng)) + "\n" for key in keys]
-        return lines, frozenset(keys), self._counter.count_pool(lines)
+        values = [draw(self.value_type, rng) for _ in keys]
+        lines = [self.needle(key, value) + "\n" for key, value in zip(keys, values, strict=True)]
+        key_tokens = self._counter.count_pool([" " + key for key in keys], _KEYS)
+        value_tokens = self._counter.count_pool([" " + value for value in values], _VALUES)
+        rest = self._counter.count_pieces(lines[:1])[0] - key_tokens[0] - value_tokens[0]
+        return lines, frozenset(keys), rest + key_tokens + value_tokens
 
     @functools.cached_property
     def _shared_haystack(self) -> Haystack:
@@ -127,13 +133,10 @@ class NiahGenerator:
 
     def _inserts(self, index: int, needles: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[Insert]:
         texts = [self.needle(key, value) + ("" if self._inline else "\n") for key, value in needles]
-        first = self._counter.count_pieces(texts).tolist()
-        inside = self._counter.count_pieces([" " + text for text in texts]).tolist() if self._inline else first
+        fractions = self._fractions(index, needles, asked)
         inserts = [
-            Insert(text=text, tokens=tokens, first_tokens=at_start, fraction=fraction, asked=key in asked)
-            for text, tokens, at_start, fraction, (key, _) in zip(
-                texts, inside, first, self._fractions(index, needles, asked), needles, strict=True
-            )
+            Insert(text=text, fraction=fraction, asked=key in asked)
+            for text, fraction, (key, _) in zip(texts, fractions, needles, strict=True)
         ]
         return sorted(inserts, key=lambda insert: insert.fraction)
 

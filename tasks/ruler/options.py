@@ -1,7 +1,7 @@
 """What a user sets with `--metadata`: lengths, samples, seed, depths, and everything RULER lets one configure.
 
-lm-eval merges `--metadata` and `--model_args` into one mapping and hands it to every task, so a key that a task does not
-know is left aside; `{"sb_niah_multikey_1": {...}}` sets keys for one task alone, and there unknown keys are errors.
+lm-eval merges `--metadata` and `--model_args` into one mapping and hands it to every task, so a key that a task does
+not know is left aside; `{"sb_niah_multikey_1": {...}}` sets keys for one task alone, and there unknown keys are errors.
 """
 
 import dataclasses
@@ -59,24 +59,7 @@ def run_options(metadata: Mapping[str, Any], task: str, default_lengths: tuple[i
     Raises:
         UserError: a value has the wrong type or range, or a length asked for is longer than the model takes.
     """
-    longest = model_length(metadata)
-    asked = metadata.get("context_lengths")
-    dropped: tuple[int, ...] = ()
-    if asked is None:
-        lengths = tuple(n for n in default_lengths if longest is None or n <= longest)
-        dropped = tuple(n for n in default_lengths if n not in lengths)
-        if not lengths:
-            raise UserError(
-                f"The shortest default length of {task} is {default_lengths[0]} tokens and the model takes {longest}; "
-                "set --model_args max_length=... or --metadata '{\"context_lengths\": [...]}'."
-            )
-    else:
-        lengths = _lengths(asked)
-        if longest is not None and lengths[-1] > longest:
-            raise UserError(
-                f"context_lengths asks for {lengths[-1]} tokens and the model takes {longest}; set "
-                f"--model_args max_length={lengths[-1]}, or leave that length out."
-            )
+    lengths, dropped = context_lengths(metadata, task, default_lengths)
     return RunOptions(
         context_lengths=lengths,
         dropped_lengths=dropped,
@@ -84,6 +67,33 @@ def run_options(metadata: Mapping[str, Any], task: str, default_lengths: tuple[i
         num_samples=whole_number(metadata, "num_samples", 500, least=1),
         depths_percent=_depths(metadata.get("depths")),
     )
+
+
+def context_lengths(
+    metadata: Mapping[str, Any], task: str, defaults: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Reads `context_lengths`; returns the lengths to run and the default ones the model is too short for.
+
+    Raises:
+        UserError: they are no lengths, or longer than the model takes.
+    """
+    longest = model_length(metadata)
+    asked = metadata.get("context_lengths")
+    if asked is None:
+        lengths = tuple(n for n in defaults if longest is None or n <= longest)
+        if not lengths:
+            raise UserError(
+                f"The shortest default length of {task} is {defaults[0]} tokens and the model takes {longest}; "
+                "set --model_args max_length=... or --metadata '{\"context_lengths\": [...]}'."
+            )
+        return lengths, tuple(n for n in defaults if n not in lengths)
+    lengths = _lengths(asked)
+    if longest is not None and lengths[-1] > longest:
+        raise UserError(
+            f"context_lengths asks for {lengths[-1]} tokens and the model takes {longest}; set "
+            f"--model_args max_length={lengths[-1]}, or leave that length out."
+        )
+    return lengths, ()
 
 
 def whole_number(metadata: Mapping[str, Any], key: str, default: int, *, least: int) -> int:

@@ -12,7 +12,8 @@ from sbeval.tasks.ruler.seeding import seeded_order, seeded_ranks
 from sbeval.tasks.ruler.tokens import TokenCounter
 from sbeval.tasks.ruler.wording import qa_document, qa_wording
 
-MOST_DOCUMENTS = 100_000
+MOST_DOCUMENTS = 10_000
+PARAGRAPHS = ("a.\n\n", "A")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,14 +88,14 @@ class QaGenerator:
     def _tokens(self) -> tuple[NDArray[np.int64], int]:
         """Token counts of all documents, and of what stands before a document without its number."""
         shown = [self._template.format(i=1, document=document) + "\n\n" for document in self._corpus.documents]
-        with_number = self._counter.count_pool(shown, after="a.\n\n")
-        number = int(self._counter.count_pieces([self._template.format(i=1, document="")], after="a.\n\n")[0])
+        with_number = self._counter.count_pool(shown, PARAGRAPHS)
+        number = int(self._counter.count_pieces([self._template.format(i=1, document="")], PARAGRAPHS)[0])
         return with_number - number, number
 
     @functools.cached_property
     def _number_tokens(self) -> NDArray[np.int64]:
-        shown = [self._template.format(i=i, document="") for i in range(1, MOST_DOCUMENTS // 10 + 1)]
-        return np.concatenate(([0], np.cumsum(self._counter.count_pool(shown, after="a.\n\n"))))
+        shown = [self._template.format(i=i, document="") for i in range(1, MOST_DOCUMENTS + 1)]
+        return np.concatenate(([0], np.cumsum(self._counter.count_pool(shown, PARAGRAPHS))))
 
     def draft(self, index: int, context_length: int) -> DocumentsDraft:
         """Makes sample `index`: its own documents, then those of the same article, then the others at random."""

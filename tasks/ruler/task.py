@@ -8,7 +8,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import datasets
 from lm_eval.api.filter import Filter, FilterEnsemble
@@ -39,6 +39,14 @@ class Generator(Protocol):
     def draft(self, index: int, context_length: int) -> Draft:
         """Makes sample `index`, which depends on task, seed and index, and on the length where RULER says so."""
         ...
+
+
+class CorpusFacts(NamedTuple):
+    """What the record says of a text source; all None where the text is generated."""
+
+    name: str | None = None
+    sha256: str | None = None
+    detail: str | None = None
 
 
 class ParsedAnswer(Filter):  # type: ignore[misc]
@@ -78,7 +86,9 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
         if self.options.dropped_lengths:
             log.warning("%s leaves out %s: longer than the model takes", name, list(self.options.dropped_lengths))
-        self._fitter(self.options.context_lengths[0], Frame()).fit([0])
+        self.fitter(self.options.context_lengths[0], Frame()).fit([0])
+        if not isinstance(self.config.metadata.get("tokenizer", ""), str):
+            self.config.metadata["tokenizer"] = str(self.counter.tokenizer.name_or_path)
         self.config.metadata["sbeval"] = self.record().to_json()
         self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
 
@@ -90,12 +100,13 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         """Returns how many samples there are, None without a bound."""
         return None
 
-    def corpus(self) -> dict[str, str | None]:
-        """Returns the record's facts on the text source."""
-        return {}
+    def corpus(self) -> CorpusFacts:
+        """Returns where the text comes from."""
+        return CorpusFacts()
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
+        corpus = self.corpus()
         return TaskRecord(
             family="ruler",
             protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
@@ -104,7 +115,9 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
             tokenizer_sha256=self.counter.sha256,
             seed=self.options.seed,
             lm_eval_version=lm_eval_version(),
-            **self.corpus(),
+            corpus=corpus.name,
+            corpus_sha256=corpus.sha256,
+            corpus_detail=corpus.detail,
         )
 
     @property
@@ -154,22 +167,37 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         self.dataset["test"] = datasets.Dataset.from_list(
             [rows.get(index, {**blank, "index": index}) for index in range(self.num_samples)]
         )
-        self._instances = [
+        self._instances = self.make_requests(
+            [(doc_id, rows[int(doc["index"])]) for doc_id, doc in selected], fits, frame
+        )
+
+    def make_requests(
+        self, documents: Sequence[tuple[int, dict[str, Any]]], fits: Mapping[int, Mapping[int, Fit]], frame: Frame
+    ) -> list[Instance]:
+        """Makes the requests of some documents: one for each length, in order.
+
+        Args:
+            documents: lm-eval's number of each document, and the document.
+            fits: how each sample fills each length, by length and sample.
+            frame: what stands around the prompts.
+        """
+        return [
             Instance(
                 request_type="generate_until",
-                doc=rows[index],
+                doc=doc,
                 arguments=(
-                    prompt_text(self.generator.draft(index, length), fits[length][index].units, frame),
+                    prompt_text(self.generator.draft(doc["index"], length), fit[doc["index"]].units, frame),
                     copy.deepcopy(self.config.generation_kwargs),
                 ),
                 idx=position,
                 metadata=(self.config.task, doc_id, 1),
             )
-            for (doc_id, _), index in zip(selected, indices, strict=True)
-            for position, length in enumerate(lengths)
+            for doc_id, doc in documents
+            for position, (length, fit) in enumerate(fits.items())
         ]
 
-    def _fitter(self, length: int, frame: Frame) -> Fitter:
+    def fitter(self, length: int, frame: Frame) -> Fitter:
+        """Returns what fits this task's samples to a length, with nothing kept on disk."""
         return Fitter(
             lambda index: self.generator.draft(index, length),
             context_length=length,
@@ -184,7 +212,7 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         digest = self._digest(length, frame)
         kept = read_fits(digest)
         if missing := [index for index in indices if index not in kept]:
-            made = self._fitter(length, frame).fit(missing)
+            made = self.fitter(length, frame).fit(missing)
             kept |= {index: dataclasses.asdict(fit) for index, fit in made.items()}
             write_fits(digest, kept)
         return {index: Fit(**kept[index]) for index in indices}
@@ -243,7 +271,7 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         """Scores one parsed answer, 0 to 1."""
         return string_match_all(answer, references)
 
-    def process_results(self, doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
         return {
             metric_key("score", length): self.score(answer, doc["references"])

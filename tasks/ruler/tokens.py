@@ -6,7 +6,6 @@ pieces are counted once and sums are used as estimates, which `fit` then checks 
 
 import functools
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sbeval.tasks.ruler.cache import cached_counts
 
+from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError
+
+LINES = ("a.\n", "A")
+LINE_START = ("a.\n", " a")
+WORDS = ("a", " a")
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained", "model")
 
@@ -31,16 +35,12 @@ class TokenCounter:
         self.tokenizer = tokenizer
         self.special_tokens = special_tokens
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._pieces: dict[str, int] = {}
+        self._pieces: dict[tuple[str, str], dict[str, int]] = {}
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash of the tokenizer: its serialised form, or vocabulary and special tokens where it has none."""
-        if self._backend is not None:
-            text = self._backend.to_str()
-        else:
-            text = json.dumps([sorted(self.tokenizer.get_vocab().items()), str(self.tokenizer.special_tokens_map)])
-        return hashlib.sha256(text.encode()).hexdigest()
+        """Hash of the tokenizer."""
+        return tokenizer_sha256(self.tokenizer)
 
     def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Tokenises texts; with `special_tokens`, as the adapter does (not where a text starts with BOS already)."""
@@ -50,29 +50,53 @@ class TokenCounter:
             return [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in texts]
         return [encoding.ids for encoding in self._encode_batch(texts, add)]
 
+    def encode_with_offsets(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Tokenises a text as the adapter does, with a fast tokenizer.
+
+        Returns:
+            Token ids, and the first and last + 1 character of each token, all int64 [tokens].
+        """
+        backend = self._backend
+        assert backend is not None
+        backend.no_truncation()
+        backend.no_padding()
+        encoding = backend.encode(text, add_special_tokens=self.special_tokens)
+        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1]
+
     def count(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Returns the token counts of whole prompts as the model sees them, BOS included, int64 [texts]."""
         return self._lengths(texts, special_tokens=True)
 
-    def count_pieces(self, pieces: Iterable[str], *, after: str = "a.\n") -> NDArray[np.int64]:
+    def count_pieces(self, pieces: Iterable[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
         """Returns the token counts that pieces add inside a text, int64 [pieces]; each distinct piece is counted once.
 
         Args:
             pieces: texts as they stand in the prompt, with their leading or trailing white space.
-            after: text before the piece, so that a tokenizer's treatment of a text's start does not count.
+            between: text before and after each piece, so that what a tokenizer does at a text's ends does not count.
         """
         listed = list(pieces)
-        new = [piece for piece in dict.fromkeys(listed) if after + piece not in self._pieces]
-        if new:
-            lengths = self._lengths([after, *(after + piece for piece in new)], special_tokens=False)
-            for piece, length in zip(new, lengths[1:], strict=True):
-                self._pieces[after + piece] = int(length - lengths[0])
-        return np.array([self._pieces[after + piece] for piece in listed], dtype=np.int64)
+        known = self._pieces.setdefault(between, {})
+        if new := [piece for piece in dict.fromkeys(listed) if piece not in known]:
+            before, after = between
+            lengths = self._lengths(
+                ["".join(between), *(before + piece + after for piece in new)], special_tokens=False
+            )
+            known.update(zip(new, (lengths[1:] - lengths[0]).tolist(), strict=True))
+        return np.array([known[piece] for piece in listed], dtype=np.int64)
 
-    def count_pool(self, pieces: Sequence[str], *, after: str = "a.\n") -> NDArray[np.int64]:
+    def count_starts(self, starts: Iterable[str], after: str) -> NDArray[np.int64]:
+        """Returns the token counts of beginnings of prompts, BOS included, where `after` follows, int64 [starts]."""
+        distinct = list(dict.fromkeys(starts := list(starts)))
+        extra = int(self.count_pieces([after], ("a.\n", ""))[0])
+        counts = self._lengths([start + after for start in distinct], special_tokens=True) - extra
+        by_start = dict(zip(distinct, counts.tolist(), strict=True))
+        return np.array([by_start[start] for start in starts], dtype=np.int64)
+
+    def count_pool(self, pieces: Sequence[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
         """Counts many pieces as `count_pieces` does, and keeps the counts on disk, int64 [pieces]."""
-        digest = hashlib.sha256("\x1e".join([self.sha256, after, *pieces]).encode()).hexdigest()
-        return cached_counts(digest, lambda: self.count_pieces(pieces, after=after))
+        digest = hashlib.sha256("\x1e".join([self.sha256, *between, *pieces]).encode()).hexdigest()
+        return cached_counts(digest, lambda: self.count_pieces(pieces, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
         bos = getattr(self.tokenizer, "bos_token", None)
@@ -96,19 +120,18 @@ def load_counter(metadata: Mapping[str, Any], task: str) -> TokenCounter:
     Raises:
         UserError: none is named, or it cannot be loaded, or it does not tokenise.
     """
-    name = next((value for key in TOKENIZER_KEYS if isinstance(value := metadata.get(key), str) and value), None)
-    if name is None:
+    bos = metadata.get("add_bos_token")
+    source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
+    if source is None:
         raise UserError(
             f"{task} fits its prompts to a tokenizer and found none: give the model with --model_args pretrained=..., "
             'or the tokenizer with --metadata \'{"tokenizer": "PATH"}\'.'
         )
-    bos = metadata.get("add_bos_token")
-    counter = TokenCounter(
-        _load_tokenizer(name, metadata.get("revision"), bool(metadata.get("trust_remote_code", False)), bos),
-        special_tokens=True if bos is None else bool(bos),
-    )
+    if isinstance(source, str):
+        source = _load_tokenizer(source, metadata.get("revision"), bool(metadata.get("trust_remote_code", False)), bos)
+    counter = TokenCounter(source, special_tokens=True if bos is None else bool(bos))
     if not len(counter.encode(["The quick brown fox."], special_tokens=False)[0]):
-        raise UserError(f"The tokenizer {name} turns text into no tokens; give one that fits the model.")
+        raise UserError(f"The tokenizer of {task} turns text into no tokens; give one that fits the model.")
     return counter
 
 

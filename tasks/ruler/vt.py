@@ -1,6 +1,7 @@
 """Variable tracking: chains of assignments in a haystack, behind one worked example."""
 
 import functools
+import itertools
 import random
 import string
 from collections.abc import Sequence
@@ -62,6 +63,7 @@ class VtGenerator:
             inserts=inserts,
             least_units=len(inserts),
             apart=not self._inline,
+            counter=self._counter,
         )
 
     def _question(self, value: str) -> tuple[str, str]:
@@ -87,13 +89,9 @@ class VtGenerator:
         rest = [list(chain) for chain in chains]
         placed = [(rest[turn].pop(0), turn == 0) for turn in turns]
         texts = [text.strip() + "." if self._inline else text + "\n" for text, _ in placed]
-        tokens = self._counter.count_pieces([" " + text for text in texts] if self._inline else texts).tolist()
-        first = self._counter.count_pieces(texts).tolist()
         return [
-            Insert(text=text, tokens=inside, first_tokens=at_start, fraction=fraction, asked=asked)
-            for text, inside, at_start, fraction, (_, asked) in zip(
-                texts, tokens, first, fractions, placed, strict=True
-            )
+            Insert(text=text, fraction=fraction, asked=asked)
+            for text, fraction, (_, asked) in zip(texts, fractions, placed, strict=True)
         ]
 
     @functools.cached_property
@@ -102,17 +100,20 @@ class VtGenerator:
 
         RULER gives it as many lines as fit 500 tokens, at least five.
         """
-        rng = seeded_random(*self._name, "demonstration")
         lines = max(_LEAST_DEMONSTRATION_LINES, self._hops + 1)
-        while True:
-            positions = sorted(
-                seeded_random(*self._name, "demonstration", lines + 1).sample(range(lines + 1), self._hops + 1)
-            )
-            text = "".join(self._demonstration_pieces(rng, lines + 1, positions))
-            if int(self._counter.count_pieces([text])[0]) > DEMONSTRATION_TOKENS:
-                break
+        while self._demonstration_tokens(lines + 1) <= DEMONSTRATION_TOKENS:
             lines += 1
-        return lines, sorted(seeded_random(*self._name, "demonstration", lines).sample(range(lines), self._hops + 1))
+        return lines, self._demonstration_positions(lines)
+
+    def _demonstration_positions(self, lines: int) -> list[int]:
+        return sorted(seeded_random(*self._name, "demonstration", lines).sample(range(lines), self._hops + 1))
+
+    def _demonstration_tokens(self, lines: int) -> int:
+        rng = seeded_random(*self._name, "demonstration")
+        pieces = self._demonstration_pieces(rng, lines, self._demonstration_positions(lines))
+        shown = "".join(pieces)
+        asked = shown[: shown.rindex(pieces[-1].rsplit(": ", 1)[1])].rstrip()  # without the answer, as RULER has it
+        return int(self._counter.count_pieces([asked])[0])
 
     def _demonstration(self, index: int) -> list[str]:
         lines, positions = self._demonstration_shape
@@ -142,4 +143,4 @@ def _variables(rng: random.Random, letters: int, count: int) -> list[str]:
 
 def _statements(names: Sequence[str], value: str) -> list[str]:
     """Returns the assignments of one chain; RULER ends those of variables with a space."""
-    return [f"VAR {names[0]} = {value}"] + [f"VAR {b} = VAR {a} " for a, b in zip(names, names[1:], strict=False)]
+    return [f"VAR {names[0]} = {value}"] + [f"VAR {b} = VAR {a} " for a, b in itertools.pairwise(names)]

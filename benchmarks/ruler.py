@@ -1,0 +1,101 @@
+"""How long it takes to build RULER's prompts: these tasks against lm-eval's own, side by side.
+
+Both sides build the same number of samples with the same tokenizer in the same process, from the task getting its
+configuration to its last request being ready; imports and loading the tokenizer are left out. The warm time is a
+second build that finds what the first one kept on disk.
+
+    python benchmarks/ruler.py TOKENIZER [--lengths 16384,65536] [--tasks niah_single_1,niah_multikey_2,vt]
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import logging
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+OURS = {
+    "niah_single_1": "sb_niah_single_1",
+    "niah_multikey_2": "sb_niah_multikey_2",
+    "niah_multikey_3": "sb_niah_multikey_3",
+    "vt": "sb_ruler_vt",
+}
+THEIRS = {"vt": "ruler_vt"}
+SAMPLES = 500
+
+
+def seconds(build: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        build()
+    return time.perf_counter() - start
+
+
+def build_task(manager: Any, name: str) -> Any:
+    task = manager.load([name])["tasks"][name]
+    task.set_fewshot_seed(1234)
+    task.build_all_requests(limit=None, rank=0, world_size=1)
+    return task
+
+
+def time_ours(name: str, metadata: dict[str, Any], repeats: int) -> tuple[float, float]:
+    """Returns cold and warm seconds; cold is the least of some builds, each with an empty cache."""
+    from lm_eval.tasks import TaskManager
+
+    folder = Path(__import__("sbeval.tasks", fromlist=["x"]).__file__).parent
+    manager = TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
+    cold, warm = [], []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["SBEVAL_CACHE"] = cache
+            cold.append(seconds(lambda: build_task(manager, name)))
+            warm.append(seconds(lambda: build_task(manager, name)))
+    return min(cold), min(warm)
+
+
+def time_theirs(name: str, metadata: dict[str, Any], length: int) -> float:
+    import lm_eval.tasks as package
+    from lm_eval.tasks import TaskManager
+
+    folder = str(Path(package.__file__).parent / "ruler")
+    manager = TaskManager(
+        include_path=folder, include_defaults=False, metadata={**metadata, "max_seq_lengths": [length]}
+    )
+    for module in ("niah_utils", "vt_utils"):  # with NLTK's and wonderwords' data
+        seconds(lambda module=module: importlib.import_module(f"lm_eval.tasks.ruler.{module}"))
+    common = importlib.import_module("lm_eval.tasks.ruler.common_utils")
+    common.get_tokenizer(metadata["tokenizer"])
+    return seconds(lambda: build_task(manager, name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tokenizer")
+    parser.add_argument("--lengths", default="16384,65536")
+    parser.add_argument("--tasks", default="niah_single_1,niah_multikey_2,vt")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ours-only", action="store_true")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    metadata = {"tokenizer": arguments.tokenizer}
+    for length in map(int, arguments.lengths.split(",")):
+        for task in arguments.tasks.split(","):
+            ours_metadata = {**metadata, "context_lengths": [length], "num_samples": SAMPLES}
+            time_ours(OURS[task], {**ours_metadata, "num_samples": 2}, 1)  # imports and the tokenizer
+            cold, warm = time_ours(OURS[task], ours_metadata, arguments.repeats)
+            row = {"task": task, "length": length, "ours_cold_s": round(cold, 3), "ours_warm_s": round(warm, 3)}
+            if not arguments.ours_only:
+                theirs = time_theirs(THEIRS.get(task, task), metadata, length)
+                row |= {"lm_eval_s": round(theirs, 2), "times_faster": round(theirs / cold, 1)}
+            print(json.dumps(row | {"cores": os.cpu_count(), "machine": platform.machine()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

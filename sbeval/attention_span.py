@@ -1,0 +1,192 @@
+"""How far back attention reaches: effective spans of every layer and head on real text, and the request type for it.
+
+For a query, weights are added up from the newest key backwards; its span at 90 % is how many keys that takes to reach
+90 % of all its weight. The definition is the same for softmax, whose weights add up to one, and for stick-breaking,
+whose weights leave a remaining stick. Weights are computed from their definition, for the last queries of a window.
+
+Shape suffixes: H query heads, G key/value heads, R queries of a block, K keys, D head dimension.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sbeval.attention.impl.reference import log_weights
+from sbeval.errors import UserError
+from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
+
+REQUEST_TYPE = "attention_span"
+SHARES = (0.5, 0.9, 0.99)
+_BLOCK_WEIGHTS = 2**24
+
+
+class AttentionSpanRequest(NamedTuple):
+    """Arguments of one request; a plain tuple, as lm-eval expects.
+
+    The response is a list with one row for each layer and head: [layer, head, span at 50 %, at 90 %, at 99 %, remaining
+    stick], spans in keys, each the mean over the queries; a span is None where a head gave no weight to any key.
+
+    Attributes:
+        key: names the L inputs (`sbeval.corpora.token_key`).
+        context_length: L.
+        queries: how many of the last positions are looked at.
+    """
+
+    key: str
+    context_length: int
+    queries: int
+
+
+def spans(weights_HRK: Tensor, newest_R: Tensor) -> Tensor:
+    """Returns keys from the newest backwards until each of `SHARES` of a query's weight is reached.
+
+    Args:
+        weights_HRK: weights, 0 where a key is not seen.
+        newest_R: int64 [R], the newest key each query sees.
+
+    Returns:
+        float64 [H, R, shares], NaN for a query without weight.
+    """
+    cumulative_HRK = weights_HRK.double().flip(-1).cumsum(-1)
+    total_HR1 = cumulative_HRK[..., -1:]
+    unseen_R = weights_HRK.shape[-1] - 1 - newest_R
+    found = []
+    for share in SHARES:
+        first_HR1 = torch.searchsorted(cumulative_HRK, share * total_HR1 * (1 - 1e-12))
+        found.append((first_HR1[..., 0] + 1 - unseen_R).double())
+    spans_HRS = torch.stack(found, dim=-1)
+    return torch.where(total_HR1 > 0, spans_HRS, torch.nan)
+
+
+@torch.no_grad()
+def attention_spans(model: nn.Module, input_ids: Tensor, queries: int) -> list[list[float | int | None]]:
+    """Runs a text through a model and returns the rows described at `AttentionSpanRequest`.
+
+    Args:
+        model: this project's family, or a Hugging Face model with PyTorch's attention ("sdpa").
+        input_ids: int64 [1, L].
+        queries: how many of the last positions are looked at.
+
+    Raises:
+        UserError: the model's attention cannot be looked into.
+    """
+    layers: list[tuple[Tensor, Tensor]] = []
+    with _recorded(model, queries, layers):
+        options = {"use_cache": False, "logits_to_keep": 1}
+        model(input_ids=input_ids, **options)
+    if not layers:
+        raise UserError(
+            f"Expected attention that can be looked into, found {type(model).__name__} with another one; load it with "
+            "attn_implementation=sdpa."
+        )
+    rows: list[list[float | int | None]] = []
+    for layer, (spans_HS, remainder_H) in enumerate(layers):
+        for head, (own, rest) in enumerate(zip(spans_HS.tolist(), remainder_H.tolist(), strict=True)):
+            rows.append([layer, head, *(None if value != value else value for value in own), rest])
+    return rows
+
+
+@contextmanager
+def _recorded(model: nn.Module, queries: int, layers: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Records every attention layer's spans and remaining sticks, in the order they are computed."""
+    mixers = [module for module in model.modules() if isinstance(module, StickBreakingMixer | SoftmaxMixer)]
+    if not mixers:
+        with _recorded_interface(queries, layers):
+            yield
+        return
+
+    def look(mixer: nn.Module, args: tuple[Any, ...]) -> None:
+        assert isinstance(mixer, StickBreakingMixer | SoftmaxMixer)
+        weights = _stick(mixer) if isinstance(mixer, StickBreakingMixer) else _softmax(mixer)
+        layers.append(_summary(args[0], args[1], queries, weights))
+
+    handles = [mixer.register_forward_pre_hook(look) for mixer in mixers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+Weights = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, int]]
+"""From queries [1, H, R, D], keys [1, G, K, D] up to the last query, and the first query's position, to weights
+[H, R, K], remaining sticks [H, R], and how many keys back from itself a query's newest key is."""
+
+
+def _stick(mixer: StickBreakingMixer) -> Weights:
+    def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
+        log_A, log_rest = log_weights(q_1HRD, k_1GKD, mixer.scale, mixer.attend_current, None)
+        return log_A[0].exp(), log_rest[0].exp(), 0 if mixer.attend_current else 1
+
+    return weights
+
+
+def _softmax(mixer: SoftmaxMixer) -> Weights:
+    def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
+        rows, keys = q_1HRD.shape[2], k_1GKD.shape[2]
+        position_R = torch.arange(first, first + rows, device=q_1HRD.device)
+        distance_RK = position_R[:, None] - torch.arange(keys, device=q_1HRD.device)
+        seen_RK = distance_RK >= 0
+        if mixer.sliding_window is not None:
+            seen_RK &= distance_RK < mixer.sliding_window
+        added = 0.0 if mixer.bias is None else mixer.bias(position_R[None], distance_RK)[0]
+        return _softmax_weights(q_1HRD, k_1GKD, mixer.scale, seen_RK, added)
+
+    return weights
+
+
+def _softmax_weights(
+    q_1HRD: Tensor, k_1GKD: Tensor, scale: float, seen_RK: Tensor, added: Tensor | float
+) -> tuple[Tensor, Tensor, int]:
+    k_HKD = k_1GKD[0].repeat_interleave(q_1HRD.shape[1] // k_1GKD.shape[1], dim=0)
+    logits_HRK = (scale * (q_1HRD[0] @ k_HKD.mT) + added).masked_fill(~seen_RK, -torch.inf)
+    weights_HRK = logits_HRK.softmax(-1)
+    return weights_HRK, torch.zeros_like(weights_HRK[..., 0]), 0
+
+
+def _summary(q_1HQD: Tensor, k_1GKD: Tensor, queries: int, weights: Weights) -> tuple[Tensor, Tensor]:
+    """Returns mean spans [H, shares] and mean remaining sticks [H] of the last queries, block by block."""
+    length, heads = q_1HQD.shape[2], q_1HQD.shape[1]
+    first = max(1, length - queries)
+    rows = max(1, _BLOCK_WEIGHTS // (heads * length))
+    all_spans, all_rests = [], []
+    for start in range(first, length, rows):
+        stop = min(length, start + rows)
+        own_HRK, rest_HR, back = weights(q_1HQD[:, :, start:stop].float(), k_1GKD[:, :, :stop].float(), start)
+        newest_R = torch.arange(start, stop, device=own_HRK.device) - back
+        all_spans.append(spans(own_HRK, newest_R))
+        all_rests.append(rest_HR.double())
+    return torch.cat(all_spans, dim=1).nanmean(dim=1).cpu(), torch.cat(all_rests, dim=1).mean(dim=1).cpu()
+
+
+@contextmanager
+def _recorded_interface(queries: int, layers: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Looks into models that call PyTorch's attention through transformers' registry."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    original = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        scale = options.get("scaling") or query.shape[-1] ** -0.5
+
+        def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
+            rows, keys = q_1HRD.shape[2], k_1GKD.shape[2]
+            if mask is None:
+                position_R = torch.arange(first, first + rows, device=q_1HRD.device)
+                seen_RK = position_R[:, None] >= torch.arange(keys, device=q_1HRD.device)
+            else:
+                own_RK = mask[0, 0, first : first + rows, :keys]
+                seen_RK = own_RK if own_RK.dtype == torch.bool else own_RK == 0
+            return _softmax_weights(q_1HRD, k_1GKD, scale, seen_RK, 0.0)
+
+        layers.append(_summary(query, key, queries, weights))
+        return original(module, query, key, value, mask, **options)
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = look
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = original

@@ -1,0 +1,148 @@
+"""Multi-query repeated associative recall (MQRAR) at the level of tokens: one generator for the task and the trainer.
+
+A sequence is key, value, key, value, ... Every key is first given a value; from then on keys come back at random, each
+followed by a new value. At a key that comes back the target is the value it had *before* the one that follows it, so
+targets are not the next tokens: a sequence names its (position, target) pairs. After section 5.1 of Tan et al.,
+*Scaling Stick-Breaking Attention* (arXiv 2410.17980), which extends the MQAR of Arora et al., *Zoology* (arXiv
+2312.04927); the split of the vocabulary into keys and values is Zoology's, as is its size, which the former leaves
+unstated.
+
+Shape suffixes: L sequence length, T targets.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.errors import UserError
+
+LENGTH_TOKENS = 768
+PAIRS = (32, 64, 96, 128, 160, 192)
+VOCABULARY = 8192
+IGNORED = -100
+
+
+class RecallSequence(NamedTuple):
+    """One sequence and what is asked of a model that reads it.
+
+    Attributes:
+        inputs_L: int64 [L] token ids.
+        positions_T: int64 [T], input positions at whose output a target is predicted, ascending.
+        targets_T: int64 [T] token ids.
+    """
+
+    inputs_L: NDArray[np.int64]
+    positions_T: NDArray[np.int64]
+    targets_T: NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Mqrar:
+    """One setting of the task.
+
+    Attributes:
+        length_tokens: L, even.
+        pairs: how many keys there are.
+        vocabulary: token ids; the lower half are keys (0 is left out), the upper half values.
+        n_back: which earlier value is asked for: 1 the last one, 2 the one before it, ...
+    """
+
+    length_tokens: int = LENGTH_TOKENS
+    pairs: int = PAIRS[0]
+    vocabulary: int = VOCABULARY
+    n_back: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses settings in which nothing could be asked."""
+        if self.length_tokens % 2 or self.pairs < 1 or self.n_back < 1:
+            raise UserError(
+                "Expected an even length and at least one pair and one step back, found "
+                f"length_tokens={self.length_tokens}, pairs={self.pairs}, n_back={self.n_back}."
+            )
+        if self.length_tokens < 2 * (self.pairs * self.n_back + 1):
+            raise UserError(
+                f"{self.pairs} pairs asked for {self.n_back} back need at least {2 * (self.pairs * self.n_back + 1)} "
+                f"tokens, found length_tokens={self.length_tokens}; use fewer pairs or a longer sequence."
+            )
+        if self.vocabulary // 2 <= max(self.pairs, 2):
+            raise UserError(
+                f"{self.pairs} keys need a vocabulary of more than {2 * max(self.pairs, 2)}, found {self.vocabulary}."
+            )
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of a guess among all values."""
+        return 1 / (self.vocabulary - self.vocabulary // 2)
+
+    def sequence(self, seed: int, index: int) -> RecallSequence:
+        """Makes sequence `index`, which depends on the setting, seed and index alone.
+
+        The keys come once each `n_back` times in random order before any is asked for, so that every later key has an
+        answer.
+        """
+        rng = np.random.Generator(np.random.PCG64(_digest("mqrar", *dataclasses.astuple(self), seed, index)))
+        slots = self.length_tokens // 2
+        half = self.vocabulary // 2
+        names = 1 + rng.permutation(half - 1)[: self.pairs]
+        first = np.concatenate([rng.permutation(self.pairs) for _ in range(self.n_back)])
+        keys = np.concatenate([first, rng.integers(self.pairs, size=slots - len(first))])
+        values = rng.integers(half, self.vocabulary, size=slots)
+        positions, targets = [], []
+        history: list[list[int]] = [[] for _ in range(self.pairs)]
+        for slot, key in enumerate(keys.tolist()):
+            past = history[key]
+            if past and values[slot] == past[-1]:
+                values[slot] = half + (int(values[slot]) - half + 1) % (self.vocabulary - half)
+            if slot >= len(first):
+                positions.append(2 * slot)
+                targets.append(past[-self.n_back])
+            past.append(int(values[slot]))
+        inputs = np.empty(self.length_tokens, dtype=np.int64)
+        inputs[0::2], inputs[1::2] = names[keys], values
+        return RecallSequence(inputs, np.array(positions, dtype=np.int64), np.array(targets, dtype=np.int64))
+
+
+def shifted_labels(sequence: RecallSequence) -> NDArray[np.int64]:
+    """Returns labels for a model that shifts them itself, int64 [L], `IGNORED` where nothing is asked.
+
+    Such a model compares its output at position t with label t + 1, so each target stands one behind its position.
+    The last position is never asked for: it holds a value.
+    """
+    labels = np.full(len(sequence.inputs_L), IGNORED, dtype=np.int64)
+    labels[sequence.positions_T + 1] = sequence.targets_T
+    return labels
+
+
+class MqrarDataset:
+    """Sequences for a trainer: `{"input_ids": [L], "labels": [L]}`, with the pairs of each drawn from a list.
+
+    Args:
+        settings: settings to draw from; sequence `i` takes setting `i % len(settings)`.
+        seed: with an index, it alone decides a sequence. Evaluation uses another seed than training.
+        count: how many sequences there are.
+    """
+
+    def __init__(self, settings: list[Mqrar], *, seed: int, count: int) -> None:
+        if not settings:
+            raise UserError("Expected at least one MQRAR setting, found none.")
+        self.settings, self.seed, self.count = list(settings), seed, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        sequence = self.settings[index % len(self.settings)].sequence(self.seed, index)
+        return {"input_ids": sequence.inputs_L, "labels": shifted_labels(sequence)}
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[np.int64]]]:
+        return (self[index] for index in range(self.count))
+
+
+def _digest(*name: object) -> int:
+    return int.from_bytes(hashlib.sha256("\x1f".join(map(str, name)).encode()).digest()[:16], "big")

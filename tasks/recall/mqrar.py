@@ -1,0 +1,144 @@
+"""Multi-query repeated associative recall: over a vocabulary of its own, and as text for pretrained models."""
+
+import json
+import string
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sbeval.tasks.recall.task import Asked, Cell, RecallTask
+from sbeval.tasks.recall.text import Passage, TextRecallTask
+from sbeval.tasks.ruler.needles import word_lists
+from sbeval.tasks.ruler.options import context_lengths, whole_number
+from sbeval.tasks.ruler.seeding import seeded_random
+
+from sbeval.errors import UserError
+from sbeval.recall import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar
+from sbeval.target_logprobs import TargetSequence
+
+VALUE_DIGITS = 4
+TEXT_PAIRS = (4, 16)
+TEXT_LENGTHS = (1024, 2048, 4096, 8192, 16384)
+
+
+def pair_counts(metadata: Mapping[str, Any], default: Sequence[int]) -> tuple[int, ...]:
+    """Reads `pairs`, a number or a list of numbers.
+
+    Raises:
+        UserError: the value is something else.
+    """
+    asked = metadata.get("pairs")
+    listed = list(default) if asked is None else [asked] if isinstance(asked, int) else asked
+    if not isinstance(listed, list | tuple) or not listed or any(type(n) is not int or n < 1 for n in listed):
+        raise UserError(f"Expected pairs to be a list of whole numbers of at least 1, found {asked!r}.")
+    return tuple(sorted(set(listed)))
+
+
+class MqrarTask(RecallTask):
+    """The token-level form, for models trained on it: options `pairs`, `n_back`, `vocabulary` and `context_lengths`."""
+
+    def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """Reads the options."""
+        self.num_samples = whole_number(metadata, "num_samples", 200, least=1)
+        self.seed = whole_number(metadata, "seed", 42, least=0)
+        self._n_back = whole_number(metadata, "n_back", 1, least=1)
+        self._vocabulary = whole_number(metadata, "vocabulary", VOCABULARY, least=6)
+        lengths, _ = context_lengths(metadata, name, (LENGTH_TOKENS,))
+        self.cells = [Cell(length, pairs) for length in lengths for pairs in pair_counts(metadata, PAIRS)]
+        for cell in self.cells:
+            self._setting(cell)
+        known = _vocabulary_of(metadata.get("pretrained"))
+        if known is not None and known < self._vocabulary:
+            raise UserError(
+                f"{name} uses {self._vocabulary} token ids and the model has {known}: run it on a model trained on it, "
+                "or set vocabulary; sb_mqrar_text is for pretrained models."
+            )
+
+    def _setting(self, cell: Cell) -> Mqrar:
+        return Mqrar(
+            length_tokens=cell.context_length,
+            pairs=cell.pairs or 1,
+            vocabulary=self._vocabulary,
+            n_back=self._n_back,
+        )
+
+    def asked(self, index: int, cell: Cell) -> list[Asked]:
+        """Makes one sequence."""
+        sequence = self._setting(cell).sequence(self.seed, index)
+        return [Asked(TargetSequence(*sequence), np.ones(len(sequence.targets_T), dtype=np.int64))]
+
+    def chance(self, cell: Cell) -> float:
+        """Returns the share of one value among all."""
+        return self._setting(cell).chance
+
+
+class MqrarTextTask(TextRecallTask):
+    """The text form: numbers assigned to names, shown by `print`, and assigned anew.
+
+    The number shown is the one `n_back` assignments ago, so each answer stands in the text and is predicted from what
+    is before it.
+    """
+
+    default_lengths = TEXT_LENGTHS
+
+    def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """Reads the options."""
+        self._n_back = whole_number(metadata, "n_back", 1, least=1)
+        self._pairs = pair_counts(metadata, TEXT_PAIRS)
+        super().prepare(name, metadata)
+
+    def conditions(self, length: int) -> list[Cell]:
+        """Returns one condition for each number of pairs."""
+        return [Cell(length, pairs) for pairs in self._pairs]
+
+    def passage(self, index: int, cell: Cell, events: int) -> Passage:
+        """Writes every name's first assignments, then `events` times print and assignment."""
+        pairs = cell.pairs or 1
+        rng = seeded_random(self.config.task, self.seed, index, pairs)
+        names = rng.sample(_names(), pairs)
+        text: list[str] = []
+        spans: list[tuple[int, int]] = []
+        history: dict[str, list[str]] = {name: [] for name in names}
+        written = 0
+
+        def write(part: str) -> None:
+            nonlocal written
+            text.append(part)
+            written += len(part)
+
+        def assign(name: str) -> None:
+            past = history[name]
+            value = str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS))
+            while past and value == past[-1]:
+                value = str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS))
+            past.append(value)
+            write(f"{name} = {value}\n")
+
+        for _ in range(self._n_back):
+            for name in rng.sample(names, pairs):
+                assign(name)
+        for _ in range(events):
+            name = rng.choice(names)
+            write(f"print({name})  # ")
+            spans.append((written, written + VALUE_DIGITS))
+            write(f"{history[name][-self._n_back]}\n")
+            assign(name)
+        return Passage("".join(text), spans)
+
+    def chance(self, cell: Cell) -> float:
+        """Returns the share of one number among all."""
+        return 1.0 / (9 * int(10 ** (VALUE_DIGITS - 1)))
+
+
+def _names() -> list[str]:
+    nouns, _, _ = word_lists()
+    return [noun for noun in nouns if 4 <= len(noun) <= 9 and set(noun) <= set(string.ascii_lowercase)]
+
+
+def _vocabulary_of(pretrained: object) -> int | None:
+    path = Path(str(pretrained)) / "config.json" if isinstance(pretrained, str) else None
+    if path is None or not path.is_file():
+        return None
+    size = json.loads(path.read_text(encoding="utf-8")).get("vocab_size")
+    return size if isinstance(size, int) else None

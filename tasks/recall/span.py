@@ -1,0 +1,134 @@
+"""`sb_span`: how far back every layer and head attends on real text, at each context length. No accuracy."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import datasets
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
+from lm_eval.api.task import ConfigurableTask
+from sbeval.tasks.perplexity.inputs import load_corpus
+from sbeval.tasks.perplexity.settings import Settings
+from sbeval.tasks.ruler.options import context_lengths, whole_number
+from sbeval.tasks.ruler.tokens import load_counter
+
+from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
+from sbeval.errors import UserError
+from sbeval.records import TaskRecord, metric_key
+
+REQUEST_TYPE = "attention_span"
+DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+QUERIES = 64
+
+Rows = list[list[float | None]]
+
+
+class SpanTask(ConfigurableTask):  # type: ignore[misc]
+    """Effective attention spans over the corpus named by the YAML's `dataset_name`.
+
+    A document is one block of the longest length; a shorter context is its end, so the same queries are looked at in
+    every one. Metrics at each length: `attention_span`, one row for each layer and head ([layer, head, span at 50 %, at
+    90 %, at 99 % of the weight, remaining stick], averaged over blocks), and their means over all heads, `span90` and
+    `remaining_stick`.
+    """
+
+    VERSION = 1
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        fixed = {"output_type": "loglikelihood_rolling", "metric_list": [], "test_split": "test", "num_fewshot": 0}
+        settings = {key: value for key, value in dict(config or {}).items() if key != "class"}
+        super().__init__(config={"metadata": {}, **settings, **fixed})
+
+    def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """Tokenises the corpus and spreads blocks over it."""
+        name, metadata = str(self.config.task), self.config.metadata
+        self.lengths, dropped = context_lengths(metadata, name, DEFAULT_LENGTHS)
+        self.queries = whole_number(metadata, "queries", QUERIES, least=1)
+        blocks = whole_number(metadata, "num_samples", 8, least=1)
+        tokenizer = load_counter(metadata, name).tokenizer
+        source = load_corpus(self.config.dataset_name, Settings.from_metadata(name, metadata))
+        self.corpus: TokenizedCorpus = tokenize_corpus(source, tokenizer, Layout(separator_ids(tokenizer, None), False))
+        longest, total = self.lengths[-1], self.corpus.total_tokens
+        if total < longest:
+            raise UserError(
+                f"{name} expected text for {longest} tokens, and found {total}; ask for shorter context_lengths or "
+                "give a longer text with data_path."
+            )
+        blocks = min(blocks, total // longest)
+        self._stops = [longest + i * (total - longest) // max(1, blocks - 1) for i in range(blocks)]
+        metadata["sbeval"] = TaskRecord(
+            family="span",
+            corpus=source.name,
+            corpus_sha256=self.corpus.corpus_sha256,
+            corpus_detail=source.detail,
+            protocol="span",
+            separator=tokenizer.decode(list(separator_ids(tokenizer, None))),
+            lengths=list(self.lengths),
+            dropped_lengths=list(dropped),
+            tokenizer_sha256=self.corpus.tokenizer_sha256,
+        ).to_json()
+        self.dataset = {"test": datasets.Dataset.from_list([{"stop": stop} for stop in self._stops])}
+
+    def fewshot_docs(self) -> None:
+        """There are none."""
+        return None
+
+    def doc_to_text(self, doc: Mapping[str, Any], doc_to_text: Any = None) -> str:
+        """Returns nothing: requests name token ranges."""
+        return ""
+
+    def doc_to_target(self, doc: Mapping[str, Any], doc_to_target: Any = None) -> str:
+        """Returns nothing: nothing is scored."""
+        return ""
+
+    def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
+        """Returns one request for each length, all ending at the same token."""
+        return [
+            Instance(
+                request_type=REQUEST_TYPE,
+                doc=doc,
+                arguments=(token_key(self.corpus, doc["stop"] - length, doc["stop"]), length, self.queries),
+                idx=place,
+                metadata=kwargs["metadata"],
+            )
+            for place, length in enumerate(self.lengths)
+        ]
+
+    def process_results(self, doc: Mapping[str, Any], results: Sequence[Rows]) -> dict[str, Any]:
+        """Returns the rows at every length, and their means."""
+        found: dict[str, Any] = {}
+        for length, rows in zip(self.lengths, results, strict=True):
+            spans = [row[3] for row in rows if row[3] is not None]
+            found[metric_key("attention_span", length)] = rows
+            found[metric_key("span90", length)] = sum(spans) / len(spans) if spans else math.nan
+            found[metric_key("remaining_stick", length)] = sum(float(row[5] or 0.0) for row in rows) / len(rows)
+        return found
+
+    def aggregation(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
+        """Returns means over blocks."""
+        ways = {"attention_span": average_rows, "span90": mean, "remaining_stick": mean}
+        return {metric_key(metric, length): way for length in self.lengths for metric, way in ways.items()}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        """Returns nothing: a long span is neither good nor bad."""
+        return {}
+
+
+def average_rows(blocks: Sequence[Rows]) -> "SpanRows":
+    """Returns rows averaged over blocks, spans over the blocks that have one."""
+    averaged = []
+    for same in zip(*blocks, strict=True):
+        columns = zip(*(row[2:] for row in same), strict=True)
+        known = [[value for value in column if value is not None] for column in columns]
+        averaged.append([*same[0][:2], *(sum(column) / len(column) if column else None for column in known)])
+    return SpanRows(averaged)
+
+
+class SpanRows(tuple[list[float | None], ...]):
+    """Rows that print as their number: lm-eval's table would otherwise hold every head."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{len(self)} heads"

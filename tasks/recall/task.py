@@ -1,0 +1,195 @@
+"""The lm-eval side of recall probes: answers inside sequences, scored by the request type `target_logprobs`."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
+from lm_eval.api.task import ConfigurableTask
+from numpy.typing import NDArray
+
+from sbeval.errors import UserError
+from sbeval.records import TaskRecord, metric_key
+from sbeval.target_logprobs import REQUEST_TYPE, TargetLogprobs, TargetSequence, keep_sequences
+
+
+class Cell(NamedTuple):
+    """One condition, with a metric of its own.
+
+    Attributes:
+        context_length: tokens of a sequence.
+        pairs: keys of a sequence, None where the task has no such thing.
+    """
+
+    context_length: int
+    pairs: int | None = None
+
+    def key(self, metric: str) -> str:
+        """Returns the metric's key: `exact_match@0000768`, or `exact_match_32_pairs@0000768`."""
+        return metric_key(metric if self.pairs is None else f"{metric}_{self.pairs}_pairs", self.context_length)
+
+
+class Asked(NamedTuple):
+    """A sequence and its answers.
+
+    Attributes:
+        sequence: inputs and targets.
+        answer_tokens: int64 [answers], tokens of each answer, in the order of the targets.
+    """
+
+    sequence: TargetSequence
+    answer_tokens: NDArray[np.int64]
+
+
+class RecallTask(ConfigurableTask):  # type: ignore[misc]
+    """A probe whose answers are known tokens at known positions.
+
+    A document is one sample and carries every condition, so `--limit N` means N samples of each. Metrics of a
+    condition: `exact_match`, the share of answers whose every token is the model's most probable one, `answer_nll`, the
+    mean of the answers' negative log-likelihoods in nats, and `chance`, the exact match of a guess.
+    """
+
+    VERSION = 1
+    num_samples: int
+    seed: int
+    cells: list[Cell]
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        fixed = {"output_type": "loglikelihood_rolling", "metric_list": [], "test_split": "test"}
+        settings = {key: value for key, value in dict(config or {}).items() if key != "class"}
+        super().__init__(config={"metadata": {}, **settings, **fixed})
+
+    def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """Reads the options and lists the samples."""
+        self.prepare(str(self.config.task), self.config.metadata)
+        self.config.metadata["sbeval"] = self.record().to_json()
+        self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
+
+    @abstractmethod
+    def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """Sets `cells`, `num_samples` and `seed`."""
+
+    @abstractmethod
+    def asked(self, index: int, cell: Cell) -> list[Asked]:
+        """Makes the sequences of sample `index` in one condition."""
+
+    @abstractmethod
+    def chance(self, cell: Cell) -> float:
+        """Returns the exact match of a guess."""
+
+    def tokenizer_sha256(self) -> str | None:
+        """Returns the hash of the tokenizer, None where none is used."""
+        return None
+
+    def lengths(self) -> list[int]:
+        """Returns the context lengths, ascending."""
+        return sorted({cell.context_length for cell in self.cells})
+
+    def record(self) -> TaskRecord:
+        """Returns the facts of this run."""
+        return TaskRecord(
+            family="recall",
+            protocol=str(self.config.task).removeprefix("sb_"),
+            lengths=self.lengths(),
+            tokenizer_sha256=self.tokenizer_sha256(),
+            seed=self.seed,
+        )
+
+    def fewshot_docs(self) -> None:
+        """There are none."""
+        return None
+
+    def doc_to_text(self, doc: Mapping[str, Any], doc_to_text: Any = None) -> str:
+        """Returns nothing: requests are token sequences."""
+        return ""
+
+    def doc_to_target(self, doc: Mapping[str, Any], doc_to_target: Any = None) -> str:
+        """Returns nothing: requests name their targets."""
+        return ""
+
+    def build_all_requests(
+        self,
+        *,
+        limit: int | None = None,
+        samples: list[int] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        apply_chat_template: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Builds the sequences of this process's samples."""
+        if self.config.num_fewshot or apply_chat_template:
+            raise UserError(
+                f"{self.config.task} has neither examples nor chats; run it without --num_fewshot and "
+                "--apply_chat_template."
+            )
+        selected = list(self.doc_iterator(rank=rank, limit=limit, samples=samples, world_size=world_size))
+        if not selected:
+            raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
+        rows: dict[int, dict[str, Any]] = {}
+        sequences: list[TargetSequence] = []
+        for _, doc in selected:
+            by_cell = [self.asked(int(doc["index"]), cell) for cell in self.cells]
+            rows[int(doc["index"])] = {
+                "index": int(doc["index"]),
+                "answer_tokens": [[one.answer_tokens.tolist() for one in cell] for cell in by_cell],
+            }
+            sequences += [one.sequence for cell in by_cell for one in cell]
+        requests = keep_sequences(sequences)
+        self.dataset["test"] = datasets.Dataset.from_list(
+            [rows.get(index, {"index": index, "answer_tokens": None}) for index in range(self.num_samples)]
+        )
+        each = len(requests) // len(selected)
+        self._instances = [
+            Instance(
+                request_type=REQUEST_TYPE,
+                doc=rows[int(doc["index"])],
+                arguments=request,
+                idx=place,
+                metadata=(self.config.task, doc_id, 1),
+            )
+            for number, (doc_id, doc) in enumerate(selected)
+            for place, request in enumerate(requests[number * each : (number + 1) * each])
+        ]
+
+    def process_results(self, doc: Mapping[str, Any], results: Sequence[TargetLogprobs]) -> dict[str, float]:
+        """Scores one sample in every condition."""
+        scores: dict[str, float] = {}
+        remaining = iter(results)
+        for cell, tokens in zip(self.cells, doc["answer_tokens"], strict=True):
+            answers = [split_answers(next(remaining), np.asarray(own)) for own in tokens]
+            scores |= {cell.key(metric): value for metric, value in self.score(cell, answers).items()}
+        return scores
+
+    def score(self, cell: Cell, answers: Sequence[tuple[NDArray[np.float64], NDArray[np.bool_]]]) -> dict[str, float]:
+        """Scores the sequences of one condition; each has the NLL and exactness of its answers."""
+        nll = np.concatenate([own_nll for own_nll, _ in answers])
+        exact = np.concatenate([own_exact for _, own_exact in answers])
+        return {"exact_match": float(exact.mean()), "answer_nll": float(nll.mean()), "chance": self.chance(cell)}
+
+    def metrics(self) -> dict[str, bool]:
+        """Returns the metrics of a condition, and whether more is better."""
+        return {"exact_match": True, "answer_nll": False, "chance": True}
+
+    def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
+        """Returns the mean over samples."""
+        return {cell.key(metric): mean for cell in self.cells for metric in self.metrics()}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        """Returns which way is better."""
+        return {cell.key(metric): more for cell in self.cells for metric, more in self.metrics().items()}
+
+
+def split_answers(
+    result: TargetLogprobs, answer_tokens: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Returns, by answer, the NLL in nats, float64 [answers], and whether every token is the most probable one."""
+    starts = np.cumsum(answer_tokens) - answer_tokens
+    nll = -np.add.reduceat(np.asarray(result.logprobs, dtype=np.float64), starts)
+    if not math.isfinite(float(nll.sum())):
+        raise UserError("Expected finite log-probabilities of the answers, found one that is not; check the model.")
+    return nll, np.logical_and.reduceat(np.asarray(result.greedy), starts)

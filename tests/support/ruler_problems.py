@@ -1,0 +1,135 @@
+"""Tokenizers of three kinds, corpora in RULER's layouts, and tasks built from them, all made on the spot."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import sbeval.tasks
+import tokenizers
+import transformers
+from lm_eval.tasks import TaskManager
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+NIAH = (
+    "sb_niah_single_1",
+    "sb_niah_single_2",
+    "sb_niah_single_3",
+    "sb_niah_multikey_1",
+    "sb_niah_multikey_2",
+    "sb_niah_multikey_3",
+    "sb_niah_multivalue",
+    "sb_niah_multiquery",
+)
+TASKS = (*NIAH, "sb_ruler_vt", "sb_ruler_cwe", "sb_ruler_fwe", "sb_ruler_qa_squad", "sb_ruler_qa_hotpot")
+KINDS = ("byte_level_bpe", "sentencepiece", "character")
+
+_SENTENCES = (
+    "Old maps lie about the coast, and sailors learn to laugh at them.",
+    'A clerk once asked, "Who will count the stars?"',
+    "Nobody in the village had seen 7 lamps burn at noon!",
+    "Mr. Hale kept bees behind the mill; he sold the honey in winter.",
+    "Was the bridge older than the river's new bed?",
+    "It costs 3.50 to cross, i.e. more than the ferry did in 1899.",
+    "The special words were hidden in a drawer with the numbers 1234567 and 89.",
+)
+
+
+def write_essays(folder: Path) -> Path:
+    """Writes two essays of some thousand words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(2):
+        text = "\n\n".join(
+            " ".join(_SENTENCES[(number + i * 3 + j) % len(_SENTENCES)] for j in range(5)) for i in range(12)
+        )
+        (folder / f"essay{number}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def write_squad(path: Path) -> Path:
+    """Writes questions in the layout of SQuAD 2, some of them impossible."""
+    articles = []
+    for article in range(6):
+        paragraphs = []
+        for paragraph in range(4):
+            year = 1500 + 20 * article + paragraph
+            asked = {
+                "answers": [{"text": f"in {year}"}, {"text": str(year)}, {"text": str(year)}],
+                "is_impossible": False,
+            }
+            context = f"Town {article}-{paragraph} was founded in {year}. " + _SENTENCES[paragraph] * (1 + article)
+            questions = [
+                {"question": f"When was town {article}-{paragraph} founded?", **asked},
+                {"question": "Who was its first queen?", "answers": [], "is_impossible": True},
+            ]
+            paragraphs.append({"context": context, "qas": questions})
+        articles.append({"title": str(article), "paragraphs": paragraphs})
+    path.write_text(json.dumps({"data": articles}), encoding="utf-8")
+    return path
+
+
+def write_hotpot(path: Path) -> Path:
+    """Writes questions in the layout of HotpotQA's distractor setting."""
+    entries = [
+        {
+            "question": f"Who wrote book {number}?",
+            "answer": f"Author {number}",
+            "context": [[f"Title {number}-{d}", [f"Book {number}, part {d}. ", "It sold well."]] for d in range(4)],
+        }
+        for number in range(9)
+    ]
+    path.write_text(json.dumps(entries), encoding="utf-8")
+    return path
+
+
+def make_tokenizer(kind: str, texts: list[str]) -> transformers.PreTrainedTokenizerFast:
+    """Builds a tokenizer: byte-level BPE, Unigram behind Metaspace that adds BOS, or one token a character."""
+    if kind == "byte_level_bpe":
+        tokenizer = tokenizers.Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+        tokenizer.train_from_iterator(texts, trainer)
+    elif kind == "sentencepiece":
+        tokenizer = tokenizers.Tokenizer(models.Unigram())
+        tokenizer.normalizer = normalizers.Replace("\n", " \u2424 ")
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        alphabet = [chr(code) for code in range(33, 127)] + ["\u2424", "\u2581"]
+        trainer = trainers.UnigramTrainer(
+            vocab_size=400, special_tokens=["<s>", "</s>", "<unk>"], unk_token="<unk>", initial_alphabet=alphabet
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        bos = tokenizer.token_to_id("<s>")
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    else:
+        vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2}
+        vocabulary |= {chr(code): i for i, code in enumerate([10, *range(32, 127)], start=3)}
+        tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("[\\s\\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def write_inputs(folder: Path) -> dict[str, Any]:
+    """Writes corpora and tokenizers; returns metadata with the corpora, tokenizers lie in `folder` by kind."""
+    essays = write_essays(folder / "essays")
+    texts = [path.read_text(encoding="utf-8") for path in sorted(essays.glob("*.txt"))]
+    texts += ["The grass is green. VAR ABC = VAR XYZ", "One of the special magic numbers for dry-land is: 7654321."]
+    for kind in KINDS:
+        make_tokenizer(kind, texts).save_pretrained(folder / kind)
+    squad, hotpot = write_squad(folder / "squad.json"), write_hotpot(folder / "hotpot.json")
+    return {"essays": str(essays), "squad": str(squad), "hotpot": str(hotpot)}
+
+
+def load_task(name: str, metadata: dict[str, Any]) -> Any:
+    """Builds a task as lm-eval does from its YAML."""
+    folder = Path(next(iter(sbeval.tasks.__path__)))
+    manager = TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
+    return manager.load([name])["tasks"][name]
+
+
+def prompts(task: Any, *, limit: int | None = None, **options: Any) -> list[str]:
+    """Builds a task's requests and returns their prompts."""
+    task.build_all_requests(limit=limit, rank=0, world_size=1, **options)
+    return [instance.args[0] for instance in task.instances]

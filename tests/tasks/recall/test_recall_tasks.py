@@ -1,0 +1,171 @@
+"""Recall probes ask for the right tokens at the right places, and score answers as defined."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sbeval.tasks
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+from ruler_problems import KINDS, load_task, prompts, write_inputs
+
+from sbeval.errors import UserError
+from sbeval.records import TaskRecord
+from sbeval.target_logprobs import TargetLogprobs, TargetSequence, resolve_sequence
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recall")
+    write_inputs(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBEVAL_CACHE", str(folder / "cache"))
+
+
+def sequences(task: Any, limit: int = 2) -> list[TargetSequence]:
+    task.build_all_requests(limit=limit, rank=0, world_size=1)
+    found = [resolve_sequence(instance.args[0]) for instance in task.instances]
+    assert [instance.args[1] for instance in task.instances] == [len(sequence.inputs_L) for sequence in found]
+    return found
+
+
+def decoded(task: Any, tokens: Any) -> str:
+    text: str = task.counter.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+    return text.replace(" \u2424 ", "\n").replace("\u2424", "\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_back", [1, 3])
+def test_text_mqrar_asks_for_the_number_n_assignments_ago(folder: Path, kind: str, n_back: int) -> None:
+    options = {"tokenizer": str(folder / kind), "context_lengths": [500, 900], "pairs": [2, 5], "n_back": n_back}
+    task = load_task("sb_mqrar_text", options)
+    for number, sequence in enumerate(sequences(task)):
+        assert len(sequence.inputs_L) == [500, 500, 900, 900][number % 4]
+        shown = [decoded(task, sequence.inputs_L[: position + 1]) for position in sequence.positions_T]
+        doc = task.eval_docs[number // 4]
+        counts = doc["answer_tokens"][number % 4][0]
+        assert sum(counts) == len(sequence.targets_T)
+        starts = np.cumsum(counts) - counts
+        for start, count in zip(starts, counts, strict=True):
+            answer = decoded(task, sequence.targets_T[start : start + count]).strip()
+            before = shown[start].rstrip()
+            match = re.search(r"print ?\( ?([a-z]+) ?\) ?#$", before.replace("  ", " "))
+            assert match is not None, before[-40:]
+            history = re.findall(rf"(?:^|\n) ?{match[1]} = (\d{{4}})\n", before)
+            assert answer == history[-n_back]
+        asked = len(re.findall(r"# ?\d{4}", decoded(task, sequence.inputs_L)))
+        assert len(counts) in (asked, asked + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flip_flop_reads_the_bit_written_last(folder: Path, kind: str) -> None:
+    task = load_task("sb_flipflop", {"tokenizer": str(folder / kind), "context_lengths": [400], "ignore_share": 0.5})
+    for sequence in sequences(task):
+        assert len(sequence.inputs_L) == 400
+        assert len(sequence.targets_T) >= 10
+        for position, target in zip(sequence.positions_T, sequence.targets_T, strict=True):
+            before = decoded(task, sequence.inputs_L[: position + 1])
+            assert before.rstrip().endswith("r")
+            assert decoded(task, np.array([target])).strip() == re.findall(r"w ([01])", before)[-1]
+
+
+def test_token_mqrar_uses_the_generator(folder: Path) -> None:
+    task = load_task("sb_mqrar", {"pairs": [8, 16], "context_lengths": [128], "vocabulary": 100, "num_samples": 3})
+    found = sequences(task, limit=3)
+    assert len(found) == 6
+    assert [len(sequence.targets_T) for sequence in found[:2]] == [64 - 8, 64 - 16]
+    assert "answer_nll_8_pairs@0000128" in task.aggregation()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["sb_niah_single_1", "sb_niah_multikey_3"])
+def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(
+    folder: Path, name: str, kind: str
+) -> None:
+    options = {"tokenizer": str(folder / kind), "context_lengths": [1500, 2500], "num_samples": 2}
+    texts = prompts(load_task(name, options))
+    task = load_task(f"{name}_forced", options)
+    found = sequences(task)
+    encode = task.counter.tokenizer
+    for number, text in enumerate(texts):
+        (value,) = task.eval_docs[number // 2]["references"]
+        shown, replaced = found[2 * number : 2 * number + 2]
+        whole = encode(f"{text} {value}")["input_ids"]
+        assert [*shown.inputs_L.tolist(), int(shown.targets_T[-1])] == whole
+        for sequence in (shown, replaced):
+            assert sequence.positions_T.tolist() == list(
+                range(len(sequence.inputs_L) - len(sequence.targets_T), len(sequence.inputs_L))
+            )
+            assert decoded(task, sequence.targets_T).strip() == value
+        assert decoded(task, shown.inputs_L).count(value[:-1]) >= 1
+        assert f"is: {value}." not in decoded(task, replaced.inputs_L)
+        assert shown.targets_T.tolist() == replaced.targets_T.tolist()
+
+
+class Half(LM):  # type: ignore[misc]
+    """Gives every target one nat, two where the needle was replaced, and gets every second answer right."""
+
+    def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
+        results = []
+        for number, request in enumerate(requests):
+            count = len(resolve_sequence(request.args[0]).targets_T)
+            nats = 1.0 + (number % 2 if "forced" in request.task_name else 0)
+            results.append(TargetLogprobs(np.full(count, -nats, np.float32), np.arange(count) % 2 == 0))
+        return results
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        raise NotImplementedError
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        raise NotImplementedError
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        raise NotImplementedError
+
+
+def test_metrics_inside_lm_eval(folder: Path) -> None:
+    options = {"tokenizer": str(folder / "character"), "context_lengths": [1200], "pairs": [4]}
+    manager = TaskManager(include_path=str(next(iter(sbeval.tasks.__path__))), include_defaults=False, metadata=options)
+    tasks = ["sb_mqrar_text", "sb_mqrar", "sb_niah_single_1_forced"]
+    results: Any = simple_evaluate(Half(), tasks=tasks, task_manager=manager, limit=2, bootstrap_iters=10)
+    text, tokens, needle = (results["results"][task] for task in tasks)
+    assert text["answer_nll_4_pairs@0001200,none"] == 4.0  # four digits
+    assert text["exact_match_4_pairs@0001200,none"] == 0.0
+    assert text["chance_4_pairs@0001200,none"] == 1 / 9000
+    assert tokens["exact_match_4_pairs@0001200,none"] == pytest.approx(0.5)
+    assert tokens["chance_4_pairs@0001200,none"] == 1 / 4096
+    assert needle["answer_nll@0001200,none"] == 8.0  # a space and seven digits
+    assert needle["retrieval_gain@0001200,none"] == 8.0
+    assert needle["chance_nll@0001200,none"] == pytest.approx(math.log(9_000_000))
+    record = TaskRecord.from_json(results["configs"]["sb_mqrar"]["metadata"]["sbeval"])
+    assert (record.family, record.protocol, record.lengths) == ("recall", "mqrar", [1200])
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("sb_mqrar", {"pairs": 0}, "pairs to be a list of whole numbers"),
+        ("sb_mqrar", {"context_lengths": [64]}, "need at least"),
+        ("sb_mqrar_text", {"pairs": 100, "context_lengths": [300]}, "asks for nothing within 300 tokens"),
+        ("sb_flipflop", {"ignore_share": 1}, "ignore_share to be a number"),
+        ("sb_niah_single_1_forced", {"num_needle_v": 2, "context_lengths": [2000]}, "scores one answer"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_sentence(folder: Path, task: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_task(task, {"tokenizer": str(folder / "byte_level_bpe"), **options})
+
+
+def test_a_model_with_too_few_token_ids_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text('{"vocab_size": 500}')
+    with pytest.raises(UserError, match="8192 token ids and the model has 500"):
+        load_task("sb_mqrar", {"pretrained": str(folder)})

@@ -1,0 +1,99 @@
+"""Every prompt fits its budget, and fills it, at any length and with any tokenizer."""
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ruler_problems import KINDS, TASKS, load_task, prompts
+from sbeval.tasks.ruler.fit import Frame, prompt_text
+
+from sbeval.errors import UserError
+
+LONGEST = 131_072
+
+
+@pytest.fixture(scope="session")
+def task_of(ruler_folder: Path, corpora: dict[str, Any]) -> Any:
+    @cache
+    def load(name: str, kind: str) -> Any:
+        lengths = {"context_lengths": [LONGEST], "num_samples": 60}
+        return load_task(name, {**corpora, **lengths, "tokenizer": str(ruler_folder / kind)})
+
+    return load
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", TASKS)
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(reach=st.floats(0, 1), index=st.integers(0, 23))
+def test_prompts_fill_their_budget_and_never_exceed_it(
+    task_of: Any, name: str, kind: str, reach: float, index: int
+) -> None:
+    check_budget(task_of(name, kind), reach, index)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_prompts_fill_the_longest_length(task_of: Any, name: str) -> None:
+    check_budget(task_of(name, "character"), 1.0, 5)
+
+
+def check_budget(task: Any, reach: float, index: int) -> None:
+    """Compares a fit at a length between the task's minimum and the longest with counts of the whole prompt."""
+    index %= task.num_samples
+    least = task.fitter(300, Frame()).minimum_length([index])
+    length = round(math.exp(math.log(least) + reach**3 * (math.log(LONGEST) - math.log(least))))
+    fit = task.fitter(length, Frame()).fit([index])[index]
+    draft = task.generator.draft(index, length)
+    tokenizer = task.counter.tokenizer
+
+    def whole(units: int) -> int:
+        return len(tokenizer(prompt_text(draft, units, Frame()))["input_ids"])
+
+    assert fit.prompt_tokens == whole(fit.units)
+    assert fit.prompt_tokens + task.generated_tokens <= length
+    if draft.most_units is None or fit.units < draft.most_units:
+        room = length - task.generated_tokens - fit.prompt_tokens
+        one_more = whole(fit.units + 1) - fit.prompt_tokens
+        assert room <= max(one_more, 0.01 * length)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", TASKS)
+def test_one_token_below_the_minimum_is_refused_with_the_minimum(task_of: Any, name: str, kind: str) -> None:
+    task = task_of(name, kind)
+    least = task.fitter(300, Frame()).minimum_length([3])
+    task.fitter(least, Frame()).fit([3])
+    with pytest.raises(UserError, match=f"needs at least {least} tokens"):
+        task.fitter(least - 1, Frame()).fit([3])
+
+
+@pytest.mark.parametrize("name", ["sb_niah_single_1", "sb_niah_multiquery", "sb_ruler_qa_squad"])
+def test_depths_in_tokens_are_where_the_needles_stand(task_of: Any, name: str) -> None:
+    task = task_of(name, "character")
+    fit = task.fitter(5000, Frame()).fit([2])[2]
+    draft = task.generator.draft(2, 5000)
+    prompt = prompt_text(draft, fit.units, Frame())
+    for depth in fit.depths_tokens:
+        around = prompt[depth : depth + 1000].lstrip()
+        assert around.startswith(("One of the special magic", "Document")), around[:60]
+        assert any(reference in around for reference in draft.references)
+
+
+def test_system_text_and_chat_template_are_in_the_budget(ruler_folder: Path, corpora: dict[str, Any]) -> None:
+    metadata = {"tokenizer": str(ruler_folder / "byte_level_bpe"), "context_lengths": [1024], "num_samples": 3}
+    task = load_task("sb_niah_single_1", metadata)
+
+    def template(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        text = "".join(f"<|{message['role']}|>\n{message['content'].strip()}" for message in messages)
+        return text + ("<|assistant|>" if add_generation_prompt else "")
+
+    chat = prompts(task, system_instruction="Be brief. " * 20, apply_chat_template=True, chat_template=template)
+    for prompt in chat:
+        assert prompt.startswith("<|system|>\nBe brief. ")
+        assert "<|user|>\nA special magic number" in prompt
+        assert "<|assistant|>\nThe special magic number" in prompt
+        assert 1024 - 60 < len(task.counter.tokenizer(prompt)["input_ids"]) + 128 <= 1024

@@ -1,0 +1,152 @@
+"""The tasks inside lm-eval: a model that reads the needle scores one, and files hold what a report needs."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sbeval.tasks
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import handle_non_serializable
+from ruler_problems import TASKS, load_task
+from sbeval.tasks.ruler import wording
+
+from sbeval.errors import UserError
+from sbeval.records import TaskRecord
+
+
+class Reader(LM):  # type: ignore[misc]
+    """Answers needle questions by reading the prompt, and everything else with nothing."""
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        answers = []
+        for prompt, settings in (request.args for request in requests):
+            assert settings["until"] == []
+            keys = re.split(r", and |, ", prompt.rpartition(" mentioned in the provided")[0].rpartition(" for ")[2])
+            found = [v for key in keys for v in re.findall(rf"for {re.escape(key)} is: ([^\n]+?)\.(?:\s|$)", prompt)]
+            answers.append("\x00 " + ", ".join(found).upper())
+        return answers
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        raise NotImplementedError
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def metadata(ruler_folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
+    return {**corpora, "tokenizer": str(ruler_folder / "byte_level_bpe"), "context_lengths": [2000, 3000]}
+
+
+def evaluate(tasks: list[str], metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
+    folder = Path(next(iter(sbeval.tasks.__path__)))
+    manager = TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
+    results = simple_evaluate(Reader(), tasks=tasks, task_manager=manager, bootstrap_iters=10, **options)
+    stored: dict[str, Any] = json.loads(json.dumps(results, default=handle_non_serializable))
+    return stored
+
+
+def test_a_reader_scores_one_at_every_length_and_groups_average(metadata: dict[str, Any]) -> None:
+    results = evaluate(["sb_ruler"], metadata, limit=2)
+    for name in TASKS:
+        own = results["results"][name]
+        expected = 1.0 if "niah" in name else 0.0
+        assert own["score@0002000,none"] == own["score@0003000,none"] == expected
+        assert own["score@0002000_stderr,none"] == 0.0
+        assert own["sample_len"] == 2
+        assert not any(value == -1 for value in own.values())
+    assert results["groups"]["sb_niah"]["score@0002000,none"] == 1.0
+    assert results["groups"]["sb_ruler"]["score@0003000,none"] == pytest.approx(8 / 13)
+
+
+def test_samples_hold_raw_and_parsed_answers_references_tokens_and_depths(metadata: dict[str, Any]) -> None:
+    results = evaluate(["sb_niah_single_1"], metadata, limit=3)
+    samples = results["samples"]["sb_niah_single_1"]
+    assert [sample["doc_id"] for sample in samples] == [0, 1, 2]
+    for sample in samples:
+        (value,) = sample["doc"]["references"]
+        assert sample["resps"] == [[f"\x00 {value}"]] * 2
+        assert sample["filtered_resps"] == [value] * 2
+        assert sample["score@0002000"] == sample["score@0003000"] == 1.0
+        assert sample["doc"]["lengths"] == [2000, 3000]
+        assert [len(depths) for depths in sample["doc"]["depths_percent"]] == [1, 1]
+        assert all(0 < 2000 - 128 - tokens < 200 for tokens in sample["doc"]["prompt_tokens"][:1])
+        assert len(sample["arguments"]) == 2
+
+
+def test_the_record_names_what_was_run(metadata: dict[str, Any]) -> None:
+    results = evaluate(["sb_niah_single_2"], metadata, limit=1)
+    record = TaskRecord.from_json(results["configs"]["sb_niah_single_2"]["metadata"]["sbeval"])
+    assert record.family == "ruler"
+    assert record.protocol == "niah_single_2"
+    assert record.lengths == [2000, 3000]
+    assert record.corpus == "essays"
+    assert record.corpus_sha256 is not None
+    assert "sentence rule 1" in str(record.corpus_detail)
+    assert record.lm_eval_version == wording.lm_eval_version()
+
+
+def test_single_samples_can_be_chosen(metadata: dict[str, Any]) -> None:
+    results = evaluate(["sb_niah_single_1"], metadata, samples={"sb_niah_single_1": [5]})
+    (sample,) = results["samples"]["sb_niah_single_1"]
+    assert sample["doc"]["index"] == 5
+    assert sample["score@0002000"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("sb_niah_single_1", {"context_lengths": [100]}, "needs at least .* tokens of context"),
+        ("sb_niah_single_1", {"context_lengths": ["4K"]}, "list of whole numbers of tokens, found"),
+        ("sb_niah_single_1", {"context_lengths": []}, "list of whole numbers"),
+        ("sb_niah_single_1", {"max_length": 2048}, "asks for 3000 tokens and the model takes 2048"),
+        ("sb_niah_single_1", {"depths": 1}, "Expected depths to be"),
+        ("sb_niah_single_1", {"num_samples": 0}, "num_samples to be a whole number of at least 1"),
+        ("sb_niah_single_1", {"type_haystack": "straw"}, "type_haystack to be one of noise, needle, essay"),
+        ("sb_niah_single_1", {"sb_niah_single_1": {"needles": 3}}, "has no option needles"),
+        ("sb_niah_single_1", {"tokenizer": None}, "found none: give the model with --model_args"),
+        ("sb_niah_single_2", {"essays": "/no/such/folder"}, "folder of them at /no/such/folder, and found none"),
+        ("sb_niah_single_2", {"num_needle_k": 41}, "40 depths in essays"),
+        ("sb_ruler_fwe", {"alpha": 1}, "alpha to be a number above 1"),
+        ("sb_ruler_fwe", {"vocab_size": 4}, "vocab_size is at least 5"),
+        ("sb_ruler_qa_squad", {"squad": "/no/such/file"}, "corpus file at /no/such/file, and found none"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_sentence(
+    metadata: dict[str, Any], task: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        load_task(task, {**metadata, **options})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_in_another_layout_is_refused(metadata: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="in the layout of SQuAD 2"):
+        load_task("sb_ruler_qa_squad", {**metadata, "squad": metadata["hotpot"]})
+    with pytest.raises(UserError, match="in the layout of HotpotQA"):
+        load_task("sb_ruler_qa_hotpot", {**metadata, "hotpot": metadata["squad"]})
+
+
+def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata: dict[str, Any]) -> None:
+    task = load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 9000, "num_samples": 1})
+    assert task.options.context_lengths == (4096, 8192)
+    assert task.options.dropped_lengths == (16384, 32768, 65536, 131072)
+    with pytest.raises(UserError, match="shortest default length"):
+        load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 4095})
+
+
+def test_the_wording_is_read_without_importing_lm_evals_tasks() -> None:
+    code = (
+        "import sys; from sbeval.tasks.ruler import wording as w; w.niah_wording(); w.vt_wording(); w.cwe_wording(); "
+        "w.fwe_wording(); w.qa_wording(); w.qa_document(); w.qa_source('squad'); w.qa_source('hotpotqa'); "
+        "print([m for m in sys.modules if m.split('.')[0] in ('lm_eval', 'nltk', 'wonderwords')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

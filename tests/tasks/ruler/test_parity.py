@@ -1,0 +1,187 @@
+"""Prompts have the structure that NVIDIA's definitions give them, each read back by a few independent lines."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ruler_problems import NIAH, load_task, prompts
+from scipy.special import zeta
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+VALUES = {"numbers": r"[1-9]\d{6}", "uuids": UUID, "words": r"[^\s:][^:\n]*-[^:\n]+"}
+# NVIDIA/RULER, scripts/synthetic.yaml: haystack, keys, values, number of keys, values of each, queries
+DEFINITIONS = {
+    "sb_niah_single_1": ("noise", "words", "numbers", 1, 1, 1),
+    "sb_niah_single_2": ("essay", "words", "numbers", 1, 1, 1),
+    "sb_niah_single_3": ("essay", "words", "uuids", 1, 1, 1),
+    "sb_niah_multikey_1": ("essay", "words", "numbers", 4, 1, 1),
+    "sb_niah_multikey_2": ("needle", "words", "numbers", 1, 1, 1),
+    "sb_niah_multikey_3": ("needle", "uuids", "uuids", 1, 1, 1),
+    "sb_niah_multivalue": ("essay", "words", "numbers", 1, 4, 1),
+    "sb_niah_multiquery": ("essay", "words", "numbers", 4, 1, 4),
+}
+
+
+@pytest.fixture
+def metadata(ruler_folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
+    return {**corpora, "tokenizer": str(ruler_folder / "byte_level_bpe"), "num_samples": 6, "context_lengths": [3000]}
+
+
+def read(name: str, metadata: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    task = load_task(name, metadata)
+    texts = prompts(task)
+    return list(zip(texts, list(task.eval_docs), strict=True))
+
+
+@pytest.mark.parametrize("name", NIAH)
+def test_needles_and_question(name: str, metadata: dict[str, Any]) -> None:
+    haystack, key_type, value_type, keys, values, queries = DEFINITIONS[name]
+    one = values * queries == 1
+    noun = value_type[:-1] if one else value_type
+    for prompt, doc in read(name, metadata):
+        intro = (
+            f"{'A' if one else 'Some'} special magic {noun} {'is' if one else 'are'} hidden within the following text."
+        )
+        assert prompt.startswith(f"{intro} Make sure to memorize it. I will quiz you about the {noun} afterwards.\n")
+        needle = rf"One of the special magic {value_type} for ({VALUES[key_type]}) is: ({VALUES[value_type]})\."
+        found = re.findall(needle, prompt)
+        assert prompt.count("One of the special magic") == len(found)
+        if haystack != "needle":
+            assert len(found) == keys * values
+        assert len({key for key, _ in found}) == (len(found) if haystack == "needle" else keys)
+        question = "What is the" if one else "What are all the"
+        tail = prompt.rpartition(f"\n{question} special magic {noun} for ")[2]
+        query, prefix = tail.split(" mentioned in the provided text? ")
+        asked = query.replace(", and ", ", ").split(", ") if queries > 1 else [query]
+        assert len(asked) == queries
+        verb = "is" if one else "are"
+        assert prefix == f"The special magic {noun} for {query} mentioned in the provided text {verb}"
+        assert Counter(doc["references"]) == Counter(value for key, value in found if key in asked)
+        assert len(doc["depths_percent"][0]) == values * queries
+        body = prompt.partition("afterwards.\n")[2].rpartition(f"\n{question}")[0]
+        if haystack == "noise":
+            assert Counter(body.split("\n")).most_common(1)[0] == (NOISE, len(body.split("\n")) - 1)
+        elif haystack == "needle":
+            assert all(re.fullmatch(needle, line) for line in body.split("\n"))
+
+
+def test_needles_in_essays_stand_between_sentences(metadata: dict[str, Any]) -> None:
+    for prompt, _ in read("sb_niah_multikey_1", metadata):
+        for before in re.findall(r"(.{2})One of the special magic", prompt, flags=re.DOTALL):
+            assert before[-1] in " \n"
+            assert before[0] in ".!?\"'"
+
+
+def test_essays_come_in_order_and_again_where_they_end(metadata: dict[str, Any]) -> None:
+    essays = Path(metadata["essays"])
+    words = " ".join(path.read_text() for path in sorted(essays.glob("*.txt"))).split()
+    for prompt, doc in read("sb_niah_single_2", {**metadata, "context_lengths": [12000]}):
+        body = prompt.partition("afterwards.\n")[2].rpartition("\nWhat")[0]
+        rest = re.sub(r"One of the special magic numbers for [^:]+: \d+\.", "", body).split()
+        assert len(rest) == doc["haystack_units"][0] > len(words)
+        assert rest == (words * 9)[: len(rest)]
+
+
+def test_variable_tracking_has_one_worked_example_and_its_chain_in_order(metadata: dict[str, Any]) -> None:
+    shown = set()
+    for prompt, doc in read("sb_ruler_vt", metadata):
+        intro = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
+        example, real = prompt.removeprefix(intro).split("\n\n" + intro)
+        for text, letters in ((example, 3), (real, 5)):
+            value = re.search(r"VAR ([A-Z]+) = (\d{5})\n", text)
+            assert value is not None
+            hops = re.findall(r"VAR ([A-Z]+) = VAR ([A-Z]+) \n", text)
+            names = [value[1], *(name for name, _ in hops)]
+            assert len(hops) == 4
+            assert [old for _, old in hops] == names[:-1]
+            assert {len(name) for name in names} == {letters}
+            question = f"Question: Find all variables that are assigned the value {value[2]} in the text above."
+            assert f"{question} Answer: According to the chain(s) of variable assignment in the text above, 5" in text
+            if text is example:
+                assert text.endswith(f"the value {value[2]}, they are: {' '.join(names)}")
+            else:
+                assert text.endswith(f"the value {value[2]}, they are:")
+                assert names == doc["references"]
+        asked = (intro + example).rpartition(": ")[0]
+        names_may_add = 3 * (1 + 2 * 4) + 3 * 4  # the length is settled with other names and another value
+        assert 500 - 60 < len(load_tokens(metadata, asked)) <= 500 + names_may_add
+        shown.add(example)
+        assert set(re.split(r"VAR .*\n|\n", real.partition("Question:")[0])) == {"", NOISE}
+    assert len(shown) == 6
+
+
+def load_tokens(metadata: dict[str, Any], text: str) -> list[int]:
+    import transformers
+
+    tokens: list[int] = transformers.AutoTokenizer.from_pretrained(metadata["tokenizer"])(text)["input_ids"]
+    return tokens
+
+
+def test_chains_and_hops_are_configurable(metadata: dict[str, Any]) -> None:
+    options = {"sb_ruler_vt": {"num_chains": 3, "num_hops": 2}}
+    for prompt, doc in read("sb_ruler_vt", {**metadata, **options}):
+        real = prompt.rpartition("\n\nMemorize and track")[2]
+        assert len(re.findall(r"VAR [A-Z]{5} = \d{5}\n", real)) == 3
+        assert len(re.findall(r"VAR [A-Z]{5} = VAR [A-Z]{5} \n", real)) == 6
+        assert len(doc["references"]) == 3
+
+
+@pytest.mark.parametrize(("length", "example", "repeats"), [(3000, (20, 3, 1), (6, 1)), (9000, (40, 10, 3), (30, 3))])
+def test_common_words_and_their_worked_example(
+    metadata: dict[str, Any], length: int, example: tuple[int, int, int], repeats: tuple[int, int]
+) -> None:
+    for prompt, doc in read("sb_ruler_cwe", {**metadata, "context_lengths": [length]}):
+        intro = "Below is a numbered list of words. In these words, some appear more often than others."
+        _, shown, real = prompt.split(f"{intro} Memorize the ones that appear most often.\n")
+        for text, (common, uncommon) in ((shown, example[1:]), (real, repeats)):
+            listed, answer = text.split("\nQuestion: What are the 10 most common words in the above list? Answer:")
+            words = re.findall(r"(?:^| )(\d+)\. (.+?)(?= \d+\. |$)", listed)
+            assert [int(number) for number, _ in words] == list(range(1, len(words) + 1))
+            counts = Counter(word for _, word in words)
+            assert Counter(counts.values()) == {common: 10, uncommon: len(counts) - 10}
+            top = [word for word, count in counts.items() if count == common]
+            assert answer.startswith(" The top 10 words that appear most often in the list are:")
+            if text is shown:
+                assert len(counts) == example[0]
+                assert sorted(re.findall(r"\d+\. (.+?)(?= \d+\. |\n)", answer)) == sorted(top)
+            else:
+                assert sorted(doc["references"]) == sorted(top)
+
+
+def test_coded_words_fall_off_by_rank(metadata: dict[str, Any]) -> None:
+    for prompt, doc in read("sb_ruler_fwe", metadata):
+        text = prompt.split("Find the three most frequently appeared coded words. ")[1].split("\nQuestion: ")[0]
+        counts = Counter(text.split())
+        units = doc["haystack_units"][0]
+        expected = (units * np.arange(1, (3000 - 50) // 50 + 1) ** -2.0 / zeta(2.0)).astype(int)
+        assert sorted(counts.values(), reverse=True) == [count for count in expected.tolist() if count]
+        assert [word for word, _ in counts.most_common(4)] == ["...", *doc["references"]]
+        assert all(re.fullmatch(r"\.\.\.|[a-z]{6}", word) for word in counts)
+        assert prompt.endswith("According to the coded text above, the three most frequently appeared words are:")
+
+
+def test_questions_keep_their_documents(metadata: dict[str, Any]) -> None:
+    for name, own in (("sb_ruler_qa_squad", 1), ("sb_ruler_qa_hotpot", 4)):
+        for prompt, doc in read(name, {**metadata, "context_lengths": [1500]}):
+            context, question = prompt.rsplit("\n\nQuestion: ", 1)
+            instruction = "Answer the question based on the given documents. Only give me the answer and do not output "
+            assert context.count(instruction + "any other words.") == 2
+            numbers = [int(number) for number in re.findall(r"(?:^|\n\n)Document (\d+):\n", context)]
+            assert numbers == list(range(1, doc["haystack_units"][0] + 1))
+            assert question.endswith("? Answer:")
+            assert len(doc["depths_tokens"][0]) == own
+            if name == "sb_ruler_qa_squad":
+                assert f"was founded {doc['references'][0]}." in context
+                assert doc["references"] == [f"in {doc['references'][1]}", doc["references"][1]]
+            else:
+                assert context.count(f"Title {doc['index']}-") == own
+
+
+def test_impossible_questions_are_left_out(metadata: dict[str, Any]) -> None:
+    task = load_task("sb_ruler_qa_squad", {**metadata, "num_samples": 500})
+    assert task.num_samples == 24
+    assert all("founded" in prompt for prompt in prompts(task))
