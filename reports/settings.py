@@ -3,6 +3,7 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from sbeval.reports.names import shown_name
 from sbeval.reports.runs import Run
@@ -41,8 +42,9 @@ def group_settings(runs: Sequence[Run], labels: Mapping[str, str] | None = None)
         labels: names to show in place of these names; a key may be the name computed here or the checkpoint's own.
     """
     groups: dict[SettingKey, list[Run]] = defaultdict(list)
+    keys = _keys(runs)
     for run in sorted(runs, key=lambda run: (run.date, str(run.path)), reverse=True):
-        groups[setting_key(run)].append(run)
+        groups[keys[run.path]].append(run)
     named = _unique_names({key: members[0] for key, members in groups.items()})
     own_names = {key: shown_name(members[0].model.name) for key, members in groups.items()}
     chosen = _rename(named, own_names, labels or {})
@@ -54,11 +56,28 @@ def group_settings(runs: Sequence[Run], labels: Mapping[str, str] | None = None)
     return [dataclasses.replace(setting, parent=_parent_label(setting, settings)) for setting in settings]
 
 
-def setting_key(run: Run) -> SettingKey:
-    """Returns what makes two runs the same setting: the checkpoint, and how it was evaluated."""
-    model = run.model
-    identity = model.checkpoint_sha256 or argument(run.model_args, "pretrained") or model.name
-    return (identity, *(describe(run) or "" for describe in _DISTINCTIONS.values()))
+def _keys(runs: Sequence[Run]) -> dict[Path, SettingKey]:
+    """What makes two runs the same setting: the checkpoint, and how it was evaluated.
+
+    `--limit` tells runs apart only where one task was run with several limits.
+    """
+    keys = {run.path: _key(run) for run in runs}
+    limits: dict[tuple[SettingKey, str], set[float | None]] = defaultdict(set)
+    for run in runs:
+        for task in run.tasks:
+            limits[keys[run.path], task.name].add(run.limit)
+    several = {key for (key, _), found in limits.items() if len(found) > 1}
+    return {run.path: (*keys[run.path], _limit_text(run) or "" if keys[run.path] in several else "") for run in runs}
+
+
+def _key(run: Run) -> SettingKey:
+    identity = run.model.checkpoint_sha256 or argument(run.model_args, "pretrained") or run.model.name
+    fields = (describe(run) or "" for field, describe in _DISTINCTIONS.items() if field != "limit")
+    return (identity, *fields)
+
+
+def _limit_text(run: Run) -> str | None:
+    return f"--limit {run.limit:g}" if run.limit is not None else None
 
 
 def argument(model_args: str, name: str) -> str | None:
@@ -96,7 +115,7 @@ _DISTINCTIONS: dict[str, Callable[[Run], str | None]] = {
     ),
     "dtype": lambda run: run.model.dtype,
     "skip": lambda run: f"skipping below {run.model.skip_threshold:g}" if run.model.skip_threshold else None,
-    "limit": lambda run: f"--limit {run.limit:g}" if run.limit is not None else None,
+    "limit": _limit_text,
     "source": lambda run: None if run.described else run.model_source,
 }
 
@@ -153,8 +172,8 @@ def _parent_label(setting: Setting, settings: Sequence[Setting]) -> str | None:
         return None
     candidates = [other for other in settings if other.key != setting.key]
     by_hash_then_name: tuple[Callable[[Setting], bool], ...] = (
-        lambda other: origin.get("hash") is not None and other.model.checkpoint_sha256 == origin["hash"],
-        lambda other: origin.get("hash") is None and other.model.name == str(origin.get("name", "")).rpartition("/")[2],
+        lambda other: origin.get("sha256") is not None and other.model.checkpoint_sha256 == origin["sha256"],
+        lambda other: origin.get("sha256") is None and other.model.name == str(origin.get("name", "")).rpartition("/")[2],
     )
     for matches in by_hash_then_name:
         found = [other for other in candidates if matches(other)]

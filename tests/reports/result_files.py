@@ -325,7 +325,7 @@ def write_extension(folder: Path) -> None:
         name="demo-rope-4k",
         checkpoint_sha256="e7" * 32,
         training_length_tokens=4096,
-        extended_from={"name": "demo-rope", "hash": parent.checkpoint_sha256, "length": 1024},
+        extended_from={"name": "demo-rope", "sha256": parent.checkpoint_sha256, "training_length_tokens": 1024},
     )
     after = [2.21, 2.05, 1.94, 1.88, 1.84, 1.95, 2.6, 3.3, 3.9]
     for model, curve in ((parent, CURVES["rope"]), (child, after)):

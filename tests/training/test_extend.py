@@ -227,7 +227,7 @@ def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_l
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "q_proj" in name or "k_proj" in name:
-                parameter.mul_(50)  # attention that depends on positions
+                parameter.mul_(200)  # attention that depends on positions
     model.save_pretrained(folder)
     save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
     checkpoint = extend(tiny_extension(folder, data_folder, rope_scaling="dynamic:4"), tmp_path / "run")
