@@ -9,6 +9,10 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+from tqdm import tqdm
+
+import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
+from sbeval.checkpoints import LoadedCheckpoint
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.generation import answer_text, encode_prompt, pad_left
 from sbeval.model_adapters.loading import fit_tokenizer, loading
@@ -27,10 +31,6 @@ from sbeval.model_adapters.request_rope import RequestRope
 from sbeval.model_adapters.response_cache import stamp
 from sbeval.model_adapters.run_settings import run_settings
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
-from tqdm import tqdm
-
-import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-from sbeval.checkpoints import LoadedCheckpoint
 from sbeval.scoring import TokenScorer
 
 

@@ -4,11 +4,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sbeval.model_adapters.model_facts import checkpoint_format
-from sbeval.model_adapters.options import KvExpand
-
 from sbeval.checkpoints import LoadedCheckpoint, load_checkpoint, released_format
 from sbeval.errors import UserError
+from sbeval.model_adapters.model_facts import checkpoint_format
+from sbeval.model_adapters.options import KvExpand
 
 # below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
 logger = logging.getLogger("lm_eval.sbeval.checkpoints")

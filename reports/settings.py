@@ -4,10 +4,9 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
+from sbeval.records import ModelRecord
 from sbeval.reports.names import shown_name
 from sbeval.reports.runs import Run
-
-from sbeval.records import ModelRecord
 
 SettingKey = tuple[str, ...]
 
