@@ -11,15 +11,16 @@ TEST_WORKERS ?= 2
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types bench clean
+.PHONY: help setup demo test test-browser check lint types bench clean
 
 help:
-	@echo "make demo     evaluate the two shipped checkpoints, write report/index.html"
-	@echo "make test     run the tests; TESTS=... names some, TEST_WORKERS=... sets the processes"
-	@echo "make check    lint, formatting and types"
-	@echo "make bench    measure what this machine can measure (benchmarks/)"
-	@echo "make setup    only install into .venv"
-	@echo "make clean    remove what the other targets made, results and report included"
+	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
+	@echo "make test          run the tests; TESTS=... names some, TEST_WORKERS=... sets the processes"
+	@echo "make test-browser  run the tests of the page in headless chromium"
+	@echo "make check         lint, formatting and types"
+	@echo "make bench         measure what this machine can measure (benchmarks/)"
+	@echo "make setup         only install into .venv"
+	@echo "make clean         remove what the other targets made, results and report included"
 
 setup: $(INSTALLED)
 
@@ -38,6 +39,12 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) $(TESTS)
 
+# Debian's chromium is the browser, so playwright downloads none.
+test-browser: $(INSTALLED)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { echo "Expected chromium, found none: apt-get install chromium" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet $(EXTRA_PIP) --constraint constraints.txt playwright
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/browser
+
 check: lint types
 
 lint: $(INSTALLED)
@@ -53,9 +60,9 @@ types: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/startup.py
-	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-		echo "$(BIN)/python benchmarks/attention.py" && $(BIN)/python benchmarks/attention.py; \
-	else echo "benchmarks/attention.py is left out: it measures a GPU, and none was found"; fi
+	$(BIN)/python benchmarks/corpora.py sbeval/demo/checkpoints/rope
+	$(BIN)/python benchmarks/harness.py
+	$(BIN)/python benchmarks/attention.py
 
 clean:
 	rm -rf $(VENV) build dist report results .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -106,6 +106,9 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--backward", action="store_true")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/attention.py measures kernels on a GPU and finds none here, so it measures nothing.")
+        return
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
     ).stdout.strip()

@@ -30,6 +30,9 @@ def main() -> None:
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--chunks", type=int, nargs="+", default=[8])
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/attention_sweep.py measures kernels on a GPU and finds none here, so it measures nothing.")
+        return
     for head_dim in arguments.head_dims:
         torch.manual_seed(0)
         inputs, d_output = dense_inputs(arguments.heads, arguments.length, head_dim)

@@ -120,6 +120,7 @@ def measure(row: Row) -> dict[str, float]:
     """Runs one row in this process."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
+
     from sbeval.model_adapters.lm import StickBreakingLM
 
     logging.disable(logging.WARNING)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 from lm_eval.models.utils import has_bos_prefix, postprocess_generated_text
-from sbeval.model_adapters.truncation import Prompt
 from torch import Tensor
+
+from sbeval.model_adapters.truncation import Prompt
 
 
 def encode_prompt(tokenizer: Any, text: str, *, add_bos_token: bool | None, prefix_token_id: int) -> list[int]:

@@ -9,6 +9,10 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+from tqdm import tqdm
+
+import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
+from sbeval.checkpoints import LoadedCheckpoint
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.generation import answer_text, encode_prompt, pad_left
 from sbeval.model_adapters.loading import fit_tokenizer, loading
@@ -17,13 +21,16 @@ from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, le
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.probing_lm import ProbingLM
 from sbeval.model_adapters.processes import find_processes
+from sbeval.model_adapters.released import (
+    InPlaceOfAutoClass,
+    find_released,
+    refuse_transformers_arguments,
+    say_format,
+)
 from sbeval.model_adapters.request_rope import RequestRope
 from sbeval.model_adapters.response_cache import stamp
 from sbeval.model_adapters.run_settings import run_settings
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
-from tqdm import tqdm
-
-import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.scoring import TokenScorer
 
 
@@ -33,8 +40,11 @@ class StickBreakingLM(ProbingLM):
     Takes every argument of `hf`, and those of `AdapterOptions`. Encoder-decoder models run as they do in `hf`.
     """
 
+    loaded: LoadedCheckpoint | None = None  # where the format is one that transformers does not know
+
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self.options = AdapterOptions.pop(kwargs)
+        self._dtype = kwargs.get("dtype", "auto")
         self.meter = Meter()
         find_processes()
         super().__init__(pretrained, **kwargs)
@@ -49,17 +59,33 @@ class StickBreakingLM(ProbingLM):
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         with loading(pretrained, "a model"):
-            super()._get_config(pretrained, **kwargs)
+            if not kwargs.get("gguf_file") and not kwargs.get("subfolder"):
+                self.loaded = find_released(
+                    pretrained,
+                    revision=kwargs["revision"],
+                    dtype=self._dtype,
+                    device=self.device,
+                    kv_expand=self.options.kv_expand,
+                    trust_remote_code=bool(kwargs.get("trust_remote_code")),
+                )
+            if self.loaded is None:
+                super()._get_config(pretrained, **kwargs)
+            else:
+                self._config = self.loaded.model.config
+        say_format(pretrained, self._config, self.loaded)
 
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:
-        own = getattr(config, "model_type", None) == "sbeval" and backend == "default"
-        super()._get_backend(config, backend="causal" if own else backend, **kwargs)
+        own = self.loaded is not None or getattr(config, "model_type", None) == "sbeval"
+        super()._get_backend(config, backend="causal" if own and backend == "default" else backend, **kwargs)
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
         with loading(tokenizer or pretrained, "a tokenizer"):
             super()._create_tokenizer(pretrained, tokenizer, **kwargs)
 
     def _create_model(self, pretrained: str, **kwargs: Any) -> None:
+        if self.loaded is not None:
+            refuse_transformers_arguments(self.loaded.format, kwargs)
+            self.AUTO_MODEL_CLASS = InPlaceOfAutoClass(self.loaded)
         with loading(pretrained, "a model's weights"):
             super()._create_model(pretrained, **kwargs)
 
@@ -139,6 +165,7 @@ class StickBreakingLM(ProbingLM):
         """Returns `hf`'s facts, and this run's `ModelRecord` under "sbeval"."""
         record = model_record(
             self.model,
+            loaded=self.loaded,
             pretrained=self.pretrained if isinstance(self.pretrained, str) else None,
             training_length=self.options.training_length,
             kernels=kernels_in_use(self.model, self.options.kernels, self.device),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sbeval.checkpoints import LoadedCheckpoint
 from sbeval.errors import UserError
 from sbeval.records import ModelRecord
 
@@ -73,13 +74,22 @@ def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | None)
 def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:
     """Returns what computes attention: our implementation's name, or transformers' for softmax attention."""
     config = text_config(getattr(model, "config", None))
-    if getattr(config, "model_type", None) == "sbeval" and config.attention == "stickbreaking":
+    if (head_dim := _stickbreaking_head_dim(config)) is not None:
         if chosen != "auto":
             return chosen
-        supported = device.type == "cuda" and config.head_dim <= 128 and dtype_of(model) != torch.float64
+        supported = device.type == "cuda" and head_dim <= 128 and dtype_of(model) != torch.float64
         return "triton" if supported else "blockwise"
     implementation: str | None = getattr(config, "_attn_implementation", None)
     return implementation
+
+
+def _stickbreaking_head_dim(config: Any) -> int | None:
+    model_type = getattr(config, "model_type", None)
+    if model_type == "sbeval" and config.attention == "stickbreaking":
+        return int(config.head_dim)
+    if model_type == "moduleformer" and hasattr(config, "attention_width"):
+        return int(config.attention_width) // int(config.num_attention_heads)
+    return None
 
 
 def dtype_of(model: nn.Module) -> torch.dtype | None:
@@ -104,6 +114,7 @@ def weights_sha256(pretrained: str) -> str | None:
 def model_record(
     model: nn.Module,
     *,
+    loaded: LoadedCheckpoint | None,
     pretrained: str | None,
     training_length: int | None,
     kernels: str | None,
@@ -113,19 +124,21 @@ def model_record(
     device: torch.device,
     tokens_per_second: float | None,
 ) -> ModelRecord:
-    """Returns the record of a run that has finished."""
+    """Returns the record of a run that has finished; `loaded` is given where transformers did not load the model."""
     config = text_config(getattr(model, "config", None))
     parameters = list(model.parameters())
     dtype = dtype_of(model)
     on_gpu = device.type == "cuda"
     own = getattr(config, "model_type", None) == "sbeval"
+    stated_length = loaded.training_length_tokens if loaded else training_length_tokens(config)
+    attention = config.attention if own else getattr(config, "model_type", None)
     return ModelRecord(
         name=Path(pretrained).name if pretrained else type(model).__name__,
-        format=checkpoint_format(config),
+        format=loaded.format if loaded else checkpoint_format(config),
         checkpoint_sha256=weights_sha256(pretrained) if pretrained else None,
-        training_length_tokens=training_length or training_length_tokens(config),
+        training_length_tokens=training_length or stated_length,
         extended_from=getattr(config, "extended_from", None),
-        attention=config.attention if own else getattr(config, "model_type", None),
+        attention=loaded.attention if loaded else attention,
         sliding_window=_length(getattr(config, "sliding_window", None)),
         kernels=kernels,
         rope_scaling=rope_scaling,

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import torch
 from lm_eval.api.instance import Instance
-from sbeval.model_adapters.response_cache import cached_response
-from sbeval.model_adapters.scoring_lm import ScoringLM
-from sbeval.model_adapters.targets import score_targets
 
 from sbeval import target_logprobs
 from sbeval.attention_span import AttentionSpanRequest, attention_spans
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
+from sbeval.model_adapters.response_cache import cached_response
+from sbeval.model_adapters.scoring_lm import ScoringLM
+from sbeval.model_adapters.targets import score_targets
 from sbeval.target_logprobs import TargetLogprobs, TargetLogprobsRequest
 
 

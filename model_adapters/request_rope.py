@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from sbeval.model_adapters.model_facts import text_config
 from torch import nn
 
+from sbeval.model_adapters.model_facts import text_config
 from sbeval.models.rope import LENGTH_DEPENDENT
 from sbeval.models.rope_scaling import held_rope_frequencies
 

@@ -9,6 +9,9 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from sbeval.errors import UserError
 from sbeval.model_adapters.meter import Meter
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.request_rope import RequestRope
@@ -16,9 +19,6 @@ from sbeval.model_adapters.response_cache import cached_response
 from sbeval.model_adapters.shared_contexts import score_shared_contexts, shared_contexts
 from sbeval.model_adapters.truncation import fit_contexts, record_cut
 from sbeval.model_adapters.windows import RunScores, Window, requested_window, score_windows, window
-from tqdm import tqdm
-
-from sbeval.errors import UserError
 from sbeval.scoring import TokenScorer
 from sbeval.token_logprobs import REQUEST_TYPE, TokenLogprobs, TokenLogprobsRequest
 

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
+
 from sbeval.model_adapters.batching import free_memory, out_of_memory
 from sbeval.model_adapters.meter import Meter
 from sbeval.model_adapters.windows import RunScores
-
 from sbeval.scoring import TokenScorer
 
 # where reading a context again costs more than running its continuations outside the batches of everything else

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
+
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.meter import Meter
-
 from sbeval.scoring import TokenScorer
 from sbeval.target_logprobs import TargetLogprobs, TargetLogprobsRequest, TargetSequence, resolve_sequence
 

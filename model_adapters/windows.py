@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sbeval.model_adapters.batching import run_in_batches
-from sbeval.model_adapters.meter import Meter
 
 from sbeval.corpora import resolve_tokens
+from sbeval.model_adapters.batching import run_in_batches
+from sbeval.model_adapters.meter import Meter
 from sbeval.scoring import TokenScorer
 from sbeval.token_logprobs import TokenLogprobsRequest
 

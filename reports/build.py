@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sbeval.errors import UserError
 from sbeval.reports.assemble import assemble
 from sbeval.reports.exports import write_tables
 from sbeval.reports.figures.render import still, write_images
@@ -14,8 +15,6 @@ from sbeval.reports.page import write_page
 from sbeval.reports.runs import read_run
 from sbeval.reports.selection import restrict
 from sbeval.reports.table import Results, tabulate
-
-from sbeval.errors import UserError
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from sbeval.reports.samples import DocumentSums
-from sbeval.reports.statistics import simultaneous_band
 
 from sbeval.intervals import MINIMUM_CLUSTERS
+from sbeval.reports.samples import DocumentSums
+from sbeval.reports.statistics import simultaneous_band
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

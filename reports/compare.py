@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+from sbeval.errors import UserError
+from sbeval.intervals import MINIMUM_CLUSTERS
 from sbeval.reports.build import load_results
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import length_text
 from sbeval.reports.statistics import simultaneous_band
 from sbeval.reports.table import Results, records
-
-from sbeval.errors import UserError
-from sbeval.intervals import MINIMUM_CLUSTERS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

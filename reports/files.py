@@ -5,9 +5,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sbeval.reports.notes import Notes
-
 from sbeval.errors import UserError
+from sbeval.reports.notes import Notes
 
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")

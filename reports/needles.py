@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from sbeval.records import parse_metric_key
 from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
 from sbeval.reports.samples import read_lines
 from sbeval.reports.settings import Setting
 from sbeval.reports.statistics import wilson_interval
-
-from sbeval.records import parse_metric_key
 
 NEEDLE_COLUMNS = ["setting", "task", "context_length_tokens", "depth_percent", "score", "low", "high", "samples"]
 _FINEST_GRID = 21

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+
 from sbeval.reports.settings import Setting, length_text
 
 PROTOCOL_ORDER = ("fixed_target", "stream", "sliding", "rolling")

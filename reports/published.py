@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-from sbeval.reports.table import records
 
 from sbeval import paper as the_paper
 from sbeval.records import parse_metric_key
+from sbeval.reports.table import records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

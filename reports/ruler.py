@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
+
 from sbeval.reports.settings import length_text
 from sbeval.reports.table import records
 

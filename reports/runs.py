@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sbeval.records import ModelRecord, TaskRecord
 from sbeval.reports.files import samples_file
 from sbeval.reports.notes import Notes
-
-from sbeval.records import ModelRecord, TaskRecord
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sbeval.reports.notes import Notes
 
 from sbeval.records import parse_metric_key
+from sbeval.reports.notes import Notes
 
 
 class DocumentSums:

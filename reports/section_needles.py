@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pandas as pd
+
 from sbeval.reports.figures.heatmaps import heatmap_figure
 from sbeval.reports.panels import safe_stem
 from sbeval.reports.ruler import TASKS, short_name

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
+
 from sbeval.reports.figures.positions import difference_to_baseline, position_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.panels import CORPUS_WORDS, safe_stem

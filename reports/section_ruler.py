@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
+
 from sbeval.reports.figures.scores import score_figure, score_grid
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.html import Markup, element, name, table

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
+
 from sbeval.reports.html import Markup, element, name, table
 from sbeval.reports.published import PublishedTable, best, published_tables
 from sbeval.reports.sections import Section

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 import pandas as pd
-from sbeval.reports.settings import Setting
-from sbeval.reports.table import Results
 
 from sbeval.errors import UserError
+from sbeval.reports.settings import Setting
+from sbeval.reports.table import Results
 
 
 def restrict(results: Results, only: Iterable[str]) -> Results:

@@ -5,10 +5,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from sbeval.records import ModelRecord
 from sbeval.reports.names import shown_name
 from sbeval.reports.runs import Run
-
-from sbeval.records import ModelRecord
 
 SettingKey = tuple[str, ...]
 

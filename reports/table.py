@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+
+from sbeval.records import TaskRecord, metric_key, parse_metric_key
 from sbeval.reports.documents import read_documents
 from sbeval.reports.names import shown_name
 from sbeval.reports.needles import tabulate_needles
@@ -13,8 +15,6 @@ from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, TaskResult
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import Setting, group_settings
-
-from sbeval.records import TaskRecord, metric_key, parse_metric_key
 
 MEASUREMENT_COLUMNS = [
     "setting",

@@ -2,8 +2,9 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -45,14 +46,71 @@ def run(
 
 @app.command()
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Results files of lm-eval, or folders that hold some.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for index.html, figures and table.")] = Path(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Results files of lm-eval, or folders that hold some.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for index.html, figures and tables.")] = Path(
         "report"
     ),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="OLD=NEW", help="Show the model OLD under the name NEW; repeatable.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Model that differences are taken against; the first RoPE model if not given.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Name or pattern of models or tasks to show; repeatable.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Build again whenever a results file appears.")] = False,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="A B",
+            help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",
+        ),
+    ] = None,
+    fail_if_worse: Annotated[
+        bool, typer.Option("--fail-if-worse", help="With --compare: exit code 1 where B is worse beyond its band.")
+    ] = False,
 ) -> None:
-    """Turn results files into one self-contained page, figures and a table."""
-    _build_report(paths, output, title)
+    """Turn results files into one self-contained page, figures and tables, or compare two models."""
+    labels = _labels(label or [])
+    if compare is not None:
+        unused = {"--watch": watch, "--only": only, "--baseline": baseline, "--title": title}
+        if given := [name for name, value in unused.items() if value]:
+            raise UserError(f"Expected a page or a comparison, found --compare with {', '.join(given)}: leave one out.")
+        _compare(compare, paths or [], labels, fail_if_worse=fail_if_worse)
+        return
+    if fail_if_worse:
+        raise UserError("Expected --compare A B with --fail-if-worse, found it alone: name the two to compare.")
+    if not paths:
+        raise UserError("Expected results files or folders that hold some, found none: name at least one.")
+
+    def build() -> Path:
+        return _build_report(paths, output, title, labels=labels, baseline=baseline, only=only or [])
+
+    if watch:
+        _watch(paths, build)
+    else:
+        build()
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="Folder or hub id of a checkpoint of any stick-breaking format.")],
+    destination: Annotated[Path, typer.Argument(help="New or empty folder to write to.")],
+    kv_expand: Annotated[
+        Literal["auto", "interleave", "tile"],
+        typer.Option(help="How grouped heads of dolomite-engine share keys and values."),
+    ] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Type of the weights written, such as bfloat16; auto keeps the source's.")
+    ] = "auto",
+) -> None:
+    """Write a released checkpoint out in this project's form, its tokenizer beside it."""
+    loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, dtype=dtype, kv_expand=kv_expand)
+    print(f"{source}, of the format {loaded.format}, is now in {destination.resolve()}")
 
 
 @app.command()
@@ -100,9 +158,44 @@ def install_plugin() -> None:
     print(_load("sbeval.autoload", "install")())
 
 
-def _build_report(paths: list[Path], output: Path, title: str | None) -> None:
-    page: Path = _load("sbeval.reports.build", "build_report")(paths, output, title=title)
-    print(f"The page is {page.resolve()}")
+def _labels(given: list[str]) -> dict[str, str]:
+    labels = {}
+    for pair in given:
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new):
+            raise UserError(f"Expected --label OLD=NEW, found {pair!r}: write both names with = between them.")
+        labels[old] = new
+    return labels
+
+
+def _build_report(paths: list[Path], output: Path, title: str | None, **options: Any) -> Path:
+    page: Path = _load("sbeval.reports", "build_report")(paths, output, title=title, **options)
+    print(f"The page is {page.resolve()}", flush=True)
+    return page
+
+
+def _watch(paths: list[Path], build: Callable[[], Path]) -> None:
+    print("Watching for results files; Ctrl-C ends it.", flush=True)
+
+    def build_or_say_why_not() -> Path | None:
+        try:
+            return build()
+        except UserError as error:  # a results file may be half written
+            print(error, file=sys.stderr, flush=True)
+            return None
+
+    try:
+        for _ in _load("sbeval.reports", "watch")(paths, build_or_say_why_not):
+            pass
+    except KeyboardInterrupt:
+        print("Watching ended.")
+
+
+def _compare(pair: tuple[str, str], paths: list[Path], labels: dict[str, str], *, fail_if_worse: bool) -> None:
+    comparison = _load("sbeval.reports", "compare")(*pair, paths=paths, labels=labels)
+    print(comparison.text())
+    if fail_if_worse and comparison.worse:
+        raise typer.Exit(1)
 
 
 def _load(module: str, name: str) -> Any:

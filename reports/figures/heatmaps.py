@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+
 from sbeval.reports.settings import length_text
 from sbeval.reports.table import records
 

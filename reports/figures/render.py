@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import vl_convert
+
 from sbeval.reports.figures.theme import LIGHT, vega_config
 
 VEGA_LITE = "6.4"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+
 from sbeval.reports.figures.curves import length_domain, length_rows, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look

@@ -103,7 +103,8 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
     loaded = load_checkpoint(extension.checkpoint, dtype="float32")
     if loaded.folder is None:
         raise UserError(
-            f"expected a checkpoint's folder on disk, got the hub id {extension.checkpoint}: download it and give its folder"
+            f"expected a checkpoint's folder on disk, got the hub id {extension.checkpoint}: download it and give its "
+            "folder"
         )
     parent = {
         "name": loaded.folder.name,

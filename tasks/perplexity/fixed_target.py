@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sbeval.tasks.perplexity.longppl import LEAST_GAIN_NATS, LEAST_LOGPROB_NATS, key_tokens
-from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, MOST_TARGETS, Lengths
-from sbeval.tasks.perplexity.task import PerplexityTask
 
 from sbeval.corpora.windows import TargetBlock, Window, document_target_blocks, stream_target_blocks, target_window
 from sbeval.errors import UserError
 from sbeval.records import ClusterSums, metric_key
+from sbeval.tasks.perplexity.longppl import LEAST_GAIN_NATS, LEAST_LOGPROB_NATS, key_tokens
+from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, MOST_TARGETS, Lengths
+from sbeval.tasks.perplexity.task import PerplexityTask
 
 
 class FixedTarget(PerplexityTask):

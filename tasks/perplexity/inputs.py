@@ -5,8 +5,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from sbeval.tasks.perplexity.settings import Settings
-
 from sbeval.corpora import (
     Corpus,
     HubText,
@@ -17,6 +15,7 @@ from sbeval.corpora import (
     wikitext_corpus,
 )
 from sbeval.errors import UserError
+from sbeval.tasks.perplexity.settings import Settings
 
 HUB = {
     "wikitext": HubText(path="EleutherAI/wikitext_document_level", config="wikitext-2-raw-v1", text_field="page"),

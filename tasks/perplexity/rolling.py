@@ -5,11 +5,11 @@ from typing import Any
 
 from numpy import float64
 from numpy.typing import NDArray
-from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, Lengths, settle_lengths
-from sbeval.tasks.perplexity.task import PerplexityTask
 
 from sbeval.corpora.windows import Window, rolling_windows
 from sbeval.records import ClusterSums
+from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, Lengths, settle_lengths
+from sbeval.tasks.perplexity.task import PerplexityTask
 
 
 class Rolling(PerplexityTask):

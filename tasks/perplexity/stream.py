@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sbeval.tasks.perplexity.metrics import Shown
-from sbeval.tasks.perplexity.settings import Lengths
-from sbeval.tasks.perplexity.task import PerplexityTask
 
 from sbeval.corpora.windows import Window, disjoint_windows, position_bins, sliding_windows
 from sbeval.errors import UserError
+from sbeval.tasks.perplexity.metrics import Shown
+from sbeval.tasks.perplexity.settings import Lengths
+from sbeval.tasks.perplexity.task import PerplexityTask
 
 
 class Stream(PerplexityTask):

@@ -11,15 +11,15 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from numpy.typing import NDArray
-from sbeval.tasks.perplexity.inputs import load_corpus, load_tokenizer
-from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics
-from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, Lengths, Settings, settle_lengths
 
 from sbeval.corpora import Layout, TokenizedCorpus, adds_bos, prefix_token_id, separator_ids, token_key, tokenize_corpus
 from sbeval.corpora.windows import Window, own_document_targets
 from sbeval.errors import UserError
 from sbeval.intervals import MINIMUM_CLUSTERS
 from sbeval.records import ClusterSums, TaskRecord, metric_key
+from sbeval.tasks.perplexity.inputs import load_corpus, load_tokenizer
+from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics
+from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, Lengths, Settings, settle_lengths
 from sbeval.token_logprobs import REQUEST_TYPE, TokenLogprobsRequest
 
 log = logging.getLogger(__name__)

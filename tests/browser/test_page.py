@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import sync_playwright
 from result_files import write_everything
+
 from sbeval.reports import build_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import lm_eval
-import sbeval.tasks
 from lm_eval.tasks import TaskManager
+
+import sbeval.tasks
 from sbeval.model_adapters.lm import StickBreakingLM
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from lm_eval.api.instance import Instance
-from sbeval.model_adapters.lm import StickBreakingLM
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sbeval.model_adapters.batching import run_in_batches
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.batching import run_in_batches
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=30).map(lambda lengths: sorted(lengths, reverse=True))
 

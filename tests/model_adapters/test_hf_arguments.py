@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
-from sbeval.model_adapters.lm import StickBreakingLM
 
+from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
 
 LINES = [line for line in english().splitlines() if line][:8]

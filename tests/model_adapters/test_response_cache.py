@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from lm_eval.api.model import CachingLM
-from sbeval.model_adapters.lm import StickBreakingLM
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances
 
 LINES = [line for line in english().splitlines() if line]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
-from sbeval.model_adapters.lm import StickBreakingLM
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances
 
 SCALINGS: list[Any] = [

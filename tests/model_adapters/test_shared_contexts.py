@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from sbeval.model_adapters.lm import StickBreakingLM
 
+from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances
 
 CONTEXT = english()[:160]

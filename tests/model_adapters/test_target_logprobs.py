@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 from lm_eval.api.instance import Instance
-from sbeval.model_adapters.lm import StickBreakingLM
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.target_logprobs import TargetLogprobs, TargetSequence, keep_sequences, resolve_sequence
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
-from sbeval.model_adapters.lm import StickBreakingLM
 
 from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, resolve_tokens, token_key, tokenize_corpus
 from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.token_logprobs import TokenLogprobs, TokenLogprobsRequest
 from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
 

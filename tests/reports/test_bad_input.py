@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexity_task, write_run
-from sbeval.reports import build_report, load_results
 
 from sbeval.errors import UserError
+from sbeval.reports import build_report, load_results
 
 EVIL = "<script>alert('x')</script> \"quoted\" \N{RIGHT-TO-LEFT OVERRIDE}txt \N{FIRE} ../../etc & | ` $x_1$ \\"
 

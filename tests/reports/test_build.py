@@ -3,9 +3,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from result_files import CURVES, LENGTHS, write_demo_pair
-from sbeval.reports import build_report
 
 from sbeval.errors import UserError
+from sbeval.reports import build_report
 
 
 @pytest.fixture(scope="module")

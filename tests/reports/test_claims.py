@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from sbeval.reports.claims import length_claims
 from sbeval.reports.samples import DocumentSums
 

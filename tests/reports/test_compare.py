@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 from result_files import CURVES, model_record, perplexity_task, write_run
-from sbeval.reports import compare
 
 from sbeval.errors import UserError
+from sbeval.reports import compare
 
 
 def write(folder: Path, shift: float, **changes: object) -> Path:

@@ -8,6 +8,7 @@ import altair
 import pandas as pd
 import pytest
 from result_files import CURVES, LENGTHS, model_record, perplexity_task, ruler_task, write_everything, write_run
+
 from sbeval.reports import load_results
 from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.curves import curve_figure

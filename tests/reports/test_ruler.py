@@ -2,6 +2,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sbeval.reports.ruler import (
     WEIGHTED_LENGTHS,
     absolute_effective_length,

@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 from result_files import CURVES, model_record, perplexity_task, write_extension, write_run
+
+from sbeval.errors import UserError
 from sbeval.reports import load_results
 from sbeval.reports.figures.theme import DARK, LIGHT, looks, within
 from sbeval.reports.panels import perplexity_panels
 from sbeval.reports.selection import choose_baseline, restrict
 from sbeval.reports.table import Results
-
-from sbeval.errors import UserError
 
 
 def write(folder: Path, attention: str, **changes: object) -> None:

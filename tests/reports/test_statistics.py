@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from sbeval.reports.statistics import simultaneous_band, wilson_interval
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sbeval.tasks
 import torch
 import transformers
 from lm_eval import evaluate
@@ -14,6 +13,7 @@ from lm_eval.tasks import TaskManager
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+import sbeval.tasks
 from sbeval.corpora import Corpus, make_document, resolve_tokens
 from sbeval.token_logprobs import TokenLogprobs
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import lm_eval.tasks
 import pytest
-import sbeval.tasks
 from lm_eval.tasks import TaskManager
 
+import sbeval.tasks
 from sbeval.models import preset
 from sbeval.paper import measured_columns, published_values
 

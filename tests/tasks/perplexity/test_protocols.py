@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sbeval.tasks
 from corpus_problems import BOS, EOS, KnownLM, run_task, tiny_tokenizer, write_folder
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_table
 
+import sbeval.tasks
 from sbeval.corpora import store
 from sbeval.intervals import ratio_interval
 from sbeval.records import TaskRecord, parse_metric_key

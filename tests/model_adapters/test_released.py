@@ -1,0 +1,120 @@
+"""Checkpoints in released formats run through `sb` as the models they hold."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+
+from sbeval.checkpoints import load_checkpoint
+from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.scoring_lm import ScoringLM
+from tests.checkpoints import test_moduleformer
+from tests.checkpoints.layouts import VOCAB, dolomite, fla, save
+from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+
+GROUPED: dict[str, Any] = {"model_type": "gpt_dolomite", "kv_heads": 2, "head_bias": True, "head_norm": True}
+WORDS = [line.split(" ", 2) for line in english().splitlines() if line][:6]
+FLA: dict[str, Any] = {"qkv_bias": True, "qk_norm": True, "attend_current": True, "kv_heads": 2, "tied": False}
+PAIRS = [(f"{first} {second}", f" {rest}") for first, second, rest in WORDS]
+
+
+def folder_with_tokenizer(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+    """Saves the checkpoint with as many embeddings as the tokenizer has entries."""
+    tokenizer = tiny_tokenizer(adds_bos=False)
+    config["vocab_size"] = len(tokenizer)
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in tensors.items():
+        if tensor.shape[0] in (VOCAB, test_moduleformer.VOCAB) and (
+            "wte" in name or "embed" in name or "lm_head" in name
+        ):
+            tensors[name] = 0.5 * torch.randn(len(tokenizer), tensor.shape[1], generator=generator)
+    save(folder, config, tensors)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def evaluated(folder: Path, **kwargs: Any) -> StickBreakingLM:
+    return StickBreakingLM(str(folder), device="cpu", **{"dtype": "float32", **kwargs})
+
+
+def scores(lm: ScoringLM) -> list[float]:
+    return [score for score, _ in lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)]
+
+
+@torch.no_grad()
+def direct_scores(model: Any) -> list[float]:
+    tokenizer = tiny_tokenizer(adds_bos=False)
+    found = []
+    for context, continuation in PAIRS:
+        cut = len(tokenizer.encode(context))
+        ids = torch.tensor([tokenizer.encode(context + continuation)])
+        assert ids[0, :cut].tolist() == tokenizer.encode(context)
+        logprobs = model(ids, use_cache=False).logits[0, :-1].double().log_softmax(-1)
+        found.append(float(logprobs[torch.arange(cut - 1, ids.shape[1] - 1), ids[0, cut:]].sum()))
+    return found
+
+
+@pytest.mark.parametrize("order", ["tile", "interleave"])
+def test_scores_are_the_loaded_models_and_kv_expand_reaches_it(order: Any, tmp_path: Path) -> None:
+    folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
+    found = scores(evaluated(folder, kv_expand=order))
+    assert found == pytest.approx(direct_scores(load_checkpoint(folder, kv_expand=order).model), rel=1e-5)
+    other = load_checkpoint(folder, kv_expand="interleave" if order == "tile" else "tile").model
+    assert found != pytest.approx(direct_scores(other), rel=1e-3)
+
+
+FORMATS: dict[str, tuple[Any, str, int | None, str]] = {
+    "dolomite": (lambda: dolomite(**GROUPED), "dolomite:C", 64, "stickbreaking"),
+    "dolomite-softmax": (lambda: dolomite(model_type="gpt_dolomite", mixer="softmax"), "dolomite:softmax", 64, "rope"),
+    "fla": (lambda: fla(**FLA), "fla:stickbreaking_attn", None, "stickbreaking"),
+    "moduleformer": (lambda: test_moduleformer.checkpoint("mlp"), "moduleformer", 32, "stickbreaking"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_is_found_logged_recorded_and_run(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, format_found, length, attention = FORMATS[name]
+    folder = folder_with_tokenizer(tmp_path / "released", *make())
+    monkeypatch.setattr(logging.getLogger("lm_eval"), "propagate", True)
+    with caplog.at_level(logging.INFO, "lm_eval"):
+        lm = evaluated(folder)
+    lines = [record.getMessage() for record in caplog.records if "format" in record.getMessage()]
+    assert lines == [f"{folder} is a checkpoint of the format {format_found}"]
+    assert scores(lm) == pytest.approx(direct_scores(load_checkpoint(folder).model), rel=1e-5)
+    prompts = instances("generate_until", [(PAIRS[0][0], {"until": ["\n"], "max_gen_toks": 3})])
+    assert len(lm.generate_until(prompts, disable_tqdm=True)) == 1
+    record = lm.get_model_info()["sbeval"]
+    assert (record["format"], record["attention"]) == (format_found, attention)
+    assert record["training_length_tokens"] == length
+    assert record["kernels"] == ("blockwise" if attention == "stickbreaking" else "sdpa")
+
+
+def test_the_dtype_asked_for_is_the_models(tmp_path: Path) -> None:
+    folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
+    assert evaluated(folder, dtype="bfloat16").get_model_info()["sbeval"]["dtype"] == "bfloat16"
+
+
+def test_a_lora_adapter_goes_onto_a_released_checkpoint(tmp_path: Path) -> None:
+    folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
+    plain = scores(evaluated(folder))
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(load_checkpoint(folder).model, config).eval()
+    adapted.save_pretrained(tmp_path / "lora", save_embedding_layers=False)
+    found = scores(evaluated(folder, peft=str(tmp_path / "lora")))
+    assert found == pytest.approx(direct_scores(adapted), rel=1e-5)
+    assert found != pytest.approx(plain, rel=1e-3)
+
+
+def test_arguments_without_a_meaning_for_the_format_are_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
+    with pytest.raises(UserError, match="found load_in_8bit with the format dolomite:C"):
+        evaluated(folder, load_in_8bit=True)
+    with pytest.raises(UserError, match=r"kv_expand=tile for .*which is none"):
+        evaluated(checkpoint("llama"), kv_expand="tile")

@@ -1,0 +1,138 @@
+"""`sbeval report` and `sbeval convert`: options reach the rooms behind them, and wrong ones are named."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fresh_process import run
+from typer.testing import CliRunner, Result
+
+from sbeval.checkpoints import load_checkpoint
+from sbeval.cli import app
+from sbeval.errors import UserError
+from tests.checkpoints.layouts import dolomite, save, tokens
+from tests.reports.result_files import CURVES, model_record, perplexity_task, write_run
+
+SBEVAL = Path(sys.executable).with_name("sbeval")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    for attention in ("stickbreaking", "rope"):
+        tasks = [
+            perplexity_task(protocol, CURVES[attention][:5], lengths=[256 << step for step in range(5)])
+            for protocol in ("stream", "fixed_target")
+        ]
+        write_run(folder / attention, model_record(attention), tasks)
+    return folder
+
+
+def command(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_title_labels_baseline_and_choice_reach_the_page(results: Path, tmp_path: Path) -> None:
+    options = ["--title", "A title of mine", "--label", "demo-sb=First", "--label", "demo-rope=Second"]
+    options += ["--baseline", "First", "--only", "First", "--only", "Second", "--only", "*_stream"]
+    found = command("report", results, "-o", tmp_path / "out", *options)
+    assert found.exit_code == 0, found.output
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert all(text in page for text in ("A title of mine", "First", "Second"))
+    table = (tmp_path / "out" / "results.csv").read_text()
+    assert "sb_stdlib_stream" in table
+    assert "fixed_target" not in table
+
+
+def test_two_models_of_a_folder_are_compared(results: Path) -> None:
+    found = command("report", results, "--compare", "demo-sb", "demo-rope")
+    assert found.exit_code == 0, found.output
+    assert "demo-rope minus demo-sb" in found.stdout
+
+
+@pytest.mark.parametrize(("candidate", "code"), [("rope", 1), ("stickbreaking", 0)])
+def test_a_worse_candidate_fails_where_that_is_asked_for(results: Path, candidate: str, code: int) -> None:
+    found = command("report", "--compare", results / "stickbreaking", results / candidate, "--fail-if-worse")
+    assert found.exit_code == code, found.output
+    assert ("worse\n" in found.stdout) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--label", "one"], "--label OLD=NEW"),
+        (["--fail-if-worse"], "--compare A B with --fail-if-worse"),
+        (["--compare", "a", "b", "--watch", "--only", "x"], "--compare with --watch, --only"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(results: Path, arguments: list[str], words: str) -> None:
+    found = command("report", results, *arguments)
+    assert isinstance(found.exception, UserError)
+    assert words in str(found.exception)
+
+
+def test_a_report_of_nothing_is_refused() -> None:
+    assert isinstance(command("report").exception, UserError)
+
+
+@pytest.fixture
+def lines_of_watch(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [SBEVAL, "report", tmp_path / "results", "-o", tmp_path / "out", "--watch"],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=tmp_path,
+        )
+
+    def wait_for(words: str) -> None:
+        end = time.monotonic() + 60
+        while words not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.1)
+
+    yield wait_for
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 0, log.read_text()
+
+
+def test_watching_outlives_a_half_written_file(
+    results: Path, tmp_path: Path, lines_of_watch: Callable[[str], None]
+) -> None:
+    (source,) = (results / "rope").rglob("results_*.json")
+    lines_of_watch("Watching")
+    half = tmp_path / "results" / source.name
+    half.parent.mkdir()
+    half.write_text(source.read_text()[:300])
+    lines_of_watch("Expected a result file")
+    for file in source.parent.iterdir():
+        shutil.copy(file, half.parent)
+    lines_of_watch("The page is")
+    assert (tmp_path / "out" / "index.html").exists()
+
+
+@torch.no_grad()
+def test_a_converted_checkpoint_is_the_same_model(tmp_path: Path) -> None:
+    source = save(tmp_path / "source", *dolomite(model_type="gpt_dolomite", kv_heads=2, head_bias=True, head_norm=True))
+    process = run([SBEVAL, "convert", source, tmp_path / "new", "--kv-expand", "tile", "--dtype", "float32"])
+    assert process.returncode == 0, process.stderr
+    assert "dolomite:" in process.stdout
+    loaded = load_checkpoint(tmp_path / "new")
+    assert loaded.format == "sbeval"
+    expected = load_checkpoint(source, kv_expand="tile").model
+    assert torch.equal(loaded.model(tokens()).logits, expected(tokens()).logits)
+
+
+def test_a_destination_that_holds_something_is_refused(tmp_path: Path) -> None:
+    source = save(tmp_path / "source", *dolomite())
+    process = run([SBEVAL, "convert", source, source])
+    assert process.returncode == 1
+    assert len(process.stderr.splitlines()) == 1
