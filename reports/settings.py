@@ -172,7 +172,9 @@ def _parent_label(setting: Setting, settings: Sequence[Setting]) -> str | None:
     candidates = [other for other in settings if other.key != setting.key]
     by_hash_then_name: tuple[Callable[[Setting], bool], ...] = (
         lambda other: origin.get("sha256") is not None and other.model.checkpoint_sha256 == origin["sha256"],
-        lambda other: origin.get("sha256") is None and other.model.name == str(origin.get("name", "")).rpartition("/")[2],
+        lambda other: (
+            origin.get("sha256") is None and other.model.name == str(origin.get("name", "")).rpartition("/")[2]
+        ),
     )
     for matches in by_hash_then_name:
         found = [other for other in candidates if matches(other)]

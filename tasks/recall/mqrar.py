@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from sbeval.errors import UserError
+from sbeval.recall import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar
+from sbeval.target_logprobs import TargetSequence
 from sbeval.tasks.recall.task import Asked, Cell, RecallTask
 from sbeval.tasks.recall.text import Passage, TextRecallTask
 from sbeval.tasks.ruler.needles import word_lists
 from sbeval.tasks.ruler.options import context_lengths, whole_number
 from sbeval.tasks.ruler.seeding import seeded_random
-
-from sbeval.errors import UserError
-from sbeval.recall import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar
-from sbeval.target_logprobs import TargetSequence
 
 VALUE_DIGITS = 4
 TEXT_PAIRS = (4, 16)

@@ -8,14 +8,14 @@ import datasets
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
-from sbeval.tasks.perplexity.inputs import load_corpus
-from sbeval.tasks.perplexity.settings import Settings
-from sbeval.tasks.ruler.options import context_lengths, whole_number
-from sbeval.tasks.ruler.tokens import load_counter
 
 from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
+from sbeval.tasks.perplexity.inputs import load_corpus
+from sbeval.tasks.perplexity.settings import Settings
+from sbeval.tasks.ruler.options import context_lengths, whole_number
+from sbeval.tasks.ruler.tokens import load_counter
 
 REQUEST_TYPE = "attention_span"
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)

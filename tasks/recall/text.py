@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from sbeval.tasks.recall.task import Asked, Cell, RecallTask
-from sbeval.tasks.ruler.options import context_lengths, whole_number
-from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
 
 from sbeval.errors import UserError
 from sbeval.target_logprobs import TargetSequence
+from sbeval.tasks.recall.task import Asked, Cell, RecallTask
+from sbeval.tasks.ruler.options import context_lengths, whole_number
+from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
 
 _CHARACTERS_PER_EVENT = 20
 

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.tasks.ruler.options import whole_number
-
 from sbeval.errors import UserError
+from sbeval.tasks.ruler.options import whole_number
 
 
 class Choices:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sbeval.tasks.ruler.choices import Choices
 from sbeval.tasks.ruler.drafts import Draft
 from sbeval.tasks.ruler.needles import word_lists

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sbeval.tasks.ruler.haystacks import EssayHaystack
-from sbeval.tasks.ruler.tokens import LINE_START, WORDS, TokenCounter
 
 from sbeval.corpora import read_text
 from sbeval.errors import UserError
+from sbeval.tasks.ruler.haystacks import EssayHaystack
+from sbeval.tasks.ruler.tokens import LINE_START, WORDS, TokenCounter
 
 HUB_DATASET = "baber/paul_graham_essays"
 SENTENCE_RULE = "sentence rule 1"

@@ -7,10 +7,9 @@ tokenizer, count every prompt of that block of samples whole and adjust.
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
+from sbeval.errors import UserError
 from sbeval.tasks.ruler.drafts import Draft
 from sbeval.tasks.ruler.tokens import TokenCounter
-
-from sbeval.errors import UserError
 
 CHECKED_EVERY = 50
 

@@ -11,6 +11,10 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.filters import build_filter_ensemble
+
+from sbeval.errors import UserError
+from sbeval.records import TaskRecord, metric_key
+from sbeval.target_logprobs import REQUEST_TYPE, TargetSequence, keep_sequences
 from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.families import NiahTask
 from sbeval.tasks.ruler.fit import Fit, Frame, prompt_text
@@ -19,10 +23,6 @@ from sbeval.tasks.ruler.niah import NiahGenerator
 from sbeval.tasks.ruler.seeding import seeded_random
 from sbeval.tasks.ruler.task import Generator
 from sbeval.tasks.ruler.tokens import TokenCounter
-
-from sbeval.errors import UserError
-from sbeval.records import TaskRecord, metric_key
-from sbeval.target_logprobs import REQUEST_TYPE, TargetSequence, keep_sequences
 
 METRICS = {"answer_nll": False, "retrieval_gain": True, "exact_match": True, "chance_nll": False}
 _TAIL_CHARACTERS = 400

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import zeta
+
+from sbeval.errors import UserError
 from sbeval.tasks.ruler.choices import Choices
 from sbeval.tasks.ruler.drafts import Draft
 from sbeval.tasks.ruler.seeding import seeded_order, seeded_random, seeded_ranks
 from sbeval.tasks.ruler.tokens import WORDS, TokenCounter
 from sbeval.tasks.ruler.wording import fwe_wording
-from scipy.special import zeta
-
-from sbeval.errors import UserError
 
 POOL_WORDS = 4096
 NOISE = "..."

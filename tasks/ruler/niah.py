@@ -6,6 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sbeval.errors import UserError
 from sbeval.tasks.ruler.choices import Choices
 from sbeval.tasks.ruler.drafts import HaystackDraft, Insert
 from sbeval.tasks.ruler.essays import load_essays
@@ -14,8 +16,6 @@ from sbeval.tasks.ruler.needles import NEEDLE_TYPES, NeedleType, draw, draw_dist
 from sbeval.tasks.ruler.seeding import seeded_order, seeded_random
 from sbeval.tasks.ruler.tokens import TokenCounter
 from sbeval.tasks.ruler.wording import niah_wording
-
-from sbeval.errors import UserError
 
 POOL_LINES = 8192
 _KEYS, _VALUES = ("for", " is"), (":", ".\nA")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
 from sbeval.tasks.ruler.drafts import Draft
 from sbeval.tasks.ruler.qa_corpora import QaCorpus
 from sbeval.tasks.ruler.seeding import seeded_order, seeded_ranks

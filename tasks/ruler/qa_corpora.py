@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from sbeval.errors import UserError
 from sbeval.tasks.ruler.cache import cache_folder
 from sbeval.tasks.ruler.essays import OFFLINE_TASKS
 from sbeval.tasks.ruler.wording import qa_source
-
-from sbeval.errors import UserError
 
 Dataset = Literal["squad", "hotpotqa"]
 _KEYS = {"squad": "squad", "hotpotqa": "hotpot"}

@@ -15,6 +15,9 @@ from lm_eval.api.filter import Filter, FilterEnsemble
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
+
+from sbeval.errors import UserError
+from sbeval.records import TaskRecord, metric_key
 from sbeval.tasks.ruler.cache import read_fits, write_fits
 from sbeval.tasks.ruler.choices import Choices
 from sbeval.tasks.ruler.drafts import Draft
@@ -23,9 +26,6 @@ from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, RUN_KEYS, RunOptions, ru
 from sbeval.tasks.ruler.scoring import parse_answer, string_match_all
 from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
 from sbeval.tasks.ruler.wording import lm_eval_version
-
-from sbeval.errors import UserError
-from sbeval.records import TaskRecord, metric_key
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sbeval.tasks.ruler.cache import cached_counts
 
 from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError
+from sbeval.tasks.ruler.cache import cached_counts
 
 LINES = ("a.\n", "A")
 LINE_START = ("a.\n", " a")

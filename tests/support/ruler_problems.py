@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import sbeval.tasks
 import tokenizers
 import transformers
 from lm_eval.tasks import TaskManager
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import sbeval.tasks
 
 NIAH = (
     "sb_niah_single_1",

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sbeval.tasks
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from ruler_problems import KINDS, load_task, prompts, write_inputs
 
+import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord
 from sbeval.target_logprobs import TargetLogprobs, TargetSequence, resolve_sequence

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sbeval.tasks
 import torch
 import transformers
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable, make_table
 from ruler_problems import write_inputs
-from sbeval.model_adapters.lm import StickBreakingLM
 
+import sbeval.tasks
 from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.models import SbevalConfig
 
 

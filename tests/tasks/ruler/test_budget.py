@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ruler_problems import KINDS, TASKS, load_task, prompts
-from sbeval.tasks.ruler.fit import Frame, prompt_text
 
 from sbeval.errors import UserError
+from sbeval.tasks.ruler.fit import Frame, prompt_text
 
 LONGEST = 131_072
 

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sbeval.tasks
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable
 from ruler_problems import TASKS, load_task
-from sbeval.tasks.ruler import wording
 
+import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord
+from sbeval.tasks.ruler import wording
 
 
 class Reader(LM):  # type: ignore[misc]

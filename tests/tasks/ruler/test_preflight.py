@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 from ruler_problems import TASKS
-from sbeval.tasks.ruler.essays import OFFLINE_TASKS
-from sbeval.tasks.ruler.preflight import GROUPS, check_corpora
 
 from sbeval.errors import UserError
+from sbeval.tasks.ruler.essays import OFFLINE_TASKS
+from sbeval.tasks.ruler.preflight import GROUPS, check_corpora
 
 
 def test_given_corpora_pass(corpora: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ruler_problems import TASKS, load_task, prompts
+
 from sbeval.tasks.ruler.fit import Frame
 from sbeval.tasks.ruler.seeding import seeded_order, seeded_ranks
 

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sbeval.tasks.ruler.scoring import parse_answer, string_match_all, string_match_part
 
 CASES = [
