@@ -62,12 +62,13 @@ def backward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> L
             num_warps=4,
             num_stages=1,
         )
+    tall = padded == 64 and queries > 64
     return LaunchParameters(
-        block_queries=min(64, _rows(queries)),
+        block_queries=min(128 if tall else 64, _rows(queries)),
         block_keys=64 if padded <= 64 else 32,
         block_head_dim=padded,
         chunk_tiles=1,
-        num_warps=8 if padded > 128 else 4,
+        num_warps=8 if padded > 128 or tall else 4,
         num_stages=1 if padded >= 128 else 2,
     )
 
