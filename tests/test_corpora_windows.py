@@ -15,6 +15,7 @@ from sbeval.corpora.windows import (
     position_bins,
     rolling_windows,
     sliding_windows,
+    stream_target_blocks,
     target_window,
 )
 
@@ -116,3 +117,15 @@ def test_own_document_targets_are_those_whose_inputs_are_all_of_their_document(
         expected += all(document == document_of[target] for document in inputs)
     window = Window(begin, begin + length, scored)
     assert own_document_targets(window, starts, lead_in=lead_in) == expected
+
+
+@given(total=st.integers(0, 5000), longest=st.integers(64, 1024), targets=st.integers(1, 64))
+def test_target_blocks_of_the_stream_have_the_longest_context_before_them(
+    total: int, longest: int, targets: int
+) -> None:
+    blocks = list(stream_target_blocks(total, longest=longest, targets=targets))
+    assert len(blocks) == max(0, total - targets) // longest
+    for start, stop in blocks:
+        assert stop - start == targets
+        assert start >= longest
+        assert stop <= total

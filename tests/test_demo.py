@@ -66,19 +66,20 @@ def test_every_checkpoint_is_scored_at_every_length_on_the_same_blocks(
     assert scored[0] == scored[1]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("attention", ["stickbreaking", "rope"])
-def test_the_shown_command_is_what_lm_eval_understands(attention: str, tmp_path: Path) -> None:
+def test_the_shown_command_is_what_lm_eval_understands(attention: str, device: str, tmp_path: Path) -> None:
     from sbeval.lm_eval_command import parse
 
     checkpoint = tmp_path / "a folder"
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text(json.dumps({"attention": attention}))
     task = evaluation.ON_CPU[0]
-    program, run, *arguments = evaluation.command(checkpoint, task, Path("my text.txt"))
+    program, run, *arguments = evaluation.command(checkpoint, task, Path("my text.txt"), device)
     chosen = parse(arguments)
     assert (program, run) == ("sbeval", "run")
-    assert chosen.model_args == evaluation.model_args(checkpoint)
-    assert ("skip_threshold" in chosen.model_args) == (attention == "stickbreaking")
+    assert chosen.model_args == evaluation.model_args(checkpoint, device)
+    assert ("skip_threshold" in chosen.model_args) == ((attention, device) == ("stickbreaking", "cpu"))
     assert chosen.metadata == {"context_lengths": list(task.context_lengths), "data_path": "my text.txt"}
     assert (chosen.tasks, chosen.limit) == ([task.name], task.blocks)
 

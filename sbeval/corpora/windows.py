@@ -110,8 +110,8 @@ def document_target_blocks(
 
 
 def stream_target_blocks(total: int, *, longest: int, targets: int) -> Iterator[tuple[int, int]]:
-    """Yields the last `targets` targets of each disjoint stream block of `longest` tokens."""
-    for stop in range(longest, total + 1, longest):
+    """Yields blocks of `targets` targets, `longest` tokens apart, each with at least `longest` tokens before it."""
+    for stop in range(longest + targets, total + 1, longest):
         yield stop - targets, stop
 
 

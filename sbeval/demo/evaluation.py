@@ -82,7 +82,7 @@ def evaluate(
     steps = [(checkpoint, task) for checkpoint in checkpoints for task in tasks]
     for number, (checkpoint, task) in enumerate(steps, start=1):
         print(f"\n[{number}/{len(steps)}] {checkpoint.name} on {task.name}; the same as")
-        print(shlex.join(command(checkpoint, task, text)), flush=True)
+        print(shlex.join(command(checkpoint, task, text, device)), flush=True)
         _evaluate_one(checkpoint, task, text, run / checkpoint.name, device)
     return run
 
@@ -103,14 +103,17 @@ def require_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def model_args(checkpoint: Path) -> dict[str, Any]:
+def model_args(checkpoint: Path, device: str) -> dict[str, Any]:
     """Returns the arguments of the model `sb` for a checkpoint.
 
-    Stick-breaking skips keys that share less than 1e-5 of the stick: an output changes by at most that part of the
-    largest value, and a CPU saves a good part of the work.
+    On a CPU stick-breaking skips keys that share less than 1e-5 of the stick, which saves a good part of the work: the
+    output of each attention layer changes by at most that part of its largest value.
     """
     arguments: dict[str, Any] = {"pretrained": str(checkpoint), "dtype": "float32"}
-    if json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["attention"] == "stickbreaking":
+    if (
+        json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["attention"] == "stickbreaking"
+        and device == "cpu"
+    ):
         arguments["skip_threshold"] = SKIP_THRESHOLD
     return arguments
 
@@ -123,7 +126,7 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: P
     from lm_eval.utils import setup_logging
 
     setup_logging("WARNING")
-    chosen = model_args(checkpoint)
+    chosen = model_args(checkpoint, device)
     metadata = {**chosen, **_metadata(task, text)}
     tracker = EvaluationTracker(output_path=str(output))
     # lm-eval's own fourteen thousand task names take seconds to read and are not needed
@@ -145,10 +148,10 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: P
         tracker.save_results_samples(task_name=name, samples=rows)
 
 
-def command(checkpoint: Path, task: DemoTask, text: Path | None) -> list[str]:
+def command(checkpoint: Path, task: DemoTask, text: Path | None, device: str) -> list[str]:
     """Returns the command line that does the same as one step of the demo."""
     options = {
-        "--model_args": ",".join(f"{key}={value}" for key, value in model_args(checkpoint).items()),
+        "--model_args": ",".join(f"{key}={value}" for key, value in model_args(checkpoint, device).items()),
         "--tasks": task.name,
         "--metadata": json.dumps(_metadata(task, text)),
         "--limit": str(task.blocks),

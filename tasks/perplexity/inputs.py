@@ -28,6 +28,11 @@ _TOKENIZER_ARGUMENTS = ("revision", "subfolder", "trust_remote_code", "add_bos_t
 def load_corpus(name: str, settings: Settings) -> Corpus:
     """Returns the corpus of this name, read from `data_path` or `dataset` where one was given."""
     if name == "wikitext":
+        if settings.dataset is not None or settings.text_field is not None:
+            raise UserError(
+                "Expected wikitext to come from its own hub dataset or from data_path, found dataset or text_field in "
+                "--metadata: use sb_text with the same values for another dataset."
+            )
         return wikitext_corpus(lambda: _wikitext_pages(settings), detokenize=_detokenize_wikitext)
     if settings.data_path is not None:
         return local_corpus(settings.data_path, name=name, text_field=settings.text_field or "text")

@@ -27,6 +27,8 @@ class Rolling(PerplexityTask):
         """lm-eval's own: BOS, else EOS, before every document, whatever the tokenizer adds."""
         return "hf"
 
+    needs_long_documents = False
+
     def settle(self) -> Lengths:
         """Takes any length asked for; by default up to the first that takes the longest document whole."""
         longest = int(self.corpus.document_tokens.max())

@@ -69,6 +69,11 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         """Where a window's left context may come from: "document" or "stream"."""
         return self.settings.context or self.default_context
 
+    @property
+    def needs_long_documents(self) -> bool:
+        """Whether default lengths stop where too few documents are that long."""
+        return self.context != "stream"
+
     def strides(self) -> dict[int, int] | None:
         """Returns the stride at every length where windows overlap."""
         return None
@@ -83,7 +88,7 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
             return settle_lengths(
                 self.config.task,
                 self.settings,
-                corpus_limit=self.corpus.total_tokens,
+                corpus_limit=max(self.corpus.total_tokens - targets, 0),
                 corpus_reason="ask for shorter context_lengths or give a longer text.",
             )
         room = np.sort(self.corpus.document_tokens)[::-1] - targets
@@ -117,7 +122,7 @@ class PerplexityTask(ConfigurableTask):  # type: ignore[misc]
         self._bos_token = tokenizer.bos_token_id
         self.lengths = self.settle()
         if self.lengths.dropped:
-            few = "" if self.context == "stream" else f", or fewer than {MINIMUM_CLUSTERS} documents are as long"
+            few = f", or fewer than {MINIMUM_CLUSTERS} documents are as long" if self.needs_long_documents else ""
             log.warning(
                 "%s: left out default context lengths %s: text or model is shorter%s; context_lengths asks for them",
                 name,

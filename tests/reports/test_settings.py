@@ -134,3 +134,14 @@ def test_the_baseline_is_rope_unless_named(tmp_path: Path) -> None:
     assert choose_baseline(settings, "demo-sb") == "demo-sb"
     with pytest.raises(UserError, match="'other'"):
         choose_baseline(settings, "other")
+
+
+def test_tasks_run_with_different_limits_are_one_model_and_one_task_run_twice_is_two_lines(tmp_path: Path) -> None:
+    model = model_record("rope")
+    for limit, protocol in ((1, "stream"), (3, "fixed_target")):
+        task = perplexity_task(protocol, CURVES["rope"])
+        write_run(tmp_path / protocol, model, [task], log_samples=False, limit=limit)
+    assert labels(load_results([tmp_path])) == ["demo-rope"]
+    task = perplexity_task("stream", CURVES["rope"])
+    write_run(tmp_path / "again", model, [task], log_samples=False, limit=5)
+    assert sorted(labels(load_results([tmp_path]))) == [f"demo-rope (--limit {limit})" for limit in (1, 3, 5)]

@@ -1,5 +1,6 @@
 """The kernels as one differentiable function."""
 
+import contextlib
 import math
 import os
 from typing import Any
@@ -55,9 +56,10 @@ class _TritonAttention(torch.autograd.Function):
         q, k, v = (_dense(tensor) for tensor in (q, k, v))
         log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
         save = any(ctx.needs_input_grad)
-        output, remainder, stick, stop, stop_rows = forward(
-            q, k, v, scale, attend_current, seq_start, log2_threshold, save
-        )
+        with _device_of(q):
+            output, remainder, stick, stop, stop_rows = forward(
+                q, k, v, scale, attend_current, seq_start, log2_threshold, save
+            )
         if save:
             ctx.save_for_backward(q, k, v, stick, stop)
             ctx.settings = (stop_rows, scale, attend_current, seq_start)
@@ -66,10 +68,15 @@ class _TritonAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, stick, stop = ctx.saved_tensors
-        dq, dk, dv = backward(
-            q, k, v, _dense(grads[0].to(q.dtype)), grads[1].float().contiguous(), stick, stop, *ctx.settings
-        )
+        d_output, d_remainder = _dense(grads[0].to(q.dtype)), grads[1].float().contiguous()
+        with _device_of(q):
+            dq, dk, dv = backward(q, k, v, d_output, d_remainder, stick, stop, *ctx.settings)
         return dq, dk, dv, None, None, None, None
+
+
+def _device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be the tensors' own."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def _dense(tensor: Tensor) -> Tensor:
