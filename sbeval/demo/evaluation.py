@@ -43,7 +43,7 @@ def lengths(longest_multiple: int) -> tuple[int, ...]:
 # inside one file; joined ones go on to 64x.
 ON_CPU = (
     DemoTask(name="sb_stdlib_stream", context_lengths=lengths(16), blocks=1),
-    DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths(16), blocks=3),
+    DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths(16), blocks=5),
 )
 ON_GPU = (
     DemoTask(name="sb_stdlib_stream", context_lengths=lengths(64), blocks=24),
