@@ -17,7 +17,7 @@ from sbeval.attention.impl.triton.primitives import bounded, spent_by, take_off_
 
 @triton.jit
 def _tile(
-    q, do, k_base, v_base, dk_base, dv_base, k_stride, v_stride, block, keys, row_limit, seq_start, minus_newer,
+    q, do, k_base, v_base, dk_base, dv_base, k_stride, v_stride, block, keys, row_limit, row_first, minus_newer,
     is_older, dq, stick, stick_lo, older, qk_scale, scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -36,7 +36,7 @@ def _tile(
         v = tl.load(v_at)
     z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
     if MASKED:
-        z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
+        z = tl.where((key[None, :] <= row_limit[:, None]) & (key[None, :] >= row_first[:, None]), z, float("-inf"))
     spent = spent_by(z, EXACT)
     stick, stick_lo = two_sum(stick, stick_lo, tl.sum(spent, 1))
     weight = tl.exp2(take_off_newer((z - spent) + (stick + stick_lo)[:, None], spent, minus_newer, EXACT))
@@ -59,11 +59,12 @@ def _tile(
 @triton.jit
 def _backward_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, drem_ptr, stick_ptr, stop_ptr, start_ptr,
+    row_start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     do_stride_b, do_stride_h, do_stride_l,
-    heads, shared, queries, keys, qk_scale, scale, stop_rows, stop_blocks,
+    heads, shared, queries, keys, qk_scale, scale, stop_entries,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    ATTEND_CURRENT: tl.constexpr, PADDED: tl.constexpr, EXACT: tl.constexpr,
+    ATTEND_CURRENT: tl.constexpr, PADDED: tl.constexpr, PACKED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     block_m = tl.num_programs(1) - 1 - tl.program_id(1)
     batch = (tl.program_id(0) // heads).to(tl.int64)
@@ -87,10 +88,17 @@ def _backward_kernel(
     position = keys - queries + block_m * BLOCK_M
     # rows past the end attend nothing
     row_limit = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
-    seq_start = tl.load(start_ptr + batch).to(tl.int32) if PADDED else 0
+    # the first key of each row, and of the row that looks back least
+    if PACKED:
+        row_first = tl.load(row_start_ptr + row, mask=row < queries, other=0)
+        newest_first = tl.load(row_start_ptr + tl.minimum(block_m * BLOCK_M + BLOCK_M, queries) - 1)
+    else:
+        newest_first = tl.load(start_ptr + batch).to(tl.int32) if PADDED else 0
+        row_first = tl.zeros([1], tl.int32) + newest_first
     last = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
-    stop_at = tl.program_id(0).to(tl.int64) * stop_blocks + (block_m * BLOCK_M) // stop_rows
-    first_block = tl.load(stop_ptr + stop_at) // BLOCK_N
+    entry = block_m * (BLOCK_M // 16) + tl.arange(0, BLOCK_M // 16)
+    stop_at = stop_ptr + tl.program_id(0).to(tl.int64) * stop_entries + entry
+    first_block = tl.min(tl.load(stop_at, mask=entry < stop_entries, other=2147483647), 0) // BLOCK_N
     tile = tl.arange(0, BLOCK_N)
     minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
     grad_dtype = tl.float32 if EXACT else q_ptr.dtype.element_ty
@@ -103,25 +111,25 @@ def _backward_kernel(
     full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
     end = tl.cdiv(tl.maximum(last, 0), BLOCK_N)
     block = first_block
-    first_full = tl.cdiv(seq_start, BLOCK_N) if PADDED else 0
+    first_full = tl.cdiv(newest_first, BLOCK_N) if PADDED or PACKED else 0
     while block < tl.minimum(first_full, end):
         dq, stick, stick_lo, older = _tile(
             q, do, k_base, v_base, dk_ptr + grad_base, dv_ptr + grad_base, k_stride_l, v_stride_l, block, keys,
-            row_limit, seq_start, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
+            row_limit, row_first, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
             HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
         )  # fmt: skip
         block += 1
     for inner in tl.range(block, full):
         dq, stick, stick_lo, older = _tile(
             q, do, k_base, v_base, dk_ptr + grad_base, dv_ptr + grad_base, k_stride_l, v_stride_l, inner, keys,
-            row_limit, seq_start, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
+            row_limit, row_first, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
             HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT,
         )  # fmt: skip
     block = tl.maximum(block, full)
     while block < end:
         dq, stick, stick_lo, older = _tile(
             q, do, k_base, v_base, dk_ptr + grad_base, dv_ptr + grad_base, k_stride_l, v_stride_l, block, keys,
-            row_limit, seq_start, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
+            row_limit, row_first, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
             HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
         )  # fmt: skip
         block += 1
@@ -130,7 +138,7 @@ def _backward_kernel(
 
 def backward(
     q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, stick: Tensor, stop: Tensor,
-    stop_rows: int, scale: float, attend_current: bool, seq_start: Tensor | None,
+    scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Launches the backward kernel.
 
@@ -142,26 +150,26 @@ def backward(
         d_remainder: [B, H, Q] fp32, contiguous.
         stick: what the forward pass kept.
         stop: what the forward pass kept.
-        stop_rows: rows of a block of `stop`.
         scale: factor of the logits.
         attend_current: whether a query attends its own position.
         seq_start: [B] first real position, or None.
+        row_start: int32 [Q] first key of each row where sequences are packed, rising, or None.
 
     Returns:
         Gradients of q, k and v, in their dtypes.
     """
     batch, heads, queries, head_dim = q.shape
     launch = backward_parameters(head_dim=head_dim, queries=queries, element_bytes=q.element_size())
-    assert stop_rows % launch.block_queries == 0 or stop.shape[2] == 1
     dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     dk = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
     dv = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
     _backward_kernel[(batch * heads, triton.cdiv(queries, launch.block_queries))](
         q, k, v, d_output, dq, dk, dv, d_remainder, stick, stop, q if seq_start is None else seq_start,
+        q if row_start is None else row_start,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_output.stride()[:3],
-        heads, heads // k.shape[1], queries, k.shape[2], scale * 1.4426950408889634, scale, stop_rows, stop.shape[2],
+        heads, heads // k.shape[1], queries, k.shape[2], scale * 1.4426950408889634, scale, stop.shape[2],
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
-        ATTEND_CURRENT=attend_current, PADDED=seq_start is not None, EXACT=q.dtype == torch.float32,
-        num_warps=launch.num_warps, num_stages=launch.num_stages,
+        ATTEND_CURRENT=attend_current, PADDED=seq_start is not None, PACKED=row_start is not None,
+        EXACT=q.dtype == torch.float32, num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     return dq, dk.to(k.dtype), dv.to(v.dtype)
