@@ -24,6 +24,10 @@ class Problem:
         fields = {field.name: getattr(self, field.name).to(dtype) for field in dataclasses.fields(self)}
         return Problem(**fields)
 
+    def rows(self, rows: slice) -> "Problem":
+        """These positions alone, where there are as many queries as keys."""
+        return Problem(**{field.name: getattr(self, field.name)[:, :, rows] for field in dataclasses.fields(self)})
+
 
 def problem(
     *,
