@@ -26,8 +26,8 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("attend_current", [False, True], ids=["strict", "current"])
 def test_blockwise_equals_reference(shape: dict, attend_current: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbeval.attention.impl.blockwise.QUERY_BLOCK", 32)
-    monkeypatch.setattr("sbeval.attention.impl.blockwise.KEY_BLOCK", 16)
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 32)
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 512)
     p = problem(**shape)
     exact = outputs_and_gradients(p, impl="reference", attend_current=attend_current)
     found = outputs_and_gradients(p, impl="blockwise", attend_current=attend_current)

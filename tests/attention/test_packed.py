@@ -26,8 +26,8 @@ def cumulative(lengths: list[int], **options: object) -> Tensor:
 def test_packed_sequences_give_what_each_gives_alone(
     impl: str, lengths: list[int], attend_current: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbeval.attention.impl.blockwise.QUERY_BLOCK", 16)
-    monkeypatch.setattr("sbeval.attention.impl.blockwise.KEY_BLOCK", 32)
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 16)
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 512)
     p = problem(heads=4, groups=2, queries=sum(lengths), head_dim=10, dtype=torch.float32)
     options = {"impl": impl, "attend_current": attend_current}
     packed = outputs_and_gradients(p, cu_seqlens=cumulative(lengths), **options)
@@ -43,8 +43,8 @@ def test_packed_sequences_give_what_each_gives_alone(
 
 @pytest.mark.parametrize("impl", ["blockwise", "triton"])
 def test_packed_sequences_skip_within_the_bound(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbeval.attention.impl.blockwise.QUERY_BLOCK", 16)
-    monkeypatch.setattr("sbeval.attention.impl.blockwise.KEY_BLOCK", 32)
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 16)
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 512)
     p = problem(heads=2, queries=700, dtype=torch.float32, logit_scale=0.02)
     p.q[..., 0], p.k[..., 0] = 3.0, -3.0
     options = {"cu_seqlens": cumulative([9, 600, 91]), "scale": 0.4}

@@ -1,23 +1,27 @@
 """Plain PyTorch in blocks: O(L) memory, any device, differentiable; what a CPU runs.
 
-Each block of queries walks the keys newest to oldest and carries the log of the remaining stick. Keys are stored
-newest first, so that the sums over newer keys are plain cumulative sums. The backward pass repeats that walk to find
-the stick before each block of keys, then goes oldest to newest (paper, equation 6).
+Each block of rows walks the keys newest to oldest and carries the log of the remaining stick. The backward pass
+repeats that walk to find the stick before each tile of keys, then goes oldest to newest (paper, equation 6).
 
-Shape suffixes: N batch times key/value heads, S rows: the query heads sharing a key/value head times the queries of a
-block, Q queries, K keys, D head_dim, J keys of a block.
+Shape suffixes: n some of the batch times key/value heads, R rows of a block, J keys of a tile, D head_dim; the others
+as in `tiles`.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-QUERY_BLOCK = 128
-KEY_BLOCK = 256
-LARGEST_LOGIT = 80.0
+from sbeval.attention.impl.tiles import (
+    LARGEST_LOGIT,
+    RowBlock,
+    Tiles,
+    in_threads,
+    log_of_least_stick,
+    most_row_blocks,
+    newest_first,
+)
 
 
 def blockwise(
@@ -37,76 +41,6 @@ def blockwise(
     return output, remainder
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    """The inputs in blocks: rows of queries that share a key/value head, keys newest first, logits' scale applied."""
-
-    q_NSQD: Tensor
-    k_NKD: Tensor
-    v_NKD: Tensor
-    attend_current: bool
-    seq_start_N: Tensor | None
-    row_blocks: list[tuple[slice, int]]
-
-    @classmethod
-    def split(
-        cls,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        attend_current: bool,
-        seq_start_B: Tensor | None,
-        cu_seqlens: Tensor | None,
-    ) -> "_Blocks":
-        batch, heads, queries, head_dim = q.shape
-        groups, keys = k.shape[1], k.shape[2]
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        return cls(
-            (q.to(dtype) * scale).reshape(batch * groups, heads // groups, queries, head_dim),
-            k.to(dtype).reshape(batch * groups, keys, head_dim).flip(1),
-            v.to(dtype).reshape(batch * groups, keys, head_dim).flip(1),
-            attend_current,
-            None if seq_start_B is None else seq_start_B.repeat_interleave(groups),
-            _row_blocks(queries, seq_start_B, cu_seqlens),
-        )
-
-    def key_blocks(self, rows: slice, first_key: int) -> list[slice]:
-        """Blocks of keys these rows may attend, newest first."""
-        keys = self.k_NKD.shape[1]
-        last_row = keys - self.q_NSQD.shape[2] + rows.stop - 1
-        newest, oldest = keys - 1 - (last_row if self.attend_current else last_row - 1), keys - first_key
-        return [slice(start, min(oldest, start + KEY_BLOCK)) for start in range(newest, oldest, KEY_BLOCK)]
-
-    def rows(self, tensor_NSQD: Tensor, rows: slice) -> Tensor:
-        return tensor_NSQD[:, :, rows].flatten(1, 2)
-
-    def logits(self, q_NSD: Tensor, rows: slice, block: slice, active_N: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Logits and the log of what each key alone leaves of the stick, negated; -inf and 0 where masked."""
-        keys = self.k_NKD.shape[1]
-        k_NJD = self.k_NKD[:, block]
-        logits_NSJ = q_NSD @ (k_NJD if active_N is None else k_NJD[active_N]).mT
-        # past this a key takes the whole stick in any precision; sums of larger numbers would round it away
-        logits_NSJ.clamp_(max=LARGEST_LOGIT)
-        spent_NSJ = softplus(logits_NSJ, threshold=2 * LARGEST_LOGIT)
-        first_row = keys - self.q_NSQD.shape[2] + rows.start
-        limit = first_row if self.attend_current else first_row - 1
-        newest_key = keys - 1 - block.start
-        if newest_key > limit:
-            key_J = newest_key - torch.arange(block.stop - block.start, device=q_NSD.device)
-            limit_Q = torch.arange(limit, limit + rows.stop - rows.start, device=q_NSD.device)
-            masked_SJ = (key_J[None, :] > limit_Q[:, None]).repeat(self.q_NSQD.shape[1], 1)
-            logits_NSJ = logits_NSJ.masked_fill(masked_SJ, -torch.inf)
-            spent_NSJ = spent_NSJ.masked_fill(masked_SJ, 0.0)
-        if self.seq_start_N is not None:
-            key_J = newest_key - torch.arange(block.stop - block.start, device=q_NSD.device)
-            start_N = self.seq_start_N if active_N is None else self.seq_start_N[active_N]
-            padding_NSJ = (key_J < start_N[:, None])[:, None, :]
-            logits_NSJ = logits_NSJ.masked_fill(padding_NSJ, -torch.inf)
-            spent_NSJ = spent_NSJ.masked_fill(padding_NSJ, 0.0)
-        return logits_NSJ, spent_NSJ
-
-
 @torch.library.custom_op("sbeval::stickbreaking_blockwise_forward", mutates_args=())
 def _forward(
     q: Tensor,
@@ -118,30 +52,36 @@ def _forward(
     cu_seqlens: Tensor | None,
     skip_threshold: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns output, remainder, and how many blocks of keys each head and block of rows visited."""
-    blocks = _Blocks.split(q, k, v, scale, attend_current, seq_start_B, cu_seqlens)
-    output_NSQD = torch.empty(blocks.q_NSQD.shape, dtype=blocks.q_NSQD.dtype, device=q.device)
-    log_remainder_NSQ = output_NSQD.new_empty(output_NSQD.shape[:3])
-    visited_NR = q.new_zeros(len(blocks.q_NSQD), _most_row_blocks(q, cu_seqlens), dtype=torch.int32)
-    for index, (rows, first_key) in enumerate(blocks.row_blocks):
-        q_NSD = blocks.rows(blocks.q_NSQD, rows)
-        out_NSD = torch.zeros_like(q_NSD)
-        log_stick_NS = q_NSD.new_zeros(q_NSD.shape[:2])
-        for block in blocks.key_blocks(rows, first_key):
-            active_N = _still_active(log_stick_NS, skip_threshold)
-            if active_N is not None and not len(active_N):
+    """Returns output, remainder, and how many tiles of keys each head and block of queries visited, int32 [N, X]."""
+    tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens)
+    v_NKD = newest_first(v, tiles.k_NKD.dtype)
+    output_NSQD = v_NKD.new_empty(tiles.q_NSQD.shape)
+    remainder_NSQ = v_NKD.new_empty(tiles.q_NSQD.shape[:3])
+    visited_NX = v_NKD.new_zeros((v_NKD.shape[0], most_row_blocks(q, k, cu_seqlens)), dtype=torch.int32)
+    least = log_of_least_stick(skip_threshold, tiles.q_NSQD)
+
+    def work(block: RowBlock) -> None:
+        q_nRD = tiles.rows(tiles.q_NSQD, block)
+        out_nRD = torch.zeros_like(q_nRD)
+        log_stick_nR = q_nRD.new_zeros(q_nRD.shape[:2], dtype=torch.float64)
+        visits = 0
+        for tile in tiles.key_tiles(block):
+            if least is not None and not (log_stick_nR >= least).any():
                 break
-            select = slice(None) if active_N is None else active_N
-            visited_NR[select, index] += 1
-            logits_NSJ, spent_NSJ = blocks.logits(q_NSD[select], rows, block, active_N)
-            through_NSJ = spent_NSJ.cumsum(-1)
-            weights_NSJ = logits_NSJ.sub_(through_NSJ).add_(log_stick_NS[select][..., None]).exp_()
-            out_NSD[select] += weights_NSJ @ blocks.v_NKD[select, block]
-            log_stick_NS[select] -= through_NSJ[..., -1]
-        shape = (out_NSD.shape[0], -1, rows.stop - rows.start)
-        output_NSQD[:, :, rows] = out_NSD.view(*shape, q.shape[-1])
-        log_remainder_NSQ[:, :, rows] = log_stick_NS.view(shape)
-    return output_NSQD.view(q.shape).to(q.dtype), log_remainder_NSQ.view(q.shape[:3]).exp(), visited_NR
+            logits_nRJ = tiles.logits(q_nRD, block, tile)
+            through_nRJ = _spent(logits_nRJ).cumsum_(-1)
+            # weights of a tile as if the stick were whole before it
+            weights_nRJ = logits_nRJ.sub_(through_nRJ).exp_()
+            stick_nR1 = log_stick_nR[..., None].exp().to(q_nRD.dtype)
+            out_nRD.addcmul_(weights_nRJ @ v_NKD[block.heads, tile], stick_nR1)
+            log_stick_nR -= through_nRJ[..., -1]
+            visits += 1
+        tiles.put(output_NSQD, block, out_nRD)
+        tiles.put(remainder_NSQ, block, log_stick_nR.exp())
+        visited_NX[block.heads, block.index] = visits
+
+    in_threads(work, tiles.row_blocks, q.device)
+    return output_NSQD.view(q.shape).to(q.dtype), remainder_NSQ.view(q.shape[:3]), visited_NX
 
 
 @_forward.register_fake
@@ -156,8 +96,8 @@ def _(
     skip_threshold: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     remainder = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    visited_NR = q.new_empty((k.shape[0] * k.shape[1], _most_row_blocks(q, cu_seqlens)), dtype=torch.int32)
-    return q.new_empty(q.shape), remainder, visited_NR
+    visited_NX = q.new_empty((k.shape[0] * k.shape[1], most_row_blocks(q, k, cu_seqlens)), dtype=torch.int32)
+    return q.new_empty(q.shape), remainder, visited_NX
 
 
 @torch.library.custom_op("sbeval::stickbreaking_blockwise_backward", mutates_args=())
@@ -168,48 +108,86 @@ def _backward(
     d_output: Tensor,
     d_remainder: Tensor,
     remainder: Tensor,
-    visited_NR: Tensor,
+    visited_NX: Tensor,
     scale: float,
     attend_current: bool,
     seq_start_B: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    blocks = _Blocks.split(q, k, v, scale, attend_current, seq_start_B, cu_seqlens)
-    d_output_NSQD = d_output.to(blocks.q_NSQD.dtype).reshape(blocks.q_NSQD.shape)
-    d_spent_NSQ = (d_remainder * remainder).to(blocks.q_NSQD.dtype).reshape(blocks.q_NSQD.shape[:3])
-    dq_NSQD = torch.empty(blocks.q_NSQD.shape, dtype=blocks.q_NSQD.dtype, device=q.device)
-    dk_NKD, dv_NKD = (dq_NSQD.new_zeros(blocks.k_NKD.shape) for _ in range(2))
-    for (rows, first_key), visits_N in zip(blocks.row_blocks, visited_NR.T.cpu(), strict=False):
-        q_NSD, do_NSD = blocks.rows(blocks.q_NSQD, rows), blocks.rows(d_output_NSQD, rows)
-        dq_NSD = torch.zeros_like(q_NSD)
-        walk: list[tuple[slice, Tensor | None]] = []
-        for index, block in enumerate(blocks.key_blocks(rows, first_key)[: int(visits_N.max())]):
-            going_N = visits_N > index
-            walk.append((block, None if bool(going_N.all()) else going_N.nonzero().squeeze(-1).to(q.device)))
-        sticks: list[Tensor] = []
-        log_stick_NS = q_NSD.new_zeros(q_NSD.shape[:2])
-        for block, active_N in walk:
-            select = slice(None) if active_N is None else active_N
-            sticks.append(log_stick_NS[select].clone())
-            log_stick_NS[select] -= blocks.logits(q_NSD[select], rows, block, active_N)[1].sum(-1)
-        # what all older keys and the remainder hand to the logits of a key: starts with the remainder's own part
-        older_NS = d_spent_NSQ[:, :, rows].flatten(1, 2).clone()
-        for (block, active_N), stick_NS in zip(reversed(walk), reversed(sticks), strict=True):
-            select = slice(None) if active_N is None else active_N
-            qb_NSD, dob_NSD = q_NSD[select], do_NSD[select]
-            logits_NSJ, spent_NSJ = blocks.logits(qb_NSD, rows, block, active_N)
-            weights_NSJ = (logits_NSJ - spent_NSJ.cumsum(-1) + stick_NS[..., None]).exp()
-            taken_NSJ = weights_NSJ * (dob_NSD @ blocks.v_NKD[select, block].mT)
-            older_NSJ = taken_NSJ.flip(-1).cumsum(-1).flip(-1) + older_NS[select][..., None]
-            d_logits_NSJ = taken_NSJ - logits_NSJ.sigmoid() * older_NSJ
-            older_NS[select] = older_NSJ[..., 0]
-            dv_NKD[select, block] += weights_NSJ.mT @ dob_NSD
-            dk_NKD[select, block] += d_logits_NSJ.mT @ qb_NSD
-            dq_NSD[select] += d_logits_NSJ @ blocks.k_NKD[select, block]
-        dq_NSQD[:, :, rows] = dq_NSD.view(dq_NSD.shape[0], -1, rows.stop - rows.start, q.shape[-1])
+    tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens)
+    v_NKD = newest_first(v, tiles.k_NKD.dtype)
+    d_output_NSQD = d_output.to(v_NKD.dtype).reshape(tiles.q_NSQD.shape)
+    d_spent_NSQ = (d_remainder * remainder).to(v_NKD.dtype).reshape(tiles.q_NSQD.shape[:3])
+    dq_NSQD = v_NKD.new_empty(tiles.q_NSQD.shape)
+    visits = visited_NX.tolist()
+    # blocks of rows that are worked on at the same time add to gradients of their own
+    lanes = -(-torch.get_num_threads() // len({block.heads.start for block in tiles.row_blocks}))
+    if q.device.type != "cpu":
+        lanes = 1
+    dk_LNKD, dv_LNKD = (v_NKD.new_zeros((lanes, *v_NKD.shape)) for _ in range(2))
+    shares: dict[tuple[int, int], list[RowBlock]] = {}
+    for block in tiles.row_blocks:
+        shares.setdefault((block.heads.start, block.index % lanes), []).append(block)
+
+    def work(share: list[RowBlock]) -> None:
+        for block in share:
+            _row_block_gradients(
+                tiles,
+                block,
+                tiles.key_tiles(block)[: visits[block.heads.start][block.index]],
+                v_NKD,
+                tiles.rows(d_output_NSQD, block),
+                tiles.rows(d_spent_NSQ, block),
+                dq_NSQD,
+                dk_LNKD[block.index % lanes],
+                dv_LNKD[block.index % lanes],
+            )
+
+    in_threads(work, list(shares.values()), q.device)
     dq = dq_NSQD.mul_(scale).view(q.shape).to(q.dtype)
-    dk, dv = (grad.flip(1).view(k.shape).to(k.dtype) for grad in (dk_NKD, dv_NKD))
+    dk, dv = (grad.sum(0).flip(1).view(k.shape).to(k.dtype) for grad in (dk_LNKD, dv_LNKD))
     return dq, dk, dv
+
+
+def _row_block_gradients(
+    tiles: Tiles,
+    block: RowBlock,
+    walk: list[slice],
+    v_NKD: Tensor,
+    do_nRD: Tensor,
+    d_spent_nR: Tensor,
+    dq_NSQD: Tensor,
+    dk_NKD: Tensor,
+    dv_NKD: Tensor,
+) -> None:
+    """Writes the gradient of a block of rows and adds theirs to the gradients of the keys and values they visited."""
+    q_nRD = tiles.rows(tiles.q_NSQD, block)
+    log_stick_nR = q_nRD.new_zeros(q_nRD.shape[:2], dtype=torch.float64)
+    sticks: list[Tensor] = []
+    for tile in walk:
+        sticks.append(log_stick_nR[..., None].exp().to(q_nRD.dtype))
+        log_stick_nR -= _spent(tiles.logits(q_nRD, block, tile)).sum(-1)
+    dq_nRD = torch.zeros_like(q_nRD)
+    # what all older keys and the remainder hand to the logits of a key: starts with the remainder's own part
+    older_nR1 = d_spent_nR[..., None]
+    for tile, stick_nR1 in zip(reversed(walk), reversed(sticks), strict=True):
+        logits_nRJ = tiles.logits(q_nRD, block, tile)
+        took_nRJ = logits_nRJ.sigmoid()
+        weights_nRJ = logits_nRJ.sub_(_spent(logits_nRJ).cumsum_(-1)).exp_().mul_(stick_nR1)
+        taken_nRJ = (do_nRD @ v_NKD[block.heads, tile].mT).mul_(weights_nRJ)
+        dv_NKD[block.heads, tile] += weights_nRJ.mT @ do_nRD
+        # what is taken by a key and all older ones, summed from the oldest: a difference of sums could cancel
+        older_nRJ = taken_nRJ.flip(-1).cumsum_(-1).flip(-1).add_(older_nR1)
+        older_nR1 = older_nRJ[..., :1].clone()
+        d_logits_nRJ = taken_nRJ.sub_(took_nRJ.mul_(older_nRJ))
+        dk_NKD[block.heads, tile] += d_logits_nRJ.mT @ q_nRD
+        dq_nRD += d_logits_nRJ @ tiles.k_NKD[block.heads, tile]
+    tiles.put(dq_NSQD, block, dq_nRD)
+
+
+def _spent(logits_nRJ: Tensor) -> Tensor:
+    """The log of what each key alone leaves of the stick, negated."""
+    return softplus(logits_nRJ, threshold=2 * LARGEST_LOGIT)
 
 
 @_backward.register_fake
@@ -220,7 +198,7 @@ def _(
     d_output: Tensor,
     d_remainder: Tensor,
     remainder: Tensor,
-    visited_NR: Tensor,
+    visited_NX: Tensor,
     scale: float,
     attend_current: bool,
     seq_start_B: Tensor | None,
@@ -239,40 +217,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(
     ctx: Any, d_output: Tensor | None, d_remainder: Tensor | None, *unused: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    q, k, v, remainder, visited_NR, seq_start_B, cu_seqlens = ctx.saved_tensors
+    q, k, v, remainder, visited_NX, seq_start_B, cu_seqlens = ctx.saved_tensors
     d_output = torch.zeros_like(q) if d_output is None else d_output
     d_remainder = torch.zeros_like(remainder) if d_remainder is None else d_remainder
     dq, dk, dv = _backward(
-        q, k, v, d_output, d_remainder, remainder, visited_NR, *ctx.settings, seq_start_B, cu_seqlens
+        q, k, v, d_output, d_remainder, remainder, visited_NX, *ctx.settings, seq_start_B, cu_seqlens
     )
     return dq, dk, dv, None, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
-
-
-def _row_blocks(queries: int, seq_start_B: Tensor | None, cu_seqlens: Tensor | None) -> list[tuple[slice, int]]:
-    """Blocks of rows that lie within one sequence, each with the oldest key one of its rows may see."""
-    if cu_seqlens is None:
-        bounds, first_keys = [0, queries], [0 if seq_start_B is None else int(seq_start_B.min())]
-    else:
-        bounds = cu_seqlens.tolist()
-        first_keys = bounds[:-1]
-    return [
-        (slice(first, min(stop, first + QUERY_BLOCK)), first_key)
-        for start, stop, first_key in zip(bounds[:-1], bounds[1:], first_keys, strict=True)
-        for first in range(start, stop, QUERY_BLOCK)
-    ]
-
-
-def _most_row_blocks(q: Tensor, cu_seqlens: Tensor | None) -> int:
-    """At most so many blocks of rows there are: known from shapes alone."""
-    return q.shape[2] // QUERY_BLOCK + (1 if cu_seqlens is None else cu_seqlens.shape[0] - 1)
-
-
-def _still_active(log_stick_NS: Tensor, skip_threshold: float | None) -> Tensor | None:
-    """Heads in which some row still has at least `skip_threshold` of its stick; None where all have."""
-    if skip_threshold is None:
-        return None
-    active = (log_stick_NS.exp() >= skip_threshold).any(-1)
-    return None if bool(active.all()) else active.nonzero().squeeze(-1)

@@ -1,0 +1,198 @@
+"""How plain PyTorch walks the keys: blocks of rows, tiles of keys, and the threads that share the work.
+
+Keys are stored newest first, so that sums over newer keys are plain cumulative sums. On a CPU each thread takes whole
+blocks of rows of its own and runs every operation alone: one barrier for the whole call instead of one an operation.
+
+Shape suffixes: B batch, H query heads, G key/value heads, N batch times key/value heads, n some of them, S query heads
+sharing a key/value head, Q queries, R rows of a block: S times its queries, K keys, J keys of a tile, D head_dim.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+# a tile of 128 KiB in fp32: three of them fit the cache of one core
+TILE_ROWS = 128
+TILE_LOGITS = 2**15
+TILE_KEYS = 4096
+# past this a key takes the whole stick in any precision; sums of larger numbers would round it away
+LARGEST_LOGIT = 80.0
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Rows that are worked on together.
+
+    Attributes:
+        heads: which of the N.
+        queries: which of the Q.
+        index: the how-manieth block of queries this is.
+        first_key: the oldest key that one of the rows may see.
+    """
+
+    heads: slice
+    queries: slice
+    index: int
+    first_key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The inputs laid out for the walk.
+
+    Attributes:
+        q_NSQD: queries times the scale, in fp32 or wider.
+        k_NKD: keys, newest first.
+        attend_current: whether a query attends its own position.
+        seq_start_N: first position that is no padding, or None.
+        row_blocks: all rows, those that may look back farthest first.
+        tile_keys: keys of a tile.
+    """
+
+    q_NSQD: Tensor
+    k_NKD: Tensor
+    attend_current: bool
+    seq_start_N: Tensor | None
+    row_blocks: list[RowBlock]
+    tile_keys: int
+
+    @classmethod
+    def of(
+        cls,
+        q_BHQD: Tensor,
+        k_BGKD: Tensor,
+        scale: float,
+        attend_current: bool,
+        seq_start_B: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> "Tiles":
+        """Lays out the inputs of a call."""
+        batch, heads, queries, head_dim = q_BHQD.shape
+        groups, keys = k_BGKD.shape[1], k_BGKD.shape[2]
+        shared = heads // groups
+        starts = [0] * batch if seq_start_B is None else seq_start_B.tolist()
+        bounds = [0, queries] if cu_seqlens is None else cu_seqlens.tolist()
+        longest = max(stop - start for start, stop in itertools.pairwise(bounds))
+        rows = max(1, min(longest, TILE_ROWS // shared))
+        tile_keys = min(TILE_KEYS, max(1, TILE_LOGITS // (rows * shared)))
+        heads_at_once = batch * groups
+        if q_BHQD.device.type == "cpu":
+            visible = keys if cu_seqlens is None else longest
+            heads_at_once = max(1, TILE_LOGITS // max(1, rows * shared * min(tile_keys, visible)))
+        row_blocks = [
+            RowBlock(slice(head, min(batch * groups, head + heads_at_once)), slice(first, last), index, first_key)
+            for index, (first, last, own) in enumerate(_query_blocks(bounds, rows))
+            for head in range(0, batch * groups, heads_at_once)
+            for first_key in [
+                min(starts[head // groups : (head + heads_at_once - 1) // groups + 1]) if cu_seqlens is None else own
+            ]
+        ]
+        dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
+        return cls(
+            (q_BHQD.to(dtype) * scale).reshape(batch * groups, shared, queries, head_dim),
+            newest_first(k_BGKD, dtype),
+            attend_current,
+            None if seq_start_B is None else seq_start_B.repeat_interleave(groups),
+            sorted(row_blocks, key=lambda block: block.first_key - block.queries.stop),
+            tile_keys,
+        )
+
+    def key_tiles(self, block: RowBlock) -> list[slice]:
+        """Tiles of keys these rows may attend, newest first."""
+        keys = self.k_NKD.shape[1]
+        newest = self.q_NSQD.shape[2] - block.queries.stop + (0 if self.attend_current else 1)
+        oldest = keys - block.first_key
+        return [slice(first, min(oldest, first + self.tile_keys)) for first in range(newest, oldest, self.tile_keys)]
+
+    def rows(self, tensor_NSQD: Tensor, block: RowBlock) -> Tensor:
+        """Returns [n, R, ...] of [N, S, Q, ...]."""
+        return tensor_NSQD[block.heads, :, block.queries].flatten(1, 2)
+
+    def put(self, tensor_NSQD: Tensor, block: RowBlock, rows_nRD: Tensor) -> None:
+        """Writes what `rows` would read."""
+        target = tensor_NSQD[block.heads, :, block.queries]
+        target.copy_(rows_nRD.view(target.shape))
+
+    def logits(self, q_nRD: Tensor, block: RowBlock, tile: slice) -> Tensor:
+        """Returns logits [n, R, J], -inf where a row does not see a key."""
+        logits_nRJ = (q_nRD @ self.k_NKD[block.heads, tile].mT).clamp_(max=LARGEST_LOGIT)
+        newest_key = self.k_NKD.shape[1] - 1 - tile.start
+        length = tile.stop - tile.start
+        queries = block.queries.stop - block.queries.start
+        first_row = self.k_NKD.shape[1] - self.q_NSQD.shape[2] + block.queries.start
+        limit = first_row if self.attend_current else first_row - 1
+        if newest_key > limit:
+            key_J = newest_key - torch.arange(length, device=q_nRD.device)
+            limit_Q = torch.arange(limit, limit + queries, device=q_nRD.device)
+            unseen_QJ = key_J > limit_Q[:, None]
+            logits_nRJ.view(len(logits_nRJ), -1, queries, length).masked_fill_(unseen_QJ, -torch.inf)
+        if self.seq_start_N is not None:
+            key_J = newest_key - torch.arange(length, device=q_nRD.device)
+            logits_nRJ.masked_fill_((key_J < self.seq_start_N[block.heads, None])[:, None], -torch.inf)
+        return logits_nRJ
+
+
+def newest_first(tensor_BGKD: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns [N, K, D] in `dtype` with the order of keys turned around."""
+    return tensor_BGKD.to(dtype).flatten(0, 1).flip(1)
+
+
+def most_row_blocks(q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> int:
+    """At most so many blocks of queries there are: known from shapes alone."""
+    rows = max(1, TILE_ROWS // (q.shape[1] // k.shape[1]))
+    # a shorter longest sequence makes shorter blocks, but no more of them than sequences
+    return q.shape[2] // rows + (1 if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+
+
+def log_of_least_stick(skip_threshold: float | None, like: Tensor) -> float | None:
+    """The log of the stick below which older keys are not visited; None to visit all without a look.
+
+    Even unasked, a stick that is zero in the dtype ends the walk, where looking costs no transfer from a device.
+    """
+    if skip_threshold is not None:
+        return math.log(skip_threshold)
+    if like.device.type != "cpu":
+        return None
+    return math.log(torch.finfo(like.dtype).tiny) + math.log(torch.finfo(like.dtype).eps / 4)
+
+
+def in_threads(work: Callable[[Item], None], items: Sequence[Item], device: torch.device) -> None:
+    """Does all of the work, on a CPU in as many threads as PyTorch uses, each taking the next item when it is free."""
+    threads = min(torch.get_num_threads(), len(items)) if device.type == "cpu" else 1
+    if threads == 1:
+        for item in items:
+            work(item)
+        return
+    waiting = iter(items)
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            for item in waiting:
+                work(item)
+
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for done in [pool.submit(run) for _ in range(threads)]:
+                done.result()
+    finally:
+        # threads that start later take over the number set last
+        torch.set_num_threads(before)
+
+
+def _query_blocks(bounds: list[int], rows: int) -> list[tuple[int, int, int]]:
+    """Blocks of queries within one sequence: first, one past the last, and where the sequence begins."""
+    return [
+        (first, min(stop, first + rows), start)
+        for start, stop in itertools.pairwise(bounds)
+        for first in range(start, stop, rows)
+    ]
