@@ -2,7 +2,8 @@
 
 For a query, weights are added up from the newest key backwards; its span at 90 % is how many keys that takes to reach
 90 % of all its weight. The definition is the same for softmax, whose weights add up to one, and for stick-breaking,
-whose weights leave a remaining stick. Weights are computed from their definition, for the last queries of a window.
+whose weights leave a remaining stick; the latter's are never stored (`sbeval.attention.effective_span`). Softmax's are
+computed from their definition, for the last queries of a window.
 
 Shape suffixes: H query heads, G key/value heads, R queries of a block, K keys, D head dimension.
 """
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sbeval.attention.impl.reference import log_weights
+from sbeval.attention import effective_span
 from sbeval.errors import UserError
 from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
 
@@ -100,8 +101,13 @@ def _recorded(model: nn.Module, queries: int, layers: list[tuple[Tensor, Tensor]
 
     def look(mixer: nn.Module, args: tuple[Any, ...]) -> None:
         assert isinstance(mixer, StickBreakingMixer | SoftmaxMixer)
-        weights = _stick(mixer) if isinstance(mixer, StickBreakingMixer) else _softmax(mixer)
-        layers.append(_summary(args[0], args[1], queries, weights))
+        q_1HQD, k_1GKD = args[0], args[1]
+        if isinstance(mixer, SoftmaxMixer):
+            layers.append(_summary(q_1HQD, k_1GKD, queries, _softmax(mixer)))
+            return
+        looked_at = q_1HQD[:, :, _first_query(q_1HQD, queries) :]
+        found = effective_span(looked_at, k_1GKD, scale=mixer.scale, attend_current=mixer.attend_current, levels=SHARES)
+        layers.append(_means(found.spans[0].double(), found.remainder[0].double()))
 
     handles = [mixer.register_forward_pre_hook(look) for mixer in mixers]
     try:
@@ -114,14 +120,6 @@ def _recorded(model: nn.Module, queries: int, layers: list[tuple[Tensor, Tensor]
 Weights = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, int]]
 """From queries [1, H, R, D], keys [1, G, K, D] up to the last query, and the first query's position, to weights
 [H, R, K], remaining sticks [H, R], and how many keys back from itself a query's newest key is."""
-
-
-def _stick(mixer: StickBreakingMixer) -> Weights:
-    def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
-        log_A, log_rest = log_weights(q_1HRD, k_1GKD, mixer.scale, mixer.attend_current, None)
-        return log_A[0].exp(), log_rest[0].exp(), 0 if mixer.attend_current else 1
-
-    return weights
 
 
 def _softmax(mixer: SoftmaxMixer) -> Weights:
@@ -150,16 +148,23 @@ def _softmax_weights(
 def _summary(q_1HQD: Tensor, k_1GKD: Tensor, queries: int, weights: Weights) -> tuple[Tensor, Tensor]:
     """Returns mean spans [H, shares] and mean remaining sticks [H] of the last queries, block by block."""
     length, heads = q_1HQD.shape[2], q_1HQD.shape[1]
-    first = max(1, length - queries)
     rows = max(1, _BLOCK_WEIGHTS // (heads * length))
     all_spans, all_rests = [], []
-    for start in range(first, length, rows):
+    for start in range(_first_query(q_1HQD, queries), length, rows):
         stop = min(length, start + rows)
         own_HRK, rest_HR, back = weights(q_1HQD[:, :, start:stop].float(), k_1GKD[:, :, :stop].float(), start)
         newest_R = torch.arange(start, stop, device=own_HRK.device) - back
         all_spans.append(spans(own_HRK, newest_R))
         all_rests.append(rest_HR.double())
-    return torch.cat(all_spans, dim=1).nanmean(dim=1).cpu(), torch.cat(all_rests, dim=1).mean(dim=1).cpu()
+    return _means(torch.cat(all_spans, dim=1), torch.cat(all_rests, dim=1))
+
+
+def _first_query(q_1HQD: Tensor, queries: int) -> int:
+    return max(1, q_1HQD.shape[2] - queries)
+
+
+def _means(spans_HRS: Tensor, rests_HR: Tensor) -> tuple[Tensor, Tensor]:
+    return spans_HRS.nanmean(dim=1).cpu(), rests_HR.mean(dim=1).cpu()
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def stickbreaking_attention(
     Raises:
         ValueError: shapes, dtypes or devices do not fit, Q > K, or the implementation cannot run on these tensors.
     """
-    _check(q, k, v, seq_start, cu_seqlens, skip_threshold)
+    check_inputs(q, k, v, seq_start, cu_seqlens, skip_threshold)
     if scale is None:
         scale = float(q.shape[-1] ** -0.5)
     if impl == "auto":
@@ -91,7 +91,7 @@ def stickbreaking_attention(
     raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
 
 
-def _check(
+def check_inputs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -99,6 +99,7 @@ def _check(
     cu_seqlens: Tensor | None,
     skip_threshold: float | None,
 ) -> None:
+    """Refuses inputs that do not fit each other with a ValueError; see `stickbreaking_attention`."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, length, head_dim], got shape {list(tensor.shape)}")

@@ -1,0 +1,119 @@
+"""How far back stick-breaking attention looks, without storing its weights.
+
+Of a query's stick, the keys down to some key take 1 - exp(-spent), where `spent` sums what those keys spend. A share of
+all weight is thus reached where `spent` passes a bound known once the remainder is: a first walk over the keys finds
+the remainder, a second one visits only the tiles in which some row passes a bound.
+
+Shape suffixes: n some of the batch times key/value heads, R rows of a block, J keys of a tile, X shares; the others as
+in `impl.tiles`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from sbeval.attention.api import check_inputs
+from sbeval.attention.impl.tiles import LARGEST_LOGIT, RowBlock, Tiles, in_threads, log_of_least_stick
+
+
+class EffectiveSpan(NamedTuple):
+    """How far back queries had to look.
+
+    Attributes:
+        spans: fp32 [B, H, Q, shares] in keys, NaN for a query that gave no weight to any key.
+        remainder: [B, H, Q] in fp32 (fp64 for fp64 inputs): the part of each query's stick no key took.
+    """
+
+    spans: Tensor
+    remainder: Tensor
+
+
+@torch.no_grad()
+def effective_span(
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float | None = None,
+    attend_current: bool = False,
+    seq_start: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    levels: Sequence[float] = (0.5, 0.9, 0.99),
+) -> EffectiveSpan:
+    """Counts, for each query, the keys from the newest it sees back to where a share of its weight is reached.
+
+    The share is one of the weight the query gave in all, 1 - remainder. The sums are those of
+    `sbeval.stickbreaking_attention`, in fp32 or wider, in O(L) memory on any device.
+
+    Args:
+        q: [B, H, Q, D] queries. When Q < K they are the last Q positions.
+        k: [B, G, K, D] keys.
+        scale: factor of the logits; None means D ** -0.5.
+        attend_current: as in `stickbreaking_attention`, like the next two.
+        seq_start: [B] integers for left-padded batches.
+        cu_seqlens: int32 [n + 1] for packed sequences.
+        levels: shares of the weight, each between 0 and 1.
+
+    Returns:
+        `EffectiveSpan(spans, remainder)`; not differentiable.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit, or a level does not lie between 0 and 1.
+    """
+    check_inputs(q, k, k, seq_start, cu_seqlens, None)
+    if not levels or not all(0 < level < 1 for level in levels):
+        raise ValueError(f"levels must be shares between 0 and 1, got {list(levels)}")
+    tiles = Tiles.of(q, k, q.shape[-1] ** -0.5 if scale is None else scale, attend_current, seq_start, cu_seqlens)
+    spans_NSQX = tiles.q_NSQD.new_full((*tiles.q_NSQD.shape[:3], len(levels)), torch.nan, dtype=torch.float32)
+    remainder_NSQ = tiles.q_NSQD.new_empty(tiles.q_NSQD.shape[:3])
+
+    def work(block: RowBlock) -> None:
+        spans_nRX, spent_nR = _row_block_spans(tiles, block, levels)
+        tiles.put(spans_NSQX, block, spans_nRX)
+        tiles.put(remainder_NSQ, block, (-spent_nR).exp())
+
+    in_threads(work, tiles.row_blocks, q.device)
+    return EffectiveSpan(spans_NSQX.view(*q.shape[:3], len(levels)), remainder_NSQ.view(q.shape[:3]))
+
+
+def _row_block_spans(tiles: Tiles, block: RowBlock, levels: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Returns spans fp32 [n, R, X] and what was spent in all, fp64 [n, R]."""
+    q_nRD = tiles.rows(tiles.q_NSQD, block)
+    least = log_of_least_stick(None, q_nRD)
+    spent_nR = q_nRD.new_zeros(q_nRD.shape[:2], dtype=torch.float64)
+    walk = tiles.key_tiles(block)
+    spent_before: list[Tensor] = []
+    for tile in walk:
+        if least is not None and not (spent_nR <= -least).any():
+            break
+        spent_before.append(spent_nR)
+        spent_nR = spent_nR + _spent(tiles, q_nRD, block, tile).sum(-1)
+    share_X = torch.tensor(levels, dtype=torch.float64, device=q_nRD.device)
+    # reached to within rounding: two equal weights are half of the weight each
+    slack = 1 - 4 * torch.finfo(q_nRD.dtype).eps
+    bound_nRX = -torch.log1p(share_X * torch.expm1(-spent_nR)[..., None]) * slack
+    found_nRX = torch.full_like(bound_nRX, torch.nan, dtype=torch.float32)
+    newest_R = _newest_key(tiles, block)
+    for tile, before_nR, after_nR in zip(walk, spent_before, [*spent_before[1:], spent_nR], strict=False):
+        passes_nRX = (before_nR[..., None] < bound_nRX) & (bound_nRX <= after_nR[..., None])
+        if q_nRD.device.type == "cpu" and not passes_nRX.any():
+            continue
+        through_nRJ = _spent(tiles, q_nRD, block, tile).cumsum_(-1)
+        missing_nRX = (bound_nRX - before_nR[..., None]).to(through_nRJ.dtype)
+        place_nRX = torch.searchsorted(through_nRJ, missing_nRX).clamp_(max=tile.stop - tile.start - 1)
+        span_nRX = place_nRX + (tile.start + 1 - newest_R[:, None])
+        found_nRX = torch.where(passes_nRX, span_nRX.to(torch.float32), found_nRX)
+    return found_nRX, spent_nR
+
+
+def _newest_key(tiles: Tiles, block: RowBlock) -> Tensor:
+    """Returns int64 [R]: where, among keys that are stored newest first, the newest key is that each row sees."""
+    last = tiles.q_NSQD.shape[2] - 1 + (0 if tiles.attend_current else 1)
+    place_Q = last - torch.arange(block.queries.start, block.queries.stop, device=tiles.q_NSQD.device)
+    return place_Q.repeat(tiles.q_NSQD.shape[1])
+
+
+def _spent(tiles: Tiles, q_nRD: Tensor, block: RowBlock, tile: slice) -> Tensor:
+    return softplus(tiles.logits(q_nRD, block, tile), threshold=2 * LARGEST_LOGIT)
