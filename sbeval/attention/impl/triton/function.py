@@ -58,7 +58,7 @@ class _TritonAttention(torch.autograd.Function):
         save = any(ctx.needs_input_grad)
         with _device_of(q):
             output, remainder, stick, stop, stop_rows = forward(
-                q, k, v, scale, attend_current, seq_start, log2_threshold, save
+                q, k, v, scale, attend_current, seq_start, None, log2_threshold, save
             )
         if save:
             ctx.save_for_backward(q, k, v, stick, stop)
@@ -70,7 +70,7 @@ class _TritonAttention(torch.autograd.Function):
         q, k, v, stick, stop = ctx.saved_tensors
         d_output, d_remainder = _dense(grads[0].to(q.dtype)), grads[1].float().contiguous()
         with _device_of(q):
-            dq, dk, dv = backward(q, k, v, d_output, d_remainder, stick, stop, *ctx.settings)
+            dq, dk, dv = backward(q, k, v, d_output, d_remainder, stick, stop, *ctx.settings, None)
         return dq, dk, dv, None, None, None, None
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+LOG2_E = 1.4426950408889634
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchParameters:
@@ -11,7 +13,7 @@ class LaunchParameters:
         block_queries: rows of a tile.
         block_keys: keys of a tile.
         block_head_dim: head_dim padded to a power of two, at least 16.
-        chunk_tiles: tiles between two looks at the remaining stick, the stretch that is software-pipelined.
+        chunk_tiles: most tiles between two looks at the remaining stick, the stretch that is software-pipelined.
         num_warps: warps of a program.
         num_stages: depth of the software pipeline.
     """
@@ -40,13 +42,14 @@ def forward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> La
             num_warps=4,
             num_stages=1 if padded > 64 else 2,
         )
+    narrow = padded > 64
     return LaunchParameters(
-        block_queries=min(128, _rows(queries)),
-        block_keys=64 if padded <= 64 else 32,
+        block_queries=min(64, _rows(queries)),
+        block_keys=32 if narrow else 64,
         block_head_dim=padded,
-        chunk_tiles=8,
-        num_warps=8 if padded > 128 and queries > 64 else 4,
-        num_stages=2 if padded > 128 else 3,
+        chunk_tiles=32,
+        num_warps=4,
+        num_stages=2 if padded == 64 or padded > 128 else 3,
     )
 
 
@@ -62,14 +65,14 @@ def backward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> L
             num_warps=4,
             num_stages=1,
         )
-    tall = padded == 64 and queries > 64
+    tall = padded >= 128 and queries > 64
     return LaunchParameters(
         block_queries=min(128 if tall else 64, _rows(queries)),
-        block_keys=64 if padded <= 64 else 32,
+        block_keys=64 if padded <= 128 else 32,
         block_head_dim=padded,
         chunk_tiles=1,
-        num_warps=8 if padded > 128 or tall else 4,
-        num_stages=1 if padded >= 128 else 2,
+        num_warps=8 if tall else 4,
+        num_stages=1 if padded >= 128 else 3 if padded <= 32 else 2,
     )
 
 
