@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from sbeval.attention.packed import check_cu_seqlens
+
 Implementation = Literal["auto", "reference", "blockwise", "triton"]
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -33,6 +35,7 @@ def stickbreaking_attention(
     scale: float | None = None,
     attend_current: bool = False,
     seq_start: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     skip_threshold: float | None = None,
     impl: Implementation = "auto",
 ) -> StickBreakingOutput:
@@ -50,6 +53,10 @@ def stickbreaking_attention(
         attend_current: let a query attend its own position as well (i <= j instead of i < j).
         seq_start: [B] integers for left-padded batches: keys before position seq_start[b] get no weight, so rows before
             it have output 0 and remainder 1. None means 0 everywhere.
+        cu_seqlens: int32 [n + 1] for n packed sequences, on the tensors' device: q is [1, H, T, D], k and v are
+            [1, G, T, D], and sequence s is tokens cu_seqlens[s] up to cu_seqlens[s + 1], which see no other sequence.
+            It rises from 0 to T; a sequence may be empty. On CUDA, looking at its values costs one transfer to the
+            host; they are not looked at while a CUDA graph is captured or torch.compile traces.
         skip_threshold: stop looking back once every query of a block has less than this much of its stick left. The
             output then changes by at most `skip_threshold * max|v|` and the remainder by at most `skip_threshold`.
             None visits every key.
@@ -62,7 +69,7 @@ def stickbreaking_attention(
     Raises:
         ValueError: shapes, dtypes or devices do not fit, Q > K, or the implementation cannot run on these tensors.
     """
-    _check(q, k, v, seq_start, skip_threshold)
+    _check(q, k, v, seq_start, cu_seqlens, skip_threshold)
     if scale is None:
         scale = float(q.shape[-1] ** -0.5)
     if impl == "auto":
@@ -70,19 +77,28 @@ def stickbreaking_attention(
     if impl == "reference":
         from sbeval.attention.impl.reference import reference
 
-        return StickBreakingOutput(*reference(q, k, v, scale, attend_current, seq_start))
+        return StickBreakingOutput(*reference(q, k, v, scale, attend_current, seq_start, cu_seqlens))
     if impl == "blockwise":
         from sbeval.attention.impl.blockwise import blockwise
 
-        return StickBreakingOutput(*blockwise(q, k, v, scale, attend_current, seq_start, skip_threshold))
+        found = blockwise(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold)
+        return StickBreakingOutput(*found)
     if impl == "triton":
         from sbeval.attention.impl.triton import triton_attention
 
-        return StickBreakingOutput(*triton_attention(q, k, v, scale, attend_current, seq_start, skip_threshold))
+        found = triton_attention(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold)
+        return StickBreakingOutput(*found)
     raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, seq_start: Tensor | None, skip_threshold: float | None) -> None:
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq_start: Tensor | None,
+    cu_seqlens: Tensor | None,
+    skip_threshold: float | None,
+) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, length, head_dim], got shape {list(tensor.shape)}")
@@ -105,5 +121,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, seq_start: Tensor | None, skip_thres
             raise ValueError(f"seq_start must be {q.shape[0]} integers, got {seq_start.dtype} {list(seq_start.shape)}")
         if seq_start.device != q.device:
             raise ValueError(f"seq_start must be on {q.device} like q, got {seq_start.device}")
+    if cu_seqlens is not None:
+        if seq_start is not None:
+            raise ValueError("cu_seqlens says where packed sequences begin: seq_start must be None beside it")
+        check_cu_seqlens(cu_seqlens, q, k)
     if skip_threshold is not None and not 0 < skip_threshold < 1:
         raise ValueError(f"skip_threshold must lie between 0 and 1, or be None, got {skip_threshold}")

@@ -47,4 +47,3 @@ def test_launch_parameters_are_powers_of_two_that_cover_the_head(
             assert size >= 16
             assert size & (size - 1) == 0
         assert launch.block_head_dim >= head_dim
-    assert forward.block_queries % backward.block_queries == 0

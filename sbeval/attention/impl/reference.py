@@ -7,9 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from sbeval.attention.packed import row_starts
+
 
 def log_weights(
-    q_BHQD: Tensor, k_BGKD: Tensor, scale: float, attend_current: bool, seq_start_B: Tensor | None
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    scale: float,
+    attend_current: bool,
+    seq_start_B: Tensor | None,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the log attention weights [B, H, Q, K] (-inf outside the causal mask) and log remainders [B, H, Q]."""
     k_BHKD = k_BGKD.repeat_interleave(q_BHQD.shape[1] // k_BGKD.shape[1], dim=1)
@@ -21,6 +28,9 @@ def log_weights(
     if seq_start_B is not None:
         present_BK = torch.arange(keys, device=q_BHQD.device) >= seq_start_B[:, None]
         allowed_QK = allowed_QK & present_BK[:, None, None, :]
+    if cu_seqlens is not None:
+        start_Q = row_starts(cu_seqlens, queries)
+        allowed_QK = allowed_QK & (torch.arange(keys, device=q_BHQD.device) >= start_Q[:, None])
     log_rest_BHQK = torch.where(allowed_QK, logsigmoid(-logits_BHQK), 0.0)
     # inclusive of the key itself: shifting it by one key excludes it without a subtraction that could cancel
     from_key_BHQK = log_rest_BHQK.flip(-1).cumsum(-1).flip(-1)
@@ -36,11 +46,12 @@ def reference(
     scale: float,
     attend_current: bool,
     seq_start_B: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Returns output [B, H, Q, D] and remainder [B, H, Q]; visits every key."""
     dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
     log_weights_BHQK, log_remainder_BHQ = log_weights(
-        q_BHQD.to(dtype), k_BGKD.to(dtype), scale, attend_current, seq_start_B
+        q_BHQD.to(dtype), k_BGKD.to(dtype), scale, attend_current, seq_start_B, cu_seqlens
     )
     v_BHKD = v_BGKD.to(dtype).repeat_interleave(q_BHQD.shape[1] // v_BGKD.shape[1], dim=1)
     return (log_weights_BHQK.exp() @ v_BHKD).to(q_BHQD.dtype), log_remainder_BHQ.exp()

@@ -19,13 +19,17 @@ from sbeval.attention.impl.triton.primitives import add_in_tile, add_tile, bound
 @triton.jit
 def _tile(
     q, do, k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, dk_base, dk_desc, dv_base, dv_desc,
-    batch, group, block, keys, last_key, first_key, minus_newer, minus_up_to, dq, stick, stick_lo, older, qk_scale,
+    batch, group, block, keys, last_key, first_key, minus_newer, minus_older, dq, stick, stick_lo, older, qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
     COPY: tl.constexpr, REDUCE: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sends the gradients of a block of rows through one tile of keys."""
-    k = load_tile(k_base, k_desc, k_offsets, batch, group, block, k_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY)
-    v = load_tile(v_base, v_desc, v_offsets, batch, group, block, v_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY)
+    k = load_tile(
+        k_base, k_desc, k_offsets, batch, group, block, k_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
+    )
+    v = load_tile(
+        v_base, v_desc, v_offsets, batch, group, block, v_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
+    )
     z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
     if MASKED:
         key = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -37,10 +41,10 @@ def _tile(
     dv = tl.dot(tl.trans(weight.to(do.dtype)), do, input_precision="ieee")
     add_tile(dv, dv_base, dv_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, REDUCE)
     taken = weight * tl.dot(do, tl.trans(v), input_precision="ieee")
-    # minus what this key and all older ones took of the row's gradient
-    up_to = -older[:, None] + tl.zeros_like(taken)
-    up_to = tl.dot(taken.to(minus_up_to.dtype), minus_up_to, up_to, input_precision="ieee")
-    dz = (taken + tl.exp2(took) * up_to).to(k.dtype)
+    # minus what older keys took of the row's gradient; the key's own part is exact, since it cancels where took is near 1
+    past = -older[:, None] + tl.zeros_like(taken)
+    past = tl.dot(taken.to(minus_older.dtype), minus_older, past, input_precision="ieee")
+    dz = (taken + tl.exp2(took) * (past - taken)).to(k.dtype)
     older += tl.sum(taken, 1)
     dq = tl.dot(dz, k, dq, input_precision="ieee")
     dk = tl.dot(tl.trans(dz), q, input_precision="ieee")
@@ -54,7 +58,7 @@ def _backward_kernel(
     stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     do_stride_b, do_stride_h, do_stride_l,
-    heads, shared, queries, keys, qk_scale, scale, stop_rows, stop_blocks,
+    heads, shared, queries, keys, qk_scale, scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr, EXACT: tl.constexpr, COPY: tl.constexpr, REDUCE: tl.constexpr,
     ASSEMBLY: tl.constexpr,
@@ -89,7 +93,7 @@ def _backward_kernel(
         first_key = tl.zeros_like(row)
     tile = tl.arange(0, BLOCK_N)
     minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
-    minus_up_to = -(tile[:, None] <= tile[None, :]).to(tl.float32 if EXACT else q_ptr.dtype.element_ty)
+    minus_older = -(tile[:, None] < tile[None, :]).to(tl.float32 if EXACT else q_ptr.dtype.element_ty)
 
     group_at = batch.to(tl.int64) * (heads // shared) + group
     k_base = k_ptr + batch.to(tl.int64) * k_stride_b + group.to(tl.int64) * k_stride_h
@@ -102,29 +106,30 @@ def _backward_kernel(
     end = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
     end_block = tl.cdiv(tl.maximum(end, 0), BLOCK_N)
     full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
-    stop_at = tl.program_id(0).to(tl.int64) * stop_blocks + (block_m * BLOCK_M) // stop_rows
-    block = tl.load(stop_ptr + stop_at) // BLOCK_N
+    # keys older than where the forward pass stopped took nothing off the stick it kept: to a row they do not exist
+    stop_at = stop_ptr + tl.program_id(0).to(tl.int64) * tl.cdiv(queries, 16) + tl.minimum(row, queries - 1) // 16
+    first_key = tl.maximum(first_key, tl.load(stop_at))
+    block = tl.min(first_key, 0) // BLOCK_N
+    first_full = tl.cdiv(tl.max(first_key, 0), BLOCK_N)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    if STARTS != "none":
-        first_full = tl.cdiv(tl.max(first_key, 0), BLOCK_N)
-        while block < tl.minimum(first_full, end_block):
-            dq, stick, stick_lo, older = _tile(
-                q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-                dv_base, dv_desc, batch, group, block, keys, last_key, first_key, minus_newer, minus_up_to, dq, stick,
-                stick_lo, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, COPY, REDUCE, ASSEMBLY,
-            )  # fmt: skip
-            block += 1
+    while block < tl.minimum(first_full, end_block):
+        dq, stick, stick_lo, older = _tile(
+            q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
+            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, minus_newer, minus_older, dq, stick,
+            stick_lo, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, COPY, REDUCE, ASSEMBLY,
+        )  # fmt: skip
+        block += 1
     for inner in tl.range(block, full, num_stages=STAGES):
         dq, stick, stick_lo, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, inner, keys, last_key, first_key, minus_newer, minus_up_to, dq, stick,
+            dv_base, dv_desc, batch, group, inner, keys, last_key, first_key, minus_newer, minus_older, dq, stick,
             stick_lo, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
     block = tl.maximum(block, full)
     while block < end_block:
         dq, stick, stick_lo, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, minus_newer, minus_up_to, dq, stick,
+            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, minus_newer, minus_older, dq, stick,
             stick_lo, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
         block += 1
@@ -133,7 +138,7 @@ def _backward_kernel(
 
 def backward(
     q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, stick: Tensor, stop: Tensor,
-    stop_rows: int, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
+    scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Launches the backward kernel.
 
@@ -145,7 +150,6 @@ def backward(
         d_remainder: [B, H, Q] fp32, contiguous.
         stick: what the forward pass kept.
         stop: what the forward pass kept.
-        stop_rows: rows of a block of `stop`.
         scale: factor of the logits.
         attend_current: whether a query attends its own position.
         seq_start: as in the forward pass.
@@ -156,7 +160,6 @@ def backward(
     """
     batch, heads, queries, head_dim = q.shape
     launch = backward_parameters(head_dim=head_dim, queries=queries, element_bytes=q.element_size())
-    assert stop_rows % launch.block_queries == 0 or stop.shape[2] == 1
     dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     dk = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
     dv = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
@@ -169,7 +172,7 @@ def backward(
         *(describe(each, *tile) if reduce else each for each in (dk, dv)), d_remainder, stick, stop,
         row_start if row_start is not None else seq_start if seq_start is not None else q,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_output.stride()[:3],
-        heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E, scale, stop_rows, stop.shape[2],
+        heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E, scale,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
         STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts, EXACT=q.dtype == torch.float32,
         COPY=copy, REDUCE=reduce, ASSEMBLY=has_assembly(q), num_warps=launch.num_warps,

@@ -21,8 +21,12 @@ def _tile(
     BOUNDED: tl.constexpr, EXACT: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of keys to a block of rows."""
-    k = load_tile(k_base, k_desc, k_offsets, batch, group, block, k_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY)
-    v = load_tile(v_base, v_desc, v_offsets, batch, group, block, v_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY)
+    k = load_tile(
+        k_base, k_desc, k_offsets, batch, group, block, k_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
+    )
+    v = load_tile(
+        v_base, v_desc, v_offsets, batch, group, block, v_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
+    )
     z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
     if BOUNDED:
         z = bounded(z)
@@ -37,10 +41,16 @@ def _tile(
 
 
 @triton.jit
+def _largest_stick(stick, inside, first_key, oldest):
+    """Largest stick of the rows that have keys older than `oldest`."""
+    return tl.max(tl.where(inside & (first_key < oldest), stick, float("-inf")), 0)
+
+
+@triton.jit
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, k_desc, v_desc, out_ptr, rem_ptr, stick_ptr, stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
-    heads, shared, queries, keys, qk_scale, log2_threshold,
+    heads, shared, queries, keys, qk_scale, log2_threshold, stop_entries,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr, ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr,
     EXACT: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr, SAVE: tl.constexpr,
@@ -95,7 +105,7 @@ def _forward_kernel(
             last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
             HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, EXACT, COPY, ASSEMBLY,
         )  # fmt: skip
-    going = tl.max(tl.where(row < queries, stick, float("-inf")), 0) >= log2_threshold
+    going = _largest_stick(stick, row < queries, first_key, block * BLOCK_N) >= log2_threshold
     # few tiles between the first looks at the sticks, for heads that look back a little, many between the later ones
     chunk = 2
     while going & (block > first_full):
@@ -108,7 +118,7 @@ def _forward_kernel(
             )  # fmt: skip
         block -= steps
         chunk = tl.minimum(2 * chunk, CHUNK)
-        going = tl.max(tl.where(row < queries, stick, float("-inf")), 0) >= log2_threshold
+        going = _largest_stick(stick, row < queries, first_key, block * BLOCK_N) >= log2_threshold
     if STARTS != "none":
         while going & (block > first_block):
             block -= 1
@@ -138,15 +148,16 @@ def _forward_kernel(
     if SAVE:
         tl.store(stick_ptr + row_at * 2, stick, mask=row < queries)
         tl.store(stick_ptr + row_at * 2 + 1, stick_lo, mask=row < queries)
-        # a row block of the backward pass reads the farthest stop of the forward blocks it covers
-        stop_at = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + block_m
-        tl.store(stop_ptr + stop_at, block * BLOCK_N)
+        # for every 16 rows, so that the backward pass may choose row blocks of its own
+        entry = block_m * (BLOCK_M // 16) + tl.arange(0, BLOCK_M // 16)
+        stop_at = stop_ptr + tl.program_id(0).to(tl.int64) * stop_entries + entry
+        tl.store(stop_at, tl.zeros_like(entry) + block * BLOCK_N, mask=entry < stop_entries)
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None,
     row_start: Tensor | None, log2_threshold: float, save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Launches the forward kernel.
 
     Args:
@@ -162,8 +173,7 @@ def forward(
 
     Returns:
         output like q; remainder [B, H, Q] fp32; stick [B, H, Q, 2] fp32, log2 of the remainder as an unevaluated sum;
-        stop [B, H, blocks] int32, the oldest key each block of rows visited; rows of such a block. The two before the
-        last are empty unless `save`.
+        stop [B, H, ceil(Q / 16)] int32, the oldest key that each 16 rows visited. The last two are empty unless `save`.
     """
     batch, heads, queries, head_dim = q.shape
     launch = forward_parameters(head_dim=head_dim, queries=queries, element_bytes=q.element_size())
@@ -171,17 +181,18 @@ def forward(
     out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
     stick = torch.empty((batch, heads, queries, 2) if save else (0,), dtype=torch.float32, device=q.device)
-    stop = torch.empty((batch, heads, blocks) if save else (0,), dtype=torch.int32, device=q.device)
+    stop_entries = triton.cdiv(queries, 16)
+    stop = torch.empty((batch, heads, stop_entries) if save else (0,), dtype=torch.int32, device=q.device)
     copy = copies(k) and copies(v)
     starts = "row" if row_start is not None else "batch" if seq_start is not None else "none"
     _forward_kernel[(batch * heads, blocks)](
         q, k, v, *(describe(each, launch.block_keys, launch.block_head_dim) if copy else each for each in (k, v)), out, remainder, stick, stop,
         row_start if row_start is not None else seq_start if seq_start is not None else q,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E, log2_threshold,
+        heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E, log2_threshold, stop_entries,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
         CHUNK=launch.chunk_tiles, STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts,
         EXACT=q.dtype == torch.float32, COPY=copy, ASSEMBLY=has_assembly(q), SAVE=save,
         num_warps=launch.num_warps,
     )  # fmt: skip
-    return out, remainder, stick, stop, launch.block_queries
+    return out, remainder, stick, stop

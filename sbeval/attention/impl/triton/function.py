@@ -1,4 +1,8 @@
-"""The kernels as one differentiable function."""
+"""The kernels as one differentiable operator that torch.compile and CUDA graphs see as a whole.
+
+`sbeval::stickbreaking_forward` and `sbeval::stickbreaking_backward` have implementations for shapes alone, so that a
+trace never looks inside, and read nothing back from the device, so that a CUDA graph can record them.
+"""
 
 import contextlib
 import math
@@ -10,6 +14,7 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.backward import backward
 from sbeval.attention.impl.triton.forward import forward
+from sbeval.attention.packed import row_starts
 
 # a stick below 2^-150 is zero in fp32, so visiting older keys could not change a bit of the output
 LOG2_NOTHING_LEFT = -150.0
@@ -22,6 +27,7 @@ def triton_attention(
     scale: float,
     attend_current: bool,
     seq_start: Tensor | None,
+    cu_seqlens: Tensor | None,
     skip_threshold: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Returns output [B, H, Q, D] and remainder [B, H, Q] in fp32.
@@ -35,43 +41,105 @@ def triton_attention(
         raise ValueError(f"impl='triton' takes head_dim up to 256, got {q.shape[-1]}: use impl='blockwise'")
     if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(f"impl='triton' needs CUDA tensors, got {q.device}: use impl='blockwise'")
-    output, remainder = _TritonAttention.apply(  # type: ignore[no-untyped-call]
-        q, k, v, scale, attend_current, seq_start, skip_threshold
-    )
+    row_start = None if cu_seqlens is None else row_starts(cu_seqlens, q.shape[2])
+    save = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    q, k, v = _dense(q), _dense(k), _dense(v)
+    output, remainder, _, _ = _forward(q, k, v, scale, attend_current, seq_start, row_start, skip_threshold, save)
     return output, remainder
 
 
-class _TritonAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        attend_current: bool,
-        seq_start: Tensor | None,
-        skip_threshold: float | None,
-    ) -> tuple[Tensor, Tensor]:
-        q, k, v = (_dense(tensor) for tensor in (q, k, v))
-        log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
-        save = any(ctx.needs_input_grad)
-        with _device_of(q):
-            output, remainder, stick, stop, stop_rows = forward(
-                q, k, v, scale, attend_current, seq_start, None, log2_threshold, save
-            )
-        if save:
-            ctx.save_for_backward(q, k, v, stick, stop)
-            ctx.settings = (stop_rows, scale, attend_current, seq_start)
-        return output, remainder
+@torch.library.custom_op("sbeval::stickbreaking_forward", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    attend_current: bool,
+    seq_start: Tensor | None,
+    row_start: Tensor | None,
+    skip_threshold: float | None,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
+    with _device_of(q):
+        return forward(q, k, v, scale, attend_current, seq_start, row_start, log2_threshold, save)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, stick, stop = ctx.saved_tensors
-        d_output, d_remainder = _dense(grads[0].to(q.dtype)), grads[1].float().contiguous()
-        with _device_of(q):
-            dq, dk, dv = backward(q, k, v, d_output, d_remainder, stick, stop, *ctx.settings, None)
-        return dq, dk, dv, None, None, None, None
+
+@_forward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    attend_current: bool,
+    seq_start: Tensor | None,
+    row_start: Tensor | None,
+    skip_threshold: float | None,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, heads, queries, _ = q.shape
+    return (
+        torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device),
+        q.new_empty((batch, heads, queries), dtype=torch.float32),
+        q.new_empty((batch, heads, queries, 2) if save else (0,), dtype=torch.float32),
+        q.new_empty((batch, heads, (queries + 15) // 16) if save else (0,), dtype=torch.int32),
+    )
+
+
+@torch.library.custom_op("sbeval::stickbreaking_backward", mutates_args=())
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    d_output: Tensor,
+    d_remainder: Tensor,
+    stick: Tensor,
+    stop: Tensor,
+    scale: float,
+    attend_current: bool,
+    seq_start: Tensor | None,
+    row_start: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    with _device_of(q):
+        return backward(q, k, v, d_output, d_remainder, stick, stop, scale, attend_current, seq_start, row_start)
+
+
+@_backward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    d_output: Tensor,
+    d_remainder: Tensor,
+    stick: Tensor,
+    stop: Tensor,
+    scale: float,
+    attend_current: bool,
+    seq_start: Tensor | None,
+    row_start: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
+    return dq, k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, scale, attend_current, seq_start, row_start, _, _ = inputs
+    ctx.save_for_backward(q, k, v, *output[2:], seq_start, row_start)
+    ctx.settings = (scale, attend_current)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(
+    ctx: Any, d_output: Tensor | None, d_remainder: Tensor | None, *unused: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    q, k, v, stick, stop, seq_start, row_start = ctx.saved_tensors
+    d_output = torch.zeros_like(q) if d_output is None else _dense(d_output.to(q.dtype))
+    d_remainder = q.new_zeros(q.shape[:3], dtype=torch.float32) if d_remainder is None else d_remainder.contiguous()
+    dq, dk, dv = _backward(q, k, v, d_output, d_remainder, stick, stop, *ctx.settings, seq_start, row_start)
+    return dq, dk, dv, None, None, None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def _device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:

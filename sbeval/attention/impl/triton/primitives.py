@@ -20,7 +20,7 @@ def load_tile(
     if COPY:
         tile = descriptor.load([batch, group, block * BLOCK_N, 0]).reshape(BLOCK_N, BLOCK_D)
     else:
-        at = base + block.to(tl.int64) * (BLOCK_N * stride) + offsets
+        at = base + (block + tl.zeros((), tl.int64)) * (BLOCK_N * stride) + offsets
         dim = tl.arange(0, BLOCK_D)
         if MASKED:
             key = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -43,7 +43,7 @@ def add_tile(
     else:
         key = tl.arange(0, BLOCK_N)[:, None]
         dim = tl.arange(0, BLOCK_D)[None, :]
-        at = base + block.to(tl.int64) * (BLOCK_N * HEAD_DIM) + key * HEAD_DIM + dim
+        at = base + (block + tl.zeros((), tl.int64)) * (BLOCK_N * HEAD_DIM) + key * HEAD_DIM + dim
         tl.atomic_add(at, tile, mask=(block * BLOCK_N + key < limit) & (dim < HEAD_DIM), sem="relaxed")
 
 
@@ -52,7 +52,7 @@ def spent_by(z, EXACT: tl.constexpr):
     """log2(1 + 2^z): what a key with logit z in base 2 leaves of the stick, as minus its log2. NaN stays NaN.
 
     log2(1 + x) for x = 2^-|z| is a polynomial on the FMA units, which spares a second special-function call a logit.
-    Its error is below 3.1e-4, and relative to its value below 7e-4 and falling to 0 with x: many small shares add up
+    Its error is below 2.1e-4, and relative to its value below 9e-4 and falling to 0 with x: many small shares add up
     right. EXACT, for fp32 inputs, takes the logarithm and corrects the rounding of 1 + x.
     """
     # times -1 becomes a sign modifier of the instruction, where a minus sign would be a subtraction from zero
@@ -62,7 +62,7 @@ def spent_by(z, EXACT: tl.constexpr):
         ratio = tl.where(rounded == 1.0, 1.0, x / tl.where(rounded == 1.0, 1.0, rounded - 1.0))
         return tl.maximum(z, 0.0) + tl.where(rounded == 1.0, x * 1.4426950408889634, tl.log2(rounded) * ratio)
     else:
-        tail = -0.7028337121009827 + x * (0.3656687140464783 + x * -0.10583806037902832)
+        tail = -0.69991547 + x * (0.35777816 + x * -0.10076811)
         return tl.maximum(z, 0.0) + x * (1.4426950408889634 + x * tail)
 
 

@@ -1,0 +1,133 @@
+"""The operation inside torch.compile and CUDA graphs.
+
+The graph test needs a GPU: `pytest tests/attention/test_compile.py -k cuda_graph`.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from attention_problems import DEVICE, Problem, outputs_and_gradients, problem
+from torch import Tensor
+
+from sbeval.attention import stickbreaking_attention
+from sbeval.attention.impl import blockwise as blocks
+from sbeval.attention.impl.triton import function as kernels
+
+IMPLEMENTATIONS = ["reference", "blockwise", "triton"]
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "current-skip": {"attend_current": True, "skip_threshold": 1e-3},
+    "padded": {"seq_start": torch.tensor([5], dtype=torch.int32, device=DEVICE)},
+    "packed": {"cu_seqlens": torch.tensor([0, 7, 30], dtype=torch.int32, device=DEVICE)},
+}
+
+
+def small(queries: int = 30) -> Problem:
+    return problem(heads=4, groups=2, queries=queries, keys=30, head_dim=16, dtype=torch.float32)
+
+
+def gradients(function: Any, p: Problem, **options: Any) -> dict[str, Tensor]:
+    q, k, v = (tensor.detach().clone().requires_grad_() for tensor in (p.q, p.k, p.v))
+    output, remainder = function(q, k, v, **options)
+    ((output * p.d_output).sum() + (remainder * p.d_remainder).sum()).backward()
+    found = {"output": output, "remainder": remainder, "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_whole_gives_the_same_with_gradients(impl: str, call: str, backend: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(stickbreaking_attention, fullgraph=True, backend=backend)
+    p, options = small(), {"impl": impl, **CALLS[call]}
+    expected = outputs_and_gradients(p, **options)
+    found = gradients(compiled, p, **options)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_one_trace_serves_every_length(impl: str) -> None:
+    torch._dynamo.reset()
+    traces = 0
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        nonlocal traces
+        traces += 1
+        return graph
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return stickbreaking_attention(q, k, v, impl=impl).output
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=counting)
+    for queries in (7, 30, 19, 12):
+        p = small(queries)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(p.q, p.k, p.v), attend(p.q, p.k, p.v))
+    assert traces == 1
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_compiled_shapes_may_change_with_gradients(impl: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(stickbreaking_attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    for queries in (30, 11, 17):
+        p = small(queries)
+        expected, found = outputs_and_gradients(p, impl=impl), gradients(compiled, p, impl=impl)
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name])
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("call", CALLS)
+def test_registered_operators_keep_their_promises(impl: str, dtype: torch.dtype, call: str) -> None:
+    p = small().to(dtype)
+    # a layer's queries usually are a transposed view
+    q = p.q.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    options = CALLS[call]
+    current, seq_start, packed = options.get("attend_current", False), options.get("seq_start"), None
+    threshold, cu_seqlens = options.get("skip_threshold"), options.get("cu_seqlens")
+    module = blocks if impl == "blockwise" else kernels
+    if cu_seqlens is not None:
+        packed = cu_seqlens if impl == "blockwise" else kernels.row_starts(cu_seqlens, 30)
+    inputs = [q, p.k.requires_grad_(), p.v.requires_grad_(), 0.25, current, seq_start, packed, threshold]
+    if impl == "triton":
+        inputs.append(True)
+    torch.library.opcheck(module._forward, inputs)
+    _, remainder, *kept = (tensor.detach() for tensor in module._forward(*inputs))
+    if impl == "blockwise":
+        kept = [remainder, *kept]
+    own = [tensor.detach() for tensor in (q, p.k, p.v)]
+    torch.library.opcheck(
+        module._backward, [*own, p.d_output, p.d_remainder.float(), *kept, 0.25, current, seq_start, packed]
+    )
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_cuda_graph_replays_forward_and_backward(call: str) -> None:
+    p, options = small(), CALLS[call]
+    q, k, v = (tensor.detach().clone().requires_grad_() for tensor in (p.q, p.k, p.v))
+
+    def step() -> tuple[Tensor, ...]:
+        output, remainder = stickbreaking_attention(q, k, v, impl="triton", **options)
+        return output, remainder, *torch.autograd.grad((output, remainder), (q, k, v), (p.d_output, p.d_remainder))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = step()
+    other = problem(heads=4, groups=2, queries=30, dtype=torch.float32, seed=1)
+    with torch.no_grad():
+        for tensor, new in ((q, other.q), (k, other.k), (v, other.v)):
+            tensor.copy_(new)
+    graph.replay()
+    for found, expected in zip(recorded, step(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
