@@ -163,11 +163,11 @@ def test_strided_inputs_give_the_same_result(impl: str) -> None:
 
 
 def test_gradients_are_right_where_rows_of_one_block_stopped_at_different_keys() -> None:
-    low = problem(queries=192, head_dim=128, dtype=torch.float16)
-    # the first half of the rows spends its stick within a tile, the second half looks at every key
+    low = problem(queries=256, head_dim=128, dtype=torch.float16)
+    # 64 rows spend their stick within a tile, those around them look at every key
     low.k[..., 0] = 6.0
-    low.q[:, :, :96, 0] = 15.0
-    low.q[:, :, 96:, 0] = -6.0
+    low.q[..., 0] = -6.0
+    low.q[:, :, 128:192, 0] = 15.0
     exact = outputs_and_gradients(low.to(torch.float64), impl="reference")
     rounded = outputs_and_gradients(low, impl="reference")
     found = outputs_and_gradients(low, impl="triton")

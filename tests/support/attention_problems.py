@@ -77,8 +77,8 @@ def assert_within_budget(
     A weight's exponent is a sum of numbers as large as the logits, so its rounding grows with them.
     """
     assert torch.isfinite(found).all(), f"{name} is not finite"
-    # sums are kept in fp32 whatever the inputs' dtype; weights and results cost a part of that dtype's step, and so does
-    # the remainder, which is fp32 but comes from the same weights
+    # sums are kept in fp32 whatever the inputs' dtype; weights and results cost a part of that dtype's step, and so
+    # does the remainder, which is fp32 but comes from the same weights
     rounding = (16 + largest_logit) * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps / 4
     allowed = 2 * relative_error(rounded, exact) + rounding
     error = relative_error(found, exact)

@@ -41,7 +41,7 @@ def _tile(
     dv = tl.dot(tl.trans(weight.to(do.dtype)), do, input_precision="ieee")
     add_tile(dv, dv_base, dv_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, REDUCE)
     taken = weight * tl.dot(do, tl.trans(v), input_precision="ieee")
-    # minus what older keys took of the row's gradient; the key's own part is exact, since it cancels where took is near 1
+    # minus what older keys took of the row's gradient; its own part, which cancels where `took` is near 1, is exact
     past = -older[:, None] + tl.zeros_like(taken)
     past = tl.dot(taken.to(minus_older.dtype), minus_older, past, input_precision="ieee")
     dz = (taken + tl.exp2(took) * (past - taken)).to(k.dtype)
@@ -176,5 +176,6 @@ def backward(
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
         STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts, EXACT=q.dtype == torch.float32,
         COPY=copy, REDUCE=reduce, ASSEMBLY=has_assembly(q), num_warps=launch.num_warps,
+        maxnreg=launch.max_registers,
     )  # fmt: skip
     return dq, (dk * scale).to(k.dtype), dv.to(v.dtype)

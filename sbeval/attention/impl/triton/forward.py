@@ -127,20 +127,20 @@ def _forward_kernel(
                 keys, last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, EXACT, COPY, ASSEMBLY,
             )  # fmt: skip
-    if not EXACT:
-        # an infinite logit makes NaN of infinity minus infinity: such a block, and one of NaN inputs, walks again bounded
-        if tl.max((out != out).to(tl.int32)) > 0:
-            out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-            stick = tl.zeros([BLOCK_M], tl.float32)
-            stick_lo = tl.zeros([BLOCK_M], tl.float32)
-            block = end_block
-            while block > first_block:
-                block -= 1
-                out, stick, stick_lo = _tile(
-                    q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
-                    block, keys, last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
-                    HEAD_DIM, BLOCK_D, BLOCK_N, True, True, EXACT, COPY, ASSEMBLY,
-                )  # fmt: skip
+    # an infinite logit makes NaN of infinity minus infinity: a block with NaN in it walks again with bounded logits
+    broken = False if EXACT else tl.max((out != out).to(tl.int32)) > 0
+    if broken:
+        out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        stick = tl.zeros([BLOCK_M], tl.float32)
+        stick_lo = tl.zeros([BLOCK_M], tl.float32)
+        block = end_block
+        while block > first_block:
+            block -= 1
+            out, stick, stick_lo = _tile(
+                q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
+                block, keys, last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
+                HEAD_DIM, BLOCK_D, BLOCK_N, True, True, EXACT, COPY, ASSEMBLY,
+            )  # fmt: skip
 
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
     row_at = tl.program_id(0).to(tl.int64) * queries + row
@@ -186,13 +186,14 @@ def forward(
     copy = copies(k) and copies(v)
     starts = "row" if row_start is not None else "batch" if seq_start is not None else "none"
     _forward_kernel[(batch * heads, blocks)](
-        q, k, v, *(describe(each, launch.block_keys, launch.block_head_dim) if copy else each for each in (k, v)), out, remainder, stick, stop,
+        q, k, v, *(describe(each, launch.block_keys, launch.block_head_dim) if copy else each for each in (k, v)),
+        out, remainder, stick, stop,
         row_start if row_start is not None else seq_start if seq_start is not None else q,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E, log2_threshold, stop_entries,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
         CHUNK=launch.chunk_tiles, STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts,
         EXACT=q.dtype == torch.float32, COPY=copy, ASSEMBLY=has_assembly(q), SAVE=save,
-        num_warps=launch.num_warps,
+        num_warps=launch.num_warps, maxnreg=launch.max_registers,
     )  # fmt: skip
     return out, remainder, stick, stop

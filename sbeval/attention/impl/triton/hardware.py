@@ -22,7 +22,7 @@ def copies(tensor: Tensor) -> bool:
 
 
 def describe(tensor: Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
-    """A descriptor of `tensor` [B, G, K, D] for tiles of rows and columns; what lies outside is read as 0, never written."""
+    """A descriptor of `tensor` [B, G, K, D] for tiles of it; what lies outside is read as 0 and never written."""
     aligned = COPY_ALIGNMENT_BYTES // tensor.element_size()
     # the stride of a dimension of one means nothing to torch, and must be a valid one here
     strides = [

@@ -16,6 +16,8 @@ class LaunchParameters:
         chunk_tiles: most tiles between two looks at the remaining stick, the stretch that is software-pipelined.
         num_warps: warps of a program.
         num_stages: depth of the software pipeline.
+        max_registers: most registers a thread may use, None for as many as the compiler likes; fewer let more programs
+            share a multiprocessor.
     """
 
     block_queries: int
@@ -24,6 +26,7 @@ class LaunchParameters:
     chunk_tiles: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 def _padded(head_dim: int) -> int:
@@ -50,6 +53,7 @@ def forward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> La
         chunk_tiles=32,
         num_warps=4,
         num_stages=2 if padded == 64 or padded > 128 else 3,
+        max_registers=128 if padded == 64 else None,
     )
 
 

@@ -68,7 +68,7 @@ def spent_by(z, EXACT: tl.constexpr):
 
 @triton.jit
 def bounded(z):
-    """Logits up to 30,000: past that a key takes the whole stick in any precision, and infinity minus infinity stays away."""
+    """Logits up to 30,000: past that a key takes the whole stick in any precision, and infinity stays away."""
     return tl.minimum(z, 30000.0, propagate_nan=tl.PropagateNan.ALL)
 
 
