@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sbeval.attention.impl.triton.hardware import copies, describe, has_assembly
+from sbeval.attention.impl.triton.hardware import copies, describe, has_assembly, shared_memory_bytes
 from sbeval.attention.impl.triton.launch import LOG2_E, backward_parameters
 from sbeval.attention.impl.triton.primitives import add_in_tile, add_tile, bounded, load_tile, spent_by, two_sum
 
@@ -159,7 +159,12 @@ def backward(
         Gradients of q, k and v, in their dtypes.
     """
     batch, heads, queries, head_dim = q.shape
-    launch = backward_parameters(head_dim=head_dim, queries=queries, element_bytes=q.element_size())
+    launch = backward_parameters(
+        head_dim=head_dim,
+        queries=queries,
+        element_bytes=q.element_size(),
+        shared_memory_bytes=shared_memory_bytes(q),
+    )
     dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     dk = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
     dv = torch.zeros(k.shape, dtype=torch.float32, device=q.device)

@@ -36,6 +36,11 @@ def has_assembly(tensor: Tensor) -> bool:
     return _capability(tensor) >= (8, 0)
 
 
+def shared_memory_bytes(tensor: Tensor) -> int:
+    """Shared memory a program may use on the tensor's device; 0 where it is no GPU."""
+    return _device_shared_memory(tensor.device.index or 0) if tensor.is_cuda else 0
+
+
 def _capability(tensor: Tensor) -> tuple[int, int]:
     return _device_capability(tensor.device.index or 0) if tensor.is_cuda and torch.version.hip is None else (0, 0)
 
@@ -43,3 +48,8 @@ def _capability(tensor: Tensor) -> tuple[int, int]:
 @functools.cache
 def _device_capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
+
+
+@functools.cache
+def _device_shared_memory(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).shared_memory_per_block_optin)
