@@ -78,9 +78,10 @@ class RecallRun:
 def new_model(run: RecallRun) -> Any:
     """Builds the model with its initial weights."""
     from sbeval.models import SbevalConfig, SbevalForCausalLM
+    from sbeval.models.attention import Kernels, StickBreakingMixer
 
     set_seed(run.seed)
-    return SbevalForCausalLM(
+    model: Any = SbevalForCausalLM(
         SbevalConfig(
             attention=run.attention,
             vocab_size=run.vocabulary,
@@ -91,6 +92,11 @@ def new_model(run: RecallRun) -> Any:
             training_length_tokens=run.length_tokens,
         )
     )
+    for mixer in model.modules():
+        # unasked, the kernels take heads of up to 128 dimensions
+        if isinstance(mixer, StickBreakingMixer) and torch.cuda.is_available():
+            mixer.kernels = Kernels(impl="triton")
+    return model
 
 
 def asked_logits(model: Any, input_ids: Tensor, positions: Tensor) -> Tensor:
@@ -136,7 +142,7 @@ class RecallTrainer(Trainer):
         if self.lr_scheduler is None:
             warmup = max(1, num_training_steps // 10)
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                optimizer or self.optimizer,
+                optimizer if optimizer is not None else self.optimizer,  # type: ignore[arg-type]
                 lambda step: schedule.cosine(step, steps=num_training_steps, warmup_steps=warmup),
             )
         return self.lr_scheduler
@@ -242,11 +248,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found.append(done)
             out.write_text(json.dumps(found, indent=1), encoding="utf-8")
             if picture and done["accuracy"] > best:
-                inputs, weights = attention_weights(model, _short_sequence(run))
+                inputs, weights = attention_weights(_on_cpu(model), _short_sequence(run))
                 np.savez_compressed(out.with_suffix(".npz"), inputs=inputs, weights=weights)
         best = max(best, done["accuracy"])
         if done["solved"]:
             break
+
+
+def _on_cpu(model: Any) -> Any:
+    from sbeval.models.attention import Kernels, StickBreakingMixer
+
+    for mixer in model.modules():
+        if isinstance(mixer, StickBreakingMixer):
+            mixer.kernels = Kernels()
+    return model.cpu()
 
 
 def _short_sequence(run: RecallRun) -> Tensor:
