@@ -17,15 +17,20 @@ class DataSettings:
         folder: token arrays, as `sbeval.training.tokenised` writes them.
         recall_share: share of the windows that are recall text.
         seed: of the order of windows; runs to be compared share it.
+        validation_tokens: the last tokens of the text, kept out of training; the checkpoint's loss on them goes into
+            its record, so that settings can be chosen without a look at any test text.
     """
 
     folder: str
     recall_share: float = 0.0
     seed: int = 0
+    validation_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.recall_share < 1.0:
             raise UserError(f"expected recall_share from 0 to below 1, found {self.recall_share}")
+        if self.validation_tokens < 0:
+            raise UserError(f"expected validation_tokens of 0 or more, found {self.validation_tokens}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from sbeval.training.record import as_json, loss_curve, training_record
 from sbeval.training.run import Run, write_checkpoint
 from sbeval.training.settings import TrainRecipe
 from sbeval.training.trainer import is_first_process
+from sbeval.training.validation import split_validation, validation_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
 
 
@@ -60,8 +61,9 @@ def train(
         started=time.monotonic(),
     )
     arrays = load_arrays(data_folder or Path(recipe.data.folder))
+    training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
     windows = TrainingWindows(
-        arrays.tokens,
+        training_tokens,
         arrays.recall,
         length_tokens=recipe.length_tokens,
         windows=recipe.optimization.steps * recipe.optimization.batch_tokens // recipe.length_tokens,
@@ -83,7 +85,7 @@ def train(
             parameters=model.num_parameters(),
             runs=out / "runs.jsonl",
             curve=loss_curve(out / "training_log.jsonl"),
-        )
+        ) | {"validation": validation_loss(model, validation_tokens, recipe.length_tokens)}
         (checkpoint / "training_record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
         print(f"{checkpoint}: trained on {record['tokens_seen']} tokens", flush=True)
     return checkpoint

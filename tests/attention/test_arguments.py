@@ -37,14 +37,16 @@ def test_inputs_that_do_not_fit_are_refused(changes: dict, message: str) -> None
 @pytest.mark.parametrize("head_dim", [1, 16, 32, 50, 64, 96, 128, 200, 256])
 @pytest.mark.parametrize("queries", [1, 17, 64, 1_000_000])
 @pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("shared_memory_bytes", [99 * 1024, 227 * 1024])
 def test_launch_parameters_are_powers_of_two_that_cover_the_head(
-    head_dim: int, queries: int, element_bytes: int
+    head_dim: int, queries: int, element_bytes: int, shared_memory_bytes: int
 ) -> None:
     forward = forward_parameters(head_dim=head_dim, queries=queries, element_bytes=element_bytes)
-    backward = backward_parameters(head_dim=head_dim, queries=queries, element_bytes=element_bytes)
+    backward = backward_parameters(
+        head_dim=head_dim, queries=queries, element_bytes=element_bytes, shared_memory_bytes=shared_memory_bytes
+    )
     for launch in (forward, backward):
         for size in (launch.block_queries, launch.block_keys, launch.block_head_dim):
             assert size >= 16
             assert size & (size - 1) == 0
         assert launch.block_head_dim >= head_dim
-    assert forward.block_queries % backward.block_queries == 0

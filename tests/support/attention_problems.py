@@ -69,14 +69,17 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
     return float(difference / exact.double().norm().clamp_min(1e-300))
 
 
-def assert_within_budget(found: Tensor, exact: Tensor, rounded: Tensor, name: str, *, largest_logit: float) -> None:
+def assert_within_budget(
+    found: Tensor, exact: Tensor, rounded: Tensor, name: str, *, largest_logit: float, dtype: torch.dtype
+) -> None:
     """Error against fp64 at most twice that of plain PyTorch with inputs and results rounded alike, plus rounding.
 
     A weight's exponent is a sum of numbers as large as the logits, so its rounding grows with them.
     """
     assert torch.isfinite(found).all(), f"{name} is not finite"
-    # sums are kept in fp32 whatever the inputs' dtype; storing a result costs a part of that dtype's step
-    rounding = (16 + largest_logit) * torch.finfo(torch.float32).eps + torch.finfo(found.dtype).eps / 4
+    # sums are kept in fp32 whatever the inputs' dtype; weights and results cost a part of that dtype's step, and so
+    # does the remainder, which is fp32 but comes from the same weights
+    rounding = (16 + largest_logit) * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps / 4
     allowed = 2 * relative_error(rounded, exact) + rounding
     error = relative_error(found, exact)
     assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"

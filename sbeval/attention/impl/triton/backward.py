@@ -11,73 +11,70 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sbeval.attention.impl.triton.launch import backward_parameters
-from sbeval.attention.impl.triton.primitives import bounded, spent_by, take_off_newer, two_sum
+from sbeval.attention.impl.triton.hardware import copies, describe, has_assembly, shared_memory_bytes
+from sbeval.attention.impl.triton.launch import LOG2_E, backward_parameters
+from sbeval.attention.impl.triton.primitives import add_in_tile, add_tile, bounded, load_tile, spent_by, two_sum
 
 
 @triton.jit
 def _tile(
-    q, do, k_base, v_base, dk_base, dv_base, k_stride, v_stride, block, keys, row_limit, row_first, minus_newer,
-    is_older, dq, stick, stick_lo, older, qk_scale, scale,
+    q, do, k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, dk_base, dk_desc, dv_base, dv_desc,
+    batch, group, block, keys, last_key, first_key, minus_newer, minus_older, dq, stick, stick_lo, older, qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+    COPY: tl.constexpr, REDUCE: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sends the gradients of a block of rows through one tile of keys."""
-    key = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    dim = tl.arange(0, BLOCK_D)
-    key64 = key.to(tl.int64)[:, None]
-    k_at = k_base + key64 * k_stride + dim[None, :]
-    v_at = v_base + key64 * v_stride + dim[None, :]
-    inside = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
-    if MASKED or HEAD_DIM < BLOCK_D:
-        k = tl.load(k_at, mask=inside, other=0.0)
-        v = tl.load(v_at, mask=inside, other=0.0)
-    else:
-        k = tl.load(k_at)
-        v = tl.load(v_at)
+    k = load_tile(
+        k_base, k_desc, k_offsets, batch, group, block, k_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
+    )
+    v = load_tile(
+        v_base, v_desc, v_offsets, batch, group, block, v_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
+    )
     z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
     if MASKED:
-        z = tl.where((key[None, :] <= row_limit[:, None]) & (key[None, :] >= row_first[:, None]), z, float("-inf"))
+        key = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        z = tl.where((key <= last_key[:, None]) & (key >= first_key[:, None]), z, float("-inf"))
     spent = spent_by(z, EXACT)
     stick, stick_lo = two_sum(stick, stick_lo, tl.sum(spent, 1))
-    weight = tl.exp2(take_off_newer((z - spent) + (stick + stick_lo)[:, None], spent, minus_newer, EXACT))
-    taken = weight * tl.dot(do, tl.trans(v), input_precision="ieee")
-    older_here = older[:, None] + tl.zeros_like(taken)
-    older_here = tl.dot(taken.to(is_older.dtype), is_older, older_here, input_precision="ieee")
-    left = tl.exp2(spent * -1.0)
-    took = tl.exp2(z - spent) if EXACT else 1.0 - left
-    dz = (taken * left - took * older_here).to(k.dtype)
-    older += tl.sum(taken, 1)
+    took = z - spent
+    weight = tl.exp2(add_in_tile(took + (stick + stick_lo)[:, None], spent, minus_newer, EXACT, ASSEMBLY))
     dv = tl.dot(tl.trans(weight.to(do.dtype)), do, input_precision="ieee")
-    grad_at = key64 * HEAD_DIM + dim[None, :]
-    tl.atomic_add(dv_base + grad_at, dv, mask=inside, sem="relaxed")
+    add_tile(dv, dv_base, dv_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, REDUCE)
+    taken = weight * tl.dot(do, tl.trans(v), input_precision="ieee")
+    # minus what older keys took of the row's gradient; its own part, which cancels where `took` is near 1, is exact
+    past = -older[:, None] + tl.zeros_like(taken)
+    past = tl.dot(taken.to(minus_older.dtype), minus_older, past, input_precision="ieee")
+    dz = (taken + tl.exp2(took) * (past - taken)).to(k.dtype)
+    older += tl.sum(taken, 1)
     dq = tl.dot(dz, k, dq, input_precision="ieee")
-    dk = tl.dot(tl.trans(dz), q, input_precision="ieee") * scale
-    tl.atomic_add(dk_base + grad_at, dk, mask=inside, sem="relaxed")
+    dk = tl.dot(tl.trans(dz), q, input_precision="ieee")
+    add_tile(dk, dk_base, dk_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, REDUCE)
     return dq, stick, stick_lo, older
 
 
 @triton.jit
 def _backward_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, drem_ptr, stick_ptr, stop_ptr, start_ptr,
-    row_start_ptr,
+    q_ptr, k_ptr, v_ptr, k_desc, v_desc, do_ptr, dq_ptr, dk_ptr, dv_ptr, dk_desc, dv_desc, drem_ptr, stick_ptr,
+    stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     do_stride_b, do_stride_h, do_stride_l,
-    heads, shared, queries, keys, qk_scale, scale, stop_entries,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    ATTEND_CURRENT: tl.constexpr, PADDED: tl.constexpr, PACKED: tl.constexpr, EXACT: tl.constexpr,
+    heads, shared, queries, keys, qk_scale, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr, EXACT: tl.constexpr, COPY: tl.constexpr, REDUCE: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     block_m = tl.num_programs(1) - 1 - tl.program_id(1)
-    batch = (tl.program_id(0) // heads).to(tl.int64)
-    head = (tl.program_id(0) % heads).to(tl.int64)
+    batch = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
     group = head // shared
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
     row_inside = (row < queries)[:, None] & (dim < HEAD_DIM)[None, :]
     row64 = row.to(tl.int64)[:, None]
-    q_offsets = batch * q_stride_b + head * q_stride_h + row64 * q_stride_l + dim[None, :]
+    q_offsets = batch.to(tl.int64) * q_stride_b + head.to(tl.int64) * q_stride_h + row64 * q_stride_l + dim[None, :]
     q = tl.load(q_ptr + q_offsets, mask=row_inside, other=0.0)
-    do_offsets = batch * do_stride_b + head * do_stride_h + row64 * do_stride_l + dim[None, :]
-    do = tl.load(do_ptr + do_offsets, mask=row_inside, other=0.0)
+    do_offsets = batch.to(tl.int64) * do_stride_b + head.to(tl.int64) * do_stride_h + row64 * do_stride_l
+    do = tl.load(do_ptr + do_offsets + dim[None, :], mask=row_inside, other=0.0)
     row_at = tl.program_id(0).to(tl.int64) * queries + row
     # rows past the end have no stick: they give every key the weight 0
     stick = tl.load(stick_ptr + row_at * 2, mask=row < queries, other=-1e30)
@@ -87,50 +84,53 @@ def _backward_kernel(
 
     position = keys - queries + block_m * BLOCK_M
     # rows past the end attend nothing
-    row_limit = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
-    # the first key of each row, and of the row that looks back least
-    if PACKED:
-        row_first = tl.load(row_start_ptr + row, mask=row < queries, other=0)
-        newest_first = tl.load(row_start_ptr + tl.minimum(block_m * BLOCK_M + BLOCK_M, queries) - 1)
+    last_key = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
+    if STARTS == "row":
+        first_key = tl.load(start_ptr + tl.minimum(row, queries - 1)).to(tl.int32)
+    elif STARTS == "batch":
+        first_key = tl.load(start_ptr + batch + tl.zeros_like(row)).to(tl.int32)
     else:
-        newest_first = tl.load(start_ptr + batch).to(tl.int32) if PADDED else 0
-        row_first = tl.zeros([1], tl.int32) + newest_first
-    last = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
-    entry = block_m * (BLOCK_M // 16) + tl.arange(0, BLOCK_M // 16)
-    stop_at = stop_ptr + tl.program_id(0).to(tl.int64) * stop_entries + entry
-    first_block = tl.min(tl.load(stop_at, mask=entry < stop_entries, other=2147483647), 0) // BLOCK_N
+        first_key = tl.zeros_like(row)
     tile = tl.arange(0, BLOCK_N)
     minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
-    grad_dtype = tl.float32 if EXACT else q_ptr.dtype.element_ty
-    is_older = (tile[:, None] < tile[None, :]).to(grad_dtype)
+    minus_older = -(tile[:, None] < tile[None, :]).to(tl.float32 if EXACT else q_ptr.dtype.element_ty)
 
-    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    k_base = k_ptr + batch * k_stride_b + group * k_stride_h
-    v_base = v_ptr + batch * v_stride_b + group * v_stride_h
-    grad_base = (batch * (heads // shared) + group) * keys * HEAD_DIM
+    group_at = batch.to(tl.int64) * (heads // shared) + group
+    k_base = k_ptr + batch.to(tl.int64) * k_stride_b + group.to(tl.int64) * k_stride_h
+    v_base = v_ptr + batch.to(tl.int64) * v_stride_b + group.to(tl.int64) * v_stride_h
+    dk_base = dk_ptr + group_at * keys * HEAD_DIM
+    dv_base = dv_ptr + group_at * keys * HEAD_DIM
+    k_offsets = tile[:, None] * k_stride_l + dim[None, :]
+    v_offsets = tile[:, None] * v_stride_l + dim[None, :]
+
+    end = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
+    end_block = tl.cdiv(tl.maximum(end, 0), BLOCK_N)
     full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
-    end = tl.cdiv(tl.maximum(last, 0), BLOCK_N)
-    block = first_block
-    first_full = tl.cdiv(newest_first, BLOCK_N) if PADDED or PACKED else 0
-    while block < tl.minimum(first_full, end):
+    # keys older than where the forward pass stopped took nothing off the stick it kept: to a row they do not exist
+    stop_at = stop_ptr + tl.program_id(0).to(tl.int64) * tl.cdiv(queries, 16) + tl.minimum(row, queries - 1) // 16
+    first_key = tl.maximum(first_key, tl.load(stop_at))
+    block = tl.min(first_key, 0) // BLOCK_N
+    first_full = tl.cdiv(tl.max(first_key, 0), BLOCK_N)
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    while block < tl.minimum(first_full, end_block):
         dq, stick, stick_lo, older = _tile(
-            q, do, k_base, v_base, dk_ptr + grad_base, dv_ptr + grad_base, k_stride_l, v_stride_l, block, keys,
-            row_limit, row_first, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
-            HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
+            q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
+            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, minus_newer, minus_older, dq, stick,
+            stick_lo, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
         block += 1
-    for inner in tl.range(block, full):
+    for inner in tl.range(block, full, num_stages=STAGES):
         dq, stick, stick_lo, older = _tile(
-            q, do, k_base, v_base, dk_ptr + grad_base, dv_ptr + grad_base, k_stride_l, v_stride_l, inner, keys,
-            row_limit, row_first, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
-            HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT,
+            q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
+            dv_base, dv_desc, batch, group, inner, keys, last_key, first_key, minus_newer, minus_older, dq, stick,
+            stick_lo, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
     block = tl.maximum(block, full)
-    while block < end:
+    while block < end_block:
         dq, stick, stick_lo, older = _tile(
-            q, do, k_base, v_base, dk_ptr + grad_base, dv_ptr + grad_base, k_stride_l, v_stride_l, block, keys,
-            row_limit, row_first, minus_newer, is_older, dq, stick, stick_lo, older, qk_scale, scale,
-            HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
+            q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
+            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, minus_newer, minus_older, dq, stick,
+            stick_lo, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
         block += 1
     tl.store(dq_ptr + q_offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row_inside)
@@ -152,24 +152,35 @@ def backward(
         stop: what the forward pass kept.
         scale: factor of the logits.
         attend_current: whether a query attends its own position.
-        seq_start: [B] first real position, or None.
-        row_start: int32 [Q] first key of each row where sequences are packed, rising, or None.
+        seq_start: as in the forward pass.
+        row_start: as in the forward pass.
 
     Returns:
         Gradients of q, k and v, in their dtypes.
     """
     batch, heads, queries, head_dim = q.shape
-    launch = backward_parameters(head_dim=head_dim, queries=queries, element_bytes=q.element_size())
+    launch = backward_parameters(
+        head_dim=head_dim,
+        queries=queries,
+        element_bytes=q.element_size(),
+        shared_memory_bytes=shared_memory_bytes(q),
+    )
     dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     dk = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
     dv = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
+    copy = copies(k) and copies(v)
+    reduce = copies(dk) and copies(dv)
+    starts = "row" if row_start is not None else "batch" if seq_start is not None else "none"
+    tile = (launch.block_keys, launch.block_head_dim)
     _backward_kernel[(batch * heads, triton.cdiv(queries, launch.block_queries))](
-        q, k, v, d_output, dq, dk, dv, d_remainder, stick, stop, q if seq_start is None else seq_start,
-        q if row_start is None else row_start,
+        q, k, v, *(describe(each, *tile) if copy else each for each in (k, v)), d_output, dq, dk, dv,
+        *(describe(each, *tile) if reduce else each for each in (dk, dv)), d_remainder, stick, stop,
+        row_start if row_start is not None else seq_start if seq_start is not None else q,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_output.stride()[:3],
-        heads, heads // k.shape[1], queries, k.shape[2], scale * 1.4426950408889634, scale, stop.shape[2],
+        heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E, scale,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
-        ATTEND_CURRENT=attend_current, PADDED=seq_start is not None, PACKED=row_start is not None,
-        EXACT=q.dtype == torch.float32, num_warps=launch.num_warps, num_stages=launch.num_stages,
+        STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts, EXACT=q.dtype == torch.float32,
+        COPY=copy, REDUCE=reduce, ASSEMBLY=has_assembly(q), num_warps=launch.num_warps,
+        maxnreg=launch.max_registers,
     )  # fmt: skip
-    return dq, dk.to(k.dtype), dv.to(v.dtype)
+    return dq, (dk * scale).to(k.dtype), dv.to(v.dtype)

@@ -8,112 +8,138 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sbeval.attention.impl.triton.launch import forward_parameters
-from sbeval.attention.impl.triton.primitives import bounded, spent_by, take_off_newer, two_sum
+from sbeval.attention.impl.triton.hardware import copies, describe, has_assembly
+from sbeval.attention.impl.triton.launch import LOG2_E, forward_parameters
+from sbeval.attention.impl.triton.primitives import add_in_tile, bounded, load_tile, spent_by, two_sum
 
 
 @triton.jit
 def _tile(
-    q, k_base, v_base, k_stride, v_stride, block, keys, row_limit, row_first, minus_newer, out, stick, stick_lo,
-    qk_scale,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+    q, k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, batch, group, block, keys,
+    last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    BOUNDED: tl.constexpr, EXACT: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of keys to a block of rows."""
-    key = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    dim = tl.arange(0, BLOCK_D)
-    k_at = k_base + key.to(tl.int64)[:, None] * k_stride + dim[None, :]
-    v_at = v_base + key.to(tl.int64)[:, None] * v_stride + dim[None, :]
+    k = load_tile(
+        k_base, k_desc, k_offsets, batch, group, block, k_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
+    )
+    v = load_tile(
+        v_base, v_desc, v_offsets, batch, group, block, v_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
+    )
+    z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+    if BOUNDED:
+        z = bounded(z)
     if MASKED:
-        inside = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
-        k = tl.load(k_at, mask=inside, other=0.0)
-        v = tl.load(v_at, mask=inside, other=0.0)
-    elif HEAD_DIM < BLOCK_D:
-        k = tl.load(k_at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
-        v = tl.load(v_at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
-    else:
-        k = tl.load(k_at)
-        v = tl.load(v_at)
-    z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
-    if MASKED:
-        z = tl.where((key[None, :] <= row_limit[:, None]) & (key[None, :] >= row_first[:, None]), z, float("-inf"))
+        key = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        z = tl.where((key <= last_key[:, None]) & (key >= first_key[:, None]), z, float("-inf"))
     spent = spent_by(z, EXACT)
-    weight = tl.exp2(take_off_newer((z - spent) + stick[:, None], spent, minus_newer, EXACT))
+    weight = tl.exp2(add_in_tile((z - spent) + stick[:, None], spent, minus_newer, EXACT, ASSEMBLY))
     out = tl.dot(weight.to(v.dtype), v, out, input_precision="ieee")
     stick, stick_lo = two_sum(stick, stick_lo, -tl.sum(spent, 1))
     return out, stick, stick_lo
 
 
 @triton.jit
+def _largest_stick(stick, inside, first_key, oldest):
+    """Largest stick of the rows that have keys older than `oldest`."""
+    return tl.max(tl.where(inside & (first_key < oldest), stick, float("-inf")), 0)
+
+
+@triton.jit
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, rem_ptr, stick_ptr, stop_ptr, start_ptr, row_start_ptr,
+    q_ptr, k_ptr, v_ptr, k_desc, v_desc, out_ptr, rem_ptr, stick_ptr, stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     heads, shared, queries, keys, qk_scale, log2_threshold, stop_entries,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CHUNK: tl.constexpr, STAGES: tl.constexpr, ATTEND_CURRENT: tl.constexpr, PADDED: tl.constexpr,
-    PACKED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr,
+    CHUNK: tl.constexpr, STAGES: tl.constexpr, ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr,
+    EXACT: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
     # long rows first: they are the last blocks of queries
     block_m = tl.num_programs(1) - 1 - tl.program_id(1)
-    batch = (tl.program_id(0) // heads).to(tl.int64)
-    head = (tl.program_id(0) % heads).to(tl.int64)
+    batch = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    group = head // shared
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
     row_inside = (row < queries)[:, None] & (dim < HEAD_DIM)[None, :]
-    q_offsets = batch * q_stride_b + head * q_stride_h + row.to(tl.int64)[:, None] * q_stride_l + dim[None, :]
+    q_offsets = batch.to(tl.int64) * q_stride_b + head.to(tl.int64) * q_stride_h
+    q_offsets += row.to(tl.int64)[:, None] * q_stride_l + dim[None, :]
     q = tl.load(q_ptr + q_offsets, mask=row_inside, other=0.0)
-    k_base = k_ptr + batch * k_stride_b + (head // shared) * k_stride_h
-    v_base = v_ptr + batch * v_stride_b + (head // shared) * v_stride_h
+    tile = tl.arange(0, BLOCK_N)
+    k_base = k_ptr + batch.to(tl.int64) * k_stride_b + group.to(tl.int64) * k_stride_h
+    v_base = v_ptr + batch.to(tl.int64) * v_stride_b + group.to(tl.int64) * v_stride_h
+    k_offsets = tile[:, None] * k_stride_l + dim[None, :]
+    v_offsets = tile[:, None] * v_stride_l + dim[None, :]
 
     position = keys - queries + block_m * BLOCK_M
     # rows past the end attend nothing
-    row_limit = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
-    # the first key of each row, of the row that looks farthest back, and of the one that looks back least
-    if PACKED:
-        row_first = tl.load(row_start_ptr + row, mask=row < queries, other=0)
-        oldest_first = tl.load(row_start_ptr + block_m * BLOCK_M)
-        newest_first = tl.load(row_start_ptr + tl.minimum(block_m * BLOCK_M + BLOCK_M, queries) - 1)
+    last_key = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
+    if STARTS == "row":
+        first_key = tl.load(start_ptr + tl.minimum(row, queries - 1)).to(tl.int32)
+    elif STARTS == "batch":
+        first_key = tl.load(start_ptr + batch + tl.zeros_like(row)).to(tl.int32)
     else:
-        oldest_first = tl.load(start_ptr + batch).to(tl.int32) if PADDED else 0
-        newest_first = oldest_first
-        row_first = tl.zeros([1], tl.int32) + oldest_first
-    dtype = tl.float32 if EXACT else tl.float16
-    tile = tl.arange(0, BLOCK_N)
-    minus_newer = -(tile[:, None] > tile[None, :]).to(dtype)
+        first_key = tl.zeros_like(row)
+    minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
+
+    # keys up to `end` are seen by some row, blocks from `first_full` to `full` by every row
+    end = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
+    end_block = tl.cdiv(tl.maximum(end, 0), BLOCK_N)
+    full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
+    if STARTS == "none":
+        first_block = 0
+        first_full = 0
+    else:
+        first_block = tl.min(first_key, 0) // BLOCK_N
+        first_full = tl.cdiv(tl.max(first_key, 0), BLOCK_N)
 
     out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     stick = tl.zeros([BLOCK_M], tl.float32)
     stick_lo = tl.zeros([BLOCK_M], tl.float32)
-
-    # keys up to `last` are seen by some row, blocks below `full` by every row
-    last = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
-    full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
-    first_block = oldest_first // BLOCK_N
-    first_full = tl.cdiv(newest_first, BLOCK_N)
-    block = tl.cdiv(tl.maximum(last, 0), BLOCK_N)
+    block = end_block
     while (block > first_block) & (block > full):
         block -= 1
         out, stick, stick_lo = _tile(
-            q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, row_first, minus_newer, out, stick,
-            stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
+            q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group, block, keys,
+            last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
+            HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, EXACT, COPY, ASSEMBLY,
         )  # fmt: skip
-    open_rows = tl.where((row < queries) & (row_first < block * BLOCK_N), stick, float("-inf"))
-    going = tl.max(open_rows, 0) >= log2_threshold
+    going = _largest_stick(stick, row < queries, first_key, block * BLOCK_N) >= log2_threshold
+    # few tiles between the first looks at the sticks, for heads that look back a little, many between the later ones
+    chunk = 2
     while going & (block > first_full):
-        steps = tl.minimum(block - first_full, CHUNK)
+        steps = tl.minimum(block - first_full, chunk)
         for step in tl.range(0, steps, num_stages=STAGES):
             out, stick, stick_lo = _tile(
-                q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, keys, row_limit, row_first, minus_newer,
-                out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT,
+                q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
+                block - 1 - step, keys, last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
+                HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, EXACT, COPY, ASSEMBLY,
             )  # fmt: skip
         block -= steps
-        open_rows = tl.where((row < queries) & (row_first < block * BLOCK_N), stick, float("-inf"))
-        going = tl.max(open_rows, 0) >= log2_threshold
-    if PADDED or PACKED:
+        chunk = tl.minimum(2 * chunk, CHUNK)
+        going = _largest_stick(stick, row < queries, first_key, block * BLOCK_N) >= log2_threshold
+    if STARTS != "none":
         while going & (block > first_block):
             block -= 1
             out, stick, stick_lo = _tile(
-                q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, row_first, minus_newer, out, stick,
-                stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
+                q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group, block,
+                keys, last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
+                HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, EXACT, COPY, ASSEMBLY,
+            )  # fmt: skip
+    # an infinite logit makes NaN of infinity minus infinity: a block with NaN in it walks again with bounded logits
+    broken = False if EXACT else tl.max((out != out).to(tl.int32)) > 0
+    if broken:
+        out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        stick = tl.zeros([BLOCK_M], tl.float32)
+        stick_lo = tl.zeros([BLOCK_M], tl.float32)
+        block = end_block
+        while block > first_block:
+            block -= 1
+            out, stick, stick_lo = _tile(
+                q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
+                block, keys, last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
+                HEAD_DIM, BLOCK_D, BLOCK_N, True, True, EXACT, COPY, ASSEMBLY,
             )  # fmt: skip
 
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
@@ -122,10 +148,10 @@ def _forward_kernel(
     if SAVE:
         tl.store(stick_ptr + row_at * 2, stick, mask=row < queries)
         tl.store(stick_ptr + row_at * 2 + 1, stick_lo, mask=row < queries)
-        # one entry for 16 rows, so that the backward pass may choose blocks of its own
+        # for every 16 rows, so that the backward pass may choose row blocks of its own
         entry = block_m * (BLOCK_M // 16) + tl.arange(0, BLOCK_M // 16)
         stop_at = stop_ptr + tl.program_id(0).to(tl.int64) * stop_entries + entry
-        tl.store(stop_at, tl.zeros([BLOCK_M // 16], tl.int32) + block * BLOCK_N, mask=entry < stop_entries)
+        tl.store(stop_at, tl.zeros_like(entry) + block * BLOCK_N, mask=entry < stop_entries)
 
 
 def forward(
@@ -140,9 +166,9 @@ def forward(
         v: see q.
         scale: factor of the logits.
         attend_current: whether a query attends its own position.
-        seq_start: [B] first real position, or None.
-        row_start: int32 [Q] first key of each row where sequences are packed, rising, or None. Not beside seq_start.
-        log2_threshold: log2 of the stick below which older keys are not visited.
+        seq_start: [B] integers, the first key each sequence's rows may see, or None.
+        row_start: [Q] integers, the first key each row may see, never falling, or None.
+        log2_threshold: log2 of the stick below which older keys are not visited; -inf visits every key.
         save: keep what the backward pass needs.
 
     Returns:
@@ -157,15 +183,17 @@ def forward(
     stick = torch.empty((batch, heads, queries, 2) if save else (0,), dtype=torch.float32, device=q.device)
     stop_entries = triton.cdiv(queries, 16)
     stop = torch.empty((batch, heads, stop_entries) if save else (0,), dtype=torch.int32, device=q.device)
+    copy = copies(k) and copies(v)
+    starts = "row" if row_start is not None else "batch" if seq_start is not None else "none"
     _forward_kernel[(batch * heads, blocks)](
-        q, k, v, out, remainder, stick, stop, q if seq_start is None else seq_start,
-        q if row_start is None else row_start,
+        q, k, v, *(describe(each, launch.block_keys, launch.block_head_dim) if copy else each for each in (k, v)),
+        out, remainder, stick, stop,
+        row_start if row_start is not None else seq_start if seq_start is not None else q,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        heads, heads // k.shape[1], queries, k.shape[2], scale * 1.4426950408889634, log2_threshold,
-        stop_entries,
+        heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E, log2_threshold, stop_entries,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
-        CHUNK=launch.chunk_tiles, STAGES=launch.num_stages, ATTEND_CURRENT=attend_current,
-        PADDED=seq_start is not None, PACKED=row_start is not None, EXACT=q.dtype == torch.float32, SAVE=save,
-        num_warps=launch.num_warps,
+        CHUNK=launch.chunk_tiles, STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts,
+        EXACT=q.dtype == torch.float32, COPY=copy, ASSEMBLY=has_assembly(q), SAVE=save,
+        num_warps=launch.num_warps, maxnreg=launch.max_registers,
     )  # fmt: skip
     return out, remainder, stick, stop

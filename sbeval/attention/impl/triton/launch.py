@@ -2,6 +2,11 @@
 
 import dataclasses
 
+LOG2_E = 1.4426950408889634
+
+# what an H100 or H200 lets a program use; the A100 has less, and consumer GPUs less than half
+ROOMY_SHARED_MEMORY_BYTES = 227 * 1024
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchParameters:
@@ -11,9 +16,11 @@ class LaunchParameters:
         block_queries: rows of a tile.
         block_keys: keys of a tile.
         block_head_dim: head_dim padded to a power of two, at least 16.
-        chunk_tiles: tiles between two looks at the remaining stick, the stretch that is software-pipelined.
+        chunk_tiles: most tiles between two looks at the remaining stick, the stretch that is software-pipelined.
         num_warps: warps of a program.
         num_stages: depth of the software pipeline.
+        max_registers: most registers a thread may use, None for as many as the compiler likes; fewer let more programs
+            share a multiprocessor.
     """
 
     block_queries: int
@@ -22,10 +29,7 @@ class LaunchParameters:
     chunk_tiles: int
     num_warps: int
     num_stages: int
-
-
-def _padded(head_dim: int) -> int:
-    return max(16, 1 << (head_dim - 1).bit_length())
+    max_registers: int | None = None
 
 
 def forward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> LaunchParameters:
@@ -41,17 +45,20 @@ def forward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> La
             num_stages=1 if padded > 64 else 2,
         )
     return LaunchParameters(
-        block_queries=min(128, _rows(queries)),
+        block_queries=min(64, _rows(queries)),
         block_keys=64 if padded <= 64 else 32,
         block_head_dim=padded,
-        chunk_tiles=8,
-        num_warps=8 if padded > 128 and queries > 64 else 4,
-        num_stages=2 if padded > 128 else 3,
+        chunk_tiles=32,
+        num_warps=4,
+        num_stages=3 if padded <= 32 else 2,
+        max_registers=112 if padded <= 32 else 128 if padded <= 128 else None,
     )
 
 
-def backward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> LaunchParameters:
-    """Parameters of the backward kernel for a head_dim up to 256."""
+def backward_parameters(
+    *, head_dim: int, queries: int, element_bytes: int, shared_memory_bytes: int
+) -> LaunchParameters:
+    """Parameters of the backward kernel for a head_dim up to 256, where a program may use so much shared memory."""
     padded = _padded(head_dim)
     if element_bytes == 4:
         return LaunchParameters(
@@ -62,15 +69,20 @@ def backward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> L
             num_warps=4,
             num_stages=1,
         )
-    tall = padded == 64 and queries > 64
+    roomy = shared_memory_bytes >= ROOMY_SHARED_MEMORY_BYTES
+    tall = padded == 128 and queries > 64 and roomy
     return LaunchParameters(
         block_queries=min(128 if tall else 64, _rows(queries)),
-        block_keys=64 if padded <= 64 else 32,
+        block_keys=64 if padded <= 64 or tall else 32,
         block_head_dim=padded,
         chunk_tiles=1,
-        num_warps=8 if padded > 128 or tall else 4,
-        num_stages=1 if padded >= 128 else 2,
+        num_warps=8 if tall or (padded > 128 and queries > 32) else 4,
+        num_stages=1 if padded > 128 or (padded == 128 and not tall) else 2 if tall or not roomy else 3,
     )
+
+
+def _padded(head_dim: int) -> int:
+    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def _rows(queries: int) -> int:

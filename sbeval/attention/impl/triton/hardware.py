@@ -1,0 +1,55 @@
+"""What the device of a tensor offers the kernels, and the descriptors its copy engine reads tiles through."""
+
+import functools
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+# the copy engine takes addresses and strides in units of this
+COPY_ALIGNMENT_BYTES = 16
+
+
+def copies(tensor: Tensor) -> bool:
+    """Whether tiles of `tensor` can be read and written by the copy engine (compute capability 9.0 and later)."""
+    if not _capability(tensor) >= (9, 0) or tensor.data_ptr() % COPY_ALIGNMENT_BYTES:
+        return False
+    outer = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    return tensor.numel() > 0 and all(
+        size == 1 or (stride > 0 and stride * tensor.element_size() % COPY_ALIGNMENT_BYTES == 0)
+        for size, stride in outer
+    )
+
+
+def describe(tensor: Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
+    """A descriptor of `tensor` [B, G, K, D] for tiles of it; what lies outside is read as 0 and never written."""
+    aligned = COPY_ALIGNMENT_BYTES // tensor.element_size()
+    # the stride of a dimension of one means nothing to torch, and must be a valid one here
+    strides = [
+        stride if size > 1 else aligned for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    ]
+    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], [1, 1, block_rows, block_columns])
+
+
+def has_assembly(tensor: Tensor) -> bool:
+    """Whether the kernels' inline assembly, NVIDIA's from compute capability 8.0 on, runs on the tensor's device."""
+    return _capability(tensor) >= (8, 0)
+
+
+def shared_memory_bytes(tensor: Tensor) -> int:
+    """Shared memory a program may use on the tensor's device; 0 where it is no GPU."""
+    return _device_shared_memory(tensor.device.index or 0) if tensor.is_cuda else 0
+
+
+def _capability(tensor: Tensor) -> tuple[int, int]:
+    return _device_capability(tensor.device.index or 0) if tensor.is_cuda and torch.version.hip is None else (0, 0)
+
+
+@functools.cache
+def _device_capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+@functools.cache
+def _device_shared_memory(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).shared_memory_per_block_optin)

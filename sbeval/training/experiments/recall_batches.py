@@ -1,0 +1,80 @@
+"""Whole batches of MQRAR (`sbeval.recall`) at once: fast enough to train on sequences that never repeat.
+
+Shape suffixes: B sequences, S slots (pairs of tokens) of a sequence, T targets.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from sbeval.errors import UserError
+from sbeval.recall import Mqrar
+
+
+def recall_batch(setting: Mqrar, rng: np.random.Generator, sequences: int) -> dict[str, NDArray[np.int64]]:
+    """Draws sequences of one setting.
+
+    The same task as `Mqrar.sequence`, by another draw: a key's next value is its last one plus a random step, so that
+    two values of a key that follow each other always differ.
+
+    Returns:
+        `input_ids` [B, 2 S], `positions` [B, T] at whose output a value is asked for, and `targets` [B, T].
+    """
+    if setting.n_back != 1:
+        raise UserError(f"expected n_back 1, found {setting.n_back}: batches ask for the last value only")
+    slots, half, values = (
+        setting.length_tokens // 2,
+        setting.vocabulary // 2,
+        setting.vocabulary - setting.vocabulary // 2,
+    )
+    names_BP = 1 + rng.random((sequences, half - 1), np.float32).argpartition(setting.pairs, axis=1)[:, : setting.pairs]
+    first_BP = rng.permuted(np.tile(np.arange(setting.pairs), (sequences, 1)), axis=1)
+    later_BS = rng.integers(setting.pairs, size=(sequences, slots - setting.pairs))
+    keys_BS = np.concatenate([first_BP, later_BS], axis=1)
+
+    # one key's slots lie side by side in this order, the oldest first
+    order_BS = np.argsort(keys_BS, axis=1, kind="stable")
+    new_key_BS = np.diff(np.take_along_axis(keys_BS, order_BS, 1), axis=1, prepend=-1) != 0
+    steps_BS = np.where(
+        new_key_BS, rng.integers(values, size=keys_BS.shape), rng.integers(1, values, size=keys_BS.shape)
+    )
+    sorted_values_BS = steps_BS.cumsum(axis=1) % values
+    values_BS, before_BS = np.empty_like(keys_BS), np.empty_like(keys_BS)
+    np.put_along_axis(values_BS, order_BS, sorted_values_BS, 1)
+    np.put_along_axis(before_BS, order_BS, np.roll(sorted_values_BS, 1, axis=1), 1)
+
+    inputs_BL = np.empty((sequences, 2 * slots), np.int64)
+    inputs_BL[:, 0::2] = np.take_along_axis(names_BP, keys_BS, 1)
+    inputs_BL[:, 1::2] = half + values_BS
+    asked_T = np.arange(setting.pairs, slots)
+    return {
+        "input_ids": inputs_BL,
+        "positions": np.broadcast_to(2 * asked_T, (sequences, len(asked_T))).copy(),
+        "targets": half + before_BS[:, asked_T],
+    }
+
+
+class RecallBatches(Dataset[Any]):
+    """Sequences that never repeat; a batch depends on the seed and the index of its first sequence alone.
+
+    Args:
+        setting: of all sequences.
+        seed: evaluation uses another than training.
+        count: number of sequences.
+    """
+
+    def __init__(self, setting: Mqrar, *, seed: int, count: int) -> None:
+        self._setting, self._seed, self._count = setting, seed, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """Returns a batch, already put together, as the only item of a list."""
+        rng = np.random.default_rng([self._seed, indices[0]])
+        batch = recall_batch(self._setting, rng, len(indices))
+        return [{name: torch.from_numpy(array) for name, array in batch.items()}]
