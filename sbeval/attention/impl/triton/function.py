@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sbeval.attention.impl.triton.backward import backward
+from sbeval.attention.impl.triton.deterministic import deterministic_backward
 from sbeval.attention.impl.triton.forward import forward
 from sbeval.attention.packed import row_starts
 
@@ -100,8 +101,10 @@ def _backward(
     seq_start: Tensor | None,
     row_start: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    # looked at when the pass runs, inside a compiled graph as well
+    run = deterministic_backward if torch.are_deterministic_algorithms_enabled() else backward
     with _device_of(q):
-        return backward(q, k, v, d_output, d_remainder, stick, stop, scale, attend_current, seq_start, row_start)
+        return run(q, k, v, d_output, d_remainder, stick, stop, scale, attend_current, seq_start, row_start)
 
 
 @_backward.register_fake
