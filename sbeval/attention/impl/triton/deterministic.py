@@ -171,6 +171,7 @@ def deterministic_backward(
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     # q, do, k and v of a tile fit the shared memory of a small GPU
     block = 32 if block_d * q.element_size() <= 256 else 16
+    stages = 1 if q.element_size() == 4 else 3
     older = d_remainder * torch.exp2(stick.sum(-1))
     row_state = torch.cat([stick, older[..., None]], dim=-1)
     state = torch.empty((batch, heads, STRIPE_BLOCKS, queries, 2), dtype=torch.float32, device=q.device)
@@ -187,10 +188,12 @@ def deterministic_backward(
     key_blocks = triton.cdiv(keys, block)
     for stripe in range(0, key_blocks, STRIPE_BLOCKS):
         _rows_kernel[(batch * heads, triton.cdiv(queries, block))](
-            q, k, v, d_output, dq, row_state, state, stop, start, *strides, *sizes, stripe, **constants
-        )
+            q, k, v, d_output, dq, row_state, state, stop, start, *strides, *sizes, stripe, **constants,
+            num_stages=stages,
+        )  # fmt: skip
         _keys_kernel[(batch * groups, min(STRIPE_BLOCKS, key_blocks - stripe))](
-            q, k, v, d_output, dk, dv, state, stop, start, *strides, *sizes, scale, stripe, **constants
-        )
+            q, k, v, d_output, dk, dv, state, stop, start, *strides, *sizes, scale, stripe, **constants,
+            num_stages=stages,
+        )  # fmt: skip
     own = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     return own.copy_(dq.mul_(scale)), dk, dv
