@@ -1,12 +1,15 @@
 """The reference against the definition written out, and what the definition implies."""
 
+import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
-from attention_problems import problem
+from attention_problems import DEVICE, Problem, problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from sbeval.attention import stickbreaking_attention
 
@@ -26,42 +29,64 @@ def test_reference_is_the_definition_written_as_loops(attend_current: bool) -> N
             assert found.remainder[0, head, row].item() == pytest.approx(stick)
 
 
-def test_gradients_of_the_reference_pass_gradcheck() -> None:
-    p = problem(heads=2, groups=1, queries=4, keys=5, head_dim=3)
+CALLS: dict[str, dict[str, Any]] = {
+    "strict": {},
+    "current": {"attend_current": True},
+    "padded": {"seq_start": torch.tensor([2], device=DEVICE)},
+    "packed": {"cu_seqlens": torch.tensor([0, 3, 7], dtype=torch.int32, device=DEVICE)},
+}
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise"])
+@pytest.mark.parametrize("call", CALLS)
+def test_gradients_pass_gradcheck(impl: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 4)
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 12)
+    p = problem(heads=2, groups=1, queries=7 if call == "packed" else 5, keys=7, head_dim=3)
     inputs = [tensor.clone().requires_grad_() for tensor in (p.q, p.k, p.v)]
-    assert torch.autograd.gradcheck(lambda q, k, v: stickbreaking_attention(q, k, v, impl="reference"), inputs)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return stickbreaking_attention(q, k, v, impl=impl, **CALLS[call])
+
+    assert torch.autograd.gradcheck(attend, inputs)
 
 
-def test_gradients_of_the_blocks_pass_gradcheck() -> None:
-    p = problem(heads=2, groups=1, queries=4, keys=5, head_dim=3)
-    inputs = [tensor.clone().requires_grad_() for tensor in (p.q, p.k, p.v)]
-    assert torch.autograd.gradcheck(lambda q, k, v: stickbreaking_attention(q, k, v, impl="blockwise"), inputs)
-
-
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
 @given(queries=st.integers(1, 40), older=st.integers(0, 40), seed=st.integers(0, 999))
-@settings(max_examples=25, deadline=None)
-def test_weights_and_remainder_sum_to_one(queries: int, older: int, seed: int) -> None:
-    p = problem(queries=queries, keys=queries + older, seed=seed)
-    ones = torch.ones_like(p.v)
-    found = stickbreaking_attention(p.q, p.k, ones, impl="blockwise")
+@settings(max_examples=15, deadline=None)
+def test_weights_and_remainder_sum_to_one(impl: str, queries: int, older: int, seed: int) -> None:
+    p = problem(queries=queries, keys=queries + older, seed=seed, dtype=torch.float32)
+    found = stickbreaking_attention(p.q, p.k, torch.ones_like(p.v), impl=impl)
     torch.testing.assert_close(found.output[..., 0] + found.remainder, torch.ones_like(found.remainder))
 
 
-def test_equal_logits_give_the_newer_key_at_least_the_older_ones_weight() -> None:
-    p = problem(heads=1, queries=1, keys=12, head_dim=12)
-    one_hot = torch.eye(12, dtype=torch.float64, device=p.q.device)[None, None]
-    weights = stickbreaking_attention(p.q, torch.ones_like(p.k), one_hot, impl="reference").output[0, 0, 0]
-    assert (weights[:-1].diff() >= 0).all()
+def weights_of(p: Problem, impl: str) -> Tensor:
+    """The weights themselves [keys], for one query: each value is a unit vector of its own."""
+    keys = p.k.shape[2]
+    one_hot = torch.eye(keys, dtype=p.q.dtype, device=DEVICE)[None, None]
+    assert p.q.shape[3] == keys
+    return stickbreaking_attention(p.q, p.k, one_hot, attend_current=True, impl=impl).output[0, 0, 0]
 
 
-def test_a_weight_does_not_depend_on_keys_older_than_its_own() -> None:
-    p = problem(heads=1, queries=1, keys=9, head_dim=9)
-    one_hot = torch.eye(9, dtype=torch.float64, device=p.q.device)[None, None]
-    before = stickbreaking_attention(p.q, p.k, one_hot, impl="reference").output
-    p.k[:, :, :4] += 3.0
-    after = stickbreaking_attention(p.q, p.k, one_hot, impl="reference").output
-    assert torch.equal(before[..., 4:], after[..., 4:])
-    assert not torch.equal(before[..., :4], after[..., :4])
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+@pytest.mark.parametrize("logit", [-9.0, -0.3, 0.0, 2.0, 40.0])
+def test_equal_logits_give_the_newer_key_at_least_the_older_ones_weight(impl: str, logit: float) -> None:
+    p = problem(heads=1, queries=1, keys=70, head_dim=70, dtype=torch.float32)
+    p.q.fill_(logit / 70**0.5)
+    weights = weights_of(dataclasses.replace(p, k=torch.ones_like(p.k)), impl)
+    assert (weights.diff() >= 0).all()
+    assert weights[-1] > 0
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+def test_a_weight_does_not_depend_on_keys_older_than_its_own(impl: str) -> None:
+    p = problem(heads=1, queries=1, keys=70, head_dim=70, dtype=torch.float32, logit_scale=0.1)
+    before = weights_of(p, impl)
+    p.k[:, :, :40] += 3.0
+    after = weights_of(p, impl)
+    # a key of the same tile that is older may change the order in which a product is summed, not the sum
+    torch.testing.assert_close(before[40:], after[40:], rtol=1e-6, atol=0)
+    assert not torch.equal(before[:40], after[:40])
 
 
 def test_the_first_row_attends_nothing() -> None:

@@ -12,6 +12,7 @@ from attention_problems import (
 )
 
 from sbeval.attention import stickbreaking_attention
+from sbeval.attention.impl.reference import log_weights
 
 SHAPES = [
     pytest.param({"queries": 1}, id="1"),
@@ -20,6 +21,8 @@ SHAPES = [
     pytest.param({"queries": 5, "keys": 200, "head_dim": 80}, id="5of200-dim80"),
     pytest.param({"queries": 129, "keys": 140, "logit_scale": 3.0}, id="129of140-large-logits"),
     pytest.param({"queries": 130, "head_dim": 64, "logit_scale": 0.05}, id="130-flat-logits"),
+    pytest.param({"queries": 33, "keys": 40, "head_dim": 96, "heads": 3}, id="33of40-dim96-three-heads"),
+    pytest.param({"queries": 17, "keys": 33, "head_dim": 256}, id="17of33-dim256"),
 ]
 
 
@@ -126,34 +129,6 @@ def test_prepended_context_changes_nothing_once_the_stick_is_spent(impl: str) ->
     torch.testing.assert_close(long.output, short.output)
 
 
-@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
-@pytest.mark.parametrize("logit", [1e4, 1e30], ids=["1e4", "inf"])
-def test_extreme_logits_take_all_or_nothing(impl: str, logit: float) -> None:
-    p = problem(heads=1, queries=1, keys=40, dtype=torch.float32)
-    p.q.fill_(logit**0.5)
-    p.k.fill_(-(logit**0.5) if logit < 1e10 else -3e38)
-    p.k[:, :, 10] *= -1
-    p.k[:, :, 25] *= -1
-    found = stickbreaking_attention(p.q, p.k, p.v, scale=1.0, impl=impl)
-    torch.testing.assert_close(found.output[0, 0, 0], p.v[0, 0, 25])
-    assert found.remainder.item() == pytest.approx(0, abs=1e-30)
-    p.k[:, :, [10, 25]] *= -1
-    nothing = stickbreaking_attention(p.q, p.k, p.v, scale=1.0, impl=impl)
-    assert (nothing.output == 0).all()
-    assert (nothing.remainder == 1).all()
-
-
-@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
-def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row(impl: str) -> None:
-    p = problem(heads=1, queries=50, dtype=torch.float32)
-    clean = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
-    p.q[:, :, 30] = torch.nan
-    found = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
-    others = [row for row in range(50) if row != 30]
-    assert found.output[0, 0, 30].isnan().all()
-    torch.testing.assert_close(found.output[:, :, others], clean.output[:, :, others])
-
-
 @pytest.mark.parametrize("impl", ["blockwise", "triton"])
 def test_strided_inputs_give_the_same_result(impl: str) -> None:
     p = problem(heads=4, groups=4, queries=70, dtype=torch.float32)
@@ -184,3 +159,43 @@ def test_gradients_are_right_where_rows_of_one_block_stopped_at_different_keys(
             largest_logit=largest_logit(low),
             dtype=torch.float16,
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("left", [0.0, 0.5], ids=["dropped", "halved"])
+def test_the_error_budget_notices_any_one_tile(dtype: torch.dtype, left: float) -> None:
+    p = problem(queries=256, heads=1, logit_scale=0.1)
+    p.q[..., 0], p.k[..., 0] = 4.0, -5.0  # under 1 % of the stick a key, so that every tile counts
+    log_A, _ = log_weights(p.q, p.k, 0.25, False, None)
+    weights = log_A.exp()
+    exact = weights @ p.v
+    rounded = exact.to(dtype)
+    limits = {"largest_logit": largest_logit(p), "dtype": dtype}
+    assert_within_budget(rounded, exact, rounded, "output", **limits)
+    tile = 32
+    for row in range(0, 256, tile):
+        for key in range(0, row + 1, tile):
+            broken = weights.clone()
+            broken[..., row : row + tile, key : key + tile] *= left
+            with pytest.raises(AssertionError, match="allowed"):
+                assert_within_budget((broken @ p.v).to(dtype), exact, rounded, "output", **limits)
+
+
+def test_threads_share_the_work_and_leave_their_number_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 16)
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 512)
+    before = torch.get_num_threads()
+    p = problem(batch=2, heads=4, groups=2, queries=150, keys=160)
+    exact = outputs_and_gradients(p, impl="reference")
+    try:
+        for threads in (1, 3, 16):
+            torch.set_num_threads(threads)
+            found = outputs_and_gradients(p, impl="blockwise")
+            assert torch.get_num_threads() == threads
+            for name in exact:
+                torch.testing.assert_close(found[name], exact[name])
+            with torch.inference_mode():
+                inferred = stickbreaking_attention(p.q, p.k, p.v, impl="blockwise")
+            torch.testing.assert_close(inferred.output, exact["output"])
+    finally:
+        torch.set_num_threads(before)

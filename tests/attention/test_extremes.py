@@ -1,0 +1,83 @@
+"""Logits too large for any dtype, and numbers that are none."""
+
+import pytest
+import torch
+from attention_problems import outputs_and_gradients, problem
+
+from sbeval.attention import stickbreaking_attention
+
+IMPLEMENTATIONS = ["reference", "blockwise", "triton"]
+ROWS = 50
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("logit", [1e4, 1e30], ids=["1e4", "inf"])
+def test_extreme_logits_take_all_or_nothing(impl: str, logit: float) -> None:
+    p = problem(heads=1, queries=1, keys=40, dtype=torch.float32)
+    p.q.fill_(logit**0.5)
+    p.k.fill_(-(logit**0.5) if logit < 1e10 else -3e38)
+    p.k[:, :, 10] *= -1
+    p.k[:, :, 25] *= -1
+    found = stickbreaking_attention(p.q, p.k, p.v, scale=1.0, impl=impl)
+    torch.testing.assert_close(found.output[0, 0, 0], p.v[0, 0, 25])
+    assert found.remainder.item() == pytest.approx(0, abs=1e-30)
+    p.k[:, :, [10, 25]] *= -1
+    nothing = stickbreaking_attention(p.q, p.k, p.v, scale=1.0, impl=impl)
+    assert (nothing.output == 0).all()
+    assert (nothing.remainder == 1).all()
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("size", [1e2, 3e4], ids=["1e4", "inf"])
+def test_where_all_logits_are_huge_each_row_takes_its_newest_key(impl: str, dtype: torch.dtype, size: float) -> None:
+    p = problem(heads=1, queries=70, dtype=dtype)
+    p.q.fill_(size)
+    p.k.fill_(size if dtype == torch.float16 or size < 1e3 else 3e38)
+    found = stickbreaking_attention(p.q, p.k, p.v, scale=1.0, impl=impl)
+    torch.testing.assert_close(found.output[:, :, 1:], p.v[:, :, :-1])
+    assert (found.remainder[:, :, 1:] < 1e-30).all()
+    p.k.neg_()
+    nothing = stickbreaking_attention(p.q, p.k, p.v, scale=1.0, impl=impl)
+    assert (nothing.output == 0).all()
+    assert (nothing.remainder == 1).all()
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("sign", [1.0, -1.0, None], ids=["all-huge", "all-tiny", "mixed"])
+def test_gradients_of_extreme_logits_are_finite(impl: str, sign: float | None) -> None:
+    p = problem(heads=1, queries=70, dtype=torch.float32)
+    p.q.fill_(100.0)
+    p.k.copy_(100.0 * (p.k.sign() if sign is None else torch.full_like(p.k, sign)))
+    found = outputs_and_gradients(p, impl=impl, scale=0.1)
+    for name, tensor in found.items():
+        assert torch.isfinite(tensor).all(), name
+    if sign is not None:
+        assert (found["dq"] == 0).all()
+        assert (found["dk"] == 0).all()
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("skip_threshold", [None, 1e-3], ids=["plain", "skip"])
+def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row(impl: str, skip_threshold: float | None) -> None:
+    p = problem(heads=1, queries=ROWS, dtype=torch.float32)
+    clean = outputs_and_gradients(p, impl=impl, skip_threshold=skip_threshold)
+    p.q[:, :, 30] = torch.nan
+    found = outputs_and_gradients(p, impl=impl, skip_threshold=skip_threshold)
+    others = [row for row in range(ROWS) if row != 30]
+    for name in ("output", "remainder", "dq"):
+        assert found[name][0, 0, 30].isnan().all(), name
+        torch.testing.assert_close(found[name][:, :, others], clean[name][:, :, others])
+    # a gradient of keys sums over rows, and 0 times NaN is NaN; values that the row does not see know nothing of it
+    torch.testing.assert_close(found["dv"][:, :, 30:], clean["dv"][:, :, 30:])
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_a_key_that_is_not_a_number_spoils_only_rows_that_see_it(impl: str) -> None:
+    p = problem(heads=1, queries=ROWS, dtype=torch.float32)
+    clean = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
+    p.k[:, :, 30] = torch.nan
+    found = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
+    torch.testing.assert_close(found.output[:, :, :31], clean.output[:, :, :31])
+    assert found.output[:, :, 31].isnan().all()
+    assert found.remainder[:, :, 31].isnan().all()
