@@ -68,8 +68,6 @@ def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row(impl: str
     for name in ("output", "remainder", "dq"):
         assert found[name][0, 0, 30].isnan().all(), name
         torch.testing.assert_close(found[name][:, :, others], clean[name][:, :, others])
-    # a gradient of keys sums over rows, and 0 times NaN is NaN; values that the row does not see know nothing of it
-    torch.testing.assert_close(found["dv"][:, :, 30:], clean["dv"][:, :, 30:])
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
