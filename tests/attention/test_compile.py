@@ -23,7 +23,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 def small(queries: int = 30) -> Problem:
-    return problem(heads=4, groups=2, queries=queries, keys=30, head_dim=16, dtype=torch.float32)
+    return problem(heads=2, groups=1, queries=queries, keys=30, head_dim=16, dtype=torch.float32)
 
 
 def gradients(function: Any, p: Problem, **options: Any) -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ def test_one_trace_serves_every_length(impl: str) -> None:
     assert traces == 1
 
 
-@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+@pytest.mark.parametrize("impl", ["blockwise", "triton"])
 def test_compiled_shapes_may_change_with_gradients(impl: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(stickbreaking_attention, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -80,9 +80,10 @@ def test_compiled_shapes_may_change_with_gradients(impl: str) -> None:
 
 
 @pytest.mark.parametrize("impl", ["blockwise", "triton"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-@pytest.mark.parametrize("call", CALLS)
-def test_registered_operators_keep_their_promises(impl: str, dtype: torch.dtype, call: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "dtype"), [*((call, torch.float32) for call in CALLS), ("plain", torch.float16)], ids=str
+)
+def test_registered_operators_keep_their_promises(impl: str, call: str, dtype: torch.dtype) -> None:
     p = small().to(dtype)
     # a layer's queries usually are a transposed view
     q = p.q.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
@@ -123,7 +124,7 @@ def test_a_cuda_graph_replays_forward_and_backward(call: str) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         recorded = step()
-    other = problem(heads=4, groups=2, queries=30, dtype=torch.float32, seed=1)
+    other = problem(heads=2, groups=1, queries=30, dtype=torch.float32, seed=1)
     with torch.no_grad():
         for tensor, new in ((q, other.q), (k, other.k), (v, other.v)):
             tensor.copy_(new)
