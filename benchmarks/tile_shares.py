@@ -9,6 +9,7 @@ threshold of 0 stands for the exact stop, at which the stick is zero in fp32 (2^
 """
 
 import argparse
+import math
 from pathlib import Path
 
 import torch
@@ -30,17 +31,17 @@ def stops(layer: LayerInputs, head: int, thresholds: list[float]) -> Tensor:
     q = layer.q[0, head].float() * layer.scale
     k = layer.k[0, head // shared].float()
     length = q.shape[0]
-    limits = torch.tensor([torch.tensor(t).log() if t > 0 else EXACT_STOP_LOG for t in thresholds])
-    found = torch.zeros(len(thresholds), length, dtype=torch.int64)
+    limits = [math.log(t) if t > 0 else EXACT_STOP_LOG for t in thresholds]
+    device = q.device
+    found = torch.zeros(len(thresholds), length, dtype=torch.int64, device=device)
     for first in range(0, length, ROWS):
-        row = torch.arange(first, min(length, first + ROWS))
-        log_stick = torch.zeros(len(row))
-        open_rows = torch.ones(len(thresholds), len(row), dtype=torch.bool)
-        end = int(row[-1]) + 1
-        end = -(-end // STEP) * STEP
+        row = torch.arange(first, min(length, first + ROWS), device=device)
+        log_stick = torch.zeros(len(row), device=device)
+        open_rows = torch.ones(len(thresholds), len(row), dtype=torch.bool, device=device)
+        end = -(-min(length, first + ROWS) // STEP) * STEP
         while end > 0 and bool(open_rows.any()):
             start = max(0, end - CHUNK)
-            key = torch.arange(start, min(end, length))
+            key = torch.arange(start, min(end, length), device=device)
             spent = softplus(q[row] @ k[key].T)
             if end > first:
                 newest = row if layer.attend_current else row - 1
@@ -57,7 +58,7 @@ def stops(layer: LayerInputs, head: int, thresholds: list[float]) -> Tensor:
                 open_rows[index] &= ~stopped
             log_stick = left[:, -1]
             end = start
-    return found
+    return found.cpu()
 
 
 def visited(stops_TL: Tensor, block_rows: int, block_keys: int, attend_current: bool) -> tuple[Tensor, Tensor]:

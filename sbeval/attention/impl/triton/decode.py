@@ -5,8 +5,8 @@ A stretch of keys hands on (o, R): its output and what it leaves of the stick. A
 that share a key head are rows of one tile, and each key is read once for all of them.
 
 With a threshold, a split that ends publishes what it leaves of each row's stick, and older splits look at that before
-they start and while they work: where newer splits have left too little to any row, a split gives up. The second kernel
-ends each sum at the first split where that holds, so the result does not depend on which splits were in time to give up.
+they start and while they work: where newer splits have left too little to every row, a split gives up. The second
+kernel ends each sum at the first split where that holds, so the result does not depend on which gave up in time.
 """
 
 import dataclasses
@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sbeval.attention.impl.triton.primitives import bounded, spent_by, take_off_newer, two_sum
+from sbeval.attention.impl.triton.hardware import has_assembly
+from sbeval.attention.impl.triton.launch import LOG2_E
+from sbeval.attention.impl.triton.primitives import add_in_tile, bounded, spent_by, two_sum
 
 MOST_ROWS = 16
 FEWEST_KEYS = 512
@@ -86,12 +88,15 @@ def _tile(
     q, k_base, v_base, k_stride, v_stride, block, keys, row_limit, seq_start, minus_newer, out, stick, stick_lo,
     qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of keys to the rows."""
     key = block * BLOCK_N + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, BLOCK_D)
-    k_at = k_base + key.to(tl.int64)[:, None] * k_stride + dim[None, :]
-    v_at = v_base + key.to(tl.int64)[:, None] * v_stride + dim[None, :]
+    first = block + tl.zeros((), tl.int64)
+    within = tl.arange(0, BLOCK_N)[:, None]
+    k_at = k_base + first * (BLOCK_N * k_stride) + within * k_stride + dim[None, :]
+    v_at = v_base + first * (BLOCK_N * v_stride) + within * v_stride + dim[None, :]
     if MASKED:
         # padding is not read: what lies there may be anything
         inside = ((key < keys) & (key >= seq_start))[:, None] & (dim < HEAD_DIM)[None, :]
@@ -107,7 +112,7 @@ def _tile(
     if MASKED:
         z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
     spent = spent_by(z, EXACT)
-    weight = tl.exp2(take_off_newer((z - spent) + stick[:, None], spent, minus_newer, EXACT))
+    weight = tl.exp2(add_in_tile((z - spent) + stick[:, None], spent, minus_newer, EXACT, ASSEMBLY))
     out = tl.dot(weight.to(v.dtype), v, out, input_precision="ieee")
     stick, stick_lo = two_sum(stick, stick_lo, -tl.sum(spent, 1))
     return out, stick, stick_lo
@@ -126,14 +131,14 @@ def _newer_left(stick_ptr, split, inside, ROWS: tl.constexpr, SPLITS: tl.constex
     return tl.max(tl.where(inside, tl.sum(known, 0), float("-inf")), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "keys", "first_split", "splits", "split_tiles"])
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, part_ptr, stick_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     groups, shared, queries, keys, first_split, splits, split_tiles, qk_scale, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr, ATTEND_CURRENT: tl.constexpr, PADDED: tl.constexpr,
-    EXACT: tl.constexpr, SKIPPING: tl.constexpr,
+    EXACT: tl.constexpr, ASSEMBLY: tl.constexpr, SKIPPING: tl.constexpr,
 ):  # fmt: skip
     # the newest splits of every key head start first
     split = first_split + tl.program_id(1)
@@ -170,14 +175,14 @@ def _split_kernel(
         block -= 1
         out, stick, stick_lo = _tile(
             q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, minus_newer, out, stick,
-            stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
+            stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
         )  # fmt: skip
     while (spent_out == 0) & (block > first_full):
         steps = tl.minimum(block - first_full, CHUNK)
         for step in tl.range(0, steps, num_stages=STAGES):
             out, stick, stick_lo = _tile(
                 q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, keys, row_limit, seq_start, minus_newer,
-                out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT,
+                out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, ASSEMBLY,
             )  # fmt: skip
         block -= steps
         spent_out = tl.max(tl.where(inside, stick, float("-inf")), 0) < log2_threshold
@@ -188,7 +193,7 @@ def _split_kernel(
             block -= 1
             out, stick, stick_lo = _tile(
                 q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, minus_newer, out, stick,
-                stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT,
+                stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
             )  # fmt: skip
 
     part_at = (pair * splits + split) * ROWS + row
@@ -197,11 +202,11 @@ def _split_kernel(
     tl.store(sticks + split * ROWS + row, stick + stick_lo, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _join_kernel(
     part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
     groups, shared, queries, splits, log2_threshold,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     mine = tl.program_id(1)
@@ -216,7 +221,9 @@ def _join_kernel(
     spent_out = log2_threshold > 1.0
     while (spent_out == 0) & (split < splits):
         at = split + tl.arange(0, TOGETHER)
-        known = tl.load(sticks + at[:, None] * ROWS + row[None, :], mask=(at < splits)[:, None] & inside[None, :], other=0.0)
+        known = tl.load(
+            sticks + at[:, None] * ROWS + row[None, :], mask=(at < splits)[:, None] & inside[None, :], other=0.0
+        )
         through = tl.cumsum(known, 0) + left[None, :]
         before = through - known
         # rows stop together, where the last one has less than the threshold left
@@ -245,8 +252,8 @@ def suits_decode(q: Tensor, k: Tensor) -> bool:
 
 
 def decode(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, log2_threshold: float,
-    *, skipping: bool, parameters: DecodeParameters | None = None,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None,
+    log2_threshold: float, *, skipping: bool, parameters: DecodeParameters | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of the last few positions over all keys, without a gradient.
 
@@ -289,14 +296,15 @@ def decode(
             q, k, v, part, stick, q if seq_start is None else seq_start,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             groups, heads // groups, queries, keys, first, p.splits, split_tiles,
-            scale * 1.4426950408889634, log2_threshold,
-            HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys, SPLITS=power,
+            scale * LOG2_E, log2_threshold,
+            HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
+            SPLITS=power if skipping else 1,
             CHUNK=p.chunk_tiles, STAGES=p.num_stages, ATTEND_CURRENT=attend_current, PADDED=seq_start is not None,
-            EXACT=q.dtype == torch.float32, SKIPPING=skipping, num_warps=p.num_warps,
+            EXACT=q.dtype == torch.float32, ASSEMBLY=has_assembly(q), SKIPPING=skipping, num_warps=p.num_warps,
         )  # fmt: skip
     _join_kernel[(batch * groups, rows)](
         part, stick, out, remainder, *out.stride()[:3], groups, heads // groups, queries, p.splits, log2_threshold,
-        HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, SPLITS=power, TOGETHER=min(power, 32),
+        HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, TOGETHER=min(power, 32),
         num_warps=4,
     )  # fmt: skip
     return out, remainder
