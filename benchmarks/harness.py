@@ -98,7 +98,8 @@ def tokenizer(row: Row) -> Any:
 def sources() -> str:
     """The standard library's modules, one after another."""
     return "".join(
-        path.read_text(encoding="ascii", errors="ignore") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+        path.read_text(encoding="ascii", errors="ignore")
+        for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     )
 
 

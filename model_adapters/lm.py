@@ -14,6 +14,7 @@ from tqdm import tqdm
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints import LoadedCheckpoint
 from sbeval.model_adapters.batching import run_in_batches
+from sbeval.model_adapters.faster import make_faster
 from sbeval.model_adapters.generation import answer_text, encode_prompt, pad_left
 from sbeval.model_adapters.loading import fit_tokenizer, loading
 from sbeval.model_adapters.meter import Meter
@@ -53,6 +54,8 @@ class StickBreakingLM(ProbingLM):
         if self.backend == "causal":
             fit_tokenizer(self.model, self.tokenizer)
             choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
+            if self.device.type == "cuda":
+                make_faster(self.model)
             self.rope = RequestRope(self.model, self.options.rope_scaling, self.options.training_length)
             self.scorer = TokenScorer(self.model)
             self.learned_positions = learned_positions(self.model)
