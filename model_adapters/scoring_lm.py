@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.meter import Meter
+from sbeval.model_adapters.nested_windows import share_windows
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.request_rope import RequestRope
 from sbeval.model_adapters.response_cache import cached_response
@@ -150,14 +151,16 @@ class ScoringLM(HFLM):  # type: ignore[misc]
             else:
                 todo.append(TokenLogprobsRequest(*arguments))
         progress = self._progress(len(todo), REQUEST_TYPE, disable_tqdm)
+        shared = share_windows(todo, nested=not self.rope.by_length)
 
         def done(index: int, scores: list[RunScores]) -> None:
-            result = TokenLogprobs(scores[0].logprobs)
-            results[tuple(todo[index])] = result
-            self.cache_hook.add_partial(REQUEST_TYPE, todo[index], result)
-            progress.update(1)
+            for request, part in shared[index].members:
+                result = TokenLogprobs(scores[0].logprobs[part].copy())
+                results[tuple(request)] = result
+                self.cache_hook.add_partial(REQUEST_TYPE, request, result)
+                progress.update(1)
 
-        self._score([requested_window(request) for request in todo], done, own=True)
+        self._score([requested_window(window.run) for window in shared], done, own=True)
         progress.close()
         return [results[tuple(request.args)] for request in requests]
 
