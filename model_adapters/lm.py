@@ -12,7 +12,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from tqdm import tqdm
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-from sbeval.checkpoints import LoadedCheckpoint
+from sbeval.checkpoints import LoadedCheckpoint, register_fla_models
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.faster import make_faster
 from sbeval.model_adapters.generation import answer_text, encode_prompt, pad_left
@@ -24,6 +24,7 @@ from sbeval.model_adapters.probing_lm import ProbingLM
 from sbeval.model_adapters.processes import find_processes
 from sbeval.model_adapters.released import (
     InPlaceOfAutoClass,
+    WholeFrom,
     find_released,
     refuse_transformers_arguments,
     say_format,
@@ -41,6 +42,7 @@ class StickBreakingLM(ProbingLM):
     Takes every argument of `hf`, and those of `AdapterOptions`. Encoder-decoder models run as they do in `hf`.
     """
 
+    AUTO_MODEL_CLASS: Any = None
     loaded: LoadedCheckpoint | None = None  # where the format is one that transformers does not know
 
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
@@ -72,6 +74,7 @@ class StickBreakingLM(ProbingLM):
                     trust_remote_code=bool(kwargs.get("trust_remote_code")),
                 )
             if self.loaded is None:
+                register_fla_models()
                 super()._get_config(pretrained, **kwargs)
             else:
                 self._config = self.loaded.model.config
@@ -88,9 +91,11 @@ class StickBreakingLM(ProbingLM):
     def _create_model(self, pretrained: str, **kwargs: Any) -> None:
         if self.loaded is not None:
             refuse_transformers_arguments(self.loaded.format, kwargs)
-            self.AUTO_MODEL_CLASS = InPlaceOfAutoClass(self.loaded)
+        own_class = self.AUTO_MODEL_CLASS
+        self.AUTO_MODEL_CLASS = WholeFrom(own_class) if self.loaded is None else InPlaceOfAutoClass(self.loaded)
         with loading(pretrained, "a model's weights"):
             super()._create_model(pretrained, **kwargs)
+        self.AUTO_MODEL_CLASS = own_class
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Takes lm-eval's response cache, new or made with the same settings."""

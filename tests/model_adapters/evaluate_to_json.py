@@ -16,7 +16,13 @@ from sbeval.model_adapters.lm import StickBreakingLM
 
 def main(checkpoint: str, tasks_folder: str, data_path: str, output: str) -> None:
     lm = StickBreakingLM(checkpoint, device="cpu", dtype="float32")
-    metadata = {"pretrained": checkpoint, "data_path": data_path, "context_lengths": [32, 64], "ignore_share": 0.0, "num_samples": 8}
+    metadata = {
+        "pretrained": checkpoint,
+        "data_path": data_path,
+        "context_lengths": [32, 64],
+        "ignore_share": 0.0,
+        "num_samples": 8,
+    }
     manager = TaskManager(
         include_path=[*map(str, sbeval.tasks.__path__), tasks_folder], include_defaults=False, metadata=metadata
     )

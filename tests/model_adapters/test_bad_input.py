@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from lm_eval.api.instance import Instance
+from safetensors.torch import load_file, save_file
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
@@ -46,6 +49,83 @@ def test_a_checkpoint_without_weights_is_named(checkpoint: Checkpoints, tmp_path
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="Expected a model's weights at pretrained="):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("a missing shard", r"No such file.*model-00002"),
+        ("a truncated shard", "file not fully covered"),
+        ("a truncated pickle", "Expected a model's weights"),
+        ("another shape", r"down_proj.weight should be \[32, 52\] by the configuration, but is \[32, 48\]"),
+        ("a missing tensor", "lacks tensors: model.embed_tokens.weight"),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["llama", "rope"])
+def test_damaged_weights_are_one_error_before_any_evaluation(
+    architecture: str, damage: str, message: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint(architecture), tmp_path / "copy")
+    (folder / "model.safetensors").unlink()
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint(architecture))
+    model.save_pretrained(folder, max_shard_size="20KB")
+    shard = folder / "model-00002-of-00006.safetensors"
+    if damage == "a missing shard":
+        shard.unlink()
+    elif damage == "a truncated shard":
+        shard.write_bytes(shard.read_bytes()[:-50])
+    elif damage == "a truncated pickle":
+        for file in folder.glob("model*"):
+            file.unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+        whole = (folder / "pytorch_model.bin").read_bytes()
+        (folder / "pytorch_model.bin").write_bytes(whole[:-5000])
+    elif damage == "another shape":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 52}))
+    else:
+        kept = load_file(shard)
+        del kept[min(kept)]
+        save_file(kept, shard, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=message):
+        load(folder)
+
+
+def test_a_model_type_nobody_here_knows_names_the_packages_that_might(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "hgrn"}))
+    with pytest.raises(UserError, match="install the package that defines it, flash-linear-attention for fla's models"):
+        load(folder)
+
+
+FLA_STAND_IN = """
+import transformers
+
+class Config(transformers.LlamaConfig):
+    model_type = "forgetting_transformer"
+
+class Model(transformers.LlamaForCausalLM):
+    config_class = Config
+
+transformers.AutoConfig.register("forgetting_transformer", Config)
+transformers.AutoModelForCausalLM.register(Config, Model)
+"""
+
+
+def test_models_of_fla_are_baselines_where_that_package_is_installed(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fla").mkdir()
+    (tmp_path / "fla" / "__init__.py").write_text("")
+    (tmp_path / "fla" / "models.py").write_text(FLA_STAND_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "forgetting_transformer"}))
+    lm = load(folder)
+    assert type(lm.model).__name__ == "Model"
+    assert lm.get_model_info()["sbeval"]["format"] == "huggingface:forgetting_transformer"
 
 
 def test_a_checkpoint_without_a_tokenizer_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
