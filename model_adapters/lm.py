@@ -19,7 +19,7 @@ from sbeval.model_adapters.generation import answer_text, encode_prompt, pad_lef
 from sbeval.model_adapters.loading import fit_tokenizer, loading
 from sbeval.model_adapters.meter import Meter
 from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, learned_positions, model_record
-from sbeval.model_adapters.options import AdapterOptions
+from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.model_adapters.probing_lm import ProbingLM
 from sbeval.model_adapters.processes import find_processes
 from sbeval.model_adapters.released import (
@@ -47,6 +47,7 @@ class StickBreakingLM(ProbingLM):
 
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self.options = AdapterOptions.pop(kwargs)
+        check_shared_arguments(kwargs)
         self._dtype = kwargs.get("dtype", "auto")
         self.meter = Meter()
         find_processes()

@@ -77,13 +77,16 @@ class TokenScorer:
             hidden_BLD = self._hidden(input_ids_BL)
             rows, positions = row_N.to(hidden_BLD.device), position_N.to(hidden_BLD.device)
             scores = self._in_chunks(
-                lambda chunk: self._head(hidden_BLD[rows[chunk], positions[chunk]][None])[0], target_N
+                lambda chunk: self._head(hidden_BLD[rows[chunk], positions[chunk]][None])[0],
+                target_N.to(hidden_BLD.device),
             )
         else:
             logits_BLV = self._own_logits(input_ids_BL)
             virtual_tokens = logits_BLV.shape[1] - input_ids_BL.shape[1]  # a learned prompt stands before the input
             rows, positions = row_N.to(logits_BLV.device), position_N.to(logits_BLV.device) + virtual_tokens
-            scores = self._in_chunks(lambda chunk: logits_BLV[rows[chunk], positions[chunk]], target_N)
+            scores = self._in_chunks(
+                lambda chunk: logits_BLV[rows[chunk], positions[chunk]], target_N.to(logits_BLV.device)
+            )
         _check_finite(scores.logprobs, row_N.cpu(), position_N.cpu())
         return scores
 
@@ -112,7 +115,9 @@ class TokenScorer:
             if len(continuation_T) > 1:
                 hidden_TD = torch.cat([last_1D, self._hidden(continuation_T[None, :-1], cache)[0]])
                 cache.crop(1 - len(continuation_T))
-            scores = self._in_chunks(functools.partial(self._rows_of_head, hidden_TD), continuation_T)
+            scores = self._in_chunks(
+                functools.partial(self._rows_of_head, hidden_TD), continuation_T.to(hidden_TD.device)
+            )
             position_T = torch.arange(len(continuation_T)) + len(context_P) - 1
             _check_finite(scores.logprobs, torch.zeros_like(position_T), position_T)
             found.append(scores)
@@ -120,9 +125,7 @@ class TokenScorer:
 
     def _in_chunks(self, logits_of: Callable[[slice], Tensor], target_N: Tensor) -> TokenScores:
         logprobs, greedy = [], []
-        device = next(self.model.parameters()).device
-        target_N = target_N.to(device)
-        most = self.chunk_logits or CHUNK_LOGITS.get(device.type, CHUNK_LOGITS["cpu"])
+        most = self.chunk_logits or CHUNK_LOGITS.get(target_N.device.type, CHUNK_LOGITS["cpu"])
         chunk_tokens = max(1, most // self._vocabulary())
         for first in range(0, len(target_N), chunk_tokens):
             chunk = slice(first, first + chunk_tokens)

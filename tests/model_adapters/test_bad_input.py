@@ -18,7 +18,7 @@ from tests.model_adapters.small import Checkpoints
 
 
 def load(pretrained: Path | str, **kwargs: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(pretrained), device="cpu", dtype="float32", **kwargs)
+    return StickBreakingLM(str(pretrained), device="cpu", **{"dtype": "float32", **kwargs})
 
 
 def prompts(task: str, *texts: str, max_gen_toks: int = 8) -> list[Instance]:
@@ -155,6 +155,12 @@ def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Checkpoints, t
         ({"skip_threshold": 1.5}, "skip_threshold to lie between 0 and 1, found 1.5"),
         ({"training_length": -1}, "training_length to be a positive number of tokens, found -1"),
         ({"max_batch_tokens": "many"}, "max_batch_tokens to be a positive number of tokens, found 'many'"),
+        ({"dtype": "float99"}, "dtype to be auto or a type such as bfloat16, found 'float99'"),
+        ({"batch_size": "many"}, "batch_size to be a positive number or auto, found 'many'"),
+        ({"batch_size": 0}, "batch_size to be a positive number or auto, found 0"),
+        ({"max_length": 0}, "max_length to be a positive number of tokens, found 0"),
+        ({"peft": "/nowhere"}, "adapter_config.json at peft=/nowhere, found none"),
+        ({"delta": "/nowhere"}, "config.json at delta=/nowhere, found none"),
         ({"max_lenght": 64}, "found max_lenght: correct it in --model_args"),
         ({"kernels": "blockwise"}, "for stick-breaking attention only, .* huggingface:llama: remove them"),
     ],
