@@ -120,9 +120,11 @@ class StickBreakingLM(ProbingLM):
         )
         lengths = [len(prompt.tokens) + prompt.budget_tokens for prompt in prompts]
         self._check_positions(max(lengths, default=0))
-        groups: dict[str, list[int]] = defaultdict(list)
+        groups: dict[str, dict[object, list[int]]] = defaultdict(lambda: defaultdict(list))
         for index, setting in enumerate(settings):
-            groups[json.dumps(setting, sort_keys=True, default=str)].append(index)
+            # the same prompt has the same greedy continuation, but each sample is one of its own
+            once = index if setting.get("do_sample") else prompts[index].tokens.tobytes()
+            groups[json.dumps(setting, sort_keys=True, default=str)][once].append(index)
         results: dict[int, str] = {}
         progress = self._progress(len(requests), "generate_until", disable_tqdm)
 
@@ -131,15 +133,17 @@ class StickBreakingLM(ProbingLM):
             with self.rope.hold(lengths[batch[0]]):
                 texts = self._generate([prompts[index] for index in batch], settings[batch[0]])
             self.meter.add(sum(len(prompts[index].tokens) for index in batch), time.perf_counter() - started)
-            for index, text in zip(batch, texts, strict=True):
-                results[index] = text
-                self.cache_hook.add_partial("generate_until", requests[index].args[:2], text)
-                record_cut(requests[index], prompts[index].cut_tokens)
-                progress.update(1)
+            for first, text in zip(batch, texts, strict=True):
+                for index in same[first]:
+                    results[index] = text
+                    self.cache_hook.add_partial("generate_until", requests[index].args[:2], text)
+                    record_cut(requests[index], prompts[index].cut_tokens)
+                    progress.update(1)
 
-        for indices in groups.values():
+        for group in groups.values():
+            same = {indices[0]: indices for indices in group.values()}
             run_in_batches(
-                sorted(indices, key=lambda index: -lengths[index]),
+                sorted(same, key=lambda index: -lengths[index]),
                 run,
                 length_tokens=lambda index: lengths[index],
                 max_rows=self._max_rows,
