@@ -47,6 +47,9 @@ def loading(name: Any, what: str) -> Iterator[None]:
                 "install the package that defines it, flash-linear-attention for fla's models, or pass "
                 "trust_remote_code=True if you trust the code that the checkpoint brings along"
             )
+        elif "contains custom code" in str(error):
+            reason = "it runs code of its own"
+            remedy = "read that code, and pass trust_remote_code=True if you trust it"
         elif place.is_dir():
             reason = f"the folder {name} does not hold one that can be read ({_first_line(error)})"
             remedy = "check that the checkpoint was saved completely with save_pretrained"

@@ -91,6 +91,41 @@ def test_damaged_weights_are_one_error_before_any_evaluation(
         load(folder)
 
 
+class Dangerous:
+    """Creates a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_pickled_weights_run_no_code(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**tensors, "extra": Dangerous(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="Expected a model's weights"):
+        load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_that_a_checkpoint_brings_along_runs_only_when_trusted(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "homemade", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(
+        "import transformers\n"
+        "class Config(transformers.LlamaConfig):\n    model_type = 'homemade'\n"
+        "class Model(transformers.LlamaForCausalLM):\n    config_class = Config\n"
+    )
+    with pytest.raises(UserError, match="it runs code of its own: read that code, and pass trust_remote_code=True if"):
+        load(folder)
+    assert type(load(folder, trust_remote_code=True).model).__name__ == "Model"
+
+
 def test_a_model_type_nobody_here_knows_names_the_packages_that_might(checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     config = json.loads((folder / "config.json").read_text())
