@@ -13,11 +13,12 @@ from tqdm import tqdm
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints import LoadedCheckpoint
+from sbeval.learned_positions import learned_positions
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.generation import answer_text, encode_prompt, pad_left
 from sbeval.model_adapters.loading import fit_tokenizer, loading
 from sbeval.model_adapters.meter import Meter
-from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, learned_positions, model_record
+from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, model_record
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.probing_lm import ProbingLM
 from sbeval.model_adapters.processes import find_processes

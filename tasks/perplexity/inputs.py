@@ -73,6 +73,17 @@ def load_tokenizer(task: str, metadata: Mapping[str, Any]) -> Any:
         ) from error
 
 
+def model_positions(metadata: Mapping[str, Any]) -> int | None:
+    """Returns the learned positions of the model under test, None for a model without or one that is no checkpoint."""
+    from sbeval.learned_positions import checkpoint_learned_positions
+
+    pretrained = metadata.get("pretrained")
+    if not isinstance(pretrained, str):
+        return None
+    revision = metadata.get("revision")
+    return checkpoint_learned_positions(pretrained, revision if isinstance(revision, str) else None)
+
+
 @lru_cache(maxsize=2)
 def _cached_tokenizer(source: str, options: tuple[tuple[str, Any], ...]) -> Any:
     from transformers import AutoTokenizer

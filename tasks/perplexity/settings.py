@@ -7,7 +7,6 @@ from typing import Any, Self
 
 from sbeval.errors import UserError
 
-DEFAULT_LENGTHS = tuple(2**power for power in range(9, 17))
 MOST_TARGETS = 256
 BLOCKS_PER_DOCUMENT = 4
 SEED = 1234
@@ -73,55 +72,6 @@ class Settings:
             max_length=_count(task, "max_length", metadata.get("max_length")),
             seed=_seed(task, metadata.get("seed")),
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lengths:
-    """Context lengths of a run, ascending, and the default ones left out."""
-
-    scored: tuple[int, ...]
-    dropped: tuple[int, ...] = ()
-
-
-def settle_lengths(
-    task: str,
-    settings: Settings,
-    *,
-    corpus_limit: int,
-    default_limit: int | None = None,
-    corpus_reason: str,
-) -> Lengths:
-    """Drops default lengths beyond the corpus or the model; refuses lengths that were asked for and do not fit.
-
-    Args:
-        task: name for the error.
-        settings: the user's choices.
-        corpus_limit: longest length the corpus can fill.
-        default_limit: longest length taken by default, where it is shorter than `corpus_limit`.
-        corpus_reason: what limits the corpus, and what would work, for the error.
-    """
-    if settings.context_lengths is not None:
-        longest = settings.context_lengths[-1]
-        if longest > corpus_limit:
-            raise UserError(
-                f"{task}: expected text for a context length of {longest} tokens, found text for {corpus_limit}: "
-                f"{corpus_reason}"
-            )
-        if settings.max_length is not None and longest > settings.max_length:
-            raise UserError(
-                f"{task}: expected a model that takes {longest} tokens, found max_length={settings.max_length}: "
-                "raise max_length in --model_args, or ask for shorter context_lengths."
-            )
-        return Lengths(scored=settings.context_lengths)
-    limits = [corpus_limit, default_limit, settings.max_length]
-    limit = min(value for value in limits if value is not None)
-    scored = tuple(length for length in DEFAULT_LENGTHS if length <= limit)
-    if not scored:
-        raise UserError(
-            f"{task}: expected text and a model for at least {DEFAULT_LENGTHS[0]} tokens, found {limit}: "
-            f"{corpus_reason} Shorter lengths are set with --metadata '{{\"context_lengths\": [...]}}'."
-        )
-    return Lengths(scored=scored, dropped=tuple(length for length in DEFAULT_LENGTHS if length > limit))
 
 
 def _lengths(task: str, value: Any) -> tuple[int, ...] | None:
