@@ -21,14 +21,14 @@ _FORMAT = "tokens1"
 _open: dict[str, TokenizedCorpus] = {}
 
 
-def cache_folder() -> Path:
-    """Returns where tokens are kept: `SBEVAL_CACHE`, else a folder in Hugging Face's datasets cache."""
+def cache_folder(content: str = "tokens") -> Path:
+    """Returns where content of a kind is kept: in `SBEVAL_CACHE`, else in Hugging Face's datasets cache."""
     named = os.environ.get("SBEVAL_CACHE")
     if named:
-        return Path(named).expanduser() / "tokens"
+        return Path(named).expanduser() / content
     import datasets
 
-    return Path(datasets.config.HF_DATASETS_CACHE) / "sbeval" / "tokens"
+    return Path(datasets.config.HF_DATASETS_CACHE) / "sbeval" / content
 
 
 def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> TokenizedCorpus:
