@@ -107,6 +107,7 @@ def test_hash_follows_text_names_and_order(tmp_path: Path) -> None:
         ("empty.txt", b"", "found none"),
         ("latin.txt", "caf\xe9".encode("latin-1"), "0xe9 at 3"),
         ("binary.txt", b"a\0b", "binary"),
+        ("program", b"\x7fELF\x02\0\xff\xd0", "binary"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', "line 2"),
         ("field.jsonl", json.dumps({"body": "a"}).encode(), "text_field"),
     ],
@@ -209,6 +210,18 @@ def test_a_document_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: 
     for name in ("a.jsonl", "a.txt"):
         with pytest.raises(UserError, match="split it"):
             list(local_corpus(tmp_path / name).documents())
+
+
+def test_a_single_line_of_gigabytes_is_refused_without_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "MOST_DOCUMENT_BYTES", 2**16)
+    for name in ("line.txt", "line.jsonl"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(2 * 2**30)  # takes no space on disk
+        with pytest.raises(UserError, match="split it") as error:
+            list(local_corpus(tmp_path / name).documents())
+        assert name in str(error.value)
 
 
 def test_files_that_are_not_what_their_name_says(tmp_path: Path) -> None:

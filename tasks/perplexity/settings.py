@@ -1,7 +1,8 @@
 """What a user chooses with `--metadata`, checked once; and how context lengths are settled against corpus and model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from sbeval.errors import UserError
 MOST_TARGETS = 256
 BLOCKS_PER_DOCUMENT = 4
 SEED = 1234
+_LEAST_LIKENESS = 0.88
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +54,12 @@ class Settings:
 
     @classmethod
     def from_metadata(cls, task: str, metadata: Mapping[str, Any]) -> Self:
-        """Reads the settings out of lm-eval's metadata, which also holds the model's arguments."""
+        """Reads the settings out of lm-eval's metadata, which also holds the model's arguments.
+
+        Raises:
+            UserError: a value that cannot be, or a key that is nearly one of the settings.
+        """
+        _check_keys(task, metadata, [field.name for field in fields(cls)])
         path = metadata.get("data_path")
         return cls(
             context_lengths=_lengths(task, metadata.get("context_lengths")),
@@ -72,6 +79,19 @@ class Settings:
             max_length=_count(task, "max_length", metadata.get("max_length")),
             seed=_seed(task, metadata.get("seed")),
         )
+
+
+def _check_keys(task: str, metadata: Mapping[str, Any], known: list[str]) -> None:
+    """Refuses misspelt settings. Other keys stay: arguments of the model and settings of other tasks are among them."""
+    if "protocol" in metadata:
+        raise UserError(
+            f"{task}: expected the protocol in the task's name, found protocol {metadata['protocol']!r} in --metadata: "
+            "name the task sb_<corpus>_<protocol>, with rolling, stream, sliding, fixed_target or position."
+        )
+    for key in metadata:
+        near = get_close_matches(str(key), known, n=1, cutoff=_LEAST_LIKENESS)
+        if key not in known and near:
+            raise UserError(f"{task}: expected {near[0]} in --metadata, found {key}: correct the name.")
 
 
 def _lengths(task: str, value: Any) -> tuple[int, ...] | None:

@@ -50,6 +50,8 @@ def metadata(tmp_path: Path) -> dict[str, Any]:
         ("rolling", {"tokenizer": "/nowhere/tokenizer"}, "nowhere"),
         ("rolling", {"tokenizer": None}, "pretrained"),
         ("rolling", {"seed": -1}, "seed"),
+        ("stream", {"protocol": "rolling"}, "in the task's name"),
+        ("stream", {"context_length": [8]}, "expected context_lengths in --metadata, found context_length"),
     ],
 )
 def test_choices_that_cannot_work(metadata: dict[str, Any], task: str, choices: dict[str, Any], message: str) -> None:
