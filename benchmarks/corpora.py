@@ -10,8 +10,9 @@ imports and tokenizer aside, to the tokens of its first request: cold with an em
 is the median of the repetitions, which take turns.
 
 --memory generates corpora of these sizes, takes each through a task in a process of its own, and prints the most memory
-that process held (`resource.getrusage`) when the tokens were on disk and when every window had been read, and of the
-latter what is not memory-mapped files, whose pages the system takes back when it needs them.
+that process held (`resource.getrusage`) when the tokens were on disk and when every window had been read. Both count
+the pages of memory-mapped files, which the system takes back when it needs them; the most memory without them, sampled
+while the process ran, stands beside.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -116,8 +118,7 @@ def start_up(arguments: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {"cold": [], "warm": []}
     for _ in range(arguments.repetitions):
         with tempfile.TemporaryDirectory() as folder:
-            for kind, found in seconds.items():
-                del kind
+            for found in seconds.values():
                 found.append(float(_child(command, folder).split()[-1]))
     for kind, found in seconds.items():
         print(f"start-up, {kind}{statistics.median(found):8.2f} s   median of {len(found)}")
@@ -132,8 +133,8 @@ def memory(gigabytes: list[float]) -> None:
             found = json.loads(_child([sys.executable, __file__, "--memory-of", folder], folder).splitlines()[-1])
             print(
                 f"{size:5.1f} GB of text, {found['tokens'] / 1e6:.1f} M tokens: {found['tokenised']:.0f} MiB when "
-                f"tokenised, {found['read']:.0f} MiB when read, {found['anonymous']:.0f} MiB of it no mapped file"
-                f"   {time.perf_counter() - began:.0f} s"
+                f"tokenised, {found['read']:.0f} MiB when read; without mapped files {found['anonymous']:.0f} MiB at "
+                f"most   {time.perf_counter() - began:.0f} s"
             )
 
 
@@ -153,6 +154,8 @@ def memory_of(folder: Path) -> None:
 
     from sbeval.tasks.perplexity.stream import Stream
 
+    anonymous = [0.0]
+    threading.Thread(target=_sample_anonymous_mib, args=(anonymous,), daemon=True).start()
     with (folder / "corpus.jsonl").open(encoding="utf-8") as file:
         words = sorted(set(json.loads(file.readline()).split()))
     vocabulary = {word: index for index, word in enumerate(["</s>", "<unk>", *words])}
@@ -168,10 +171,16 @@ def memory_of(folder: Path) -> None:
     for block in task.dataset["test"]:
         for window in task.windows(block, CONTEXT_LENGTH):
             int(task.corpus.tokens(window.start, window.stop).sum())
-    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    anonymous = next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
     found = {"tokens": task.corpus.total_tokens, "tokenised": tokenised, "read": _peak_mib()}
-    print(json.dumps(found | {"anonymous": anonymous / 1024}))
+    print(json.dumps(found | {"anonymous": anonymous[0]}))
+
+
+def _sample_anonymous_mib(most: list[float]) -> None:
+    while True:
+        status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        now = next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
+        most[0] = max(most[0], now)
+        time.sleep(0.02)
 
 
 def _peak_mib() -> float:
