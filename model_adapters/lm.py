@@ -6,11 +6,12 @@ from lm_eval.api.model import CacheHook
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints import LoadedCheckpoint, register_fla_models
+from sbeval.learned_positions import learned_positions
 from sbeval.model_adapters.faster import make_faster
 from sbeval.model_adapters.generating_lm import GeneratingLM
 from sbeval.model_adapters.loading import fit_tokenizer, loading
 from sbeval.model_adapters.meter import Meter
-from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, learned_positions, model_record
+from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, model_record
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.model_adapters.processes import find_processes
 from sbeval.model_adapters.released import (

@@ -13,7 +13,6 @@ from sbeval.errors import UserError
 from sbeval.records import ModelRecord
 
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "accelerate", "flash-linear-attention", "peft")
-_POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
 _WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
@@ -42,16 +41,6 @@ def training_length_tokens(config: Any) -> int | None:
     for name in ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         if length := _length(getattr(config, name, None)):
             return length
-    return None
-
-
-def learned_positions(model: nn.Module) -> int | None:
-    """Returns how many positions a model with learned position embeddings has, None for every other model."""
-    config = text_config(getattr(model, "config", None))
-    stated = _length(getattr(config, "max_position_embeddings", None))
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
-            return min(int(module.num_embeddings), stated or int(module.num_embeddings))  # some tables begin at 2
     return None
 
 

@@ -6,10 +6,12 @@ names as text. lm-eval stores them as `<metric>@<length>,<filter>` in its result
 Where a fact lives in lm-eval's files:
 
 - results file, `results.<task>`: the metrics; `<metric>_ci95@...` is [low, high]; `tokens@...` and `clusters@...` are
-  counts; `position_nll` is a list of [first position, last position, NLL in nats, tokens].
+  counts; `position_nll` is a list of [first position, last position, NLL in nats, tokens], one a bin, and
+  `position_nll_ci95` ([low, high] or null) and `position_clusters` are lists over the same bins.
 - results file, `configs.<task>.metadata.sbeval`: a `TaskRecord`.
 - results file, `config.sbeval`: a `ModelRecord`.
-- samples file, `nll@...` of one sample: a list of `ClusterSums` rows, from which paired differences are computed.
+- samples file, `nll@...` of one sample: a list of `ClusterSums` rows, from which paired differences are computed;
+  `position_nll` of one sample: for every bin a list of [cluster, NLL in nats, tokens].
 
 Missing is None or an absent key; never 0 or -1. Readers keep unknown fields, writers produce exactly these.
 """
