@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from sbeval.tasks.ruler.corpora import task_essays, task_questions
 from sbeval.tasks.ruler.cwe import CweGenerator
-from sbeval.tasks.ruler.essays import SENTENCE_RULE, load_essays
+from sbeval.tasks.ruler.essays import SENTENCE_RULE
 from sbeval.tasks.ruler.fwe import FweGenerator
 from sbeval.tasks.ruler.niah import NiahGenerator
 from sbeval.tasks.ruler.qa import QaGenerator
-from sbeval.tasks.ruler.qa_corpora import QaCorpus, load_qa
+from sbeval.tasks.ruler.qa_corpora import QaCorpus
 from sbeval.tasks.ruler.scoring import string_match_part
 from sbeval.tasks.ruler.task import CorpusFacts, Generator, RulerTask
 from sbeval.tasks.ruler.vt import VtGenerator
@@ -18,9 +19,9 @@ class HaystackTask(RulerTask):
 
     def corpus(self) -> CorpusFacts:
         """Returns the essays' name and hash, and the rule that splits them."""
-        if self.choices.values["type_haystack"] != "essay":
+        essays = task_essays(self.choices)
+        if essays is None:
             return CorpusFacts()
-        essays = load_essays(self.choices.path("essays"), str(self.config.task))
         return CorpusFacts("essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}")
 
 
@@ -78,9 +79,9 @@ class QaTask(RulerTask):
     """Question answering; any of the answer's aliases counts."""
 
     def _corpus(self) -> QaCorpus:
-        dataset = "squad" if self.choices.one_of("dataset", ("squad", "hotpotqa")) == "squad" else "hotpotqa"
-        path = self.choices.path("squad" if dataset == "squad" else "hotpot")
-        return load_qa(dataset, path, str(self.config.task))
+        corpus = task_questions(self.choices)
+        assert corpus is not None
+        return corpus
 
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of questions with their documents."""

@@ -51,7 +51,7 @@ class NiahGenerator:
         self._one = self.queries * self.values_per_key == 1
         self._inline = self.haystack == "essay"
         self._essays = choices.path("essays")
-        self._task, self._name = task, (task, seed)
+        self._name = (task, seed)
         self._depths_percent = depths_percent
         self._counter = counter
         self._wording = niah_wording()
@@ -120,7 +120,7 @@ class NiahGenerator:
     def _shared_haystack(self) -> Haystack:
         """The haystack of all samples: essays or noise."""
         if self._inline:
-            return load_essays(self._essays, self._task).haystack(self._counter)
+            return load_essays(self._essays).haystack(self._counter)
         line = self._wording.noise + "\n"
         return NoiseHaystack(line=line, line_tokens=int(self._counter.count_pieces([line])[0]))
 

@@ -20,6 +20,7 @@ from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
 from sbeval.tasks.ruler.cache import read_fits, write_fits
 from sbeval.tasks.ruler.choices import Choices
+from sbeval.tasks.ruler.corpora import PATH_KEYS
 from sbeval.tasks.ruler.drafts import Draft
 from sbeval.tasks.ruler.fit import Fit, Fitter, Frame, prompt_text
 from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, RUN_KEYS, RunOptions, run_options, task_metadata
@@ -78,7 +79,7 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads options and tokenizer and lists the samples."""
         name, definition = str(self.config.task), self.config.metadata["ruler"]
-        settings = task_metadata(self.config.metadata, name, RUN_KEYS | definition.keys())
+        settings = task_metadata(self.config.metadata, name, RUN_KEYS | PATH_KEYS | definition.keys())
         self.options: RunOptions = run_options(settings, name, DEFAULT_LENGTHS)
         self.choices = Choices(name, definition, settings)
         self.counter: TokenCounter = load_counter(settings, name)

@@ -35,7 +35,6 @@ class VtGenerator:
         self._hops = choices.count("num_hops")
         self._essays = choices.path("essays")
         self._name = (task, seed)
-        self._task = task
         self._counter = counter
         self._drafts: dict[int, HaystackDraft] = {}
         self._wording = vt_wording()
@@ -73,7 +72,7 @@ class VtGenerator:
     @functools.cached_property
     def _haystack(self) -> Haystack:
         if self._inline:
-            return load_essays(self._essays, self._task).haystack(self._counter)
+            return load_essays(self._essays).haystack(self._counter)
         line = niah_wording().noise + "\n"
         return NoiseHaystack(line=line, line_tokens=int(self._counter.count_pieces([line])[0]))
 
