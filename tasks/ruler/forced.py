@@ -17,9 +17,10 @@ from sbeval.records import TaskRecord, metric_key
 from sbeval.target_logprobs import REQUEST_TYPE, TargetSequence, keep_sequences
 from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.families import NiahTask
-from sbeval.tasks.ruler.fit import Fit, Frame, prompt_text
+from sbeval.tasks.ruler.fit import Fit
 from sbeval.tasks.ruler.needles import draw_distinct, log_count
 from sbeval.tasks.ruler.niah import NiahGenerator
+from sbeval.tasks.ruler.prompt import Frame, prompt_text
 from sbeval.tasks.ruler.seeding import seeded_random
 from sbeval.tasks.ruler.task import Generator
 from sbeval.tasks.ruler.tokens import TokenCounter
@@ -95,11 +96,11 @@ class ForcedNiahTask(NiahTask):
 
     def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
         """Returns the mean for every metric and length."""
-        return {metric_key(metric, length): mean for length in self.options.context_lengths for metric in METRICS}
+        return {metric_key(metric, length): mean for length in self.lengths for metric in METRICS}
 
     def higher_is_better(self) -> dict[str, bool]:
         """Returns which way is better."""
-        lengths = self.options.context_lengths
+        lengths = self.lengths
         return {metric_key(metric, length): more for length in lengths for metric, more in METRICS.items()}
 
 

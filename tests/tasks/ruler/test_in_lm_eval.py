@@ -19,6 +19,7 @@ import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord
 from sbeval.tasks.ruler import wording
+from sbeval.tasks.ruler.prompt import Frame
 
 
 class Reader(LM):  # type: ignore[misc]
@@ -42,7 +43,8 @@ class Reader(LM):  # type: ignore[misc]
 
 @pytest.fixture
 def metadata(ruler_folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
-    return {**corpora, "tokenizer": str(ruler_folder / "byte_level_bpe"), "context_lengths": [2000, 3000]}
+    run = {"context_lengths": [2000, 3000], "num_samples": 20}
+    return {**corpora, **run, "tokenizer": str(ruler_folder / "byte_level_bpe")}
 
 
 def evaluate(tasks: list[str], metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -132,6 +134,49 @@ def test_a_file_in_another_layout_is_refused(metadata: dict[str, Any]) -> None:
         load_task("sb_ruler_qa_squad", {**metadata, "squad": metadata["hotpot"]})
     with pytest.raises(UserError, match="in the layout of HotpotQA"):
         load_task("sb_ruler_qa_hotpot", {**metadata, "hotpot": metadata["squad"]})
+
+
+def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(
+    metadata: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    needed = load_task("sb_ruler_cwe", metadata).fitter(3000, Frame()).minimum_length(range(metadata["num_samples"]))
+    lengths = [needed - 1, 3000]
+    results = evaluate(["sb_ruler"], {**metadata, "context_lengths": lengths}, limit=1)
+    short, long = (f"score@{length:07d},none" for length in lengths)
+    assert f"sb_ruler_cwe leaves out {needed - 1} tokens: with this tokenizer it needs at least {needed}" in caplog.text
+    for name in TASKS:
+        own = results["results"][name]
+        assert long in own
+        assert (short in own) == (name != "sb_ruler_cwe")
+        record = TaskRecord.from_json(results["configs"][name]["metadata"]["sbeval"])
+        assert (record.lengths, record.dropped_lengths) == (
+            ([3000], [needed - 1]) if name == "sb_ruler_cwe" else (lengths, [])
+        )
+    (sample,) = results["samples"]["sb_ruler_cwe"]
+    assert sample["doc"]["lengths"] == [3000]
+
+
+def test_the_number_of_samples_run_does_not_decide_which_lengths_are_left_out(metadata: dict[str, Any]) -> None:
+    task = load_task("sb_ruler_qa_squad", metadata)
+    each = [task.fitter(3000, Frame()).minimum_length([index]) for index in range(task.num_samples)]
+    assert each[0] < max(each)
+    lengths = {"context_lengths": [max(each) - 1, max(each)]}
+    task = load_task("sb_ruler_qa_squad", {**metadata, **lengths})
+    task.build_all_requests(limit=1, rank=0, world_size=1)
+    assert [len(instance.args) for instance in task.instances] == [2]
+    assert task.lengths == (max(each),)
+
+
+def test_a_chat_template_can_leave_a_length_too_short(metadata: dict[str, Any]) -> None:
+    task = load_task("sb_niah_single_1", {**metadata, "context_lengths": [600, 3000]})
+    assert task.lengths == (600, 3000)
+
+    def chat(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        return "\n".join(["Be kind. " * 90, *(message["content"] for message in messages)])
+
+    task.build_all_requests(limit=1, rank=0, world_size=1, apply_chat_template=True, chat_template=chat)
+    assert task.lengths == (3000,)
+    assert list(task.aggregation()) == ["score@0003000"]
 
 
 def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata: dict[str, Any]) -> None:
