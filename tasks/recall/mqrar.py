@@ -1,15 +1,17 @@
 """Multi-query repeated associative recall: over a vocabulary of its own, and as text for pretrained models."""
 
 import json
+import random
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.recall import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar
+from sbeval.recall import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar, with_other_values
 from sbeval.target_logprobs import TargetSequence
 from sbeval.tasks.recall.task import Asked, Cell, RecallTask
 from sbeval.tasks.recall.text import Passage, TextRecallTask
@@ -35,8 +37,27 @@ def pair_counts(metadata: Mapping[str, Any], default: Sequence[int]) -> tuple[in
     return tuple(sorted(set(listed)))
 
 
-class MqrarTask(RecallTask):
+class WithRetrievalGain(RecallTask):
+    """Asks every question twice: behind the values it is about, and behind other values in their place.
+
+    Beside the metrics of all recall tasks, `retrieval_gain` is by how much the answers' negative log-likelihood rises
+    when their values do not stand in the text, in nats.
+    """
+
+    def score(self, cell: Cell, answers: Sequence[tuple[NDArray[np.float64], NDArray[np.bool_]]]) -> dict[str, float]:
+        """Scores one condition from its two sequences."""
+        shown, replaced = answers
+        return {**super().score(cell, [shown]), "retrieval_gain": float((replaced[0] - shown[0]).mean())}
+
+    def metrics(self) -> dict[str, bool]:
+        """Returns the metrics of a condition, and whether more is better."""
+        return {**super().metrics(), "retrieval_gain": True}
+
+
+class MqrarTask(WithRetrievalGain):
     """The token-level form, for models trained on it: options `pairs`, `n_back`, `vocabulary` and `context_lengths`."""
+
+    option_keys = frozenset({"n_back", "pairs", "vocabulary"})
 
     def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Reads the options."""
@@ -64,16 +85,19 @@ class MqrarTask(RecallTask):
         )
 
     def asked(self, index: int, cell: Cell) -> list[Asked]:
-        """Makes one sequence."""
-        sequence = self._setting(cell).sequence(self.seed, index)
-        return [Asked(TargetSequence(*sequence), np.ones(len(sequence.targets_T), dtype=np.int64))]
+        """Makes one sequence, and the same with other values."""
+        setting = self._setting(cell)
+        shown = setting.sequence(self.seed, index)
+        replaced = with_other_values(setting, shown, self.seed, index)
+        each = np.ones(len(shown.targets_T), dtype=np.int64)
+        return [Asked(TargetSequence(*sequence), each) for sequence in (shown, replaced)]
 
     def chance(self, cell: Cell) -> float:
         """Returns the share of one value among all."""
         return self._setting(cell).chance
 
 
-class MqrarTextTask(TextRecallTask):
+class MqrarTextTask(WithRetrievalGain, TextRecallTask):
     """The text form: numbers assigned to names, shown by `print`, and assigned anew.
 
     The number shown is the one `n_back` assignments ago, so each answer stands in the text and is predicted from what
@@ -81,6 +105,7 @@ class MqrarTextTask(TextRecallTask):
     """
 
     default_lengths = TEXT_LENGTHS
+    option_keys = frozenset({"n_back", "pairs"})
 
     def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Reads the options."""
@@ -92,10 +117,13 @@ class MqrarTextTask(TextRecallTask):
         """Returns one condition for each number of pairs."""
         return [Cell(length, pairs) for pairs in self._pairs]
 
-    def passage(self, index: int, cell: Cell, events: int) -> Passage:
-        """Writes every name's first assignments, then `events` times print and assignment."""
-        pairs = cell.pairs or 1
+    def passages(self, index: int, cell: Cell, events: int) -> list[Passage]:
+        """Writes every name's first assignments, then `events` times print and assignment; once with other numbers."""
+        return [self._passage(index, cell.pairs or 1, events, replaced=replaced) for replaced in (False, True)]
+
+    def _passage(self, index: int, pairs: int, events: int, *, replaced: bool) -> Passage:
         rng = seeded_random(self.config.task, self.seed, index, pairs)
+        others = seeded_random(self.config.task, self.seed, index, pairs, "other numbers")
         names = rng.sample(_names(), pairs)
         text: list[str] = []
         spans: list[tuple[int, int]] = []
@@ -109,11 +137,9 @@ class MqrarTextTask(TextRecallTask):
 
         def assign(name: str) -> None:
             past = history[name]
-            value = str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS))
-            while past and value == past[-1]:
-                value = str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS))
+            value = _number(rng, past[-1:])
             past.append(value)
-            write(f"{name} = {value}\n")
+            write(f"{name} = {_number(others, [value]) if replaced else value}\n")
 
         for _ in range(self._n_back):
             for name in rng.sample(names, pairs):
@@ -129,6 +155,14 @@ class MqrarTextTask(TextRecallTask):
     def chance(self, cell: Cell) -> float:
         """Returns the share of one number among all."""
         return 1.0 / (9 * int(10 ** (VALUE_DIGITS - 1)))
+
+
+def _number(rng: random.Random, taken: Sequence[str]) -> str:
+    """Draws a number that is none of some others."""
+    while True:
+        number = str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS))
+        if number not in taken:
+            return number
 
 
 def _names() -> list[str]:

@@ -130,6 +130,16 @@ def test_chains_and_hops_are_configurable(metadata: dict[str, Any]) -> None:
         assert len(doc["references"]) == 3
 
 
+@pytest.mark.parametrize("shots", [0, 3])
+def test_the_number_of_worked_examples_is_configurable(metadata: dict[str, Any], shots: int) -> None:
+    for task in ("sb_ruler_vt", "sb_ruler_cwe"):
+        for prompt, _ in read(task, {**metadata, "num_fewshot": shots, "context_lengths": [6000]}):
+            questions = prompt.count("Question: ")
+            assert questions == shots + 1
+            examples = prompt.split("Memorize ")[1:-1]
+            assert len(set(examples)) == shots
+
+
 @pytest.mark.parametrize(("length", "example", "repeats"), [(3000, (20, 3, 1), (6, 1)), (9000, (40, 10, 3), (30, 3))])
 def test_common_words_and_their_worked_example(
     metadata: dict[str, Any], length: int, example: tuple[int, int, int], repeats: tuple[int, int]
