@@ -64,7 +64,12 @@ def test_a_reader_scores_one_at_every_length_and_groups_average(metadata: dict[s
         assert own["score@0002000_stderr,none"] == 0.0
         assert own["sample_len"] == 2
         assert not any(value == -1 for value in own.values())
-    assert results["groups"]["sb_niah"]["score@0002000,none"] == 1.0
+    for length in (2000, 3000):
+        assert results["groups"]["sb_niah"][f"score@{length:07d},none"] == 1.0
+        assert results["groups"]["sb_niah"][f"score@{length:07d}_stderr,none"] == 0.0
+        own = [results["results"][name][f"score@{length:07d}_stderr,none"] for name in TASKS]
+        pooled = sum(error**2 for error in own) ** 0.5 / len(own)
+        assert results["groups"]["sb_ruler"][f"score@{length:07d}_stderr,none"] == pytest.approx(pooled)
     assert results["groups"]["sb_ruler"]["score@0003000,none"] == pytest.approx(8 / 13)
 
 
