@@ -1,10 +1,20 @@
 """Which corpus a task needs: essays for its haystack, or questions with their documents."""
 
+from typing import NamedTuple
+
 from sbeval.tasks.ruler.choices import Choices
-from sbeval.tasks.ruler.essays import Essays, load_essays
+from sbeval.tasks.ruler.essays import SENTENCE_RULE, Essays, load_essays
 from sbeval.tasks.ruler.qa_corpora import QaCorpus, load_qa
 
 PATH_KEYS = frozenset({"essays", "squad", "hotpot"})
+
+
+class CorpusFacts(NamedTuple):
+    """What the record says of a text source; all None where the text is generated."""
+
+    name: str | None = None
+    sha256: str | None = None
+    detail: str | None = None
 
 
 def task_essays(choices: Choices) -> Essays | None:
@@ -30,3 +40,16 @@ def task_questions(choices: Choices) -> QaCorpus | None:
     if dataset == "squad":
         return load_qa("squad", choices.path("squad"))
     return load_qa("hotpotqa", choices.path("hotpot"))
+
+
+def corpus_facts(choices: Choices) -> CorpusFacts:
+    """Returns name, hash and source of the corpus a task needs.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    if (essays := task_essays(choices)) is not None:
+        return CorpusFacts("essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}")
+    if (questions := task_questions(choices)) is not None:
+        return CorpusFacts(str(choices.values["dataset"]), questions.sha256, questions.source)
+    return CorpusFacts()

@@ -4,13 +4,13 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sbeval.tasks.ruler.cache import cached_counts, read_fits, write_fits
-from sbeval.tasks.ruler.drafts import Draft
+from sbeval.tasks.ruler.drafts import Generator
 from sbeval.tasks.ruler.fit import Fit, Fitter
 from sbeval.tasks.ruler.prompt import Frame
 from sbeval.tasks.ruler.tokens import TokenCounter
@@ -24,7 +24,7 @@ class FittedSamples:
 
     Args:
         task: its name.
-        draft: makes a sample of an index at a length.
+        generator: makes the samples.
         facts: everything a sample depends on beside its index, the tokenizer included; JSON values.
         counter: the model's tokenizer.
         generated_tokens: tokens of each length kept free for the answer.
@@ -33,14 +33,14 @@ class FittedSamples:
     def __init__(
         self,
         task: str,
-        draft: Callable[[int, int], Draft],
+        generator: Generator,
         *,
         facts: Mapping[str, Any],
         counter: TokenCounter,
         generated_tokens: int,
     ) -> None:
         self._task = task
-        self._draft = draft
+        self._generator = generator
         self._facts = facts
         self._counter = counter
         self._generated_tokens = generated_tokens
@@ -74,7 +74,7 @@ class FittedSamples:
     def fitter(self, length: int, frame: Frame) -> Fitter:
         """Returns what fits samples to a length, with nothing kept on disk."""
         return Fitter(
-            lambda index: self._draft(index, length),
+            lambda index: self._generator.draft(index, length),
             context_length=length,
             generated_tokens=self._generated_tokens,
             frame=frame,

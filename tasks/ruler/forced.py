@@ -16,13 +16,13 @@ from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
 from sbeval.target_logprobs import REQUEST_TYPE, TargetSequence, keep_sequences
 from sbeval.tasks.recall.task import split_answers
+from sbeval.tasks.ruler.drafts import Generator
 from sbeval.tasks.ruler.families import NiahTask
 from sbeval.tasks.ruler.fit import Fit
 from sbeval.tasks.ruler.needles import draw_distinct, log_count
 from sbeval.tasks.ruler.niah import NiahGenerator
 from sbeval.tasks.ruler.prompt import Frame, prompt_text
 from sbeval.tasks.ruler.seeding import seeded_random
-from sbeval.tasks.ruler.task import Generator
 from sbeval.tasks.ruler.tokens import TokenCounter
 
 METRICS = {"answer_nll": False, "retrieval_gain": True, "exact_match": True, "chance_nll": False}

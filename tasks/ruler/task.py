@@ -4,7 +4,7 @@ import copy
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import datasets
 from lm_eval.api.filter import Filter, FilterEnsemble
@@ -15,8 +15,8 @@ from lm_eval.api.task import ConfigurableTask
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
 from sbeval.tasks.ruler.choices import Choices
-from sbeval.tasks.ruler.corpora import PATH_KEYS
-from sbeval.tasks.ruler.drafts import Draft
+from sbeval.tasks.ruler.corpora import PATH_KEYS, corpus_facts
+from sbeval.tasks.ruler.drafts import Generator
 from sbeval.tasks.ruler.fit import Fit, Fitter, needs_at_least
 from sbeval.tasks.ruler.fitted import FittedSamples
 from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, RUN_KEYS, RunOptions, run_options, task_metadata
@@ -26,22 +26,6 @@ from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
 from sbeval.tasks.ruler.wording import lm_eval_version
 
 log = logging.getLogger(__name__)
-
-
-class Generator(Protocol):
-    """Makes the samples of one task."""
-
-    def draft(self, index: int, context_length: int) -> Draft:
-        """Makes sample `index`, which depends on task, seed and index, and on the length where RULER says so."""
-        ...
-
-
-class CorpusFacts(NamedTuple):
-    """What the record says of a text source; all None where the text is generated."""
-
-    name: str | None = None
-    sha256: str | None = None
-    detail: str | None = None
 
 
 class ParsedAnswer(Filter):  # type: ignore[misc]
@@ -77,18 +61,10 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         self.options: RunOptions = run_options(settings, name, DEFAULT_LENGTHS)
         self.choices = Choices(name, definition, settings)
         self.counter: TokenCounter = load_counter(settings, name)
-        self.generator: Generator = self.make_generator(name)
-        self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
         if self.options.dropped_lengths:
             log.warning("%s leaves out %s: longer than the model takes", name, list(self.options.dropped_lengths))
-        self.fitted = FittedSamples(
-            name,
-            lambda index, length: self.generator.draft(index, length),
-            facts=self._facts(),
-            counter=self.counter,
-            generated_tokens=self.generated_tokens,
-        )
-        self._leave_out_short_lengths(Frame())
+        self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
+        self._prepare(Frame())
         if not isinstance(self.config.metadata.get("tokenizer", ""), str):
             self.config.metadata["tokenizer"] = str(self.counter.tokenizer.name_or_path)
         self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
@@ -101,13 +77,9 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         """Returns how many samples there are, None without a bound."""
         return None
 
-    def corpus(self) -> CorpusFacts:
-        """Returns where the text comes from."""
-        return CorpusFacts()
-
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
-        corpus = self.corpus()
+        corpus = corpus_facts(self.choices)
         return TaskRecord(
             family="ruler",
             protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
@@ -161,8 +133,8 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         if not selected:
             raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
         indices = [int(doc["index"]) for _, doc in selected]
-        if frame != Frame():
-            self._leave_out_short_lengths(frame)
+        if (frame, self.generated_tokens) != self._prepared_for:
+            self._prepare(frame)
         fits = {length: self.fitted.fits(indices, length, frame) for length in self.lengths}
         rows = {index: self._row(index, [fits[length][index] for length in self.lengths]) for index in indices}
         blank = dict.fromkeys(rows[indices[0]])
@@ -202,9 +174,25 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         """Returns what fits this task's samples to a length, with nothing kept on disk."""
         return self.fitted.fitter(length, frame)
 
-    def _leave_out_short_lengths(self, frame: Frame) -> None:
-        """Sets `lengths` to those of the lengths asked for that all samples fit, and records them."""
+    def _prepare(self, frame: Frame) -> None:
+        """Sets generator and lengths, those of the lengths asked for that all samples fit, and records them."""
         name, asked = str(self.config.task), self.options.context_lengths
+        self._prepared_for = (frame, self.generated_tokens)
+        self.generator: Generator = self.make_generator(name)
+        corpus = corpus_facts(self.choices)
+        self.fitted = FittedSamples(
+            name,
+            self.generator,
+            facts={
+                "choices": self.choices.values,
+                "depths": self.options.depths_percent,
+                "seed": self.options.seed,
+                "corpus": [corpus.sha256, corpus.detail],
+                "tokenizer": self.counter.sha256,
+            },
+            counter=self.counter,
+            generated_tokens=self.generated_tokens,
+        )
         needed = {length: self.fitted.needed_tokens(self.num_samples, length, frame) for length in asked}
         short = {length: tokens for length, tokens in needed.items() if tokens is not None}
         self.lengths = tuple(length for length in asked if length not in short)
@@ -213,17 +201,6 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         for length, tokens in short.items():
             log.warning("%s leaves out %d tokens: with this tokenizer it needs at least %d", name, length, tokens)
         self.config.metadata["sbeval"] = self.record().to_json()
-
-    def _facts(self) -> dict[str, Any]:
-        """Returns what samples depend on beside their index."""
-        corpus = self.corpus()
-        return {
-            "choices": self.choices.values,
-            "depths": self.options.depths_percent,
-            "seed": self.options.seed,
-            "corpus": [corpus.sha256, corpus.detail],
-            "tokenizer": self.counter.sha256,
-        }
 
     def _frame(self, system_instruction: str | None, chat_template: Callable[..., str] | None) -> Frame:
         """Lets lm-eval render system text and chat template around a prompt."""

@@ -184,6 +184,15 @@ def test_a_chat_template_can_leave_a_length_too_short(metadata: dict[str, Any]) 
     assert list(task.aggregation()) == ["score@0003000"]
 
 
+def test_a_longer_answer_takes_its_tokens_from_the_context(metadata: dict[str, Any]) -> None:
+    def prompt_tokens(**options: Any) -> int:
+        (sample,) = evaluate(["sb_niah_single_1"], metadata, limit=1, **options)["samples"]["sb_niah_single_1"]
+        return int(sample["doc"]["prompt_tokens"][0])
+
+    assert 2000 - 128 - 60 < prompt_tokens() <= 2000 - 128
+    assert 2000 - 600 - 60 < prompt_tokens(gen_kwargs="max_gen_toks=600") <= 2000 - 600
+
+
 def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata: dict[str, Any]) -> None:
     task = load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 9000, "num_samples": 1})
     assert task.options.context_lengths == (4096, 8192)
