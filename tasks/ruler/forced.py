@@ -47,7 +47,7 @@ class ForcedNiahTask(NiahTask):
         assert isinstance(generator, NiahGenerator)
         if generator.queries * generator.values_per_key != 1:
             raise UserError(f"{name} scores one answer; leave num_needle_q and num_needle_v at 1.")
-        self.value_type = generator.value_type
+        self.value_type, self.haystack_strings = generator.value_type, generator.haystack_strings
         return generator
 
     def record(self) -> TaskRecord:
@@ -62,7 +62,7 @@ class ForcedNiahTask(NiahTask):
         for _, doc in documents:
             (value,) = doc["references"]
             rng = seeded_random(self.config.task, self.options.seed, doc["index"], "another value")
-            (other,) = draw_distinct(self.value_type, 1, rng, {value})
+            (other,) = draw_distinct(self.value_type, 1, rng, {value} | self.haystack_strings)
             for length, fit in fits.items():
                 prompt = prompt_text(self.generator.draft(doc["index"], length), fit[doc["index"]].units, frame)
                 needle = f": {value}."

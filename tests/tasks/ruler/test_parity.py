@@ -69,6 +69,15 @@ def test_needles_and_question(name: str, metadata: dict[str, Any]) -> None:
             assert all(re.fullmatch(needle, line) for line in body.split("\n"))
 
 
+@pytest.mark.parametrize("index", [4820, 4995, 4997])
+def test_a_value_drawn_from_the_haystack_by_chance_is_drawn_again(metadata: dict[str, Any], index: int) -> None:
+    task = load_task("sb_niah_multikey_2", metadata)  # these samples' first draws are values of the haystack
+    draft = task.generator.draft(index, 4096)
+    lines = draft.haystack.text(0, 8192)
+    assert lines.count("\n") == 8192
+    assert draft.references[0] not in lines
+
+
 def test_needles_in_essays_stand_between_sentences(metadata: dict[str, Any]) -> None:
     for prompt, _ in read("sb_niah_multikey_1", metadata):
         for before in re.findall(r"(.{2})One of the special magic", prompt, flags=re.DOTALL):
