@@ -1,5 +1,6 @@
 """Multi-query repeated associative recall: over a vocabulary of its own, and as text for pretrained models."""
 
+import itertools
 import json
 import random
 import string
@@ -24,16 +25,16 @@ TEXT_PAIRS = (4, 16)
 TEXT_LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
 
-def pair_counts(metadata: Mapping[str, Any], default: Sequence[int]) -> tuple[int, ...]:
-    """Reads `pairs`, a number or a list of numbers.
+def counts(metadata: Mapping[str, Any], key: str, default: Sequence[int]) -> tuple[int, ...]:
+    """Reads a number or a list of numbers, all of at least 1, ascending.
 
     Raises:
         UserError: the value is something else.
     """
-    asked = metadata.get("pairs")
+    asked = metadata.get(key)
     listed = list(default) if asked is None else [asked] if isinstance(asked, int) else asked
     if not isinstance(listed, list | tuple) or not listed or any(type(n) is not int or n < 1 for n in listed):
-        raise UserError(f"Expected pairs to be a list of whole numbers of at least 1, found {asked!r}.")
+        raise UserError(f"Expected {key} to be a list of whole numbers of at least 1, found {asked!r}.")
     return tuple(sorted(set(listed)))
 
 
@@ -55,7 +56,7 @@ class WithRetrievalGain(RecallTask):
 
 
 class MqrarTask(WithRetrievalGain):
-    """The token-level form, for models trained on it: options `pairs`, `n_back`, `vocabulary` and `context_lengths`."""
+    """The token-level form, for models trained on it: options `pairs`, `n_back`, `vocabulary`."""
 
     option_keys = frozenset({"n_back", "pairs", "vocabulary"})
 
@@ -63,10 +64,10 @@ class MqrarTask(WithRetrievalGain):
         """Reads the options."""
         self.num_samples = whole_number(metadata, "num_samples", 200, least=1)
         self.seed = whole_number(metadata, "seed", 42, least=0)
-        self._n_back = whole_number(metadata, "n_back", 1, least=1)
         self._vocabulary = whole_number(metadata, "vocabulary", VOCABULARY, least=6)
         lengths, _ = context_lengths(metadata, name, (LENGTH_TOKENS,))
-        self.cells = [Cell(length, pairs) for length in lengths for pairs in pair_counts(metadata, PAIRS)]
+        pairs, steps = counts(metadata, "pairs", PAIRS), counts(metadata, "n_back", (1,))
+        self.cells = [Cell(*cell) for cell in itertools.product(lengths, pairs, steps)]
         for cell in self.cells:
             self._setting(cell)
         known = _vocabulary_of(metadata.get("pretrained"))
@@ -81,7 +82,7 @@ class MqrarTask(WithRetrievalGain):
             length_tokens=cell.context_length,
             pairs=cell.pairs or 1,
             vocabulary=self._vocabulary,
-            n_back=self._n_back,
+            n_back=cell.n_back,
         )
 
     def asked(self, index: int, cell: Cell) -> list[Asked]:
@@ -109,19 +110,20 @@ class MqrarTextTask(WithRetrievalGain, TextRecallTask):
 
     def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Reads the options."""
-        self._n_back = whole_number(metadata, "n_back", 1, least=1)
-        self._pairs = pair_counts(metadata, TEXT_PAIRS)
+        self._pairs = counts(metadata, "pairs", TEXT_PAIRS)
+        self._steps = counts(metadata, "n_back", (1,))
         super().prepare(name, metadata)
 
     def conditions(self, length: int) -> list[Cell]:
-        """Returns one condition for each number of pairs."""
-        return [Cell(length, pairs) for pairs in self._pairs]
+        """Returns one condition for each number of pairs and of steps back."""
+        return [Cell(length, pairs, steps) for pairs in self._pairs for steps in self._steps]
 
     def passages(self, index: int, cell: Cell, events: int) -> list[Passage]:
         """Writes every name's first assignments, then `events` times print and assignment; once with other numbers."""
-        return [self._passage(index, cell.pairs or 1, events, replaced=replaced) for replaced in (False, True)]
+        return [self._passage(index, cell, events, replaced=replaced) for replaced in (False, True)]
 
-    def _passage(self, index: int, pairs: int, events: int, *, replaced: bool) -> Passage:
+    def _passage(self, index: int, cell: Cell, events: int, *, replaced: bool) -> Passage:
+        pairs = cell.pairs or 1
         rng = seeded_random(self.config.task, self.seed, index, pairs)
         others = seeded_random(self.config.task, self.seed, index, pairs, "other numbers")
         names = rng.sample(_names(), pairs)
@@ -141,14 +143,14 @@ class MqrarTextTask(WithRetrievalGain, TextRecallTask):
             past.append(value)
             write(f"{name} = {_number(others, [value]) if replaced else value}\n")
 
-        for _ in range(self._n_back):
+        for _ in range(cell.n_back):
             for name in rng.sample(names, pairs):
                 assign(name)
         for _ in range(events):
             name = rng.choice(names)
             write(f"print({name})  # ")
             spans.append((written, written + VALUE_DIGITS))
-            write(f"{history[name][-self._n_back]}\n")
+            write(f"{history[name][-cell.n_back]}\n")
             assign(name)
         return Passage("".join(text), spans)
 

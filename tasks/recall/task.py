@@ -24,14 +24,18 @@ class Cell(NamedTuple):
     Attributes:
         context_length: tokens of a sequence.
         pairs: keys of a sequence, None where the task has no such thing.
+        n_back: how many assignments ago the value asked for was given.
     """
 
     context_length: int
     pairs: int | None = None
+    n_back: int = 1
 
     def key(self, metric: str) -> str:
-        """Returns the metric's key: `exact_match@0000768`, or `exact_match_32_pairs@0000768`."""
-        return metric_key(metric if self.pairs is None else f"{metric}_{self.pairs}_pairs", self.context_length)
+        """Returns the metric's key: `exact_match@0000768`, or `exact_match_32_pairs_2_back@0000768`."""
+        pairs = "" if self.pairs is None else f"_{self.pairs}_pairs"
+        back = "" if self.n_back == 1 else f"_{self.n_back}_back"
+        return metric_key(f"{metric}{pairs}{back}", self.context_length)
 
 
 class Asked(NamedTuple):

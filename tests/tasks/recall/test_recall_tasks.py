@@ -190,6 +190,16 @@ def test_what_a_user_can_mend_is_one_sentence(folder: Path, task: str, options: 
         load_task(task, {"tokenizer": str(folder / "byte_level_bpe"), **options})
 
 
+def test_several_steps_back_are_asked_for_in_one_run(folder: Path) -> None:
+    options = {"tokenizer": str(folder / "byte_level_bpe"), "pairs": 2, "context_lengths": [600], "n_back": [1, 2, 4]}
+    for name in ("sb_mqrar_text", "sb_mqrar"):
+        task = load_task(name, options)
+        keys = [f"exact_match_2_pairs{back}@0000600" for back in ("", "_2_back", "_4_back")]
+        assert set(keys) <= set(task.aggregation())
+        assert [cell.n_back for cell in task.cells] == [1, 2, 4]
+        assert len(sequences(task, limit=1)) == 6
+
+
 def test_options_can_be_set_for_one_task_alone(folder: Path) -> None:
     own = {"pairs": 3, "vocabulary": 64, "context_lengths": [128]}
     task = load_task("sb_mqrar", {"pairs": [8], "context_lengths": [512], "sb_mqrar": own})
