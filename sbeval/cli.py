@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,7 +41,11 @@ def run(
 
     Samples are logged whenever --output_path is given, since paired differences need them.
     """
-    _load("sbeval.lm_eval_command", "run")(arguments or ["--help"])
+
+    def check(tasks: Sequence[str], metadata: Mapping[str, Any]) -> None:
+        _load("sbeval.tasks.ruler.preflight", "check_corpora")(tasks, metadata)
+
+    _load("sbeval.lm_eval_command", "run")(arguments or ["--help"], check)
 
 
 @app.command()

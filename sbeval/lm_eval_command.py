@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,16 @@ from sbeval import plugin
 
 _LENGTH_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
 
+Check = Callable[[Sequence[str], Mapping[str, Any]], None]
+"""Raises a `UserError` where tasks, given by name, cannot run with a metadata."""
 
-def run(arguments: Sequence[str]) -> None:
+
+def run(arguments: Sequence[str], check: Check | None = None) -> None:
     """Runs `lm_eval run` with these arguments, the model `sb` and the packaged tasks.
 
     Args:
         arguments: what would follow `lm_eval run` on the command line.
+        check: called before the model is loaded.
 
     Raises:
         UserError: what the model or the tasks found wrong with the input.
@@ -28,7 +32,10 @@ def run(arguments: Sequence[str]) -> None:
     from lm_eval.utils import setup_logging
 
     setup_logging()
-    HarnessCLI().execute(parse(arguments))
+    chosen = parse(arguments)
+    if check is not None:
+        check(*tasks_and_metadata(chosen))
+    HarnessCLI().execute(chosen)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -38,7 +45,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     and `max_length` where longer contexts are asked for than the model would take.
     """
     from lm_eval._cli import HarnessCLI
-    from lm_eval.config.evaluate_config import EvaluatorConfig
 
     command_line = sys.argv
     sys.argv = ["lm_eval", "run", *arguments]
@@ -46,7 +52,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         chosen: argparse.Namespace = HarnessCLI().parse_args()
     finally:
         sys.argv = command_line
-    configured = EvaluatorConfig.load_yaml_config(chosen.config) if chosen.config else {}
+    configured = _configured(chosen)
     if chosen.model is None and "model" not in configured:
         chosen.model = plugin.MODEL_NAME
     if chosen.output_path or configured.get("output_path"):
@@ -77,3 +83,23 @@ def _stated_length(pretrained: Any) -> int:
     config = Path(str(pretrained)) / "config.json"
     stated = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
     return next((n for key in _LENGTH_KEYS if type(n := stated.get(key)) is int), 0)
+
+
+def tasks_and_metadata(chosen: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """Returns the tasks that arguments ask for, and the metadata lm-eval will hand to them."""
+    from lm_eval.utils import simple_parse_args_string
+
+    said = {**_configured(chosen), **{key: value for key, value in vars(chosen).items() if value}}
+    parts = (said.get("model_args") or {}, said.get("metadata") or {})
+    model_args, metadata = (simple_parse_args_string(part) if isinstance(part, str) else part for part in parts)
+    tasks = said.get("tasks") or []
+    listed = [tasks] if isinstance(tasks, str) else tasks
+    return [name for entry in listed if isinstance(entry, str) for name in entry.split(",")], {**model_args, **metadata}
+
+
+def _configured(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the arguments' `--config` file says, nothing where there is none."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    configured: dict[str, Any] = EvaluatorConfig.load_yaml_config(chosen.config) if chosen.config else {}
+    return configured
