@@ -23,6 +23,9 @@ CURVES = {
     "fire": [2.22, 2.06, 1.95, 2.05, 2.31, 2.63, 2.98, 3.2, 3.4],
 }
 BYTES_PER_TOKEN = 3.1
+Task = tuple[str, dict[str, Any], dict[str, Any] | None, list[dict[str, Any]]]
+"""Task name, results, the task's record, samples."""
+
 TOKENIZER = "9f" * 32
 CORPUS = "c0" * 32
 
@@ -141,8 +144,9 @@ def write_run(
     pretrained: str | None = None,
     limit: float | None = None,
     extra: dict[str, Any] | None = None,
+    arguments_bytes: int = 0,
 ) -> Path:
-    """Writes one run and returns the results file."""
+    """Writes one run and returns the results file; `arguments_bytes` pads every sample as long prompts do."""
     name = pretrained or (f"/checkpoints/{model.name}" if model else "org/model")
     folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {
@@ -193,9 +197,25 @@ def write_run(
     if log_samples:
         for task, _, _, samples in tasks:
             if samples:
-                lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
-                (folder / f"samples_{task}_{date}.jsonl").write_text(lines, encoding="utf-8")
+                prompt = {
+                    "gen_args_0": {"arg_0": ('A grain of "text" in a haystack.\n' * arguments_bytes)[:arguments_bytes]}
+                }
+                with (folder / f"samples_{task}_{date}.jsonl").open("w", encoding="utf-8") as file:
+                    for sample in samples:
+                        padded = _padded(sample, prompt) if arguments_bytes else sample
+                        file.write(json.dumps(padded, ensure_ascii=False) + "\n")
     return path
+
+
+def _padded(sample: dict[str, Any], prompt: dict[str, Any]) -> dict[str, Any]:
+    """Puts the prompt where lm-eval has it: after the document, before the answers."""
+    first = {key: sample[key] for key in ("doc_id", "doc", "target") if key in sample}
+    return (
+        first
+        | {"arguments": prompt, "resps": [["?"]], "filtered_resps": ["?"], "filter": "none"}
+        | sample
+        | {"arguments": prompt}
+    )
 
 
 def write_demo_pair(folder: Path) -> None:
