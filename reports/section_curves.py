@@ -25,7 +25,7 @@ def curves_section(
     claims: Mapping[tuple[str, str, str], LengthClaims],
     publish: Publish,
 ) -> Section | None:
-    """Builds the section; `publish` writes a figure's image files and returns its SVG text and their links."""
+    """Builds the section; `publish` writes a figure's image files and returns its name and their links."""
     if not panels:
         return None
     drawings = []
@@ -48,10 +48,10 @@ def curves_section(
         }
         still = [metric for metric in variants if metric in ("nll", "token_perplexity")] or list(variants)
         published = {metric: publish(variants[metric], f"{panel.stem}-{metric}") for metric in still}
-        svg, links = next(iter(published.values()))
+        picture, links = next(iter(published.values()))
         drawings.append(
             Drawing(
-                title=panel.title, finding=finding, explanation=explanation, variants=variants, svg=svg, downloads=links
+                title=panel.title, finding=finding, explanation=explanation, variants=variants, picture=picture, downloads=links
             )
         )
     metrics = [metric for metric in METRIC_WORDS if any(metric in panel.tables for panel in panels)]

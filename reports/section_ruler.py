@@ -106,9 +106,9 @@ def _average_drawing(
         subtitle=explanation,
         description=f"{title}. {finding}",
     )
-    svg, links = publish(spec, f"ruler-{words.replace(' ', '-')}")
+    picture, links = publish(spec, f"ruler-{words.replace(' ', '-')}")
     return Drawing(
-        title=title, finding=finding, explanation=explanation, variants={"score": spec}, svg=svg, downloads=links
+        title=title, finding=finding, explanation=explanation, variants={"score": spec}, picture=picture, downloads=links
     )
 
 
@@ -124,13 +124,13 @@ def _grid_drawing(
         subtitle="score against context length (tokens, log scale)",
         description=f"RULER, task by task. {finding}",
     )
-    svg, links = publish(spec, "ruler-tasks")
+    picture, links = publish(spec, "ruler-tasks")
     return Drawing(
         title="RULER, task by task",
         finding=finding,
         explanation="Dotted lines mark training lengths.",
         variants={"score": spec},
-        svg=svg,
+        picture=picture,
         downloads=links,
         wide=True,
     )

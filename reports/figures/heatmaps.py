@@ -12,7 +12,7 @@ from sbeval.reports.table import records
 WIDTH_PIXELS = 380
 _MEAN_HEIGHT_PIXELS = 70
 _CELL_HEIGHT_PIXELS = 22
-_NUMBERED_AT_MOST = 12
+_NUMBERED_AT_MOST = 4
 _LIGHT_TEXT_BELOW = 0.55
 _SCALE = {"domain": [0, 1], "scheme": "cividis"}
 
