@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from sbeval.reports.caveats import caveats
 from sbeval.reports.claims import LengthClaims, length_claims
 from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.figures.theme import looks as choose_looks
@@ -109,29 +110,6 @@ def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
         trained = results.setting(label).model.training_length_tokens
         claims[label, corpus, protocol] = length_claims(sums, trained)
     return claims
-
-
-def caveats(claims: Mapping[ClaimKey, LengthClaims]) -> list[str]:
-    """Says what the claims rest on, and what is missing."""
-    remarks = []
-    usable = {key: claim for key, claim in claims.items() if not claim.obstacle}
-    if any(protocol == "fixed_target" for _, _, protocol in usable):
-        remarks.append(
-            "Whether context is used is judged on identical targets only. Intervals are simultaneous 95 % max-t bands "
-            "over all lengths, from a bootstrap over source documents."
-        )
-    identical = {(label, corpus) for label, corpus, protocol in usable if protocol == "fixed_target"}
-    alone = sorted({label for label, corpus, protocol in claims if (label, corpus) not in identical})
-    if alone:
-        remarks.append(
-            f"Not shown: use of context by {', '.join(alone)} wherever fixed_target was not run, not logged or "
-            "had too few documents. Longer disjoint windows have fewer cold starts, so any model that merely does not "
-            "break improves there."
-        )
-    unlogged = sorted({label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle})
-    if unlogged:
-        remarks.append(f"Missing: paired differences of {', '.join(unlogged)}; run with --log_samples to get them.")
-    return remarks
 
 
 def _count(number: int, noun: str) -> str:

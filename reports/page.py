@@ -40,7 +40,11 @@ def write_page(
     numbered: dict[str, Drawing] = {}
     body = [
         _header(title, built, counts, sections),
-        element("main", _summary(findings, caveats, looks), *[_section(part, looks, numbered, pictures) for part in sections]),
+        element(
+            "main",
+            _summary(findings, caveats, looks),
+            *[_section(part, looks, numbered, pictures) for part in sections],
+        ),
     ]
     figures = {key: {"variants": drawing.variants} for key, drawing in numbered.items()}
     colours = {look.light: look.dark for look in looks.values()} | dark_colours()

@@ -11,7 +11,7 @@ from sbeval.reports.html import Markup, element, name, table
 from sbeval.reports.panels import PROTOCOL_WORDS, Panel
 from sbeval.reports.sections import Drawing, Publish, Section
 from sbeval.reports.settings import length_text
-from sbeval.reports.table import records
+from sbeval.reports.table import by_setting
 
 METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
 
@@ -51,7 +51,12 @@ def curves_section(
         picture, links = next(iter(published.values()))
         drawings.append(
             Drawing(
-                title=panel.title, finding=finding, explanation=explanation, variants=variants, picture=picture, downloads=links
+                title=panel.title,
+                finding=finding,
+                explanation=explanation,
+                variants=variants,
+                picture=picture,
+                downloads=links,
             )
         )
     metrics = [metric for metric in METRIC_WORDS if any(metric in panel.tables for panel in panels)]
@@ -94,8 +99,9 @@ def panel_table(panel: Panel, claims: Mapping[tuple[str, str, str], LengthClaims
     digits = METRICS[metric][2]
     lengths = sorted(int(length) for length in rows["context_length_tokens"].unique())
     body = []
+    measured = by_setting(rows)
     for label in panel.labels:
-        own = {int(row["context_length_tokens"]): row for row in records(rows[rows["setting"] == label])}
+        own = {int(row["context_length_tokens"]): row for row in measured.get(label, [])}
         body.append([name(label), *[_cell(own, length, digits) for length in lengths]])
         claim = claims.get((label, panel.corpus, panel.protocol))
         if claim is not None and claim.differences and metric == "nll":

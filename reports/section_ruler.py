@@ -22,6 +22,7 @@ from sbeval.reports.ruler import (
 )
 from sbeval.reports.sections import Drawing, Publish, Section
 from sbeval.reports.settings import length_text
+from sbeval.reports.table import records
 
 
 def effective_lengths(
@@ -108,7 +109,12 @@ def _average_drawing(
     )
     picture, links = publish(spec, f"ruler-{words.replace(' ', '-')}")
     return Drawing(
-        title=title, finding=finding, explanation=explanation, variants={"score": spec}, picture=picture, downloads=links
+        title=title,
+        finding=finding,
+        explanation=explanation,
+        variants={"score": spec},
+        picture=picture,
+        downloads=links,
     )
 
 
@@ -173,13 +179,15 @@ def _effective_cell(length: EffectiveLength) -> Markup:
 
 def _scores_table(labels: Sequence[str], scores: pd.DataFrame) -> Markup:
     lengths = sorted(int(length) for length in scores["context_length_tokens"].unique())
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for row in records(scores):
+        own = found.setdefault((row["setting"], row["ruler_task"]), {})
+        own[int(row["context_length_tokens"])] = row["value"]
     body = []
     for label in labels:
         for task in TASKS:
-            own = scores[(scores["setting"] == label) & (scores["ruler_task"] == task)]
-            if own.empty:
+            if (values := found.get((label, task))) is None:
                 continue
-            values = by_length(own, label)
             cells = [
                 f"{values[length]:.1%}"
                 if length in values

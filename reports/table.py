@@ -111,9 +111,18 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Returns a table's rows as dictionaries by column name."""
-    names = [str(column) for column in frame.columns]
-    columns = [frame.iloc[:, place].tolist() for place in range(len(names))]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    if frame.empty:
+        return []
+    columns = {str(name): column.tolist() for name, column in frame.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def by_setting(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """Returns setting label to its rows as dictionaries, in the table's order."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in records(frame):
+        found.setdefault(row["setting"], []).append(row)
+    return found
 
 
 def _task_rows(

@@ -9,7 +9,7 @@ import pandas as pd
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.settings import length_text
-from sbeval.reports.table import records
+from sbeval.reports.table import by_setting
 
 DEFAULT_LONGEST_TOKENS = 131_072
 METRICS = {
@@ -87,8 +87,9 @@ def length_rows(table: pd.DataFrame, order: Sequence[str], number_format: str) -
     """One row a setting and length; a length that only others have becomes a None, so that the line breaks there."""
     every_length = sorted(int(length) for length in table["context_length_tokens"].dropna().unique())
     rows: list[dict[str, Any]] = []
+    measured = by_setting(table)
     for label in order:
-        own = {int(row["context_length_tokens"]): row for row in records(table[table["setting"] == label])}
+        own = {int(row["context_length_tokens"]): row for row in measured[label]}
         first, last = min(own), max(own)
         for length in every_length:
             if length in own:
