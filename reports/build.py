@@ -13,6 +13,7 @@ from sbeval.reports.files import find_result_files
 from sbeval.reports.notes import Notes
 from sbeval.reports.page import write_page
 from sbeval.reports.runs import read_run
+from sbeval.reports.seeds import pool_seeds
 from sbeval.reports.selection import restrict
 from sbeval.reports.table import Results, tabulate
 
@@ -58,7 +59,8 @@ def build_report(
     Raises:
         UserError: nothing to report on, or a name that no model or task has.
     """
-    results = restrict(load_results(paths, labels=labels), only)
+    every_run = restrict(load_results(paths, labels=labels), only)
+    results = pool_seeds(every_run, labels)
     folder = Path(output_dir).resolve()
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     heading = title or "Beyond the training length"
@@ -71,7 +73,7 @@ def build_report(
             return own, tuple(f"figures/{name}" for name in drawer.draw(spec, own))
 
         report = assemble(results, baseline=baseline, publish=publish, folder=folder)
-        write_tables(results, report, folder, title=heading)
+        write_tables(every_run, results, report, folder, title=heading)
         pictures = drawer.svgs()
     page = write_page(
         title=heading,

@@ -13,6 +13,7 @@ from sbeval.reports.findings import Finding
 from sbeval.reports.html import Markup, element, join, name, text
 from sbeval.reports.sections import Drawing, Section
 
+_STICKY_AT_MOST = 8
 _SHAPE_PATHS = {
     "circle": '<circle cx="14" cy="6" r="4"/>',
     "square": '<rect x="10.4" y="2.4" width="7.2" height="7.2"/>',
@@ -179,7 +180,8 @@ def _controls(section: Section, looks: Mapping[str, Look]) -> Markup:
         for label, look in section.legend.items()
     ]
     parts.append(element("ul", *buttons, attributes={"class": "legend", "aria-label": "Lines shown"}))
-    return element("div", *parts, attributes={"class": "controls"})
+    kind = "controls" if len(section.legend) <= _STICKY_AT_MOST else "controls long"
+    return element("div", *parts, attributes={"class": kind})
 
 
 def _swatch(look: Look) -> Markup:

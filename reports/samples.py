@@ -49,6 +49,26 @@ class DocumentSums:
                     }
         return cls(sums)
 
+    @classmethod
+    def averaged(cls, parts: Sequence["DocumentSums"]) -> "DocumentSums":
+        """Averages NLL over models scored on the same text; a document counts where all have the same tokens."""
+        sums: dict[int, dict[str, NDArray[np.float64]]] = {}
+        rows = [{cluster: row for row, cluster in enumerate(part.clusters)} for part in parts]
+        for length in parts[0].lengths:
+            if not all(length in part.lengths for part in parts):
+                continue
+            columns = [part.lengths.index(length) for part in parts]
+            sums[length] = {}
+            for cluster in parts[0].clusters:
+                if not all(cluster in own for own in rows):
+                    continue
+                places = [(own[cluster], column) for own, column in zip(rows, columns, strict=True)]
+                tokens = {part.tokens[place] for part, place in zip(parts, places, strict=True)}
+                if len(tokens) == 1 and (count := tokens.pop()) > 0:
+                    nll = sum(part.nll_nats[place] for part, place in zip(parts, places, strict=True)) / len(parts)
+                    sums[length][cluster] = np.array([nll, count, parts[0].bytes[places[0]]])
+        return cls(sums)
+
 
 def read_lines(path: Path, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yields the samples of a file; lines that are no JSON object are counted in one note."""

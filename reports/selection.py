@@ -24,7 +24,11 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
     kept_labels: list[str] = []
     kept_tasks: list[str] = []
     for pattern in only:
-        matching_labels = [label for label in labels if label == pattern or fnmatchcase(label, pattern)]
+        matching_labels = [
+            setting.label
+            for setting in results.settings
+            if any(pattern == name or fnmatchcase(name, pattern) for name in _names(setting))
+        ]
         matching_tasks = [task for task in tasks if task == pattern or fnmatchcase(task, pattern)]
         if not matching_labels and not matching_tasks:
             raise UserError(
@@ -50,6 +54,10 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
     )
 
 
+def _names(setting: Setting) -> tuple[str, ...]:
+    return tuple(name for name in (setting.label, setting.model.name, setting.model.recipe) if name)
+
+
 def _rows(frame: pd.DataFrame, labels: set[str], tasks: set[str]) -> pd.DataFrame:
     return frame[frame["setting"].isin(labels) & frame["task"].isin(tasks)].reset_index(drop=True)
 
@@ -63,7 +71,7 @@ def choose_baseline(settings: Iterable[Setting], asked: str | None) -> str:
     known = list(settings)
     if asked is not None:
         for setting in known:
-            if asked in (setting.label, setting.model.name):
+            if asked in _names(setting):
                 return setting.label
         labels = ", ".join(setting.label for setting in known)
         raise UserError(f"Expected the baseline to be one of the models {labels}, found {asked!r}.")

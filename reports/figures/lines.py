@@ -5,12 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.figures.labels import end_labels, label_room
+from sbeval.reports.figures.labels import WIDEST_PIXELS, end_labels, label_room
 from sbeval.reports.figures.theme import Look
 
 HEIGHT_PIXELS = 330
 WIDTH_PIXELS = 620
-DIRECT_LABELS_AT_MOST = 8
+DIRECT_LABELS_AT_MOST = 20
 Row = dict[str, Any]
 
 _LENGTH_LABEL = (
@@ -94,9 +94,10 @@ def line_figure(
         *_zero_line(axes, y),
         _band(shown, x, y, color),
         _line(x, y, color),
+        _spread(shown, x, y, color),
         _points(x, y, color, looks, order, hover),
         _pointer_targets(x, y, tooltip, hover),
-        _labels(ends, x, y, color),
+        *_labels(ends, x, y, color),
     ]
     room = label_room(ends, axes.x_domain, width) if direct else 12
     return {
@@ -121,7 +122,12 @@ def _x(axes: Axes) -> dict[str, Any]:
         "type": "quantitative",
         "title": axes.x_title,
         "scale": {"type": "log", "base": 2, "domain": [low, high], "nice": False},
-        "axis": {"values": powers[::step], "labelExpr": _LENGTH_LABEL, "labelFlush": False},
+        "axis": {
+            "values": powers[::-1][::step][::-1],
+            "labelExpr": _LENGTH_LABEL,
+            "labelFlush": False,
+            "labelOverlap": "parity",
+        },
     }
 
 
@@ -152,6 +158,17 @@ def _line(x: Row, y: Row, color: Row) -> Row:
         "transform": [_VISIBLE],
         "mark": {"type": "line", "strokeWidth": 2.25, "strokeJoin": "round"},
         "encoding": {"x": x, "y": y, "color": color, "strokeDash": dash},
+    }
+
+
+def _spread(rows: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
+    """Bars from the lowest to the highest of several training seeds."""
+    if all(row.get("seed_low") is None for row in rows):
+        return {}
+    return {
+        "transform": [_VISIBLE, {"filter": "isValid(datum.seed_low)"}],
+        "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.75},
+        "encoding": {"x": x, "y": {**y, "field": "seed_low"}, "y2": {"field": "seed_high"}, "color": color},
     }
 
 
@@ -207,13 +224,24 @@ def _zero_line(axes: Axes, y: Row) -> list[Row]:
     ]
 
 
-def _labels(ends: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
+def _labels(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:
+    """Names beside the lines' ends, each joined to its end by a thin line where it had to move."""
     if not ends:
-        return {}
-    mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 9, "limit": 170}
-    return {
-        "data": {"values": list(ends)},
-        "transform": [_VISIBLE],
-        "mark": {**mark, "dy": {"expr": "length(hidden) ? 0 : datum.shift"}},
-        "encoding": {"x": x, "y": y, "text": {"field": "setting"}, "color": {**color, "legend": None}},
-    }
+        return []
+    moved = {"expr": "length(hidden) ? 0 : datum.shift"}
+    shared = {"data": {"values": list(ends)}, "transform": [_VISIBLE]}
+    own_color = {**color, "legend": None}
+    leader = {"type": "rule", "style": "leader", "xOffset": 6, "x2Offset": 15, "y2Offset": moved}
+    mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 17}
+    return [
+        {
+            **shared,
+            "mark": leader,
+            "encoding": {"x": x, "x2": {"field": "x"}, "y": y, "y2": {"field": "y"}, "color": own_color},
+        },
+        {
+            **shared,
+            "mark": {**mark, "limit": WIDEST_PIXELS, "dy": moved},
+            "encoding": {"x": x, "y": y, "text": {"field": "setting"}, "color": own_color},
+        },
+    ]

@@ -26,7 +26,7 @@ IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
 class Drawer:
     """Draws figures in processes of its own, as many as there are cores.
 
-    Used as a context: leaving it waits for the pictures. Every figure has an SVG, whether its file was asked for or not.
+    Used as a context. Every figure has an SVG text, whether its file was asked for or not.
 
     Args:
         folder: where the image files go; it exists.
