@@ -15,7 +15,9 @@ from sbeval.reports.section_curves import curves_section
 from sbeval.reports.section_needles import needles_section
 from sbeval.reports.section_positions import positions_section
 from sbeval.reports.section_provenance import notes_section, provenance_section
+from sbeval.reports.section_recall import recall_section
 from sbeval.reports.section_ruler import effective_lengths, effective_sentences, ruler_section
+from sbeval.reports.section_spans import spans_section
 from sbeval.reports.section_speed import speed_section
 from sbeval.reports.section_tables import tables_section
 from sbeval.reports.sections import Publish, Section
@@ -80,6 +82,8 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         ),
         needles_section(results.needles, results.settings, publish),
         ruler_section(scores, looks=measured, training_lengths=training_lengths, publish=publish),
+        recall_section(results.measurements, looks=looks, training_lengths=training_lengths, publish=publish),
+        spans_section(results.spans, looks=looks, training_lengths=training_lengths, publish=publish),
         tables_section(results, base),
         speed_section(results.settings),
         provenance_section(results.settings, folder),

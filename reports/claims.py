@@ -2,8 +2,8 @@
 
 Two rules, both on documents whose scored tokens are the same at every length:
 
-- *More context lowers NLL up to L.* L is the shortest length from which no longer one is lower. A longer length is lower
-  where the whole band of its paired difference is below zero and no length between the two is above by the same test.
+- *More context lowers NLL up to L.* L is the shortest length from which no longer one is lower. A longer length is
+  lower where the whole band of its paired difference is below zero and no length between is above by the same test.
   The band is simultaneous over all pairs of lengths. Where L would be the shortest length, there is none. The training
   length plays no part.
 - *It raises NLL above its value at the training length from M on.* M is the shortest length beyond the training length

@@ -73,6 +73,7 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
         measurements=_measurements(results.measurements, pooled_label, pooled, results.notes),
         positions=_positions(results.positions, pooled_label),
         needles=_needles(results.needles, pooled_label),
+        spans=_spans(results.spans, pooled_label, results.notes),
         documents=_documents(results.documents, pooled_label),
     )
 
@@ -165,6 +166,17 @@ def _needles(rows: pd.DataFrame, pooled_label: Mapping[str, str]) -> pd.DataFram
     cells["low"], cells["high"] = [low for low, _ in intervals], [high for _, high in intervals]
     cells["score"] = cells["score"] / cells["samples"]
     return pd.concat([rows[~inside], cells[rows.columns]], ignore_index=True)
+
+
+def _spans(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes) -> pd.DataFrame:
+    """Keeps one seed of each group: heads of different seeds have nothing to do with each other."""
+    labels = rows["setting"].map(lambda label: pooled_label.get(label, label))
+    kept: dict[str, str] = {}
+    for original, label in zip(rows["setting"], labels, strict=True):
+        kept.setdefault(label, original)
+    for label in dict.fromkeys(labels[rows["setting"] != labels.map(kept)]):
+        notes.add(None, f"{label}: attention spans are shown for one of its seeds, since heads cannot be averaged.")
+    return rows.assign(setting=labels)[(rows["setting"] == labels.map(kept)).to_numpy()].reset_index(drop=True)
 
 
 def _documents(

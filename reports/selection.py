@@ -48,6 +48,7 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         measurements=_rows(results.measurements, shown_labels, shown_tasks),
         positions=_rows(results.positions, shown_labels, shown_tasks),
         needles=_rows(results.needles, shown_labels, shown_tasks),
+        spans=_rows(results.spans, shown_labels, shown_tasks),
         documents={
             key: sums for key, sums in results.documents.items() if key[0] in shown_labels and key[1] in shown_tasks
         },

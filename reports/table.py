@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from sbeval.records import TaskRecord, metric_key, parse_metric_key
+from sbeval.reports.attention_spans import tabulate_spans
 from sbeval.reports.documents import read_documents
 from sbeval.reports.names import shown_name
 from sbeval.reports.needles import tabulate_needles
@@ -67,6 +68,7 @@ class Results:
         measurements: one row a number, columns `MEASUREMENT_COLUMNS`; NaN where missing.
         positions: one row a position bin, columns `POSITION_COLUMNS`.
         needles: one row a heatmap cell, columns `sbeval.reports.needles.NEEDLE_COLUMNS`.
+        spans: one row a layer and head, columns `sbeval.reports.attention_spans.SPAN_COLUMNS`.
         documents: (setting label, task) to the per-document sums, where samples were logged.
         notes: what was left out and why.
     """
@@ -75,6 +77,7 @@ class Results:
     measurements: pd.DataFrame
     positions: pd.DataFrame
     needles: pd.DataFrame
+    spans: pd.DataFrame
     documents: Mapping[tuple[str, str], DocumentSums]
     notes: Notes
 
@@ -104,6 +107,7 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
         measurements=measurements,
         positions=position_frame,
         needles=tabulate_needles(settings, notes),
+        spans=tabulate_spans(settings),
         documents=read_documents(settings, notes),
         notes=notes,
     )

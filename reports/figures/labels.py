@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LABEL_HEIGHT_PIXELS = 15.0
-LETTER_PIXELS = 6.4
-WIDEST_PIXELS = 230.0
+LETTER_PIXELS = 6.9
+WIDEST_PIXELS = 260.0
 
 
 def end_labels(

@@ -33,7 +33,8 @@ class Axes:
         y_scale: "linear" or "log".
         y_domain: fixed ends, None to fit the lines shown.
         y_format: d3 format of the axis labels.
-        zero_line: True to draw a line at zero, for differences.
+        levels: heights of horizontal lines to the words beside them, such as zero for differences.
+        x_values: the values named along the axis, None for lengths in octaves.
     """
 
     x_title: str | None
@@ -43,7 +44,8 @@ class Axes:
     y_scale: str = "linear"
     y_domain: tuple[float, float] | None = None
     y_format: str | None = None
-    zero_line: bool = False
+    levels: Mapping[float, str] = dataclasses.field(default_factory=dict)
+    x_values: tuple[int, ...] | None = None
 
 
 def line_figure(
@@ -91,7 +93,7 @@ def line_figure(
     x, y = _x(axes), _y(axes)
     layers = [
         *_vertical_marks(marks, x),
-        *_zero_line(axes, y),
+        *_levels(axes, y),
         _band(shown, x, y, color),
         _line(x, y, color),
         _spread(shown, x, y, color),
@@ -123,8 +125,8 @@ def _x(axes: Axes) -> dict[str, Any]:
         "title": axes.x_title,
         "scale": {"type": "log", "base": 2, "domain": [low, high], "nice": False},
         "axis": {
-            "values": powers[::-1][::step][::-1],
-            "labelExpr": _LENGTH_LABEL,
+            "values": list(axes.x_values) if axes.x_values else powers[::-1][::step][::-1],
+            "labelExpr": "datum.label" if axes.x_values else _LENGTH_LABEL,
             "labelFlush": False,
             "labelOverlap": "parity",
         },
@@ -216,12 +218,18 @@ def _vertical_marks(marks: Mapping[int, str], x: Row) -> list[Row]:
     ]
 
 
-def _zero_line(axes: Axes, y: Row) -> list[Row]:
-    if not axes.zero_line:
+def _levels(axes: Axes, y: Row) -> list[Row]:
+    if not axes.levels:
         return []
-    return [
-        {"data": {"values": [{"y": 0}]}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}},
-    ]
+    rows = [{"y": value, "text": text} for value, text in axes.levels.items()]
+    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -3}
+    named = {
+        "data": {"values": [row for row in rows if row["text"]]},
+        "mark": text,
+        "encoding": {"x": {"value": 0}, "y": y, "text": {"field": "text"}},
+    }
+    rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
+    return [rule, named] if named["data"]["values"] else [rule]
 
 
 def _labels(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:

@@ -29,7 +29,10 @@
   };
 
   const fit = (spec, width, narrow) => {
-    if (spec.concat) {
+    if (spec.usermeta?.partPixels) {
+      const columns = Math.floor(width / spec.usermeta.partPixels);
+      if (columns < spec.columns) spec.columns = columns >= 2 ? 2 : 1;
+    } else if (spec.concat) {
       const stacked = Boolean(spec.concat[0].vconcat);
       const smallest = stacked ? 330 : 255;
       spec.columns = Math.max(1, Math.min(spec.concat.length, Math.floor(width / smallest)));
