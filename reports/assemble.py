@@ -81,7 +81,14 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
             results.positions, looks=positioned, training_lengths=training_lengths, baseline=base, publish=publish
         ),
         needles_section(results.needles, results.settings, publish),
-        ruler_section(scores, looks=measured, training_lengths=training_lengths, publish=publish),
+        ruler_section(
+            scores,
+            results.samples,
+            looks=measured,
+            training_lengths=training_lengths,
+            baseline=base,
+            publish=publish,
+        ),
         recall_section(results.measurements, looks=looks, training_lengths=training_lengths, publish=publish),
         spans_section(results.spans, looks=looks, training_lengths=training_lengths, publish=publish),
         tables_section(results, base),

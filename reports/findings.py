@@ -95,7 +95,8 @@ def find(
                 label=setting.label,
                 facts=setting_facts(setting),
                 headlines=_headlines(usable[0]) if usable else (),
-                sentences=tuple(sentences) or ("No measurement against context length.",),
+                sentences=tuple(sentences)
+                or ("Nothing was measured here against context length by perplexity or RULER.",),
             )
         )
     return findings
@@ -125,7 +126,8 @@ def _context_sentence(corpus: str, claim: LengthClaims) -> str:
     elif claim.lowers_to_tokens == longest:
         first = f"more context lowers NLL all the way to {length_text(longest)}, the longest evaluated"
     else:
-        first = f"more context lowers NLL up to {length_text(claim.lowers_to_tokens)} and no further measurably"
+        further = "" if claim.raises_from_tokens else " and no further measurably"
+        first = f"more context lowers NLL up to {length_text(claim.lowers_to_tokens)}{further}"
     if claim.reference_tokens is None:
         return f"{start}{first}; {_no_reference(claim)}."
     reference = length_text(claim.reference_tokens)

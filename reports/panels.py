@@ -117,10 +117,19 @@ def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
         remarks.append("The models have different tokenizers, so only bits per byte are comparable.")
     if rows["bos"].nunique(dropna=True) > 1:
         remarks.append("The models' windows start differently (BOS policy); see the provenance.")
+    if "nll" in kept and _targets_differ(tables.get("nll", rows)):
+        remarks.append(
+            "At some lengths the models were scored on different numbers of tokens (other longest lengths or limits), "
+            "so small differences between their lines may come from the text."
+        )
     longest = rows.groupby("setting")["targets_per_window"].max()
     if longest.nunique() > 1:
         remarks.append("The number of targets in a window differs between models.")
     return {metric: tables[metric] for metric in kept if metric in tables}, remarks
+
+
+def _targets_differ(rows: pd.DataFrame) -> bool:
+    return bool((rows.groupby("context_length_tokens")["tokens"].nunique() > 1).any())
 
 
 def _perplexity(nll: pd.DataFrame) -> pd.DataFrame:

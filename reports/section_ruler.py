@@ -7,6 +7,7 @@ import pandas as pd
 from sbeval.reports.figures.scores import score_figure, score_grid
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.html import Markup, element, name, table
+from sbeval.reports.paired import PairedDifference, ruler_differences
 from sbeval.reports.ruler import (
     ABSOLUTE_THRESHOLD,
     AVERAGES,
@@ -20,6 +21,7 @@ from sbeval.reports.ruler import (
     relative_effective_length,
     weighted_averages,
 )
+from sbeval.reports.sample_scores import SampleScores
 from sbeval.reports.sections import Drawing, Publish, Section
 from sbeval.reports.settings import length_text
 from sbeval.reports.table import records
@@ -57,9 +59,15 @@ def effective_sentences(
 
 
 def ruler_section(
-    scores: pd.DataFrame, *, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
+    scores: pd.DataFrame,
+    samples: Mapping[tuple[str, str], SampleScores],
+    *,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    baseline: str,
+    publish: Publish,
 ) -> Section | None:
-    """Builds the section, None where no RULER task was run."""
+    """Builds the section, None where no RULER task was run; `samples` holds (setting label, task) to its samples."""
     if scores.empty:
         return None
     shown = set(scores["setting"])
@@ -80,7 +88,11 @@ def ruler_section(
         lead="Share of the expected answers found in the generated text. Bands: 95 % intervals.",
         drawings=tuple(drawings),
         legend=looks,
-        content=(_effective_table(labels, lengths, scores), _scores_table(labels, scores)),
+        content=(
+            _effective_table(labels, lengths, scores),
+            *_difference_tables(labels, samples, baseline),
+            _scores_table(labels, scores),
+        ),
     )
 
 
@@ -175,6 +187,43 @@ def _effective_table(
 def _effective_cell(length: EffectiveLength) -> Markup:
     small = element("small", length.reason) if length.reason else ""
     return element("td", length.text, small)
+
+
+def _difference_tables(
+    labels: Sequence[str], samples: Mapping[tuple[str, str], SampleScores], baseline: str
+) -> list[Markup]:
+    by_task = {label: {task: one for (own, task), one in samples.items() if own == label} for label in labels}
+    rows: list[list[object]] = []
+    found = {
+        label: ruler_differences(by_task[label], by_task.get(baseline, {})) for label in labels if label != baseline
+    }
+    lengths = sorted({length for differences, _ in found.values() for length in differences})
+    for label, (differences, tasks) in found.items():
+        if differences:
+            title = element("span", name(label), element("small", f"{len(tasks)} tasks"))
+            rows.append([title, *[_difference_cell(differences.get(length)) for length in lengths]])
+    if not rows:
+        return []
+    return [
+        table(
+            ["model", *map(length_text, lengths)],
+            rows,
+            caption=f"RULER: difference to {baseline}, paired by sample",
+            explanation=(
+                "Mean over the tasks both ran, in percentage points; band simultaneous over the lengths (95 %), over "
+                "the samples both answered."
+            ),
+        )
+    ]
+
+
+def _difference_cell(found: PairedDifference | None) -> Markup:
+    if found is None:
+        return element("td", "not measured", attributes={"class": "missing"})
+    kind = "better" if found.low > 0 else "worse" if found.high < 0 else None
+    known = found.low == found.low
+    small = element("small", f"{100 * found.low:+.1f} to {100 * found.high:+.1f}") if known else ""
+    return element("td", f"{100 * found.estimate:+.1f}", small, attributes={"class": kind})
 
 
 def _scores_table(labels: Sequence[str], scores: pd.DataFrame) -> Markup:

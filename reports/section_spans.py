@@ -126,11 +126,11 @@ def _finding(label: str, heads: pd.DataFrame) -> str:
     known = heads.dropna(subset=["span90"])
     if known.empty:
         return f"At {length}, none of {label}'s {len(heads)} heads gives weight to a key."
-    widest = known.loc[known["span90"].idxmax()]
+    widest = known.sort_values("span90").iloc[-1]
     return (
         f"At {length}, half of {label}'s {len(heads)} heads reach 90 % of their weight within "
-        f"{known['span90'].median():,.0f} keys; the widest, head {int(widest['head'])} of layer {int(widest['layer'])}, "
-        f"needs {widest['span90']:,.0f}."
+        f"{known['span90'].median():,.0f} keys; the widest, head {int(widest['head'])} of layer "
+        f"{int(widest['layer'])}, needs {widest['span90']:,.0f}."
     )
 
 

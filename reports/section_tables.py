@@ -40,8 +40,9 @@ def _suite_table(rows: Sequence[SuiteRow], labels: Sequence[str], baseline: str)
         body,
         caption="Ordinary tasks",
         explanation=(
-            "Small print: standard error, and the difference to the baseline with its 95 % interval, which "
-            "treats the two runs as independent."
+            "Small print: standard error, and the difference to the baseline with its 95 % interval. It is paired over "
+            "the same questions where both runs logged their samples; where marked unpaired, the runs are taken as "
+            "independent, which makes the interval wider."
         ),
     )
 
@@ -57,7 +58,11 @@ def _suite_cell(row: SuiteRow, label: str, baseline: str) -> Markup:
     against = (
         ""
         if difference is None
-        else element("small", f"{difference[0]:+.4f} [{difference[1]:+.4f}, {difference[2]:+.4f}]")
+        else element(
+            "small",
+            f"{difference.estimate:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]",
+            "" if difference.samples else " unpaired",
+        )
     )
     return element("td", shown, error, against)
 

@@ -8,18 +8,21 @@ with a note.
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 
 from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
+from sbeval.reports.sample_scores import averaged
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import Setting, describe_facts, length_text
 from sbeval.reports.statistics import wilson_interval
 from sbeval.reports.table import Results
 
+T = TypeVar("T")
 SEED_COLUMNS = ["seeds", "seed_low", "seed_high"]
 _NUMBERED = re.compile(r"(?P<name>.+?)[-_. ]?s(?:eed)?[-_ ]?(?P<seed>\d+)", re.IGNORECASE)
 _IDENTITY = [
@@ -74,7 +77,8 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
         positions=_positions(results.positions, pooled_label),
         needles=_needles(results.needles, pooled_label),
         spans=_spans(results.spans, pooled_label, results.notes),
-        documents=_documents(results.documents, pooled_label),
+        documents=_pooled(results.documents, pooled_label, DocumentSums.averaged),
+        samples=_pooled(results.samples, pooled_label, averaged),
     )
 
 
@@ -129,7 +133,7 @@ def _measurements(
     means = means.rename(columns={"lowest": "seed_low", "highest": "seed_high"})
     ran = own.assign(original=rows.loc[inside, "setting"]).groupby(["setting", "task"])["original"].nunique()
     wanted = pd.Series([ran[key] for key in zip(means["setting"], means["task"], strict=True)], index=means.index)
-    for (label, task), count in ran.items():
+    for (label, task), count in ran.to_dict().items():
         if count < pooled[label].seeds:
             notes.add(None, f"{label}: {task} was run with {count} of {pooled[label].seeds} seeds, and rests on these.")
     for (label, task), part in means[means["seeds"] < wanted].groupby(["setting", "task"]):
@@ -179,15 +183,10 @@ def _spans(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes) ->
     return rows.assign(setting=labels)[(rows["setting"] == labels.map(kept)).to_numpy()].reset_index(drop=True)
 
 
-def _documents(
-    documents: Mapping[tuple[str, str], DocumentSums],
-    pooled_label: Mapping[str, str],
-) -> dict[tuple[str, str], DocumentSums]:
-    found: dict[tuple[str, str], DocumentSums] = {}
-    parts: dict[tuple[str, str], list[DocumentSums]] = defaultdict(list)
-    for (label, task), sums in documents.items():
-        if label in pooled_label:
-            parts[pooled_label[label], task].append(sums)
-        else:
-            found[label, task] = sums
-    return found | {key: DocumentSums.averaged(members) for key, members in parts.items()}
+def _pooled(
+    found: Mapping[tuple[str, str], T], pooled_label: Mapping[str, str], average: Callable[[Sequence[T]], T]
+) -> dict[tuple[str, str], T]:
+    parts: dict[tuple[str, str], list[T]] = defaultdict(list)
+    for (label, task), one in found.items():
+        parts[pooled_label.get(label, label), task].append(one)
+    return {key: members[0] if len(members) == 1 else average(members) for key, members in parts.items()}

@@ -39,6 +39,10 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         kept_tasks += matching_tasks
     shown_labels, shown_tasks = set(kept_labels or labels), set(kept_tasks or tasks)
     settings = tuple(setting for setting in results.settings if setting.label in shown_labels)
+
+    def shown(label: str, task: str) -> bool:
+        return label in shown_labels and task in shown_tasks
+
     return dataclasses.replace(
         results,
         settings=tuple(
@@ -49,9 +53,8 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         positions=_rows(results.positions, shown_labels, shown_tasks),
         needles=_rows(results.needles, shown_labels, shown_tasks),
         spans=_rows(results.spans, shown_labels, shown_tasks),
-        documents={
-            key: sums for key, sums in results.documents.items() if key[0] in shown_labels and key[1] in shown_tasks
-        },
+        documents={key: sums for key, sums in results.documents.items() if shown(*key)},
+        samples={key: scores for key, scores in results.samples.items() if shown(*key)},
     )
 
 

@@ -14,6 +14,7 @@ from sbeval.reports.names import shown_name
 from sbeval.reports.needles import tabulate_needles
 from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, TaskResult
+from sbeval.reports.sample_scores import SampleScores, read_all_scores
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import Setting, group_settings
 
@@ -70,6 +71,7 @@ class Results:
         needles: one row a heatmap cell, columns `sbeval.reports.needles.NEEDLE_COLUMNS`.
         spans: one row a layer and head, columns `sbeval.reports.attention_spans.SPAN_COLUMNS`.
         documents: (setting label, task) to the per-document sums, where samples were logged.
+        samples: (setting label, task) to the scores of single samples, where they were logged.
         notes: what was left out and why.
     """
 
@@ -79,6 +81,7 @@ class Results:
     needles: pd.DataFrame
     spans: pd.DataFrame
     documents: Mapping[tuple[str, str], DocumentSums]
+    samples: Mapping[tuple[str, str], SampleScores]
     notes: Notes
 
     def setting(self, label: str) -> Setting:
@@ -102,13 +105,15 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
     position_frame = _frame(positions, [*POSITION_COLUMNS, "run_date", "results_file"])
     newest = position_frame.groupby(["setting", "task", "corpus_sha256"], dropna=False)["run_date"].transform("max")
     position_frame = position_frame[position_frame["run_date"] == newest][POSITION_COLUMNS].reset_index(drop=True)
+    samples = read_all_scores(settings, notes)
     return Results(
         settings=tuple(settings),
         measurements=measurements,
         positions=position_frame,
-        needles=tabulate_needles(settings, notes),
+        needles=tabulate_needles(samples),
         spans=tabulate_spans(settings),
         documents=read_documents(settings, notes),
+        samples=samples,
         notes=notes,
     )
 

@@ -134,7 +134,7 @@ def _x(axes: Axes) -> dict[str, Any]:
 
 
 def _y(axes: Axes) -> dict[str, Any]:
-    scale: dict[str, Any] = {"type": axes.y_scale, "zero": False, "nice": True}
+    scale: dict[str, Any] = {"type": axes.y_scale, "nice": True} | ({"zero": False} if axes.y_scale == "linear" else {})
     if axes.y_domain:
         scale |= {"domain": list(axes.y_domain), "nice": False}
     axis: dict[str, Any] = {"tickCount": 6}
@@ -223,13 +223,10 @@ def _levels(axes: Axes, y: Row) -> list[Row]:
         return []
     rows = [{"y": value, "text": text} for value, text in axes.levels.items()]
     text = {"type": "text", "style": "mark-text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -3}
-    named = {
-        "data": {"values": [row for row in rows if row["text"]]},
-        "mark": text,
-        "encoding": {"x": {"value": 0}, "y": y, "text": {"field": "text"}},
-    }
     rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
-    return [rule, named] if named["data"]["values"] else [rule]
+    worded = [row for row in rows if row["text"]]
+    words = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
+    return [rule, {"data": {"values": worded}, "mark": text, "encoding": words}] if worded else [rule]
 
 
 def _labels(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:

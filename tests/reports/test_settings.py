@@ -109,8 +109,8 @@ def test_scheme_training_length_and_window_become_three_panels(tmp_path: Path) -
     results = load_results([tmp_path])
     panels = perplexity_panels(results.measurements, results.settings)
     assert {panel.aspect: set(panel.labels) for panel in panels} == {
-        "position scheme (trained at 1K)": {"demo-sb", "demo-rope", "demo-alibi"},
-        "training length": {"demo-rope", "rope-4k"},
+        "position scheme, trained at 1K": {"demo-sb", "demo-rope", "demo-alibi"},
+        "training length": {"demo-sb", "demo-rope", "rope-4k"},
         "attention window": {"demo-sb", "demo-rope", "rope-w"},
     }
 
