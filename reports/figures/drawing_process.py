@@ -15,7 +15,7 @@ from typing import Any
 
 import vl_convert
 
-_MOST_PIXELS = 4_000_000
+_MOST_PIXELS = 3_000_000
 
 
 def draw(job: Mapping[str, Any]) -> None:

@@ -57,7 +57,7 @@ class Drawer:
         names = tuple(f"{stem}.{kind}" for kind in self._formats)
         svg = self._folder / f"{stem}.svg" if "svg" in self._formats else Path(self._scratch.name, f"{stem}.svg")
         description = Path(self._scratch.name, f"{stem}.json")
-        description.write_text(json.dumps(_without_pointer(dict(spec))), encoding="utf-8")
+        description.write_text(json.dumps(_without_pointer(spec)), encoding="utf-8")
         self._svgs[stem] = svg
         job = {
             "spec": str(description),
@@ -106,22 +106,17 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _without_pointer(spec: dict[str, Any]) -> dict[str, Any]:
+def _without_pointer(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Leaves out what only answers a pointer: the invisible targets, tooltips and the point under it."""
     still = dict(spec)
-    for parts in ("concat", "vconcat"):
+    for parts in ("concat", "vconcat", "layer"):
         if parts in spec:
-            still[parts] = [_without_pointer(part) for part in spec[parts]]
-    if "layer" in spec:
-        still["layer"] = [_unhovered(layer) for layer in spec["layer"] if "params" not in layer]
+            still[parts] = [_without_pointer(part) for part in spec[parts] if parts != "layer" or "params" not in part]
+    if "encoding" in spec:
+        still["encoding"] = {name: channel for name, channel in spec["encoding"].items() if name != "tooltip"}
+        if "condition" in spec["encoding"].get("size", {}):
+            still["encoding"]["size"] = {"value": spec["encoding"]["size"]["value"]}
     return still
-
-
-def _unhovered(layer: dict[str, Any]) -> dict[str, Any]:
-    size = layer.get("encoding", {}).get("size", {})
-    if "condition" not in size:
-        return layer
-    return {**layer, "encoding": {**layer["encoding"], "size": {"value": size["value"]}}}
 
 
 @lru_cache(maxsize=1)

@@ -34,12 +34,13 @@ def span_figure(
     parts = []
     for length in lengths:
         rows = [_row(row) for row in records(heads[heads["context_length_tokens"] == length])]
-        for field, words in fields.items():
-            last = length == lengths[-1]
+        last = length == lengths[-1]
+        for place, (field, words) in enumerate(fields.items()):
             legend = _legend(field) if last and field in ("span50", "remainder") else None
-            parts.append(
-                _grid(rows, field, f"{length_text(length)}: {words}", (width, height), longest, legend, last=last)
-            )
+            title_of_part = f"{length_text(length)}: {words}"
+            # every second picture names its layers, so that rows of four and of two both begin with names
+            named = (last, place % 2 == 0)
+            parts.append(_grid(rows, field, title_of_part, (width, height), longest, legend, named=named))
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "title": {"text": title, "subtitle": subtitle},
@@ -87,7 +88,7 @@ def _grid(
     longest: int,
     legend: dict[str, Any] | None,
     *,
-    last: bool,
+    named: tuple[bool, bool],
 ) -> dict[str, Any]:
     stick = field == "remainder"
     scale = {"scheme": "cividis", **({"domain": [0, 1]} if stick else {"type": "log", "domain": [1, longest]})}
@@ -99,6 +100,7 @@ def _grid(
         "remainder_text": REMAINDER,
     }
     axis = {"domain": False, "ticks": False, "labelOverlap": True, "labelAngle": 0}
+    x_axis, y_axis = (axis if shown else {**axis, "labels": False} for shown in named)
     return {
         "title": {"text": title, "fontSize": 11.5, "fontWeight": 500, "offset": 5, "anchor": "start", "frame": "group"},
         "width": size[0],
@@ -109,8 +111,8 @@ def _grid(
                 "transform": [{"filter": f"isValid(datum.{field})"}],
                 "mark": {"type": "rect", "style": "heat-cell"},
                 "encoding": {
-                    "x": {"field": "head", "type": "ordinal", "title": "head" if last else None, "axis": axis},
-                    "y": {"field": "layer", "type": "ordinal", "title": "layer", "axis": axis},
+                    "x": {"field": "head", "type": "ordinal", "title": "head" if named[0] else None, "axis": x_axis},
+                    "y": {"field": "layer", "type": "ordinal", "title": "layer" if named[1] else None, "axis": y_axis},
                     "color": {"field": field, "type": "quantitative", "scale": scale, "legend": legend},
                     "tooltip": [{"field": name, "type": "nominal", "title": words} for name, words in tooltip.items()],
                 },

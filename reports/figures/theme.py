@@ -131,7 +131,7 @@ def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
             "series-text": {"fontSize": 12, "font": font, "fontWeight": 500},
             "leader": {"strokeWidth": 0.75, "opacity": 0.8},
             "zero-line": {"stroke": colours["muted"], "color": colours["muted"], "strokeWidth": 1},
-            "heat-cell": {"stroke": colours["axis"], "strokeWidth": 0.5},
+            "heat-cell": {"stroke": None},
             "ink-line": {"stroke": colours["ink"], "color": colours["ink"], "strokeWidth": 1.75},
             "ink-point": {"fill": colours["ink"], "color": colours["ink"], "opacity": 1},
             "ink-text": {"fill": colours["ink"], "fontSize": 11, "font": font},

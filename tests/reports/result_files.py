@@ -274,7 +274,7 @@ def ruler_task(
                 "index": index,
                 "lengths": lengths,
                 "references": ["1234567"],
-                "depths_percent": [[depth] for _ in lengths],
+                "depths_percent": [[depth] for _ in lengths] if name not in DEPTHLESS else [[] for _ in lengths],
             },
             "target": "1234567",
             "filter": "none",
@@ -299,6 +299,7 @@ RULER_TASKS = [
     *[f"sb_niah_{kind}" for kind in ("multivalue", "multiquery")],
     *[f"sb_ruler_{kind}" for kind in ("vt", "cwe", "fwe", "qa_squad", "qa_hotpot")],
 ]
+DEPTHLESS = ("sb_ruler_cwe", "sb_ruler_fwe")
 
 
 def ordinary_task(name: str, metric: str, value: float, *, stderr: float = 0.01) -> tuple[str, dict, None, list]:
