@@ -56,6 +56,8 @@ def setting_facts(setting: Setting) -> str:
         parts.append(f"trained at {length_text(model.training_length_tokens)}")
     else:
         parts.append("training length not recorded")
+    if setting.seeds > 1:
+        parts.append(f"mean of {setting.seeds} training seeds")
     if model.extended_from:
         parts.append(f"extended from {model.extended_from.get('name', 'a parent not named')}")
     return ", ".join(parts)

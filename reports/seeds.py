@@ -20,7 +20,7 @@ from sbeval.reports.sample_scores import averaged
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import Setting, describe_facts, length_text
 from sbeval.reports.statistics import wilson_interval
-from sbeval.reports.table import Results
+from sbeval.reports.table import Results, records
 
 T = TypeVar("T")
 SEED_COLUMNS = ["seeds", "seed_low", "seed_high"]
@@ -133,13 +133,18 @@ def _measurements(
     means = means.rename(columns={"lowest": "seed_low", "highest": "seed_high"})
     ran = own.assign(original=rows.loc[inside, "setting"]).groupby(["setting", "task"])["original"].nunique()
     wanted = pd.Series([ran[key] for key in zip(means["setting"], means["task"], strict=True)], index=means.index)
-    for (label, task), count in ran.to_dict().items():
-        if count < pooled[label].seeds:
-            notes.add(None, f"{label}: {task} was run with {count} of {pooled[label].seeds} seeds, and rests on these.")
-    for (label, task), part in means[means["seeds"] < wanted].groupby(["setting", "task"]):
-        lengths = ", ".join(length_text(int(length)) for length in sorted(set(part["context_length_tokens"].dropna())))
-        where = f" at {lengths}" if lengths else ""
-        notes.add(None, f"{label}: {task}{where} was not run with every seed, and is not shown there.")
+    for row in records(ran.rename("ran").reset_index()):
+        label, all_seeds = row["setting"], pooled[row["setting"]].seeds
+        if row["ran"] < all_seeds:
+            notes.add(
+                None, f"{label}: {row['task']} was run with {row['ran']} of {all_seeds} seeds, and rests on these."
+            )
+    gaps: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for row in records(means[means["seeds"] < wanted].dropna(subset=["context_length_tokens"])):
+        gaps[row["setting"], row["task"]].add(int(row["context_length_tokens"]))
+    for (label, task), lengths in gaps.items():
+        where = ", ".join(map(length_text, sorted(lengths)))
+        notes.add(None, f"{label}: {task} at {where} was not run with every seed, and is not shown there.")
     means = means[means["seeds"] == wanted]
     return pd.concat([rows[~inside], means], ignore_index=True)[[*rows.columns, *SEED_COLUMNS]]
 

@@ -12,7 +12,19 @@ from typing import Any
 
 import numpy as np
 import yaml
-from result_files import TOKENIZER, Task, model_record, perplexity_task, position_task, write_run
+from result_files import (
+    CURVES,
+    RULER_TASKS,
+    TOKENIZER,
+    Task,
+    model_record,
+    ordinary_task,
+    perplexity_task,
+    position_task,
+    ruler_task,
+    write_demo_pair,
+    write_run,
+)
 
 from sbeval.records import ModelRecord, TaskRecord, metric_key
 
@@ -154,6 +166,55 @@ def flipflop_task(reach: int, *, lengths: Sequence[int] = LENGTHS[1:7], samples:
             results[f"{metric_key(metric, length)}_stderr,none"] = spread
     record = TaskRecord(family="recall", protocol="flipflop", lengths=list(lengths), seed=42)
     return "sb_flipflop", results, record.to_json(), []
+
+
+def write_everything(folder: Path) -> None:
+    """Writes a broad set: two models with all kinds of tasks, and two more position schemes without samples."""
+    write_demo_pair(folder)
+    for attention, reach in (("stickbreaking", 6000), ("rope", 1024)):
+        tasks = [
+            ruler_task(name, reach, seed=index, ceiling=0.97 if index < 8 else 0.6)
+            for index, name in enumerate(RULER_TASKS)
+        ]
+        shift = 0.02 if attention == "stickbreaking" else 0.0
+        tasks += [
+            position_task(CURVES[attention]),
+            ordinary_task("hellaswag", "acc_norm", 0.312 + shift),
+            ordinary_task("piqa", "acc", 0.601 + shift),
+            ordinary_task("wikitext", "word_perplexity", 88.2 - 100 * shift, stderr=float("nan")),
+            span_task(attention),
+            mqrar_task(160 if attention == "stickbreaking" else 64),
+            flipflop_task(1 << 20 if attention == "stickbreaking" else 1024),
+        ]
+        write_run(
+            folder / f"tasks-{attention}",
+            model_record(attention),
+            tasks,
+            date="2026-11-20T12-00-00.000001",
+            seconds=1_795_003_600.0,
+        )
+    for attention in ("nope", "alibi"):
+        write_run(
+            folder / f"demo-{attention}",
+            model_record(attention),
+            [perplexity_task("stream", CURVES[attention])],
+            log_samples=False,
+        )
+
+
+def write_extension(folder: Path) -> None:
+    """Writes a RoPE checkpoint before and after context extension on the Pile."""
+    parent = model_record("rope", name="demo-rope")
+    child = model_record(
+        "rope",
+        name="demo-rope-4k",
+        checkpoint_sha256="e7" * 32,
+        training_length_tokens=4096,
+        extended_from={"name": "demo-rope", "sha256": parent.checkpoint_sha256, "training_length_tokens": 1024},
+    )
+    after = [2.21, 2.05, 1.94, 1.88, 1.84, 1.95, 2.6, 3.3, 3.9]
+    for model, curve in ((parent, CURVES["rope"]), (child, after)):
+        write_run(folder / model.name, model, [perplexity_task("rolling", curve, corpus="pile_10k")])
 
 
 def _recipe(scheme: str) -> dict[str, Any]:

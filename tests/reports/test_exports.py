@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from result_files import write_everything, write_extension
+from experiment_files import write_everything, write_extension
 
 from sbeval.reports import build_report
 from sbeval.reports.latex import latex_text

@@ -1,7 +1,8 @@
 from pathlib import Path
 
 import pytest
-from result_files import CURVES, model_record, perplexity_task, write_extension, write_run
+from experiment_files import write_extension
+from result_files import CURVES, model_record, perplexity_task, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import load_results
