@@ -73,6 +73,9 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
     parents = {setting.label: setting.parent for setting in results.settings if setting.parent}
     measured = within(looks, list(dict.fromkeys(scores["setting"])), parents)
     positioned = within(looks, list(dict.fromkeys(results.positions["setting"])), parents)
+    recall_rows = results.measurements[results.measurements["family"] == "recall"]
+    recalling = within(looks, list(dict.fromkeys(recall_rows["setting"])), parents)
+    spanning = within(looks, list(dict.fromkeys(results.spans["setting"])), parents)
     sections = [
         curves_section(
             panels, looks=looks, parents=parents, training_lengths=training_lengths, claims=claims, publish=publish
@@ -89,8 +92,8 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
             baseline=base,
             publish=publish,
         ),
-        recall_section(results.measurements, looks=looks, training_lengths=training_lengths, publish=publish),
-        spans_section(results.spans, looks=looks, training_lengths=training_lengths, publish=publish),
+        recall_section(results.measurements, looks=recalling, training_lengths=training_lengths, publish=publish),
+        spans_section(results.spans, looks=spanning, training_lengths=training_lengths, publish=publish),
         tables_section(results, base),
         speed_section(results.settings),
         provenance_section(results.settings, folder),

@@ -59,7 +59,7 @@ def _not_run(claims: Mapping[tuple[str, str, str], LengthClaims]) -> list[str]:
             if (label, corpus, protocol) not in claims and any(key[:2] == (label, corpus) for key in claims)
         ]
         if absent:
-            remarks.append(f"Missing: {CORPUS_WORDS.get(corpus, corpus)}, {protocol} of {_listed(absent)}.")
+            remarks.append(f"Missing: {protocol} on {CORPUS_WORDS.get(corpus, corpus)} for {_listed(absent)}.")
     return remarks
 
 

@@ -134,11 +134,11 @@ def _finding(exact: pd.DataFrame, order: Sequence[str], unit: str) -> str:
         solved = solved_up_to(scores)
         last = max(scores)
         if solved is None:
-            parts.append(f"{label} solves none ({scores[min(scores)]:.0%} at {_count(min(scores), unit)})")
+            parts.append(f"{label} solves none ({scores[min(scores)]:.1%} at {_count(min(scores), unit)})")
         elif solved == last:
             parts.append(f"{label} solves all, up to {_count(last, unit)}")
         else:
-            parts.append(f"{label} solves up to {_count(solved, unit)} ({scores[last]:.0%} at {_count(last, unit)})")
+            parts.append(f"{label} solves up to {_count(solved, unit)} ({scores[last]:.1%} at {_count(last, unit)})")
     return "; ".join(parts[:4]) + (f"; {len(parts) - 4} more lines." if len(parts) > 4 else ".")
 
 

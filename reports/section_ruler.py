@@ -133,7 +133,7 @@ def _average_drawing(
 def _grid_drawing(
     grid: Mapping[str, pd.DataFrame], looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
 ) -> Drawing:
-    finding = f"{len(grid)} of RULER's 13 tasks, each on the same axes."
+    finding = _grid_finding(grid, list(looks))
     spec = score_grid(
         grid,
         looks=looks,
@@ -146,12 +146,24 @@ def _grid_drawing(
     return Drawing(
         title="RULER, task by task",
         finding=finding,
-        explanation="Dotted lines mark training lengths.",
+        explanation=f"{len(grid)} of RULER's 13 tasks on the same axes. Dotted lines mark training lengths.",
         variants={"score": spec},
         picture=picture,
         downloads=links,
         wide=True,
     )
+
+
+def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> str:
+    parts = []
+    for label in labels:
+        scores = [values for rows in grid.values() if (values := by_length(rows, label))]
+        if scores:
+            longest = max(max(values) for values in scores)
+            last = [values[longest] for values in scores if longest in values]
+            half = sum(value >= 0.5 for value in last)
+            parts.append(f"{label} scores at least 50% in {half} of {len(last)} tasks at {length_text(longest)}")
+    return "; ".join(parts[:4]) + (f"; {len(parts) - 4} more lines." if len(parts) > 4 else ".")
 
 
 def _effective_table(

@@ -222,7 +222,7 @@ def _levels(axes: Axes, y: Row) -> list[Row]:
     if not axes.levels:
         return []
     rows = [{"y": value, "text": text} for value, text in axes.levels.items()]
-    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -3}
+    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": "top", "dx": 4, "dy": 4}
     rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
     worded = [row for row in rows if row["text"]]
     words = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
