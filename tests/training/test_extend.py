@@ -4,37 +4,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from training_problems import CONTEXT_TOKENS, tiny_extension, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.checkpoints.load import load_checkpoint
 from sbeval.errors import UserError
-from sbeval.models import SbevalConfig, SbevalForCausalLM, held_rope_frequencies
+from sbeval.models import SbevalForCausalLM, held_rope_frequencies
 from sbeval.models.rope import parse_rope_scaling
 from sbeval.training.document_loss import DocumentMaskedLoss, bucketed_loss, segments
-from sbeval.training.extend import Extension, extend, main
+from sbeval.training.extend import extend, main
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
-
-CONTEXT_TOKENS = 128
-
-
-def tiny_model(attention: str, **changes) -> SbevalForCausalLM:
-    torch.manual_seed(0)
-    return SbevalForCausalLM(
-        SbevalConfig(
-            attention=attention,
-            vocab_size=300,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            training_length_tokens=64,
-            eos_token_id=0,
-            **changes,
-        )
-    )
 
 
 @pytest.fixture(scope="module", params=["stickbreaking", "rope"])
@@ -43,25 +25,6 @@ def parent(request, tmp_path_factory, data_folder):
     tiny_model(request.param).save_pretrained(folder)
     save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
     return folder
-
-
-def tiny_extension(parent, data, **changes) -> Extension:
-    settings = {
-        "checkpoint": str(parent),
-        "data": data,
-        "context_tokens": CONTEXT_TOKENS,
-        "optimization": OptimizationSettings(
-            learning_rate=3e-3,
-            total_tokens=6 * 512,
-            batch_tokens=512,
-            micro_batch_tokens=256,
-            warmup_steps=2,
-            schedule="extension",
-        ),
-        "precision": "float32",
-        "log_every_steps": 1,
-    }
-    return Extension(**(settings | changes))
 
 
 def is_rope(parent) -> bool:

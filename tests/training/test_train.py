@@ -5,50 +5,16 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from training_problems import STEPS, tiny_recipe, weights
 
 from sbeval.errors import UserError
-from sbeval.models import SbevalForCausalLM
 from sbeval.training.record import as_json
-from sbeval.training.settings import DataSettings, OptimizationSettings, TrainRecipe
 from sbeval.training.train import main, train
 from sbeval.training.windows import TrainingWindows, load_arrays
-
-LENGTH_TOKENS = 64
-STEPS = 20
-
-
-def tiny_recipe(attention: str = "stickbreaking", steps: int = STEPS, save_every_steps: int = 100) -> TrainRecipe:
-    return TrainRecipe(
-        name=f"tiny_{attention}",
-        model={
-            "attention": attention,
-            "vocab_size": 300,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "tie_word_embeddings": True,
-            "training_length_tokens": LENGTH_TOKENS,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-        },
-        data=DataSettings(folder="unused", recall_share=0.1),
-        optimization=OptimizationSettings(
-            learning_rate=1e-2, total_tokens=steps * 256, batch_tokens=256, warmup_steps=3
-        ),
-        precision="float32",
-        log_every_steps=5,
-        save_every_steps=save_every_steps,
-    )
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return SbevalForCausalLM.from_pretrained(checkpoint).state_dict()
 
 
 def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_path, data_folder):
