@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import safetensors.torch
 import torch
 import yaml
 from training_problems import STEPS, tiny_recipe, weights
@@ -14,6 +15,7 @@ from training_problems import STEPS, tiny_recipe, weights
 from sbeval.errors import UserError
 from sbeval.training.record import as_json
 from sbeval.training.train import main, train
+from sbeval.training.trainer import last_complete_state
 from sbeval.training.windows import TrainingWindows, load_arrays
 
 
@@ -122,6 +124,32 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
     with pytest.raises(UserError, match=r"NaN or infinity at step \d+"):
         train(broken, tmp_path, data_folder=data_folder)
     assert not (tmp_path / "tiny_stickbreaking").exists()
+    state = last_complete_state(tmp_path / "states")
+    assert all(tensor.isfinite().all() for tensor in weights(state).values())
+
+
+def test_a_disk_full_at_the_end_leaves_no_half_checkpoint_and_nothing_is_trained_again(
+    tmp_path, data_folder, monkeypatch
+):
+    recipe = tiny_recipe(steps=2)
+    whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
+    save = safetensors.torch.save_file
+
+    def save_while_there_is_room(tensors, file, *arguments, **options):
+        if "partial" in str(file):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        return save(tensors, file, *arguments, **options)
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("transformers.modeling_utils.safe_save_file", save_while_there_is_room)
+        with pytest.raises(UserError, match="full disk"):
+            train(recipe, tmp_path / "run", data_folder=data_folder)
+    assert not (tmp_path / "run" / recipe.name).exists()
+    mended = train(recipe, tmp_path / "run", data_folder=data_folder)
+    assert len((tmp_path / "run" / "runs.jsonl").read_text().splitlines()) == 1
+    assert [file.name for file in (tmp_path / "run").glob("*.partial")] == []
+    expected = weights(whole)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(mended).items())
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path, data_folder):
