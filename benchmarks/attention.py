@@ -1,101 +1,103 @@
-"""Stick-breaking attention beside PyTorch's softmax attention: accuracy, speed and memory, in one run on one GPU.
+"""Stick-breaking attention beside softmax attention and other stick-breaking kernels: accuracy, speed and memory.
 
-    python benchmarks/attention.py [--lengths 16384 65536] [--head-dims 32 64 128] [--heads 16] [--backward]
+    python benchmarks/attention.py [--lengths 16384 65536] [--head-dims 32 64 128] [--backward] [--peer CHECKOUT]
 
-Every row is measured on the same tensors; times are the 20th, 50th and 80th percentiles in milliseconds. A kernel whose
-error against fp64 exceeds the limit gets no speed. The logits lie around -9, so that no stick breaks and the kernel has
-to visit every key: on plain random inputs each stick is gone within some hundred keys and the kernel stops there, which
-says nothing about its dense speed.
+Every kernel of a shape is measured in one run, on the same values, in turns; times are the 20th, 50th and 80th
+percentiles in milliseconds. fla's kernel takes part where it is installed, the authors' where `--peer` names a checkout
+of their repository. The output's error is that of the first head's last 256 rows against fp64, the gradients' that of
+its first 4,096 tokens. A kernel whose error exceeds the limit, or that fails, gets no speed. The logits lie around -9,
+so that no stick breaks and every key is visited: on plain random inputs each stick is gone within some hundred keys and
+a kernel that stops there shows nothing of its dense speed.
 """
 
 import argparse
-import platform
-import subprocess
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import torch
-import triton
+from attention_kernels import (
+    Kernel,
+    dense_inputs,
+    exact_rows,
+    forward_only,
+    gradients,
+    heads_first,
+    kernels,
+    laid_out,
+)
+from measuring import Call, interleaved, machine, peak_bytes, relative_error, shown
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from sbeval.attention import stickbreaking_attention
 
 ERROR_LIMIT = 8e-3
+CHECKED_ROWS = 256
+CHECKED_TOKENS = 4096
+NAMES = ("o", "dq", "dk", "dv")
 
 
-def softmax_attention(backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Causal softmax attention through one of PyTorch's backends."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(backend):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    return attend
+def output_error(kernel: Kernel, inputs: list[Tensor]) -> float:
+    """Relative error of the first head's last rows at the full length."""
+    found = heads_first(kernel, forward_only(kernel.attend, laid_out(kernel, inputs)))[:, :1, -CHECKED_ROWS:]
+    q, k, v = (tensor[:, :1] for tensor in inputs)
+    return relative_error(found, exact_rows(kernel, q[:, :, -CHECKED_ROWS:], k, v))
 
 
-def stick_breaking(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """This project's kernel, nothing skipped."""
-    return stickbreaking_attention(q, k, v, impl="triton").output
+def gradient_errors(kernel: Kernel, inputs: list[Tensor], d_output: Tensor) -> list[float]:
+    """Relative errors of dq, dk, dv on the first head's first tokens."""
+    # all heads take part: kernels that choose their launch parameters by trial would try anew for one head
+    part = [tensor[:, :, :CHECKED_TOKENS] for tensor in (*inputs, d_output)]
+    *own, d_own = laid_out(kernel, part)
+    found = gradients(kernel.attend, own, d_own)
+    q, k, v, d_first = (tensor[:, :1].double() for tensor in part)
+    exact = gradients(partial(exact_rows, kernel), [q, k, v], d_first)
+    return [relative_error(heads_first(kernel, a)[:, :1], b) for a, b in zip(found, exact, strict=True)]
 
 
-def forward_only(attend: Callable[..., Tensor], inputs: list[Tensor]) -> Tensor:
-    """Output alone."""
-    with torch.no_grad():
-        return attend(*inputs)
-
-
-def gradients(attend: Callable[..., Tensor], inputs: list[Tensor], d_output: Tensor) -> tuple[Tensor, ...]:
-    """Output and gradients."""
-    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
-    output = attend(*inputs)
-    return output.detach(), *torch.autograd.grad(output, inputs, d_output)
-
-
-def dense_inputs(heads: int, length: int, head_dim: int) -> tuple[list[Tensor], Tensor]:
-    """q, k, v whose logits lie around -9, and a gradient of the output."""
-    q, k, v, d_output = (torch.randn(1, heads, length, head_dim, device="cuda") for _ in range(4))
-    q[..., 0] = 3 * head_dim**0.25
-    k[..., 0] = -3 * head_dim**0.25
-    return [tensor.bfloat16() for tensor in (q, k, v)], d_output.bfloat16()
-
-
-def relative_error(found: Tensor, exact: Tensor) -> float:
-    """Norm of the difference over the norm of the exact value."""
-    return float((found.double() - exact).norm() / exact.norm())
-
-
-def exact_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention in fp64, by blocks of rows."""
-    rows = []
-    for first in range(0, q.shape[2], 1024):
-        logits = q[:, :, first : first + 1024] @ k.mT * q.shape[-1] ** -0.5
-        mask = torch.ones_like(logits, dtype=torch.bool).tril(first)
-        rows.append(torch.softmax(logits.masked_fill(~mask, -torch.inf), -1) @ v)
-    return torch.cat(rows, 2)
-
-
-def errors(name: str, attend: Callable[..., Tensor], inputs: list[Tensor], d_output: Tensor) -> list[float]:
-    """Errors of output, dq, dk, dv against fp64 on the first head's first 4,096 tokens."""
-    part = [tensor[:, :1, :4096].contiguous() for tensor in inputs]
-    d_part = d_output[:, :1, :4096].contiguous()
-    found = gradients(attend, part, d_part)
-
-    def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return exact_softmax(q, k, v) if name != "sbeval" else stickbreaking_attention(q, k, v, impl="blockwise").output
-
-    right = gradients(exact, [tensor.double() for tensor in part], d_part.double())
-    return [relative_error(a, b) for a, b in zip(found, right, strict=True)]
-
-
-def measure(call: Callable[[], Any]) -> tuple[list[float], int]:
-    """20th, 50th and 80th percentile in ms, and peak bytes above what was allocated before."""
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    peak = torch.cuda.max_memory_allocated() - before
-    return triton.testing.do_bench(call, warmup=50, rep=300, quantiles=[0.2, 0.5, 0.8]), peak
+def table(
+    length: int, head_dim: int, arguments: argparse.Namespace, compared: dict[str, Kernel], which: str
+) -> list[str]:
+    """Rows of one shape and pass."""
+    torch.manual_seed(0)
+    inputs, d_output = dense_inputs(arguments.heads, length, head_dim)
+    errors: dict[str, list[float]] = {}
+    refused: dict[str, str] = {}
+    calls: dict[str, Call] = {}
+    peaks: dict[str, int] = {}
+    for name, kernel in compared.items():
+        try:
+            errors[name] = [output_error(kernel, inputs)]
+            if which != "forward":
+                errors[name] += gradient_errors(kernel, inputs, d_output)
+            if not max(errors[name]) < ERROR_LIMIT:
+                refused[name] = "error too large: no speed"
+                continue
+            *own, d_own = laid_out(kernel, [*inputs, d_output])
+            call: Call = partial(forward_only, kernel.attend, own)
+            if which != "forward":
+                call = partial(gradients, kernel.attend, own, d_own)
+            call()
+            peaks[name] = peak_bytes(call)
+            calls[name] = call
+        except Exception as error:  # a kernel that does not run on this machine is a result
+            refused[name] = f"{type(error).__name__}: no speed"
+            torch.cuda.empty_cache()
+    times = interleaved(calls, milliseconds=arguments.milliseconds)
+    flop = (2 if which == "forward" else 7) * arguments.heads * length * length * head_dim
+    others = [name for name in compared if name != "sbeval"]
+    lines = []
+    for name in compared:
+        row = f"| {length} | {head_dim} | {which} | {name} | "
+        found = errors.get(name, [])
+        row += "/".join(f"{error:.1e}" for error in found) + " | "
+        base = errors.get("flash (SDPA)", [])
+        row += "/".join(f"{a / b:.2f}" for a, b in zip(found, base, strict=False)) + " | "
+        if name in refused:
+            lines.append(row + f"{refused[name]} | | " + "| " * len(others) + "|")
+            continue
+        median = times[name][1]
+        ratios = [f"{times[other][1] / median:.2f}" if other in times else "" for other in others]
+        peak = f"{peaks[name] / 2**20:.0f}"
+        lines.append(row + " | ".join([shown(times[name]), f"{flop / median / 1e9:.0f}", *ratios, peak]) + " |")
+    return lines
 
 
 def main() -> None:
@@ -104,51 +106,27 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[16384, 65536])
     parser.add_argument("--head-dims", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--backward", action="store_true", help="forward and backward as well")
+    parser.add_argument("--peer", type=Path, help="checkout of the authors' stickbreaking-attention repository")
+    parser.add_argument("--milliseconds", type=float, default=200.0, help="how long each kernel is timed")
+    parser.add_argument("--leave-out", nargs="*", default=[], help="kernels not to measure")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks/attention.py measures kernels on a GPU and finds none here, so it measures nothing.")
         return
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
-    ).stdout.strip()
+    compared = {name: kernel for name, kernel in kernels(arguments.peer).items() if name not in arguments.leave_out}
+    others = [name for name in compared if name != "sbeval"]
+    print(f"{machine()}\n\nbf16, causal, batch x heads = {arguments.heads}; `x NAME` is its time over this row's\n")
     print(
-        f"{torch.cuda.get_device_name()}, driver {driver}, torch {torch.__version__}, triton {triton.__version__}, "
-        f"python {platform.python_version()}; bf16, causal, batch x heads = {arguments.heads}"
+        "| L | D | pass | kernel | error " + "/".join(NAMES) + " | x flash's error | ms p20/p50/p80 | TFLOP/s | ",
+        end="",
     )
-    print("| L | D | kernel | error o/dq/dk/dv | pass | ms p20/p50/p80 | TFLOP/s | FA2 time / this | peak MiB |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    kernels = {
-        "flash (SDPA)": softmax_attention(SDPBackend.FLASH_ATTENTION),
-        "cudnn (SDPA)": softmax_attention(SDPBackend.CUDNN_ATTENTION),
-        "sbeval": stick_breaking,
-    }
+    print(" | ".join(f"x {name}" for name in others) + " | peak MiB |")
+    print("|---" * (9 + len(others)) + "|", flush=True)
     for length in arguments.lengths:
         for head_dim in arguments.head_dims:
-            torch.manual_seed(0)
-            inputs, d_output = dense_inputs(arguments.heads, length, head_dim)
-            passes = ["forward", "fwd+bwd"] if arguments.backward else ["forward"]
-            flash: dict[str, float] = {}
-            for name, attend in kernels.items():
-                row = f"| {length} | {head_dim} | {name} | "
-                error = errors(name, attend, inputs, d_output)
-                row += "/".join(f"{value:.1e}" for value in error)
-                for which in passes:
-                    if not max(error) < ERROR_LIMIT:
-                        print(f"{row} | {which} | error too large: no speed | | | |")
-                        continue
-                    call = partial(forward_only, attend, inputs)
-                    if which == "fwd+bwd":
-                        call = partial(gradients, attend, inputs, d_output)
-                    times, peak = measure(call)
-                    flop = (2 if which == "forward" else 7) * arguments.heads * length * length * head_dim
-                    flash.setdefault(which, times[1])
-                    shown = "/".join(f"{time:.2f}" for time in times)
-                    print(
-                        f"{row} | {which} | {shown} | {flop / times[1] / 1e9:.0f} | {flash[which] / times[1]:.2f} | "
-                        f"{peak / 2**20:.0f} |",
-                        flush=True,
-                    )
+            for which in ("forward", "fwd+bwd") if arguments.backward else ("forward",):
+                print("\n".join(table(length, head_dim, arguments, compared, which)), flush=True)
 
 
 if __name__ == "__main__":

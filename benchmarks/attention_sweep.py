@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import triton
-from attention import dense_inputs, forward_only, stick_breaking
+from attention_kernels import dense_inputs, forward_only, stick_breaking
 from torch import Tensor
 
 from sbeval.attention.impl.triton import backward, forward, launch

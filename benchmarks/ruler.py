@@ -2,9 +2,10 @@
 
 Both sides build the same number of samples with the same tokenizer in the same process, from the task getting its
 configuration to its last request being ready; imports and loading the tokenizer are left out. The warm time is a
-second build that finds what the first one kept on disk.
+second build that finds what the first one kept on disk. Times are medians over repetitions, in turn: ours, theirs,
+ours, theirs, so that a machine that others use as well slows both down alike.
 
-    python benchmarks/ruler.py TOKENIZER [--lengths 16384,65536] [--tasks niah_single_1,niah_multikey_2,vt]
+    python benchmarks/ruler.py TOKENIZER [--lengths 16384,65536] [--tasks niah_single_1,vt] [--repeats 3]
 """
 
 import argparse
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 OURS = {
@@ -45,19 +47,16 @@ def build_task(manager: Any, name: str) -> Any:
     return task
 
 
-def time_ours(name: str, metadata: dict[str, Any], repeats: int) -> tuple[float, float]:
-    """Returns cold and warm seconds; cold is the least of some builds, each with an empty cache."""
+def time_ours(name: str, metadata: dict[str, Any]) -> tuple[float, float]:
+    """Returns cold and warm seconds; a cold build has an empty cache."""
     from lm_eval.tasks import TaskManager
 
     folder = Path(__import__("sbeval.tasks", fromlist=["x"]).__file__).parent
     manager = TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
-    cold, warm = [], []
-    for _ in range(repeats):
-        with tempfile.TemporaryDirectory() as cache:
-            os.environ["SBEVAL_CACHE"] = cache
-            cold.append(seconds(lambda: build_task(manager, name)))
-            warm.append(seconds(lambda: build_task(manager, name)))
-    return min(cold), min(warm)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["SBEVAL_CACHE"] = cache
+        cold, warm = (seconds(lambda: build_task(manager, name)) for _ in range(2))
+    return cold, warm
 
 
 def time_theirs(name: str, metadata: dict[str, Any], length: int) -> float:
@@ -88,12 +87,17 @@ def main() -> None:
     for length in map(int, arguments.lengths.split(",")):
         for task in arguments.tasks.split(","):
             ours_metadata = {**metadata, "context_lengths": [length], "num_samples": SAMPLES}
-            time_ours(OURS[task], {**ours_metadata, "num_samples": 2}, 1)  # imports and the tokenizer
-            cold, warm = time_ours(OURS[task], ours_metadata, arguments.repeats)
-            row = {"task": task, "length": length, "ours_cold_s": round(cold, 3), "ours_warm_s": round(warm, 3)}
-            if not arguments.ours_only:
-                theirs = time_theirs(THEIRS.get(task, task), metadata, length)
-                row |= {"lm_eval_s": round(theirs, 2), "times_faster": round(theirs / cold, 1)}
+            time_ours(OURS[task], {**ours_metadata, "num_samples": 2})  # imports and the tokenizer
+            cold, warm, theirs = [], [], []
+            for _ in range(arguments.repeats):
+                for times, taken in zip((cold, warm), time_ours(OURS[task], ours_metadata), strict=True):
+                    times.append(taken)
+                if not arguments.ours_only:
+                    theirs.append(time_theirs(THEIRS.get(task, task), metadata, length))
+            row: dict[str, Any] = {"task": task, "length": length, "repeats": arguments.repeats}
+            row |= {"ours_cold_s": round(median(cold), 3), "ours_warm_s": round(median(warm), 3)}
+            if theirs:
+                row |= {"lm_eval_s": round(median(theirs), 2), "times_faster": round(median(theirs) / median(cold), 1)}
             print(json.dumps(row | {"cores": os.cpu_count(), "machine": platform.machine()}), flush=True)
 
 

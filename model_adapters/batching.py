@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 
+class DoesNotFit(UserError):
+    """A single input is too large for the memory there is."""
+
+
 def run_in_batches(
     items: Sequence[Item],
     run: Callable[[Sequence[Item]], None],
@@ -38,7 +42,7 @@ def run_in_batches(
         same_length: keep items of different lengths in different batches.
 
     Raises:
-        UserError: a single item does not fit into memory.
+        DoesNotFit: a single item is too large for the memory.
     """
     start = 0
     while start < len(items):
@@ -56,7 +60,7 @@ def run_in_batches(
             continue
         free_memory()
         if len(batch) == 1:
-            raise UserError(
+            raise DoesNotFit(
                 f"Expected an input of {longest} tokens to fit into memory, but it ran out with this input alone: "
                 "use a shorter context length, dtype=bfloat16, a device with more memory, or parallelize=True."
             )

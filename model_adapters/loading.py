@@ -1,6 +1,7 @@
 """Loading errors in one sentence, and whether a tokenizer fits its model."""
 
 import contextlib
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.batching import out_of_memory
 
 
 @contextlib.contextmanager
@@ -35,11 +37,20 @@ def loading(name: Any, what: str) -> Iterator[None]:
             f"Expected arguments that lm-eval's hf, this adapter or the model knows, found {unknown[1]}: correct it in "
             "--model_args."
         ) from error
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        if not isinstance(name, str):
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
+        if not isinstance(name, str) or out_of_memory(error):
             raise
         place = Path(name)
-        if place.is_dir():
+        if "does not recognize this architecture" in str(error):
+            reason = f"transformers does not know its model type ({_first_line(error)})"
+            remedy = (
+                "install the package that defines it, flash-linear-attention for fla's models, or pass "
+                "trust_remote_code=True if you trust the code that the checkpoint brings along"
+            )
+        elif "contains custom code" in str(error):
+            reason = "it runs code of its own"
+            remedy = "read that code, and pass trust_remote_code=True if you trust it"
+        elif place.is_dir():
             reason = f"the folder {name} does not hold one that can be read ({_first_line(error)})"
             remedy = "check that the checkpoint was saved completely with save_pretrained"
         elif place.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:

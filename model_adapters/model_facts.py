@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import torch
 from torch import nn
 
 from sbeval.checkpoints import LoadedCheckpoint
+from sbeval.command_line import recorded_command
 from sbeval.errors import UserError
 from sbeval.records import ModelRecord
 
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "accelerate", "flash-linear-attention", "peft")
-_POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
 _WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
@@ -42,16 +43,6 @@ def training_length_tokens(config: Any) -> int | None:
     for name in ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         if length := _length(getattr(config, name, None)):
             return length
-    return None
-
-
-def learned_positions(model: nn.Module) -> int | None:
-    """Returns how many positions a model with learned position embeddings has, None for every other model."""
-    config = text_config(getattr(model, "config", None))
-    stated = _length(getattr(config, "max_position_embeddings", None))
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
-            return min(int(module.num_embeddings), stated or int(module.num_embeddings))  # some tables begin at 2
     return None
 
 
@@ -132,6 +123,7 @@ def model_record(
     own = getattr(config, "model_type", None) == "sbeval"
     stated_length = loaded.training_length_tokens if loaded else training_length_tokens(config)
     attention = config.attention if own else getattr(config, "model_type", None)
+    recipe, training_seed = _training(pretrained)
     return ModelRecord(
         name=Path(pretrained).name if pretrained else type(model).__name__,
         format=loaded.format if loaded else checkpoint_format(config),
@@ -140,17 +132,31 @@ def model_record(
         extended_from=getattr(config, "extended_from", None),
         attention=loaded.attention if loaded else attention,
         sliding_window=_length(getattr(config, "sliding_window", None)),
+        remainder=config.remainder if own else None,
+        head_norm=config.head_norm if own else None,
+        recipe=recipe,
+        training_seed=training_seed,
         kernels=kernels,
         rope_scaling=rope_scaling,
         skip_threshold=skip_threshold,
         dtype=str(dtype).removeprefix("torch.") if dtype else None,
         parameters=sum(parameter.numel() for parameter in parameters),
         max_length=max_length,
+        command=recorded_command(),
         versions=package_versions(),
         gpu=torch.cuda.get_device_name(device) if on_gpu else None,
         peak_memory_bytes=_peak_memory_bytes() if on_gpu else None,
         tokens_per_second=tokens_per_second,
     )
+
+
+def _training(pretrained: str | None) -> tuple[str | None, int | None]:
+    """Returns recipe and seed from the record that `sbeval train` leaves in a checkpoint, None where there is none."""
+    try:
+        record = json.loads((Path(pretrained or "") / "training_record.json").read_text(encoding="utf-8"))
+        return str(record["recipe"]["name"]), int(record["recipe"]["seed"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None
 
 
 def package_versions() -> dict[str, str]:

@@ -1,8 +1,12 @@
 """The adapter's own arguments, taken out of `--model_args` before lm-eval's Hugging Face model sees them."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
+
+import torch
 
 from sbeval.errors import UserError
 from sbeval.models.rope import parse_rope_scaling
@@ -64,6 +68,31 @@ class AdapterOptions:
                 )
             given["skip_threshold"] = float(threshold) or None
         return cls(**given)
+
+
+def check_shared_arguments(arguments: Mapping[str, Any]) -> None:
+    """Checks arguments of `hf` whose mistakes it answers with a traceback, or not at all.
+
+    Raises:
+        UserError: naming the argument, what it may be and what it is.
+    """
+    dtype = arguments.get("dtype")
+    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise UserError(f"Expected dtype to be auto or a type such as bfloat16, found {dtype!r}: correct it.")
+    batch_size = arguments.get("batch_size", 1)
+    if not re.fullmatch(r"auto(:\d+(\.\d+)?)?|[1-9]\d*", str(batch_size)):
+        raise UserError(
+            f"Expected batch_size to be a positive number or auto, found {batch_size!r}: correct --batch_size."
+        )
+    if arguments.get("max_length") is not None:
+        _positive_integer("max_length", arguments["max_length"])
+    for name, file in (("peft", "adapter_config.json"), ("delta", "config.json")):
+        folder = arguments.get(name)
+        looks_like_path = isinstance(folder, str) and (folder.startswith(("/", ".", "~")) or Path(folder).is_dir())
+        if looks_like_path and not (Path(str(folder)) / file).is_file():
+            raise UserError(
+                f"Expected a folder with {file} at {name}={folder}, found none: correct the path in --model_args."
+            )
 
 
 def _positive_integer(name: str, value: Any) -> int:

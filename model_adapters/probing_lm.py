@@ -1,12 +1,13 @@
 """Request types of the recall and span tasks: answers inside a sequence, and how far attention reaches."""
 
+import time
 from typing import Any
 
 import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 
-from sbeval import target_logprobs
+from sbeval import attention_span, target_logprobs
 from sbeval.attention_span import AttentionSpanRequest, attention_spans
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
@@ -53,18 +54,28 @@ class ProbingLM(ScoringLM):
 
     def attention_span(self, requests: list[Instance], disable_tqdm: bool = False) -> list[list[list[Any]]]:
         """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
-        self._refuse_encoder_decoder("attention_span")
-        asked = [AttentionSpanRequest(*request.args) for request in requests]
-        self._check_positions(max((request.context_length for request in asked), default=0))
-        progress = self._progress(len(asked), "attention_span", disable_tqdm)
-        results = []
-        for request in asked:
+        self._refuse_encoder_decoder(attention_span.REQUEST_TYPE)
+        results: dict[tuple[Any, ...], list[list[Any]]] = {}
+        todo: list[AttentionSpanRequest] = []
+        for arguments in dict.fromkeys(tuple(request.args) for request in requests):
+            found = cached_response(self.cache_hook, attention_span.REQUEST_TYPE, arguments)
+            if found is not None:
+                results[arguments] = found
+            else:
+                todo.append(AttentionSpanRequest(*arguments))
+        self._check_positions(max((request.context_length for request in todo), default=0))
+        progress = self._progress(len(todo), attention_span.REQUEST_TYPE, disable_tqdm)
+        for request in todo:
+            started = time.perf_counter()
             tokens = torch.from_numpy(np.array(resolve_tokens(request.key), dtype=np.int64))[None].to(self.device)
             with self._autocast(), self.rope.hold(request.context_length):
-                results.append(attention_spans(self.model, tokens, request.queries))
+                rows = attention_spans(self.model, tokens, request.queries)
+            self.meter.add(request.context_length, time.perf_counter() - started)
+            results[tuple(request)] = rows
+            self.cache_hook.add_partial(attention_span.REQUEST_TYPE, request, rows)
             progress.update(1)
         progress.close()
-        return results
+        return [results[tuple(request.args)] for request in requests]
 
     def _refuse_encoder_decoder(self, request_type: str) -> None:
         if self.backend != "causal":

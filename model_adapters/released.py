@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sbeval.checkpoints import LoadedCheckpoint, load_checkpoint, released_format
+from sbeval.checkpoints import LoadedCheckpoint, load_checkpoint, load_whole, released_format
 from sbeval.errors import UserError
 from sbeval.model_adapters.model_facts import checkpoint_format
 from sbeval.model_adapters.options import KvExpand
@@ -15,6 +15,17 @@ logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 # arguments of hf's `_create_model` that are settled when the checkpoint is loaded, or that work on any loaded model
 _SETTLED = {"revision", "dtype", "trust_remote_code", "gpus", "peft"}
 _OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # they mean nothing without it
+
+
+class WholeFrom:
+    """Stands in for one of transformers' Auto classes and refuses checkpoints that do not hold every weight."""
+
+    def __init__(self, auto_class: Any) -> None:
+        self._auto_class = auto_class
+
+    def from_pretrained(self, pretrained: str, **arguments: Any) -> Any:
+        """Returns the loaded model."""
+        return load_whole(self._auto_class, pretrained, **arguments)
 
 
 class InPlaceOfAutoClass:

@@ -13,10 +13,11 @@ from tqdm import tqdm
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.meter import Meter
+from sbeval.model_adapters.nested_windows import share_windows
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.request_rope import RequestRope
 from sbeval.model_adapters.response_cache import cached_response
-from sbeval.model_adapters.shared_contexts import score_shared_contexts, shared_contexts
+from sbeval.model_adapters.shared_prefixes import ON_CPU, ON_GPU, score_after_prefixes, shared_prefixes
 from sbeval.model_adapters.truncation import fit_contexts, record_cut
 from sbeval.model_adapters.windows import RunScores, Window, requested_window, score_windows, window
 from sbeval.scoring import TokenScorer
@@ -78,29 +79,23 @@ class ScoringLM(HFLM):  # type: ignore[misc]
                 self.cache_hook.add_partial("loglikelihood", requests[index][0], results[index])
             progress.update(1)
 
-        if not self.rope.by_length:
-            with self._autocast():
-                score_shared_contexts(
-                    shared_contexts(pairs, [context.cut_tokens for context in contexts], self.device),
-                    [continuation for _, continuation in pairs],
-                    self.scorer,
-                    device=self.device,
-                    hold=self.rope.hold,
-                    meter=self.meter,
-                    done=done,
-                )
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for index, context in enumerate(contexts):
-            if index not in results:
-                groups[context.inputs].append(index)
+            groups[context.inputs].append(index)
         members = list(groups.values())
+        left = dict.fromkeys(range(len(members)))
 
         def window_done(group: int, scores: list[RunScores]) -> None:
+            del left[group]
             for index, run in zip(members[group], scores, strict=True):
                 done(index, run)
 
-        windows = [window(inputs, [pairs[index][1] for index in indices]) for inputs, indices in groups.items()]
-        self._score(windows, window_done)
+        targets = [[pairs[index][1] for index in indices] for indices in members]
+        self._score_shared(list(groups), targets, window_done)
+        whole = list(left)
+        inputs = list(groups)
+        windows = [window(inputs[group], targets[group]) for group in whole]
+        self._score(windows, lambda number, scores: window_done(whole[number], scores))
         progress.close()
         return [results[index] for index in range(len(requests))]
 
@@ -150,14 +145,16 @@ class ScoringLM(HFLM):  # type: ignore[misc]
             else:
                 todo.append(TokenLogprobsRequest(*arguments))
         progress = self._progress(len(todo), REQUEST_TYPE, disable_tqdm)
+        shared = share_windows(todo, nested=not self.rope.by_length)
 
         def done(index: int, scores: list[RunScores]) -> None:
-            result = TokenLogprobs(scores[0].logprobs)
-            results[tuple(todo[index])] = result
-            self.cache_hook.add_partial(REQUEST_TYPE, todo[index], result)
-            progress.update(1)
+            for request, part in shared[index].members:
+                result = TokenLogprobs(scores[0].logprobs[part].copy())
+                results[tuple(request)] = result
+                self.cache_hook.add_partial(REQUEST_TYPE, request, result)
+                progress.update(1)
 
-        self._score([requested_window(request) for request in todo], done, own=True)
+        self._score([requested_window(window.run) for window in shared], done, own=True)
         progress.close()
         return [results[tuple(request.args)] for request in requests]
 
@@ -175,6 +172,27 @@ class ScoringLM(HFLM):  # type: ignore[misc]
     def _batch_tokens(self) -> int:
         default = CPU_BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
         return self.options.max_batch_tokens or default
+
+    def _score_shared(self, inputs: Sequence[tuple[int, ...]], targets: Sequence[list[list[int]]], done: Any) -> None:
+        """Scores those windows that begin like others; `inputs` are their inputs, `targets` their runs of targets."""
+        if self.rope.by_length:
+            return
+        scored_from = [len(own) - max(map(len, runs)) for own, runs in zip(inputs, targets, strict=True)]
+        groups = shared_prefixes(inputs, scored_from, ON_CPU if self.device.type == "cpu" else ON_GPU)
+        wanted = {index for group in groups for index in group.members}
+        self._check_positions(max((len(inputs[index]) for index in wanted), default=0))
+        with self._autocast():
+            score_after_prefixes(
+                groups,
+                [window(own, runs).load() for own, runs in zip(inputs, targets, strict=True)] if groups else [],
+                self.scorer,
+                device=self.device,
+                max_rows=self._max_rows,
+                max_tokens=self._batch_tokens,
+                hold=self.rope.hold,
+                meter=self.meter,
+                done=done,
+            )
 
     def _score(self, windows: Sequence[Window], done: Any, *, own: bool = False) -> None:
         self._check_positions(max((window.length for window in windows), default=0))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sbeval.corpora import resolve_tokens
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.meter import Meter
-from sbeval.scoring import TokenScorer
+from sbeval.scoring import Prefix, TokenScorer
 from sbeval.token_logprobs import TokenLogprobsRequest
 
 Tokens = NDArray[np.int64]
@@ -99,7 +99,7 @@ def score_windows(
         started = time.perf_counter()
         loaded = [windows[index].load() for index in batch]
         with hold(windows[batch[0]].length):
-            scores = _score_batch(loaded, scorer, device)
+            scores = score_batch(loaded, scorer, device)
         meter.add(sum(windows[index].length for index in batch), time.perf_counter() - started)
         for index, window_scores in zip(batch, scores, strict=True):
             done(index, window_scores)
@@ -115,7 +115,17 @@ def score_windows(
     )
 
 
-def _score_batch(batch: Sequence[LoadedWindow], scorer: TokenScorer, device: torch.device) -> list[list[RunScores]]:
+def score_batch(
+    batch: Sequence[LoadedWindow], scorer: TokenScorer, device: torch.device, *, after: Prefix | None = None
+) -> list[list[RunScores]]:
+    """Returns the scores of each run of each window, in one call of the model.
+
+    Args:
+        batch: windows, padded here on the right.
+        scorer: scores tokens with the model.
+        device: what the model runs on.
+        after: what the windows' inputs follow, from `TokenScorer.read`.
+    """
     longest = max(len(window.inputs) for window in batch)
     input_ids = np.zeros((len(batch), longest), dtype=np.int64)
     rows, positions, targets = [], [], []
@@ -131,6 +141,7 @@ def _score_batch(batch: Sequence[LoadedWindow], scorer: TokenScorer, device: tor
         torch.from_numpy(np.concatenate(rows)),
         torch.from_numpy(np.concatenate(positions)),
         torch.from_numpy(np.concatenate(targets).astype(np.int64)),
+        after=after,
     )
     ends = np.cumsum([len(run) for run in targets])[:-1]
     logprobs = iter(np.split(scores.logprobs.numpy(), ends))

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from sbeval.reports.caveats import caveats
 from sbeval.reports.claims import LengthClaims, length_claims
 from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.figures.theme import looks as choose_looks
@@ -14,7 +15,9 @@ from sbeval.reports.section_curves import curves_section
 from sbeval.reports.section_needles import needles_section
 from sbeval.reports.section_positions import positions_section
 from sbeval.reports.section_provenance import notes_section, provenance_section
+from sbeval.reports.section_recall import recall_section
 from sbeval.reports.section_ruler import effective_lengths, effective_sentences, ruler_section
+from sbeval.reports.section_spans import spans_section
 from sbeval.reports.section_speed import speed_section
 from sbeval.reports.section_tables import tables_section
 from sbeval.reports.sections import Publish, Section
@@ -70,6 +73,9 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
     parents = {setting.label: setting.parent for setting in results.settings if setting.parent}
     measured = within(looks, list(dict.fromkeys(scores["setting"])), parents)
     positioned = within(looks, list(dict.fromkeys(results.positions["setting"])), parents)
+    recall_rows = results.measurements[results.measurements["family"] == "recall"]
+    recalling = within(looks, list(dict.fromkeys(recall_rows["setting"])), parents)
+    spanning = within(looks, list(dict.fromkeys(results.spans["setting"])), parents)
     sections = [
         curves_section(
             panels, looks=looks, parents=parents, training_lengths=training_lengths, claims=claims, publish=publish
@@ -78,7 +84,16 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
             results.positions, looks=positioned, training_lengths=training_lengths, baseline=base, publish=publish
         ),
         needles_section(results.needles, results.settings, publish),
-        ruler_section(scores, looks=measured, training_lengths=training_lengths, publish=publish),
+        ruler_section(
+            scores,
+            results.samples,
+            looks=measured,
+            training_lengths=training_lengths,
+            baseline=base,
+            publish=publish,
+        ),
+        recall_section(results.measurements, looks=recalling, training_lengths=training_lengths, publish=publish),
+        spans_section(results.spans, looks=spanning, training_lengths=training_lengths, publish=publish),
         tables_section(results, base),
         speed_section(results.settings),
         provenance_section(results.settings, folder),
@@ -109,29 +124,6 @@ def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
         trained = results.setting(label).model.training_length_tokens
         claims[label, corpus, protocol] = length_claims(sums, trained)
     return claims
-
-
-def caveats(claims: Mapping[ClaimKey, LengthClaims]) -> list[str]:
-    """Says what the claims rest on, and what is missing."""
-    remarks = []
-    usable = {key: claim for key, claim in claims.items() if not claim.obstacle}
-    if any(protocol == "fixed_target" for _, _, protocol in usable):
-        remarks.append(
-            "Whether context is used is judged on identical targets only. Intervals are simultaneous 95 % max-t bands "
-            "over all lengths, from a bootstrap over source documents."
-        )
-    identical = {(label, corpus) for label, corpus, protocol in usable if protocol == "fixed_target"}
-    alone = sorted({label for label, corpus, protocol in claims if (label, corpus) not in identical})
-    if alone:
-        remarks.append(
-            f"Not shown: use of context by {', '.join(alone)} wherever fixed_target was not run, not logged or "
-            "had too few documents. Longer disjoint windows have fewer cold starts, so any model that merely does not "
-            "break improves there."
-        )
-    unlogged = sorted({label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle})
-    if unlogged:
-        remarks.append(f"Missing: paired differences of {', '.join(unlogged)}; run with --log_samples to get them.")
-    return remarks
 
 
 def _count(number: int, noun: str) -> str:

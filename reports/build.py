@@ -8,11 +8,12 @@ from typing import Any
 from sbeval.errors import UserError
 from sbeval.reports.assemble import assemble
 from sbeval.reports.exports import write_tables
-from sbeval.reports.figures.render import still, write_images
+from sbeval.reports.figures.render import Drawer
 from sbeval.reports.files import find_result_files
 from sbeval.reports.notes import Notes
 from sbeval.reports.page import write_page
 from sbeval.reports.runs import read_run
+from sbeval.reports.seeds import pool_seeds
 from sbeval.reports.selection import restrict
 from sbeval.reports.table import Results, tabulate
 
@@ -58,31 +59,31 @@ def build_report(
     Raises:
         UserError: nothing to report on, or a name that no model or task has.
     """
-    results = restrict(load_results(paths, labels=labels), only)
+    every_run = restrict(load_results(paths, labels=labels), only)
+    results = pool_seeds(every_run, labels)
     folder = Path(output_dir).resolve()
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    formats = tuple(image_formats)
-    used: dict[str, int] = {}
-
-    def publish(spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
-        svg = still(spec)
-        used[stem] = used.get(stem, 0) + 1
-        own = stem if used[stem] == 1 else f"{stem}-{used[stem]}"
-        images = write_images(svg, folder / "figures" / own, formats)
-        return svg, tuple(f"figures/{image.name}" for image in images)
-
-    report = assemble(results, baseline=baseline, publish=publish, folder=folder)
     heading = title or "Beyond the training length"
-    built = datetime.datetime.now(tz=datetime.UTC)
-    write_tables(results, report, folder, title=heading)
+    with Drawer(folder / "figures", image_formats) as drawer:
+        used: dict[str, int] = {}
+
+        def publish(spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
+            used[stem] = used.get(stem, 0) + 1
+            own = stem if used[stem] == 1 else f"{stem}-{used[stem]}"
+            return own, tuple(f"figures/{name}" for name in drawer.draw(spec, own))
+
+        report = assemble(results, baseline=baseline, publish=publish, folder=folder)
+        write_tables(every_run, results, report, folder, title=heading)
+        pictures = drawer.svgs()
     page = write_page(
         title=heading,
-        built=built,
+        built=datetime.datetime.now(tz=datetime.UTC),
         findings=report.findings,
         caveats=report.caveats,
         sections=report.sections,
         looks=report.looks,
         counts=report.counts,
+        pictures=pictures,
     )
     index = folder / "index.html"
     index.write_text(page, encoding="utf-8")

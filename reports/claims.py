@@ -1,4 +1,15 @@
-"""What paired differences between context lengths allow to be said about one setting."""
+"""What paired differences between context lengths allow to be said about one setting.
+
+Two rules, both on documents whose scored tokens are the same at every length:
+
+- *More context lowers NLL up to L.* L is the shortest length from which no longer one is lower. A longer length is
+  lower where the whole band of its paired difference is below zero and no length between is above by the same test.
+  The band is simultaneous over all pairs of lengths. Where L would be the shortest length, there is none. The training
+  length plays no part.
+- *It raises NLL above its value at the training length from M on.* M is the shortest length beyond the training length
+  whose whole band is above zero; the band is simultaneous over the differences of all other lengths to the training
+  length (or to the longest length below it that was evaluated).
+"""
 
 import dataclasses
 import itertools
@@ -10,6 +21,8 @@ from numpy.typing import NDArray
 from sbeval.intervals import MINIMUM_CLUSTERS
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.statistics import simultaneous_band
+
+TOO_FEW = "there are too few documents for an interval"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +41,11 @@ class LengthClaims:
 
     Attributes:
         lengths: context lengths compared, ascending.
+        training_length_tokens: None where not recorded.
         reference_tokens: the training length, or the longest length below it that was evaluated.
-        lowers_to_tokens: longest context beyond the reference whose NLL is below the reference's, with none above it
-            before; where there is none, the longest whose NLL is below that of every shorter one; None where none is.
-        raises_from_tokens: shortest context beyond the reference with a higher NLL than there; None where none.
+        lowers_to_tokens: the shortest length from which more context lowers NLL no further; None where more context
+            never lowers it measurably.
+        raises_from_tokens: shortest length beyond the reference with a higher NLL than there; None where none.
         differences: against the reference, one for each other length; the band is simultaneous over them, NaN where
             there are too few documents.
         clusters: documents compared.
@@ -39,6 +53,7 @@ class LengthClaims:
     """
 
     lengths: tuple[int, ...] = ()
+    training_length_tokens: int | None = None
     reference_tokens: int | None = None
     lowers_to_tokens: int | None = None
     raises_from_tokens: int | None = None
@@ -59,28 +74,23 @@ def length_claims(sums: DocumentSums | None, training_length_tokens: int | None)
     if clusters == 0:
         return LengthClaims(lengths=lengths, obstacle="the lengths were not scored on the same targets")
     few = clusters < MINIMUM_CLUSTERS
-    documents = f"{clusters} document was" if clusters == 1 else f"{clusters} documents were"
     nll, tokens = sums.nll_nats[same], sums.tokens[same, 0]
     reference = _reference(lengths, training_length_tokens)
     differences: tuple[LengthDifference, ...] = ()
-    raises_from = lowers_to = None
+    raises_from = None
     if reference is not None:
         differences = _against(nll, tokens, lengths, reference)
         longer = [item for item in differences if item.context_length_tokens > reference]
         raises_from = next((item.context_length_tokens for item in longer if item.low > 0), None)
-        below = [item.context_length_tokens for item in longer if item.high < 0]
-        lowers_to = max((length for length in below if raises_from is None or length < raises_from), default=None)
-    if lowers_to is None and not few:
-        within = [index for index, length in enumerate(lengths) if reference is None or length <= reference]
-        lowers_to = _lowers_to(nll[:, within], tokens, [lengths[index] for index in within])
     return LengthClaims(
         lengths=lengths,
+        training_length_tokens=training_length_tokens,
         reference_tokens=reference,
-        lowers_to_tokens=None if few else lowers_to,
+        lowers_to_tokens=None if few else _lowers_to(nll, tokens, lengths),
         raises_from_tokens=raises_from,
         differences=differences,
         clusters=clusters,
-        obstacle=f"only {documents} scored at every length; intervals need {MINIMUM_CLUSTERS}" if few else "",
+        obstacle=TOO_FEW if few else "",
     )
 
 
@@ -106,12 +116,15 @@ def _against(
 
 
 def _lowers_to(nll: NDArray[np.float64], tokens: NDArray[np.float64], lengths: Sequence[int]) -> int | None:
-    if len(lengths) < 2:
-        return None
     pairs = list(itertools.combinations(range(len(lengths)), 2))
     band = simultaneous_band(np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1), tokens)
-    lower = {pair: bool(high < 0) for pair, high in zip(pairs, band.highs, strict=True)}
-    for later in range(len(lengths) - 1, 0, -1):
-        if all(lower[earlier, later] for earlier in range(later)):
-            return lengths[later]
-    return None
+    signs = {
+        pair: -1 if high < 0 else 1 if low > 0 else 0
+        for pair, low, high in zip(pairs, band.lows, band.highs, strict=True)
+    }
+    for start in range(len(lengths)):
+        onwards = (signs[start, later] for later in range(start + 1, len(lengths)))
+        first_certain = next((sign for sign in onwards if sign), 0)
+        if first_certain >= 0:
+            return lengths[start] if start else None
+    raise AssertionError("the longest length has none beyond it")

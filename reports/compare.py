@@ -11,6 +11,7 @@ import pandas as pd
 from sbeval.errors import UserError
 from sbeval.intervals import MINIMUM_CLUSTERS
 from sbeval.reports.build import load_results
+from sbeval.reports.compare_scores import ComparedScore, compare_scores
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import length_text
 from sbeval.reports.statistics import simultaneous_band
@@ -55,32 +56,46 @@ class Comparison:
         reference: label of the first model.
         candidate: label of the second model.
         lengths: one entry a corpus, protocol and length.
+        scores: one entry a length of RULER, and one an ordinary task.
         obstacles: what could not be compared, and why.
     """
 
     reference: str
     candidate: str
     lengths: tuple[ComparedLength, ...]
+    scores: tuple[ComparedScore, ...]
     obstacles: tuple[str, ...]
 
     @property
     def worse(self) -> bool:
-        """Whether the candidate is worse than the reference at any length, beyond the simultaneous band."""
-        return any(length.worse for length in self.lengths)
+        """Whether the candidate is worse than the reference anywhere, beyond the simultaneous band."""
+        return any(one.worse for one in self.lengths) or any(one.worse for one in self.scores)
 
     def text(self) -> str:
         """Returns the comparison as lines for a terminal."""
-        lines = [f"{self.candidate} minus {self.reference}; above zero is worse; simultaneous 95 % bands"]
+        lines = [f"{self.candidate} minus {self.reference}, paired; simultaneous 95 % bands"]
         for corpus, protocol, unit in dict.fromkeys((one.corpus, one.protocol, one.unit) for one in self.lengths):
             own = [one for one in self.lengths if (one.corpus, one.protocol) == (corpus, protocol)]
-            lines += ["", f"{corpus}, {protocol} ({unit}, {own[0].clusters} documents)"]
+            lines += ["", f"{corpus}, {protocol} ({unit}, {own[0].clusters} documents; above zero is worse)"]
             for one in own:
                 verdict = "worse" if one.worse else "better" if one.high < 0 else ""
                 interval = f"[{one.low:+.4f}, {one.high:+.4f}]"
                 context = f"{length_text(one.context_length_tokens):>6}"
                 lines.append(f"  {context}  {one.estimate:+.4f}  {interval}  {verdict}".rstrip())
+        for group in dict.fromkeys(score.group for score in self.scores):
+            scores = [score for score in self.scores if score.group == group]
+            counted = f", {scores[0].samples} samples" if scores[0].context_length_tokens is not None else ""
+            lines += ["", f"{group} (score{counted}; verdicts follow each score's own direction)"]
+            lines += [_score_line(score) for score in scores]
         lines += ["", *self.obstacles] if self.obstacles else []
         return "\n".join(lines)
+
+
+def _score_line(score: ComparedScore) -> str:
+    length = score.context_length_tokens
+    place = f"{score.name} ({score.samples} samples)" if length is None else f"{length_text(length):>6}"
+    verdict = "worse" if score.worse else "better" if score.better else ""
+    return f"  {place}  {score.estimate:+.4f}  [{score.low:+.4f}, {score.high:+.4f}]  {verdict}".rstrip()
 
 
 def compare(
@@ -108,11 +123,21 @@ def compare(
     if first_label == second_label and first is not second:
         second_label = f"{second_label} ({candidate})"
         first_label = f"{first_label} ({reference})"
-    return compare_documents(
-        _measured(first, first.settings[0].label if first is not shared else first_label),
-        _measured(second, second.settings[0].label if second is not shared else second_label),
+    own_first = first.settings[0].label if first is not shared else first_label
+    own_second = second.settings[0].label if second is not shared else second_label
+    lengths, obstacles = compare_documents(_measured(first, own_first), _measured(second, own_second))
+    scores, more = compare_scores((first, own_first), (second, own_second))
+    if not lengths and not scores:
+        reasons = " ".join([*obstacles, *more]) or "they have no text, protocol or task in common."
+        raise UserError(
+            f"Expected {first_label} and {second_label} to share results that can be compared in pairs: {reasons}"
+        )
+    return Comparison(
         reference=first_label,
         candidate=second_label,
+        lengths=tuple(lengths),
+        scores=tuple(scores),
+        obstacles=(*obstacles, *more),
     )
 
 
@@ -127,10 +152,8 @@ class Measured:
     sums: DocumentSums | None
 
 
-def compare_documents(
-    first: Iterable[Measured], second: Iterable[Measured], *, reference: str, candidate: str
-) -> Comparison:
-    """Compares all tasks two models share: same text, same protocol."""
+def compare_documents(first: Iterable[Measured], second: Iterable[Measured]) -> tuple[list[ComparedLength], list[str]]:
+    """Compares all texts and protocols two models share; also says what could not be compared, and why."""
     known = {(one.corpus, one.protocol): one for one in first}
     lengths: list[ComparedLength] = []
     obstacles: list[str] = []
@@ -142,12 +165,7 @@ def compare_documents(
         lengths += found
         if obstacle:
             obstacles.append(f"{other.corpus}, {other.protocol}: not compared, because {obstacle}.")
-    if not lengths:
-        reasons = " ".join(obstacles) or "they have no corpus and protocol in common."
-        raise UserError(
-            f"Expected {reference} and {candidate} to share results that can be compared in pairs: {reasons}"
-        )
-    return Comparison(reference=reference, candidate=candidate, lengths=tuple(lengths), obstacles=tuple(obstacles))
+    return lengths, obstacles
 
 
 def _pair(first: Measured, second: Measured) -> tuple[list[ComparedLength], str]:

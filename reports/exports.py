@@ -9,10 +9,18 @@ from sbeval.reports.plain_tables import plain_tables
 from sbeval.reports.table import Results
 
 
-def write_tables(results: Results, report: Report, folder: Path, *, title: str) -> None:
-    """Writes `results.csv`, `results.parquet`, `summary.md` and `latex/*.tex` into the folder."""
-    results.measurements.to_csv(folder / "results.csv", index=False)
-    results.measurements.to_parquet(folder / "results.parquet", index=False)
+def write_tables(every_run: Results, results: Results, report: Report, folder: Path, *, title: str) -> None:
+    """Writes `results.csv`, `results.parquet`, `summary.md` and `latex/*.tex` into the folder.
+
+    Args:
+        every_run: the tidy table with every training seed by itself, for CSV and Parquet.
+        results: the tidy table of the page, for the rest.
+        report: the page's content.
+        folder: where to write.
+        title: heading of the Markdown file.
+    """
+    every_run.measurements.to_csv(folder / "results.csv", index=False)
+    every_run.measurements.to_parquet(folder / "results.parquet", index=False)
     tables = plain_tables(results, report)
     summary = markdown_summary(title, report, tables, results.notes)
     (folder / "summary.md").write_text(summary, encoding="utf-8")

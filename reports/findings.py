@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from sbeval.reports.claims import LengthClaims, LengthDifference
+from sbeval.intervals import MINIMUM_CLUSTERS
+from sbeval.reports.claims import TOO_FEW, LengthClaims, LengthDifference
 from sbeval.reports.panels import CORPUS_WORDS
 from sbeval.reports.settings import Setting, length_text, rope_scaling_text
 
@@ -55,6 +56,8 @@ def setting_facts(setting: Setting) -> str:
         parts.append(f"trained at {length_text(model.training_length_tokens)}")
     else:
         parts.append("training length not recorded")
+    if setting.seeds > 1:
+        parts.append(f"mean of {setting.seeds} training seeds")
     if model.extended_from:
         parts.append(f"extended from {model.extended_from.get('name', 'a parent not named')}")
     return ", ".join(parts)
@@ -94,7 +97,8 @@ def find(
                 label=setting.label,
                 facts=setting_facts(setting),
                 headlines=_headlines(usable[0]) if usable else (),
-                sentences=tuple(sentences) or ("No measurement against context length.",),
+                sentences=tuple(sentences)
+                or ("Nothing was measured here against context length by perplexity or RULER.",),
             )
         )
     return findings
@@ -116,42 +120,60 @@ def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
 def _context_sentence(corpus: str, claim: LengthClaims) -> str:
     where = f"On identical targets ({CORPUS_WORDS.get(corpus, corpus)}"
     if claim.obstacle:
-        return f"{where}): {_without_interval(claim)}."
+        return f"{where}): {_without_claim(claim)}."
     longest = max(claim.lengths)
     start = f"{where}, {claim.clusters} documents), "
     if claim.lowers_to_tokens is None:
-        first = "more context never lowers NLL measurably"
+        first = "more context does not lower NLL measurably"
     elif claim.lowers_to_tokens == longest:
         first = f"more context lowers NLL all the way to {length_text(longest)}, the longest evaluated"
     else:
-        first = f"more context lowers NLL up to {length_text(claim.lowers_to_tokens)}"
+        further = "" if claim.raises_from_tokens else " and no further measurably"
+        first = f"more context lowers NLL up to {length_text(claim.lowers_to_tokens)}{further}"
     if claim.reference_tokens is None:
-        return f"{start}{first}; no length at or below the training length was evaluated to compare with."
+        return f"{start}{first}; {_no_reference(claim)}."
     reference = length_text(claim.reference_tokens)
+    if longest == claim.reference_tokens:
+        return f"{start}{first}; no length beyond the training length was evaluated."
     if claim.raises_from_tokens is None:
-        return f"{start}{first}; no length up to {length_text(longest)} is worse than {reference}{_at_end(claim)}."
+        last = claim.differences[-1]
+        return (
+            f"{start}{first}; no length up to {length_text(longest)} is worse than {reference} ({_minus(last, claim)})."
+        )
     worse = next(item for item in claim.differences if item.context_length_tokens == claim.raises_from_tokens)
     return (
-        f"{start}{first}; from {length_text(claim.raises_from_tokens)} on NLL is above its value at {reference} "
-        f"({difference_text(worse)} nats){_recovery(claim)}."
+        f"{start}{first}; from {length_text(claim.raises_from_tokens)} on, NLL is above its value at {reference} "
+        f"({_minus(worse, claim)}){_recovery(claim)}."
     )
 
 
-def _without_interval(claim: LengthClaims) -> str:
+def _no_reference(claim: LengthClaims) -> str:
+    if claim.training_length_tokens is None:
+        return "its training length is not recorded, so no length is compared with it"
+    return f"no length up to its training length of {length_text(claim.training_length_tokens)} was evaluated"
+
+
+def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
+    longer, reference = difference.context_length_tokens, claim.reference_tokens or 0
+    return f"{length_text(longer)} minus {length_text(reference)}: {difference_text(difference)} nats per token"
+
+
+def _without_claim(claim: LengthClaims) -> str:
     """What is seen where nothing can be claimed."""
-    if not claim.differences or claim.reference_tokens is None:
+    if claim.obstacle != TOO_FEW:
         return f"nothing can be said, because {claim.obstacle}"
+    documents = "1 document" if claim.clusters == 1 else f"{claim.clusters} documents"
+    enough = f"intervals need {MINIMUM_CLUSTERS} documents scored at every length, and there are {claim.clusters}"
+    if claim.clusters == 1:
+        enough = enough.replace("there are", "there is")
+    if not claim.differences or claim.reference_tokens is None:
+        return f"nothing can be said, because {enough}"
     last = claim.differences[-1]
-    words = f"NLL at {length_text(last.context_length_tokens)} minus NLL at {length_text(claim.reference_tokens)}"
-    value = f"{last.estimate:+.3f}".replace("-", "\N{MINUS SIGN}")
-    return f"{words} is {value} nats, without an interval and so without a claim: {claim.obstacle}"
-
-
-def _at_end(claim: LengthClaims) -> str:
-    last = claim.differences[-1]
-    if claim.reference_tokens is None or last.context_length_tokens <= claim.reference_tokens:
-        return ""
-    return f" ({length_text(last.context_length_tokens)}: {difference_text(last)} nats)"
+    side = "lower" if last.estimate < 0 else "higher"
+    return (
+        f"in {documents}, NLL at {length_text(last.context_length_tokens)} is {abs(last.estimate):.2f} nats per token "
+        f"{side} than at {length_text(claim.reference_tokens)}; nothing is claimed, because {enough}"
+    )
 
 
 def _recovery(claim: LengthClaims) -> str:
@@ -171,21 +193,24 @@ def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Ma
     for (corpus, protocol), claim in own.items():
         if protocol == "fixed_target":
             continue
-        where = f"In {protocol.replace('_', ' ')} windows of {CORPUS_WORDS.get(corpus, corpus)}"
+        where = f"In {protocol.replace('_', ' ')} windows ({CORPUS_WORDS.get(corpus, corpus)})"
         if claim.obstacle:
             if corpus not in identical:
-                sentences.append(f"{where}: {_without_interval(claim)}.")
+                sentences.append(f"{where}: {_without_claim(claim)}.")
             continue
         if claim.reference_tokens is None:
-            sentences.append(f"{where}: no length at or below the training length was evaluated to compare with.")
+            sentences.append(f"{where}: {_no_reference(claim)}.")
             continue
         reference = length_text(claim.reference_tokens)
         if claim.raises_from_tokens:
-            verdict = (
-                f"it breaks: NLL is above its value at {reference} from {length_text(claim.raises_from_tokens)} on"
-            )
+            from_there = length_text(claim.raises_from_tokens)
+            verdict = f"NLL is above its value at {reference} from {from_there} on{_recovery(claim)}"
+        elif max(claim.lengths) == claim.reference_tokens:
+            verdict = "no length beyond the training length was evaluated"
         else:
-            verdict = f"it does not break up to {length_text(max(claim.lengths))}"
+            verdict = (
+                f"NLL is nowhere measurably above its value at {reference}, up to {length_text(max(claim.lengths))}"
+            )
         caveat = "" if corpus in identical else "; this alone does not show that context is used"
         sentences.append(f"{where}, {verdict}{caveat}.")
     return sentences

@@ -1,18 +1,14 @@
-"""Scores by needle depth and context length, read from the samples of needle tasks."""
+"""Scores by needle depth and context length, from the samples of needle tasks."""
 
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from sbeval.records import parse_metric_key
-from sbeval.reports.names import shown_name
-from sbeval.reports.notes import Notes
-from sbeval.reports.samples import read_lines
-from sbeval.reports.settings import Setting
+from sbeval.reports.sample_scores import SampleScores
 from sbeval.reports.statistics import wilson_interval
 
 NEEDLE_COLUMNS = ["setting", "task", "context_length_tokens", "depth_percent", "score", "low", "high", "samples"]
@@ -21,54 +17,21 @@ _BIN_PERCENT = 10.0
 _UNEVEN_PERCENT = 1.5
 
 
-def tabulate_needles(settings: Sequence[Setting], notes: Notes) -> pd.DataFrame:
-    """Returns one row a cell of every heatmap, columns `NEEDLE_COLUMNS`.
+def tabulate_needles(samples: Mapping[tuple[str, str], SampleScores]) -> pd.DataFrame:
+    """Returns one row a cell of every heatmap, columns `NEEDLE_COLUMNS`, from (setting label, task) to its samples.
 
-    Only the newest run with samples of a setting and task counts, length by length. Where a sample asks for several
-    needles its depth is their mean.
+    Where a sample asks for several needles its depth is their mean.
     """
     rows: list[dict[str, Any]] = []
-    for setting in settings:
-        seen: dict[str, set[int]] = defaultdict(set)
-        for run in setting.runs:
-            for task in run.tasks:
-                if task.samples is None or task.record is None or task.record.family != "ruler":
-                    continue
-                scores = read_depth_scores(task.samples, notes)
-                fresh = {length: found for length, found in scores.items() if length not in seen[task.name]}
-                seen[task.name] |= set(fresh)
-                for length, found in fresh.items():
-                    name = shown_name(task.name)
-                    rows += [{"setting": setting.label, "task": name, **cell} for cell in _cells(length, found)]
-    return pd.DataFrame.from_records(rows, columns=NEEDLE_COLUMNS) if rows else pd.DataFrame(columns=NEEDLE_COLUMNS)
-
-
-def read_depth_scores(path: Path, notes: Notes) -> dict[int, list[tuple[float, float]]]:
-    """Returns context length to (depth in percent, score) of every sample that records both."""
-    found: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for sample in read_lines(path, notes):
-        depths = _depths(sample.get("doc"))
-        for key, value in sample.items():
-            parsed = parse_metric_key(key)
-            if parsed is None or parsed[0] != "score" or not isinstance(value, int | float):
+    for (label, task), scores in samples.items():
+        for (metric, _), values in scores.scores.items():
+            parsed = parse_metric_key(metric)
+            if parsed is None or parsed[0] != "score" or parsed[1] not in scores.depths_percent:
                 continue
-            depth = depths.get(parsed[1])
-            if depth is not None and 0 <= value <= 1:
-                found[parsed[1]].append((depth, float(value)))
-    return dict(found)
-
-
-def _depths(document: object) -> dict[int, float]:
-    if not isinstance(document, Mapping):
-        return {}
-    lengths, percents = document.get("lengths"), document.get("depths_percent")
-    if not isinstance(lengths, list) or not isinstance(percents, list):
-        return {}
-    depths: dict[int, float] = {}
-    for length, needles in zip(lengths, percents, strict=False):
-        if isinstance(length, int) and isinstance(needles, list) and needles:
-            depths[length] = sum(float(needle) for needle in needles) / len(needles)
-    return depths
+            depths = scores.depths_percent[parsed[1]]
+            found = [(depths[key], value) for key, value in values.items() if key in depths and 0 <= value <= 1]
+            rows += [{"setting": label, "task": task, **cell} for cell in _cells(parsed[1], found)]
+    return pd.DataFrame.from_records(rows, columns=NEEDLE_COLUMNS) if rows else pd.DataFrame(columns=NEEDLE_COLUMNS)
 
 
 def _cells(length: int, found: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:

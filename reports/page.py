@@ -13,6 +13,7 @@ from sbeval.reports.findings import Finding
 from sbeval.reports.html import Markup, element, join, name, text
 from sbeval.reports.sections import Drawing, Section
 
+_STICKY_AT_MOST = 8
 _SHAPE_PATHS = {
     "circle": '<circle cx="14" cy="6" r="4"/>',
     "square": '<rect x="10.4" y="2.4" width="7.2" height="7.2"/>',
@@ -34,12 +35,17 @@ def write_page(
     sections: Sequence[Section],
     looks: Mapping[str, Look],
     counts: str,
+    pictures: Mapping[str, str],
 ) -> str:
-    """Returns the whole page as text."""
+    """Returns the whole page as text; `pictures` holds the still figures as SVG, by name."""
     numbered: dict[str, Drawing] = {}
     body = [
         _header(title, built, counts, sections),
-        element("main", _summary(findings, caveats, looks), *[_section(part, looks, numbered) for part in sections]),
+        element(
+            "main",
+            _summary(findings, caveats, looks),
+            *[_section(part, looks, numbered, pictures) for part in sections],
+        ),
     ]
     figures = {key: {"variants": drawing.variants} for key, drawing in numbered.items()}
     colours = {look.light: look.dark for look in looks.values()} | dark_colours()
@@ -115,7 +121,9 @@ def _summary(findings: Sequence[Finding], caveats: Sequence[str], looks: Mapping
     )
 
 
-def _section(section: Section, looks: Mapping[str, Look], numbered: dict[str, Drawing]) -> Markup:
+def _section(
+    section: Section, looks: Mapping[str, Look], numbered: dict[str, Drawing], pictures: Mapping[str, str]
+) -> Markup:
     parts: list[Markup] = [
         element("h2", section.title, attributes={"id": f"{section.identifier}-title"}),
         element("p", section.lead, attributes={"class": "lead"}) if section.lead else Markup(""),
@@ -127,7 +135,7 @@ def _section(section: Section, looks: Mapping[str, Look], numbered: dict[str, Dr
         for drawing in section.drawings:
             key = f"f{len(numbered)}"
             numbered[key] = drawing
-            figures[drawing.folded].append(_figure(key, drawing))
+            figures[drawing.folded].append(_figure(key, drawing, pictures[drawing.picture]))
         parts.append(element("div", *figures[False], attributes={"class": "panels"}))
         if figures[True]:
             more = element("summary", f"{len(figures[True])} more")
@@ -172,7 +180,8 @@ def _controls(section: Section, looks: Mapping[str, Look]) -> Markup:
         for label, look in section.legend.items()
     ]
     parts.append(element("ul", *buttons, attributes={"class": "legend", "aria-label": "Lines shown"}))
-    return element("div", *parts, attributes={"class": "controls"})
+    kind = "controls" if len(section.legend) <= _STICKY_AT_MOST else "controls long"
+    return element("div", *parts, attributes={"class": kind})
 
 
 def _swatch(look: Look) -> Markup:
@@ -183,7 +192,7 @@ def _swatch(look: Look) -> Markup:
     )
 
 
-def _figure(key: str, drawing: Drawing) -> Markup:
+def _figure(key: str, drawing: Drawing, svg: str) -> Markup:
     caption = element(
         "figcaption",
         element("h3", drawing.title),
@@ -194,7 +203,7 @@ def _figure(key: str, drawing: Drawing) -> Markup:
         attributes={
             "class": "static",
             "alt": f"{drawing.title}. {drawing.finding}",
-            "src": "data:image/svg+xml;base64," + base64.b64encode(drawing.svg.encode()).decode("ascii"),
+            "src": "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode("ascii"),
         },
     )
     links = [

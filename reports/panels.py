@@ -14,7 +14,7 @@ PROTOCOL_WORDS = {
     "fixed_target": "The same target tokens at every length: a drop is what the extra context is worth.",
     "stream": "Joined documents in disjoint windows: shows whether a model breaks, not whether it uses context.",
     "sliding": "Joined documents in overlapping windows: every target has a long left context.",
-    "rolling": "Each document alone, in windows of the given length: documents shorter than it no longer change.",
+    "rolling": "Each document alone, in windows of the given length: a document shorter than that changes no further.",
     "position": "One pass at the longest length.",
 }
 CORPUS_WORDS = {
@@ -64,9 +64,8 @@ class Panel:
 
 def safe_stem(value: str) -> str:
     """Turns any text into a harmless part of a file name."""
-    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_-") else "_" for letter in value)[
-        :60
-    ]
+    harmless = (letter if letter.isascii() and (letter.isalnum() or letter in "_-") else " " for letter in value)
+    return "_".join("".join(harmless).split())[:60] or "unnamed"
 
 
 def perplexity_panels(measurements: pd.DataFrame, settings: Sequence[Setting]) -> list[Panel]:
@@ -118,10 +117,19 @@ def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
         remarks.append("The models have different tokenizers, so only bits per byte are comparable.")
     if rows["bos"].nunique(dropna=True) > 1:
         remarks.append("The models' windows start differently (BOS policy); see the provenance.")
+    if "nll" in kept and _targets_differ(tables.get("nll", rows)):
+        remarks.append(
+            "At some lengths the models were scored on different numbers of tokens (other longest lengths or limits), "
+            "so small differences between their lines may come from the text."
+        )
     longest = rows.groupby("setting")["targets_per_window"].max()
     if longest.nunique() > 1:
         remarks.append("The number of targets in a window differs between models.")
     return {metric: tables[metric] for metric in kept if metric in tables}, remarks
+
+
+def _targets_differ(rows: pd.DataFrame) -> bool:
+    return bool((rows.groupby("context_length_tokens")["tokens"].nunique() > 1).any())
 
 
 def _perplexity(nll: pd.DataFrame) -> pd.DataFrame:
@@ -138,21 +146,26 @@ def _aspects(settings: Sequence[Setting]) -> list[tuple[str, list[Setting]]]:
     windows = {s.model.sliding_window for s in settings}
     if sum(len(values) > 1 for values in (schemes, lengths, windows)) < 2 or len(settings) < 4:
         return [("", list(settings))]
-    usual = Counter(_own_length(s) for s in settings if s.model.sliding_window is None).most_common(1)
-    length = usual[0][0] if usual else None
     full = [s for s in settings if s.model.sliding_window is None]
+    usual = Counter(_own_length(s) for s in full).most_common(1)
+    length = usual[0][0] if usual else None
     by_scheme = [s for s in full if _own_length(s) == length]
+    plain = [s for s in by_scheme if s.model.attention == "stickbreaking" and not _variant(s)]
     repeated = {s.model.attention for s in full if _own_length(s) != length}
-    by_length = [s for s in full if s.model.attention in repeated]
+    by_length = [s for s in full if s.model.attention in repeated or s in plain]
     windowed = [s for s in settings if s.model.sliding_window is not None]
-    schemes_windowed = {s.model.attention for s in windowed} | {"stickbreaking"}
-    by_window = [s for s in by_scheme if s.model.attention in schemes_windowed] + windowed if windowed else []
+    schemes_windowed = {s.model.attention for s in windowed}
+    by_window = [s for s in by_scheme if s.model.attention in schemes_windowed or s in plain] + windowed
     parts = [
-        (f"position scheme (trained at {length_text(length)})" if length else "position scheme", by_scheme),
-        ("training length", by_length),
-        ("attention window", by_window),
+        (f"position scheme, trained at {length_text(length)}" if length else "position scheme", by_scheme),
+        ("training length", by_length if repeated else []),
+        ("attention window", by_window if windowed else []),
     ]
     return [(aspect, members) for aspect, members in parts if len(members) > 1]
+
+
+def _variant(setting: Setting) -> bool:
+    return setting.model.remainder not in (None, "none") or bool(setting.model.head_norm)
 
 
 def _own_length(setting: Setting) -> int | None:

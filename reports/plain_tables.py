@@ -14,7 +14,7 @@ from sbeval.reports.section_ruler import effective_lengths
 from sbeval.reports.section_speed import SPEED_HEADER, speed_rows
 from sbeval.reports.settings import length_text
 from sbeval.reports.suite import suite_rows
-from sbeval.reports.table import Results, records
+from sbeval.reports.table import Results, by_setting
 
 _MISSING = ""
 
@@ -85,8 +85,9 @@ def _panel_table(panel: Panel) -> PlainTable:
     digits = METRICS[metric][2]
     lengths = sorted(int(length) for length in rows["context_length_tokens"].unique())
     body = []
+    measured = by_setting(rows)
     for label in panel.labels:
-        own = {int(row["context_length_tokens"]): row for row in records(rows[rows["setting"] == label])}
+        own = {int(row["context_length_tokens"]): row for row in measured.get(label, [])}
         body.append((label, *[_with_interval(own.get(length), digits) for length in lengths]))
     return PlainTable(
         stem=panel.stem,

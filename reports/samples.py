@@ -1,5 +1,6 @@
 """Streams lm-eval's samples files: one line in memory at a time, whatever the file's size."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from sbeval.records import parse_metric_key
 from sbeval.reports.notes import Notes
+
+_PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
 
 
 class DocumentSums:
@@ -49,19 +52,36 @@ class DocumentSums:
                     }
         return cls(sums)
 
+    @classmethod
+    def averaged(cls, parts: Sequence["DocumentSums"]) -> "DocumentSums":
+        """Averages NLL over models scored on the same text; a document counts where all have the same tokens."""
+        sums: dict[int, dict[str, NDArray[np.float64]]] = {}
+        rows = [{cluster: row for row, cluster in enumerate(part.clusters)} for part in parts]
+        for length in parts[0].lengths:
+            if not all(length in part.lengths for part in parts):
+                continue
+            columns = [part.lengths.index(length) for part in parts]
+            sums[length] = {}
+            for cluster in parts[0].clusters:
+                if not all(cluster in own for own in rows):
+                    continue
+                places = [(own[cluster], column) for own, column in zip(rows, columns, strict=True)]
+                tokens = {part.tokens[place] for part, place in zip(parts, places, strict=True)}
+                if len(tokens) == 1 and (count := tokens.pop()) > 0:
+                    nll = sum(part.nll_nats[place] for part, place in zip(parts, places, strict=True)) / len(parts)
+                    sums[length][cluster] = np.array([nll, count, parts[0].bytes[places[0]]])
+        return cls(sums)
+
 
 def read_lines(path: Path, notes: Notes) -> Iterator[dict[str, Any]]:
-    """Yields the samples of a file; lines that are no JSON object are counted in one note."""
+    """Yields the samples of a file, without their prompts and answers; unreadable lines are counted in one note."""
     unreadable = 0
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with path.open("rb") as lines:
             for line in lines:
                 if not line.strip():
                     continue
-                try:
-                    sample = json.loads(line)
-                except ValueError:
-                    sample = None
+                sample = _parsed(line)
                 if isinstance(sample, dict):
                     yield sample
                 else:
@@ -71,6 +91,22 @@ def read_lines(path: Path, notes: Notes) -> Iterator[dict[str, Any]]:
     if unreadable:
         lines_text = "1 line that is" if unreadable == 1 else f"{unreadable} lines that are"
         notes.add(path, f"{lines_text} not complete JSON left out; paired differences rest on the rest.")
+
+
+def _parsed(line: bytes) -> object:
+    """Parses a line; prompts, which are nearly all of it, are skipped unread.
+
+    lm-eval writes `arguments`, `resps`, `filtered_resps`, `filter` one after another. A quote within a text is escaped,
+    so the markers found are keys; where they belong to another object, what is left is no JSON and all is parsed.
+    """
+    start, stop = line.find(_PROMPTS_START), line.rfind(_PROMPTS_STOP)
+    if 0 < start < stop:
+        with contextlib.suppress(ValueError):
+            return json.loads(line[:start] + line[stop:])
+    try:
+        return json.loads(line.decode("utf-8", errors="replace"))
+    except ValueError:
+        return None
 
 
 def read_document_sums(path: Path, notes: Notes) -> DocumentSums | None:

@@ -1,5 +1,6 @@
 """The section on perplexity against context length: panels, and the numbers behind them as tables."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +12,9 @@ from sbeval.reports.html import Markup, element, name, table
 from sbeval.reports.panels import PROTOCOL_WORDS, Panel
 from sbeval.reports.sections import Drawing, Publish, Section
 from sbeval.reports.settings import length_text
-from sbeval.reports.table import records
+from sbeval.reports.table import by_setting
 
+_SIDE_BY_SIDE_LINES = 6
 METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
 
 
@@ -25,13 +27,11 @@ def curves_section(
     claims: Mapping[tuple[str, str, str], LengthClaims],
     publish: Publish,
 ) -> Section | None:
-    """Builds the section; `publish` writes a figure's image files and returns its SVG text and their links."""
+    """Builds the section; `publish` writes a figure's image files and returns its name and their links."""
     if not panels:
         return None
     drawings = []
-    shown: dict[str, None] = {}
     for panel in panels:
-        shown |= dict.fromkeys(panel.labels)
         finding = panel_finding(panel, training_lengths)
         explanation = " ".join([PROTOCOL_WORDS.get(panel.protocol, ""), *panel.remarks]).strip()
         variants = {
@@ -48,22 +48,46 @@ def curves_section(
         }
         still = [metric for metric in variants if metric in ("nll", "token_perplexity")] or list(variants)
         published = {metric: publish(variants[metric], f"{panel.stem}-{metric}") for metric in still}
-        svg, links = next(iter(published.values()))
+        picture, links = next(iter(published.values()))
         drawings.append(
             Drawing(
-                title=panel.title, finding=finding, explanation=explanation, variants=variants, svg=svg, downloads=links
+                title=panel.title,
+                finding=finding,
+                explanation=explanation,
+                variants=variants,
+                picture=picture,
+                downloads=links,
+                wide=len(panel.labels) > _SIDE_BY_SIDE_LINES,
             )
         )
     metrics = [metric for metric in METRIC_WORDS if any(metric in panel.tables for panel in panels)]
     return Section(
         identifier="curves",
         title="Perplexity against context length",
-        lead="Lower is better. Bands: 95 % intervals over source documents. Dotted line: training length.",
+        lead=_lead(panels),
         drawings=tuple(drawings),
         metrics={metric: METRIC_WORDS[metric] for metric in metrics},
-        legend=within(looks, list(shown), parents),
+        legend=_legend(panels, looks, parents),
         content=tuple(panel_table(panel, claims) for panel in panels),
     )
+
+
+def _legend(panels: Sequence[Panel], looks: Mapping[str, Look], parents: Mapping[str, str]) -> dict[str, Look]:
+    """Shows a setting dashed where every panel does."""
+    drawn = [within(looks, panel.labels, parents) for panel in panels]
+    legend = {}
+    for label, look in looks.items():
+        own = [panel[label].dashed for panel in drawn if label in panel]
+        if own:
+            legend[label] = dataclasses.replace(look, dashed=all(own))
+    return legend
+
+
+def _lead(panels: Sequence[Panel]) -> str:
+    words = "Lower is better. Bands: 95 % intervals over source documents. Dotted line: training length."
+    several = any("seed_low" in rows and rows["seed_low"].notna().any() for p in panels for rows in p.tables.values())
+    bars = " A line over several training seeds is their mean; bars reach from the lowest seed to the highest."
+    return words + bars if several else words
 
 
 def panel_finding(panel: Panel, training_lengths: Mapping[str, int]) -> str:
@@ -94,8 +118,9 @@ def panel_table(panel: Panel, claims: Mapping[tuple[str, str, str], LengthClaims
     digits = METRICS[metric][2]
     lengths = sorted(int(length) for length in rows["context_length_tokens"].unique())
     body = []
+    measured = by_setting(rows)
     for label in panel.labels:
-        own = {int(row["context_length_tokens"]): row for row in records(rows[rows["setting"] == label])}
+        own = {int(row["context_length_tokens"]): row for row in measured.get(label, [])}
         body.append([name(label), *[_cell(own, length, digits) for length in lengths]])
         claim = claims.get((label, panel.corpus, panel.protocol))
         if claim is not None and claim.differences and metric == "nll":
@@ -117,7 +142,13 @@ def _cell(own: Mapping[int, Mapping[str, Any]], length: int, digits: str) -> Mar
     row = own[length]
     low, high = float(row["ci95_low"]), float(row["ci95_high"])
     interval = "" if math.isnan(low) else element("small", f"{low:{digits}} to {high:{digits}}")
-    return element("td", f"{row['value']:{digits}}", interval)
+    return element("td", f"{row['value']:{digits}}", interval, _seed_range(row, digits))
+
+
+def _seed_range(row: Mapping[str, Any], digits: str) -> Markup | str:
+    if not row.get("seeds", 0) > 1:
+        return ""
+    return element("small", f"seeds {row['seed_low']:{digits}} to {row['seed_high']:{digits}}")
 
 
 def _difference_title(claim: LengthClaims) -> Markup:

@@ -33,14 +33,14 @@ def needles_section(cells: pd.DataFrame, settings: Sequence[Setting], publish: P
             subtitle=f"score in percent; {explanation}",
             description=f"{title}. {finding}",
         )
-        svg, links = publish(spec, f"needles-{safe_stem(title)}")
+        picture, links = publish(spec, f"needles-{safe_stem(title)}")
         drawings.append(
             Drawing(
                 title=title,
                 finding=finding,
                 explanation=explanation,
                 variants={"score": spec},
-                svg=svg,
+                picture=picture,
                 downloads=links,
                 wide=True,
                 folded=len(drawings) >= _SHOWN,

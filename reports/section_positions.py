@@ -75,8 +75,8 @@ def _levels(
         )
         for metric in ("nll", "token_perplexity")
     }
-    svg, links = publish(variants["nll"], stem)
-    return Drawing(title=title, finding=finding, explanation="", variants=variants, svg=svg, downloads=links)
+    picture, links = publish(variants["nll"], stem)
+    return Drawing(title=title, finding=finding, explanation="", variants=variants, picture=picture, downloads=links)
 
 
 def _differences(
@@ -103,10 +103,10 @@ def _differences(
         description=f"{title}. {finding}",
         difference=True,
     )
-    svg, links = publish(spec, stem)
+    picture, links = publish(spec, stem)
     explanation = "Below zero is better than the baseline."
     return Drawing(
-        title=title, finding=finding, explanation=explanation, variants={"nll": spec}, svg=svg, downloads=links
+        title=title, finding=finding, explanation=explanation, variants={"nll": spec}, picture=picture, downloads=links
     )
 
 

@@ -1,6 +1,7 @@
 """Where every number comes from: model, arguments, hashes, versions, machine, date and file of every run."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,16 @@ def run_facts(run: Run) -> dict[str, str]:
     model = run.model
     facts: dict[str, Any] = {
         "date": f"{run.date:%Y-%m-%d %H:%M} UTC",
-        "command": run_command(run),
+        "command": model.command,
+        "command, rebuilt": None if model.command else f"{rebuilt_command(run)} (the file does not keep the original)",
         "model": f"{model.name} ({model.format})",
         "checkpoint hash": model.checkpoint_sha256,
         "parameters": f"{model.parameters:,}" if model.parameters else None,
         "attention": model.attention,
+        "remainder": model.remainder if model.remainder != "none" else None,
+        "head norm": "yes" if model.head_norm else None,
+        "recipe": model.recipe,
+        "training seed": model.training_seed,
         "window": f"{model.sliding_window:,} tokens" if model.sliding_window else None,
         "position scaling": rope_scaling_text(model.rope_scaling),
         "training length": f"{model.training_length_tokens:,} tokens" if model.training_length_tokens else None,
@@ -68,15 +74,15 @@ def run_facts(run: Run) -> dict[str, str]:
     return {key: str(value) for key, value in facts.items() if value not in (None, "", {})}
 
 
-def run_command(run: Run) -> str:
-    """Rebuilds lm-eval's command line from what the result file holds; the file itself does not keep it."""
+def rebuilt_command(run: Run) -> str:
+    """Returns a command line with the model, its arguments, the tasks and the limit that the results file names."""
     parts = ["lm_eval", "--model", run.model_source]
     if run.model_args:
         parts += ["--model_args", run.model_args]
     parts += ["--tasks", ",".join(task.name for task in run.tasks)]
     if run.limit is not None:
         parts += ["--limit", f"{run.limit:g}"]
-    return " ".join(parts)
+    return shlex.join(parts)
 
 
 def task_facts(task: TaskResult) -> str:

@@ -7,6 +7,7 @@ import pandas as pd
 from sbeval.reports.figures.scores import score_figure, score_grid
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.html import Markup, element, name, table
+from sbeval.reports.paired import PairedDifference, ruler_differences
 from sbeval.reports.ruler import (
     ABSOLUTE_THRESHOLD,
     AVERAGES,
@@ -20,8 +21,10 @@ from sbeval.reports.ruler import (
     relative_effective_length,
     weighted_averages,
 )
+from sbeval.reports.sample_scores import SampleScores
 from sbeval.reports.sections import Drawing, Publish, Section
 from sbeval.reports.settings import length_text
+from sbeval.reports.table import records
 
 
 def effective_lengths(
@@ -56,9 +59,15 @@ def effective_sentences(
 
 
 def ruler_section(
-    scores: pd.DataFrame, *, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
+    scores: pd.DataFrame,
+    samples: Mapping[tuple[str, str], SampleScores],
+    *,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    baseline: str,
+    publish: Publish,
 ) -> Section | None:
-    """Builds the section, None where no RULER task was run."""
+    """Builds the section, None where no RULER task was run; `samples` holds (setting label, task) to its samples."""
     if scores.empty:
         return None
     shown = set(scores["setting"])
@@ -79,7 +88,11 @@ def ruler_section(
         lead="Share of the expected answers found in the generated text. Bands: 95 % intervals.",
         drawings=tuple(drawings),
         legend=looks,
-        content=(_effective_table(labels, lengths, scores), _scores_table(labels, scores)),
+        content=(
+            _effective_table(labels, lengths, scores),
+            *_difference_tables(labels, samples, baseline),
+            _scores_table(labels, scores),
+        ),
     )
 
 
@@ -106,16 +119,21 @@ def _average_drawing(
         subtitle=explanation,
         description=f"{title}. {finding}",
     )
-    svg, links = publish(spec, f"ruler-{words.replace(' ', '-')}")
+    picture, links = publish(spec, f"ruler-{words.replace(' ', '-')}")
     return Drawing(
-        title=title, finding=finding, explanation=explanation, variants={"score": spec}, svg=svg, downloads=links
+        title=title,
+        finding=finding,
+        explanation=explanation,
+        variants={"score": spec},
+        picture=picture,
+        downloads=links,
     )
 
 
 def _grid_drawing(
     grid: Mapping[str, pd.DataFrame], looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
 ) -> Drawing:
-    finding = f"{len(grid)} of RULER's 13 tasks, each on the same axes."
+    finding = _grid_finding(grid, list(looks))
     spec = score_grid(
         grid,
         looks=looks,
@@ -124,16 +142,28 @@ def _grid_drawing(
         subtitle="score against context length (tokens, log scale)",
         description=f"RULER, task by task. {finding}",
     )
-    svg, links = publish(spec, "ruler-tasks")
+    picture, links = publish(spec, "ruler-tasks")
     return Drawing(
         title="RULER, task by task",
         finding=finding,
-        explanation="Dotted lines mark training lengths.",
+        explanation=f"{len(grid)} of RULER's 13 tasks on the same axes. Dotted lines mark training lengths.",
         variants={"score": spec},
-        svg=svg,
+        picture=picture,
         downloads=links,
         wide=True,
     )
+
+
+def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> str:
+    parts = []
+    for label in labels:
+        scores = [values for rows in grid.values() if (values := by_length(rows, label))]
+        if scores:
+            longest = max(max(values) for values in scores)
+            last = [values[longest] for values in scores if longest in values]
+            half = sum(value >= 0.5 for value in last)
+            parts.append(f"{label} scores at least 50% in {half} of {len(last)} tasks at {length_text(longest)}")
+    return "; ".join(parts[:4]) + (f"; {len(parts) - 4} more lines." if len(parts) > 4 else ".")
 
 
 def _effective_table(
@@ -171,15 +201,54 @@ def _effective_cell(length: EffectiveLength) -> Markup:
     return element("td", length.text, small)
 
 
+def _difference_tables(
+    labels: Sequence[str], samples: Mapping[tuple[str, str], SampleScores], baseline: str
+) -> list[Markup]:
+    by_task = {label: {task: one for (own, task), one in samples.items() if own == label} for label in labels}
+    rows: list[list[object]] = []
+    found = {
+        label: ruler_differences(by_task[label], by_task.get(baseline, {})) for label in labels if label != baseline
+    }
+    lengths = sorted({length for differences, _ in found.values() for length in differences})
+    for label, (differences, tasks) in found.items():
+        if differences:
+            title = element("span", name(label), element("small", f"{len(tasks)} tasks"))
+            rows.append([title, *[_difference_cell(differences.get(length)) for length in lengths]])
+    if not rows:
+        return []
+    return [
+        table(
+            ["model", *map(length_text, lengths)],
+            rows,
+            caption=f"RULER: difference to {baseline}, paired by sample",
+            explanation=(
+                "Mean over the tasks both ran, in percentage points; band simultaneous over the lengths (95 %), over "
+                "the samples both answered."
+            ),
+        )
+    ]
+
+
+def _difference_cell(found: PairedDifference | None) -> Markup:
+    if found is None:
+        return element("td", "not measured", attributes={"class": "missing"})
+    kind = "better" if found.low > 0 else "worse" if found.high < 0 else None
+    known = found.low == found.low
+    small = element("small", f"{100 * found.low:+.1f} to {100 * found.high:+.1f}") if known else ""
+    return element("td", f"{100 * found.estimate:+.1f}", small, attributes={"class": kind})
+
+
 def _scores_table(labels: Sequence[str], scores: pd.DataFrame) -> Markup:
     lengths = sorted(int(length) for length in scores["context_length_tokens"].unique())
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for row in records(scores):
+        own = found.setdefault((row["setting"], row["ruler_task"]), {})
+        own[int(row["context_length_tokens"])] = row["value"]
     body = []
     for label in labels:
         for task in TASKS:
-            own = scores[(scores["setting"] == label) & (scores["ruler_task"] == task)]
-            if own.empty:
+            if (values := found.get((label, task))) is None:
                 continue
-            values = by_length(own, label)
             cells = [
                 f"{values[length]:.1%}"
                 if length in values

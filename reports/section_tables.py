@@ -1,4 +1,4 @@
-"""The section of tables: ordinary tasks side by side, recall, and attention spans."""
+"""The section of tables: ordinary tasks side by side, the paper's values, and measures beside RULER's score."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +9,6 @@ from sbeval.reports.published import PublishedTable, best, published_tables
 from sbeval.reports.sections import Section
 from sbeval.reports.suite import SuiteRow, suite_rows
 from sbeval.reports.table import Results, records
-
-_FAMILY_WORDS = {
-    "recall": ("Recall", "Each column is one number of pairs or one length, as the task counts it."),
-    "span": ("Effective attention span", "Each column is one context length in tokens."),
-}
 
 _BESIDE_SCORE = (
     "Teacher-forced and other measures, stricter than the share of answers found; each column is one length."
@@ -26,11 +21,6 @@ def tables_section(results: Results, baseline: str) -> Section | None:
     rows = suite_rows(results)
     content: list[Markup] = [_suite_table(rows, labels, baseline)] if rows else []
     content += [_published_table(published, labels) for published in published_tables(results.measurements)]
-    for family, (title, explanation) in _FAMILY_WORDS.items():
-        own = results.measurements[results.measurements["family"] == family]
-        for task in dict.fromkeys(own["task"]):
-            of_task = own[own["task"] == task]
-            content.append(_counted_table(of_task, f"{title}: {task}", explanation, labels))
     ruler = results.measurements[results.measurements["family"] == "ruler"]
     forced = ruler[ruler["metric"] != "score"]
     for task in dict.fromkeys(forced["task"]):
@@ -50,8 +40,9 @@ def _suite_table(rows: Sequence[SuiteRow], labels: Sequence[str], baseline: str)
         body,
         caption="Ordinary tasks",
         explanation=(
-            "Small print: standard error, and the difference to the baseline with its 95 % interval, which "
-            "treats the two runs as independent."
+            "Small print: standard error, and the difference to the baseline with its 95 % interval. It is paired over "
+            "the same questions where both runs logged their samples; where marked unpaired, the runs are taken as "
+            "independent, which makes the interval wider."
         ),
     )
 
@@ -67,7 +58,11 @@ def _suite_cell(row: SuiteRow, label: str, baseline: str) -> Markup:
     against = (
         ""
         if difference is None
-        else element("small", f"{difference[0]:+.4f} [{difference[1]:+.4f}, {difference[2]:+.4f}]")
+        else element(
+            "small",
+            f"{difference.estimate:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]",
+            "" if difference.samples else " unpaired",
+        )
     )
     return element("td", shown, error, against)
 
@@ -110,16 +105,15 @@ def _published_cells(
 def _counted_table(rows: pd.DataFrame, caption: str, explanation: str, labels: Sequence[str]) -> Markup:
     counts = sorted({int(count) for count in rows["context_length_tokens"].dropna()})
     columns: list[int | None] = [*counts] or [None]
+    found: dict[tuple[str, str], dict[int | None, float]] = {}
+    for row in records(rows):
+        length = None if pd.isna(row["context_length_tokens"]) else int(row["context_length_tokens"])
+        found.setdefault((row["setting"], row["metric"]), {})[length] = row["value"]
     body = []
     for label in labels:
         for metric in dict.fromkeys(rows["metric"]):
-            own = records(rows[(rows["setting"] == label) & (rows["metric"] == metric)])
-            if not own:
+            if (values := found.get((label, metric))) is None:
                 continue
-            values = {
-                None if pd.isna(row["context_length_tokens"]) else int(row["context_length_tokens"]): row["value"]
-                for row in own
-            }
             cells: list[object] = [
                 f"{values[count]:.4g}"
                 if count in values

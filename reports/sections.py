@@ -8,7 +8,7 @@ from sbeval.reports.figures.theme import Look
 from sbeval.reports.html import Markup
 
 Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
-"""Writes a figure's image files under a name; returns its SVG text and the links to the files."""
+"""Writes a figure's image files under a name; returns the picture's name and the links to the files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,7 @@ class Drawing:
         finding: what it shows, in one sentence; also the text for readers who cannot see it.
         explanation: how to read it.
         variants: metric to its Vega-Lite specification.
-        svg: the first variant as a still picture, for paper and for pages without scripts.
+        picture: name of the first variant's still picture, for paper and for pages without scripts.
         downloads: image files beside the page, as relative links.
         wide: True for a figure that takes the whole width.
         folded: True for a figure shown on request.
@@ -30,7 +30,7 @@ class Drawing:
     finding: str
     explanation: str
     variants: Mapping[str, Mapping[str, Any]]
-    svg: str
+    picture: str
     downloads: tuple[str, ...] = ()
     wide: bool = False
     folded: bool = False

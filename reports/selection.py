@@ -24,7 +24,11 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
     kept_labels: list[str] = []
     kept_tasks: list[str] = []
     for pattern in only:
-        matching_labels = [label for label in labels if label == pattern or fnmatchcase(label, pattern)]
+        matching_labels = [
+            setting.label
+            for setting in results.settings
+            if any(pattern == name or fnmatchcase(name, pattern) for name in _names(setting))
+        ]
         matching_tasks = [task for task in tasks if task == pattern or fnmatchcase(task, pattern)]
         if not matching_labels and not matching_tasks:
             raise UserError(
@@ -35,6 +39,10 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         kept_tasks += matching_tasks
     shown_labels, shown_tasks = set(kept_labels or labels), set(kept_tasks or tasks)
     settings = tuple(setting for setting in results.settings if setting.label in shown_labels)
+
+    def shown(label: str, task: str) -> bool:
+        return label in shown_labels and task in shown_tasks
+
     return dataclasses.replace(
         results,
         settings=tuple(
@@ -44,10 +52,14 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         measurements=_rows(results.measurements, shown_labels, shown_tasks),
         positions=_rows(results.positions, shown_labels, shown_tasks),
         needles=_rows(results.needles, shown_labels, shown_tasks),
-        documents={
-            key: sums for key, sums in results.documents.items() if key[0] in shown_labels and key[1] in shown_tasks
-        },
+        spans=_rows(results.spans, shown_labels, shown_tasks),
+        documents={key: sums for key, sums in results.documents.items() if shown(*key)},
+        samples={key: scores for key, scores in results.samples.items() if shown(*key)},
     )
+
+
+def _names(setting: Setting) -> tuple[str, ...]:
+    return tuple(name for name in (setting.label, setting.model.name, setting.model.recipe) if name)
 
 
 def _rows(frame: pd.DataFrame, labels: set[str], tasks: set[str]) -> pd.DataFrame:
@@ -63,7 +75,7 @@ def choose_baseline(settings: Iterable[Setting], asked: str | None) -> str:
     known = list(settings)
     if asked is not None:
         for setting in known:
-            if asked in (setting.label, setting.model.name):
+            if asked in _names(setting):
                 return setting.label
         labels = ", ".join(setting.label for setting in known)
         raise UserError(f"Expected the baseline to be one of the models {labels}, found {asked!r}.")

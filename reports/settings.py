@@ -22,6 +22,7 @@ class Setting:
         model: facts of the newest run.
         runs: the runs of this setting, newest first.
         parent: label of the setting this one was extended from, where that one is in the report too.
+        seeds: how many checkpoints it stands for, which differ in their training seed alone.
     """
 
     key: SettingKey
@@ -29,6 +30,7 @@ class Setting:
     model: ModelRecord
     runs: tuple[Run, ...]
     parent: str | None = None
+    seeds: int = 1
 
 
 def group_settings(runs: Sequence[Run], labels: Mapping[str, str] | None = None) -> list[Setting]:
@@ -112,11 +114,19 @@ _DISTINCTIONS: dict[str, Callable[[Run], str | None]] = {
     "training_length": lambda run: (
         f"trained at {length_text(run.model.training_length_tokens)}" if run.model.training_length_tokens else None
     ),
+    "remainder": lambda run: f"remainder {run.model.remainder}" if run.model.remainder not in (None, "none") else None,
+    "head_norm": lambda run: "head norm" if run.model.head_norm else None,
     "dtype": lambda run: run.model.dtype,
     "skip": lambda run: f"skipping below {run.model.skip_threshold:g}" if run.model.skip_threshold else None,
     "limit": _limit_text,
     "source": lambda run: None if run.described else run.model_source,
+    "seed": lambda run: None if run.model.training_seed is None else f"seed {run.model.training_seed}",
 }
+
+
+def describe_facts(run: Run) -> tuple[str, ...]:
+    """Returns everything by which settings are told apart but the checkpoint and its seed."""
+    return tuple(describe(run) or "" for field, describe in _DISTINCTIONS.items() if field != "seed")
 
 
 def _unique_names(newest: Mapping[SettingKey, Run]) -> dict[SettingKey, str]:

@@ -3,10 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
+from sbeval.reports.paired import task_difference
 from sbeval.reports.runs import Run
+from sbeval.reports.sample_scores import SampleScores
 from sbeval.reports.table import Results, records
 
 _LOWER_IS_BETTER = ("perplexity", "nll", "bits_per_byte")
@@ -20,6 +23,15 @@ class SuiteCell:
     stderr: float
 
 
+class SuiteDifference(NamedTuple):
+    """A difference with its 95 % interval; `samples` is None where it is not paired over samples."""
+
+    estimate: float
+    low: float
+    high: float
+    samples: int | None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteRow:
     """One metric of one task.
@@ -28,15 +40,19 @@ class SuiteRow:
         name: task, metric, filter and number of examples, as a heading.
         task: lm-eval's task name.
         metric: lm-eval's metric name.
+        filter_name: lm-eval's filter before the metric.
         higher_is_better: None where unknown.
         cells: setting to its number; settings without one are absent.
+        samples: setting to the scores of the task's samples, where they were logged.
     """
 
     name: str
     task: str
     metric: str
+    filter_name: str
     higher_is_better: bool | None
     cells: Mapping[str, SuiteCell]
+    samples: Mapping[str, SampleScores]
 
     @property
     def best(self) -> frozenset[str]:
@@ -47,16 +63,23 @@ class SuiteRow:
         top = chosen(cell.value for cell in self.cells.values())
         return frozenset(label for label, cell in self.cells.items() if cell.value == top)
 
-    def difference(self, label: str, baseline: str) -> tuple[float, float, float] | None:
-        """Returns the difference to the baseline with its 95 % interval, from the two standard errors."""
+    def difference(self, label: str, baseline: str) -> SuiteDifference | None:
+        """Returns the difference to the baseline with its 95 % interval.
+
+        Paired over samples where both runs logged them and their mean is the task's number; else from the two standard
+        errors, as if the runs had different questions, which is wider.
+        """
         if label == baseline or label not in self.cells or baseline not in self.cells:
             return None
         own, base = self.cells[label], self.cells[baseline]
-        half = 1.96 * math.hypot(own.stderr, base.stderr)
-        if math.isnan(half):
-            return None
         delta = own.value - base.value
-        return delta, delta - half, delta + half
+        if label in self.samples and baseline in self.samples:
+            key = (self.metric, self.filter_name)
+            paired = task_difference(self.samples[label], self.samples[baseline], key)
+            if paired is not None and abs(paired.estimate - delta) < 1e-6 and not math.isnan(paired.low):
+                return SuiteDifference(delta, paired.low, paired.high, paired.samples)
+        half = 1.96 * math.hypot(own.stderr, base.stderr)
+        return None if math.isnan(half) else SuiteDifference(delta, delta - half, delta + half, None)
 
 
 def suite_rows(results: Results) -> list[SuiteRow]:
@@ -83,6 +106,12 @@ def suite_rows(results: Results) -> list[SuiteRow]:
                 task=task,
                 metric=metric,
                 higher_is_better=bool(better[0]) if better else _direction(metric),
+                filter_name=chosen_filter or "none",
+                samples={
+                    row["setting"]: results.samples[row["setting"], task]
+                    for row in own
+                    if (row["setting"], task) in results.samples
+                },
                 cells={
                     row["setting"]: SuiteCell(value=float(row["value"]), stderr=float(row["stderr"])) for row in own
                 },

@@ -8,11 +8,13 @@ from typing import Any
 import pandas as pd
 
 from sbeval.records import TaskRecord, metric_key, parse_metric_key
+from sbeval.reports.attention_spans import tabulate_spans
 from sbeval.reports.documents import read_documents
 from sbeval.reports.names import shown_name
 from sbeval.reports.needles import tabulate_needles
 from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, TaskResult
+from sbeval.reports.sample_scores import SampleScores, read_all_scores
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import Setting, group_settings
 
@@ -67,7 +69,9 @@ class Results:
         measurements: one row a number, columns `MEASUREMENT_COLUMNS`; NaN where missing.
         positions: one row a position bin, columns `POSITION_COLUMNS`.
         needles: one row a heatmap cell, columns `sbeval.reports.needles.NEEDLE_COLUMNS`.
+        spans: one row a layer and head, columns `sbeval.reports.attention_spans.SPAN_COLUMNS`.
         documents: (setting label, task) to the per-document sums, where samples were logged.
+        samples: (setting label, task) to the scores of single samples, where they were logged.
         notes: what was left out and why.
     """
 
@@ -75,7 +79,9 @@ class Results:
     measurements: pd.DataFrame
     positions: pd.DataFrame
     needles: pd.DataFrame
+    spans: pd.DataFrame
     documents: Mapping[tuple[str, str], DocumentSums]
+    samples: Mapping[tuple[str, str], SampleScores]
     notes: Notes
 
     def setting(self, label: str) -> Setting:
@@ -99,21 +105,33 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
     position_frame = _frame(positions, [*POSITION_COLUMNS, "run_date", "results_file"])
     newest = position_frame.groupby(["setting", "task", "corpus_sha256"], dropna=False)["run_date"].transform("max")
     position_frame = position_frame[position_frame["run_date"] == newest][POSITION_COLUMNS].reset_index(drop=True)
+    samples = read_all_scores(settings, notes)
     return Results(
         settings=tuple(settings),
         measurements=measurements,
         positions=position_frame,
-        needles=tabulate_needles(settings, notes),
+        needles=tabulate_needles(samples),
+        spans=tabulate_spans(settings),
         documents=read_documents(settings, notes),
+        samples=samples,
         notes=notes,
     )
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Returns a table's rows as dictionaries by column name."""
-    names = [str(column) for column in frame.columns]
-    columns = [frame.iloc[:, place].tolist() for place in range(len(names))]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    if frame.empty:
+        return []
+    columns = {str(name): column.tolist() for name, column in frame.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def by_setting(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """Returns setting label to its rows as dictionaries, in the table's order."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in records(frame):
+        found.setdefault(row["setting"], []).append(row)
+    return found
 
 
 def _task_rows(

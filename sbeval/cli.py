@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,7 +41,51 @@ def run(
 
     Samples are logged whenever --output_path is given, since paired differences need them.
     """
-    _load("sbeval.lm_eval_command", "run")(arguments or ["--help"])
+
+    def check(tasks: Sequence[str], metadata: Mapping[str, Any]) -> None:
+        _load("sbeval.tasks.ruler.preflight", "check_corpora")(tasks, metadata)
+
+    _load("sbeval.lm_eval_command", "run")(arguments or ["--help"], check)
+
+
+@app.command()
+def sweep(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SWEEP.yaml | CKPT...", help="A sweep file; with --suite, checkpoints."),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="paper-nlp, paper-mmlu, paper-gsm8k, paper-appendix, paper-length, paper-ruler or long-context."
+        ),
+    ] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="With --suite: folder of all results.")] = None,
+    context_lengths: Annotated[
+        str | None, typer.Option(metavar="L,L,...", help="With --suite: lengths in place of the suite's own.")
+    ] = None,
+    limit: Annotated[float | None, typer.Option(help="With --suite: documents of a task.")] = None,
+    model_args: Annotated[
+        str | None, typer.Option(metavar="KEY=VALUE,...", help="With --suite: arguments of every model, as lm_eval's.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Run again where a folder holds results of other settings.")
+    ] = False,
+) -> None:
+    """Run a suite over several checkpoints, one results file a run; what is complete is skipped.
+
+    A run that fails does not end the others: it is named at the end, with exit code 1.
+    """
+    options = {
+        "output": output,
+        "context_lengths": context_lengths,
+        "limit": limit,
+        "model_args": model_args,
+    }
+    settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
+    if _load("sbeval.sweep", "run_sweep")(settings, dry_run=dry_run, replace=replace):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -1,17 +1,27 @@
 """lm-eval's own `run` command in this process, with the model and the task folder already set."""
 
 import argparse
+import json
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from sbeval import plugin
 
+_LENGTH_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
 
-def run(arguments: Sequence[str]) -> None:
+Check = Callable[[Sequence[str], Mapping[str, Any]], None]
+"""Raises a `UserError` where tasks, given by name, cannot run with a metadata."""
+
+
+def run(arguments: Sequence[str], check: Check | None = None) -> None:
     """Runs `lm_eval run` with these arguments, the model `sb` and the packaged tasks.
 
     Args:
         arguments: what would follow `lm_eval run` on the command line.
+        check: called before the model is loaded.
 
     Raises:
         UserError: what the model or the tasks found wrong with the input.
@@ -22,16 +32,19 @@ def run(arguments: Sequence[str]) -> None:
     from lm_eval.utils import setup_logging
 
     setup_logging()
-    HarnessCLI().execute(parse(arguments))
+    chosen = parse(arguments)
+    if check is not None:
+        check(*tasks_and_metadata(chosen))
+    HarnessCLI().execute(chosen)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parses as lm-eval does, and adds what neither the arguments nor their `--config` file say.
 
-    That is the model `sb`, and `--log_samples` where there is an output path: paired differences need the samples.
+    That is the model `sb`, `--log_samples` where there is an output path, since paired differences need the samples,
+    and `max_length` where longer contexts are asked for than the model would take.
     """
     from lm_eval._cli import HarnessCLI
-    from lm_eval.config.evaluate_config import EvaluatorConfig
 
     command_line = sys.argv
     sys.argv = ["lm_eval", "run", *arguments]
@@ -39,9 +52,54 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         chosen: argparse.Namespace = HarnessCLI().parse_args()
     finally:
         sys.argv = command_line
-    configured = EvaluatorConfig.load_yaml_config(chosen.config) if chosen.config else {}
+    configured = _configured(chosen)
     if chosen.model is None and "model" not in configured:
         chosen.model = plugin.MODEL_NAME
     if chosen.output_path or configured.get("output_path"):
         chosen.log_samples = True
+    if (chosen.model or configured.get("model")) == plugin.MODEL_NAME:
+        _make_room(chosen, configured)
     return chosen
+
+
+def _make_room(chosen: argparse.Namespace, configured: Mapping[str, Any]) -> None:
+    """Sets `max_length` to the longest context length asked for, where the model would stop at fewer tokens."""
+    from lm_eval.utils import simple_parse_args_string
+
+    parts = (chosen.model_args or configured.get("model_args"), chosen.metadata or configured.get("metadata"))
+    model_args, metadata = (simple_parse_args_string(part) if isinstance(part, str) else part or {} for part in parts)
+    asked = metadata.get("context_lengths", ())
+    lengths = [n for n in (asked if isinstance(asked, list | tuple) else [asked]) if type(n) is int]
+    if not lengths or "max_length" in model_args or "max_length" in metadata:
+        return
+    longest = max(lengths)
+    if longest > _stated_length(model_args.get("pretrained")):
+        chosen.model_args = {**model_args, "max_length": longest}
+        logging.getLogger("lm_eval.sbeval").info("max_length=%d, the longest context length asked for", longest)
+
+
+def _stated_length(pretrained: Any) -> int:
+    """Returns how many tokens the configuration of a checkpoint folder allows, 0 where it does not say."""
+    config = Path(str(pretrained)) / "config.json"
+    stated = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return next((n for key in _LENGTH_KEYS if type(n := stated.get(key)) is int), 0)
+
+
+def tasks_and_metadata(chosen: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """Returns the tasks that arguments ask for, and the metadata lm-eval will hand to them."""
+    from lm_eval.utils import simple_parse_args_string
+
+    said = {**_configured(chosen), **{key: value for key, value in vars(chosen).items() if value}}
+    parts = (said.get("model_args") or {}, said.get("metadata") or {})
+    model_args, metadata = (simple_parse_args_string(part) if isinstance(part, str) else part for part in parts)
+    tasks = said.get("tasks") or []
+    listed = [tasks] if isinstance(tasks, str) else tasks
+    return [name for entry in listed if isinstance(entry, str) for name in entry.split(",")], {**model_args, **metadata}
+
+
+def _configured(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the arguments' `--config` file says, nothing where there is none."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    configured: dict[str, Any] = EvaluatorConfig.load_yaml_config(chosen.config) if chosen.config else {}
+    return configured

@@ -6,11 +6,13 @@ completed right after they have been executed:
 
 - `lm_eval.models` gets the name `sb`, as a string target: the adapter is imported when the name is looked up. It has
   to be after, since lm-eval registers its own models only while its registry is empty.
-- `lm_eval.tasks.manager` also scans the packaged task folder, so that `--include_path` is not needed.
+- `lm_eval.tasks.manager` also scans the packaged task folder, so that `--include_path` is not needed, and a task of
+  ours that does not exist is answered with the names that do.
 
 `SBEVAL_NO_AUTOLOAD=1` leaves lm-eval as it is. Only the standard library is imported here.
 """
 
+import difflib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -27,6 +29,7 @@ from sbeval.errors import UserError
 MODEL_NAME = "sb"
 MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
 TASKS_PACKAGE = "sbeval.tasks"
+TASK_PREFIX = "sb_"
 
 
 def install() -> None:
@@ -58,6 +61,11 @@ def _register_model(models: ModuleType) -> None:
         model_registry.register(MODEL_NAME, target=MODEL_TARGET)
 
 
+def _complete_task_manager(manager: ModuleType) -> None:
+    _include_packaged_tasks(manager)
+    _name_near_tasks(manager)
+
+
 def _include_packaged_tasks(manager: ModuleType) -> None:
     original = manager.TaskManager.__init__
     signature = inspect.signature(original)
@@ -73,6 +81,30 @@ def _include_packaged_tasks(manager: ModuleType) -> None:
         original(*bound.args, **bound.kwargs)
 
     manager.TaskManager.__init__ = initialise
+
+
+def _name_near_tasks(manager: ModuleType) -> None:
+    original = getattr(manager.TaskManager, "match_tasks", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def match_tasks(self: Any, task_list: Sequence[str]) -> list[str]:
+        found: list[str] = original(self, task_list)
+        if not found:
+            check_task_names(task_list, self.all_tasks)
+        return found
+
+    manager.TaskManager.match_tasks = match_tasks
+
+
+def check_task_names(names: Sequence[str], known: Sequence[str]) -> None:
+    """Refuses names that look like a packaged task's and are none, with those that come near; others are lm-eval's."""
+    for name in names:
+        if name.startswith(TASK_PREFIX) and name not in known:
+            ours = [task for task in known if task.startswith(TASK_PREFIX)]
+            near = difflib.get_close_matches(name, ours, n=3) or sorted(ours)
+            raise UserError(f"Expected the name of a task, found {name!r}, which is none: try {', '.join(near)}.")
 
 
 def with_packaged_tasks(include_path: str | Path | Sequence[str | Path] | None) -> list[str | Path]:
@@ -111,7 +143,7 @@ def _install_excepthook() -> None:
 
 _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval.models": _register_model,
-    "lm_eval.tasks.manager": _include_packaged_tasks,
+    "lm_eval.tasks.manager": _complete_task_manager,
 }
 
 

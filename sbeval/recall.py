@@ -5,7 +5,7 @@ followed by a new value. At a key that comes back the target is the value it had
 targets are not the next tokens: a sequence names its (position, target) pairs. After section 5.1 of Tan et al.,
 *Scaling Stick-Breaking Attention* (arXiv 2410.17980), which extends the MQAR of Arora et al., *Zoology* (arXiv
 2312.04927); the split of the vocabulary into keys and values is Zoology's, as is its size, which the former leaves
-unstated.
+unstated. Asking for the value n assignments ago follows Yang et al., *PaTH Attention* (arXiv 2505.16381).
 
 Shape suffixes: L sequence length, T targets.
 """
@@ -104,6 +104,19 @@ class Mqrar:
         inputs = np.empty(self.length_tokens, dtype=np.int64)
         inputs[0::2], inputs[1::2] = names[keys], values
         return RecallSequence(inputs, np.array(positions, dtype=np.int64), np.array(targets, dtype=np.int64))
+
+
+def with_other_values(setting: Mqrar, sequence: RecallSequence, seed: int, index: int) -> RecallSequence:
+    """Returns a sequence with the same keys, questions and targets in which every value is another one.
+
+    What a target's log-probability loses between the two is what its value's standing in the sequence was worth.
+    """
+    half = setting.vocabulary // 2
+    values = setting.vocabulary - half
+    rng = np.random.Generator(np.random.PCG64(_digest("mqrar other values", seed, index)))
+    inputs = sequence.inputs_L.copy()
+    inputs[1::2] = half + (inputs[1::2] - half + rng.integers(1, values)) % values
+    return sequence._replace(inputs_L=inputs)
 
 
 def shifted_labels(sequence: RecallSequence) -> NDArray[np.int64]:

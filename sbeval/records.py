@@ -6,10 +6,12 @@ names as text. lm-eval stores them as `<metric>@<length>,<filter>` in its result
 Where a fact lives in lm-eval's files:
 
 - results file, `results.<task>`: the metrics; `<metric>_ci95@...` is [low, high]; `tokens@...` and `clusters@...` are
-  counts; `position_nll` is a list of [first position, last position, NLL in nats, tokens].
+  counts; `position_nll` is a list of [first position, last position, NLL in nats, tokens], one a bin, and
+  `position_nll_ci95` ([low, high] or null) and `position_clusters` are lists over the same bins.
 - results file, `configs.<task>.metadata.sbeval`: a `TaskRecord`.
 - results file, `config.sbeval`: a `ModelRecord`.
-- samples file, `nll@...` of one sample: a list of `ClusterSums` rows, from which paired differences are computed.
+- samples file, `nll@...` of one sample: a list of `ClusterSums` rows, from which paired differences are computed;
+  `position_nll` of one sample: for every bin a list of [cluster, NLL in nats, tokens].
 
 Missing is None or an absent key; never 0 or -1. Readers keep unknown fields, writers produce exactly these.
 """
@@ -120,12 +122,17 @@ class ModelRecord(_Record):
         extended_from: name, hash and length of the parent before context extension, else None.
         attention: "stickbreaking", "rope", "nope", "alibi", "fire", or the foreign model's type.
         sliding_window: window in tokens, None for full attention.
+        remainder: what the unbroken part of a stick adds, as the model's configuration names it; None where unknown.
+        head_norm: whether heads are normalised before the output map, None where unknown.
+        recipe: name of the training recipe, None where the checkpoint does not keep it.
+        training_seed: seed of the initial weights; runs of one recipe with different seeds are shown as one line.
         kernels: what computed attention: "triton", "blockwise", "reference", "sdpa", ...
         rope_scaling: scaling in force in transformers' form, else None.
         skip_threshold: stick below which older keys were skipped, None when nothing was skipped.
         dtype: parameter dtype such as "bfloat16".
         parameters: number of parameters.
         max_length: longest input in tokens the run allowed.
+        command: command line of the run, secrets replaced; None where the model was not loaded by a command.
         versions: package name to version.
         gpu: device name, None on a CPU.
         peak_memory_bytes: most device memory allocated over the run, None on a CPU.
@@ -140,12 +147,17 @@ class ModelRecord(_Record):
     extended_from: dict[str, Any] | None = None
     attention: str | None = None
     sliding_window: int | None = None
+    remainder: str | None = None
+    head_norm: bool | None = None
+    recipe: str | None = None
+    training_seed: int | None = None
     kernels: str | None = None
     rope_scaling: dict[str, Any] | None = None
     skip_threshold: float | None = None
     dtype: str | None = None
     parameters: int | None = None
     max_length: int | None = None
+    command: str | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     gpu: str | None = None
     peak_memory_bytes: int | None = None

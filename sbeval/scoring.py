@@ -6,14 +6,13 @@ called with its body replaced by one that hands out the hidden states already co
 assumed. A short input is scored both ways first; a model that does not come apart like this is run through its own
 forward instead.
 
-Shape suffixes: B rows, L input length, P context length, T continuation length, N scored positions, C positions of one
-chunk, D hidden size, V vocabulary.
+Shape suffixes: B rows, L input length, P prefix length, N scored positions, C positions of one chunk, D hidden size,
+V vocabulary.
 """
 
-import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -26,7 +25,11 @@ from sbeval.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32
+Prefix = DynamicCache
+"""What a model keeps of tokens it has read."""
+
+CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
+"""Logits held at once, by device: 64 MiB in fp32, and 128 MiB in bf16, enough positions to keep a GPU busy."""
 
 
 class TokenScores(NamedTuple):
@@ -46,10 +49,10 @@ class TokenScorer:
 
     Args:
         model: a Hugging Face causal language model, this project's family or any other, PEFT-wrapped or not.
-        chunk_logits: how many logits to hold at once.
+        chunk_logits: how many logits to hold at once; None chooses by device.
     """
 
-    def __init__(self, model: nn.Module, *, chunk_logits: int = CHUNK_LOGITS) -> None:
+    def __init__(self, model: nn.Module, *, chunk_logits: int | None = None) -> None:
         self.model = model
         self.chunk_logits = chunk_logits
         self._whole = _unwrapped(model)
@@ -58,7 +61,15 @@ class TokenScorer:
         self._output_class: type[Any] | None = None
 
     @torch.no_grad()
-    def score(self, input_ids_BL: Tensor, row_N: Tensor, position_N: Tensor, target_N: Tensor) -> TokenScores:
+    def score(
+        self,
+        input_ids_BL: Tensor,
+        row_N: Tensor,
+        position_N: Tensor,
+        target_N: Tensor,
+        *,
+        after: Prefix | None = None,
+    ) -> TokenScores:
         """Scores target n as the token that follows `input_ids_BL[row_N[n], : position_N[n] + 1]`.
 
         Rows shorter than L are padded on the right, with any valid token.
@@ -68,58 +79,48 @@ class TokenScorer:
             row_N: int64 [N], the row of each target.
             position_N: int64 [N], the input position whose output predicts the target.
             target_N: int64 [N] token ids.
+            after: from `read`: tokens before every row, which positions do not count. It can be used again.
 
         Raises:
             UserError: a log-probability is not finite.
         """
         if self._splits(input_ids_BL):
-            hidden_BLD = self._hidden(input_ids_BL)
+            hidden_BLD = self._hidden(input_ids_BL) if after is None else self._hidden_after(after, input_ids_BL)
             rows, positions = row_N.to(hidden_BLD.device), position_N.to(hidden_BLD.device)
             scores = self._in_chunks(
-                lambda chunk: self._head(hidden_BLD[rows[chunk], positions[chunk]][None])[0], target_N
+                lambda chunk: self._head(hidden_BLD[rows[chunk], positions[chunk]][None])[0],
+                target_N.to(hidden_BLD.device),
             )
         else:
             logits_BLV = self._own_logits(input_ids_BL)
             virtual_tokens = logits_BLV.shape[1] - input_ids_BL.shape[1]  # a learned prompt stands before the input
             rows, positions = row_N.to(logits_BLV.device), position_N.to(logits_BLV.device) + virtual_tokens
-            scores = self._in_chunks(lambda chunk: logits_BLV[rows[chunk], positions[chunk]], target_N)
+            scores = self._in_chunks(
+                lambda chunk: logits_BLV[rows[chunk], positions[chunk]], target_N.to(logits_BLV.device)
+            )
         _check_finite(scores.logprobs, row_N.cpu(), position_N.cpu())
         return scores
 
     @torch.no_grad()
-    def score_after(self, context_P: Tensor, continuations: Sequence[Tensor]) -> list[TokenScores] | None:
-        """Scores several continuations of one context, which the model reads once.
+    def read(self, prefix_P: Tensor) -> Prefix | None:
+        """Reads tokens that several inputs begin with, for `score(..., after=...)`.
 
         Args:
-            context_P: int64 [P] tokens.
-            continuations: int64 tensors of at least one token.
+            prefix_P: int64 [P] tokens.
 
         Returns:
-            The scores of each continuation; None where the model cannot go back to the end of the context, as with
-            sliding windows, recurrent states and learned prompts.
-
-        Raises:
-            UserError: a log-probability is not finite.
+            What the model keeps of them; None where it cannot go on from there more than once, as with sliding windows,
+            recurrent states and learned prompts.
         """
-        cache = self._croppable_cache() if self._splits(context_P[None]) else None
-        if cache is None:
-            return None
-        last_1D = self._hidden(context_P[None], cache)[0, -1:]
-        found = []
-        for continuation_T in continuations:
-            hidden_TD = last_1D
-            if len(continuation_T) > 1:
-                hidden_TD = torch.cat([last_1D, self._hidden(continuation_T[None, :-1], cache)[0]])
-                cache.crop(1 - len(continuation_T))
-            scores = self._in_chunks(functools.partial(self._rows_of_head, hidden_TD), continuation_T)
-            position_T = torch.arange(len(continuation_T)) + len(context_P) - 1
-            _check_finite(scores.logprobs, torch.zeros_like(position_T), position_T)
-            found.append(scores)
-        return found
+        cache = self._croppable_cache() if self._splits(prefix_P[None]) else None
+        if cache is not None:
+            self._hidden(prefix_P[None], cache)
+        return cache
 
     def _in_chunks(self, logits_of: Callable[[slice], Tensor], target_N: Tensor) -> TokenScores:
         logprobs, greedy = [], []
-        chunk_tokens = max(1, self.chunk_logits // self._vocabulary())
+        most = self.chunk_logits or CHUNK_LOGITS.get(target_N.device.type, CHUNK_LOGITS["cpu"])
+        chunk_tokens = max(1, most // self._vocabulary())
         for first in range(0, len(target_N), chunk_tokens):
             chunk = slice(first, first + chunk_tokens)
             logits_CV = logits_of(chunk)
@@ -127,9 +128,6 @@ class TokenScorer:
             logprobs.append(chunk_logprobs)
             greedy.append(chunk_greedy)
         return TokenScores(torch.cat(logprobs).cpu(), torch.cat(greedy).cpu())
-
-    def _rows_of_head(self, hidden_ND: Tensor, chunk: slice) -> Tensor:
-        return self._head(hidden_ND[None, chunk])[0]
 
     def _splits(self, input_ids_BL: Tensor) -> bool:
         if self._comes_apart is None:
@@ -151,6 +149,17 @@ class TokenScorer:
         self._output_class = type(output)
         hidden_BLD: Tensor = output.last_hidden_state
         return hidden_BLD
+
+    def _hidden_after(self, prefix: Prefix, input_ids_BL: Tensor) -> Tensor:
+        rows, length = input_ids_BL.shape
+        if rows == 1:  # no second copy of a prefix that may be long
+            hidden_BLD = self._hidden(input_ids_BL, prefix)
+            prefix.crop(-length)
+            return hidden_BLD
+        config: Any = getattr(self._whole, "config", None)
+        layers: list[Any] = list(prefix.layers)
+        every_row = [tuple(x.expand(rows, -1, -1, -1) for x in (layer.keys, layer.values)) for layer in layers]
+        return self._hidden(input_ids_BL, DynamicCache(every_row, config=config))
 
     def _head(self, hidden_BCD: Tensor) -> Tensor:
         assert self._body is not None
@@ -201,6 +210,10 @@ def target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor
 
     The logits are raised to fp32 before the log-sum-exp; fp64 logits stay fp64 up to the result.
     """
+    if logits_NV.is_cuda and logits_NV.dtype != torch.float64:
+        from sbeval.logprob_kernel import kernel_target_logprobs
+
+        return kernel_target_logprobs(logits_NV, target_N)
     logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     chosen_N = logits_NV.gather(1, target_N[:, None]).squeeze(1)
     logprobs_N = chosen_N - torch.logsumexp(logits_NV, dim=1)

@@ -66,6 +66,28 @@ def test_only_what_is_missing_is_added(arguments: list[str], model: str, log_sam
     assert chosen.tasks == ["tiny"]
 
 
+@pytest.mark.parametrize(
+    ("options", "max_length"),
+    [
+        (["--metadata", '{"context_lengths": [1024, 4096]}'], 4096),
+        (["--metadata", "context_lengths=2048"], 2048),
+        (["--metadata", '{"context_lengths": [256]}'], None),
+        ([], None),
+        (["--model", "hf", "--metadata", '{"context_lengths": [4096]}'], None),
+    ],
+    ids=["two lengths", "one length", "within the model's own", "none asked for", "another model"],
+)
+def test_the_longest_length_asked_for_becomes_max_length(
+    options: list[str], max_length: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
+    common = ["--tasks", "tiny", "--model_args", f"pretrained={tmp_path}", *options]
+    found = lm_eval_command.parse(common).model_args
+    assert (found["pretrained"], found.get("max_length")) == (str(tmp_path), max_length)
+    given = lm_eval_command.parse([*common[:3], f"{common[3]},max_length=99", *options]).model_args
+    assert given["max_length"] == 99
+
+
 def test_a_configuration_file_counts_as_said(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("model: hf\noutput_path: out\n")

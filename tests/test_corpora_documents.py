@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from lm_eval.api.task import Task
 
 from sbeval.corpora import (
-    HubText,
+    KNOWN,
     corpus_sha256,
     count_words,
     hub_corpus,
+    hub_text,
     local,
     local_corpus,
     make_document,
@@ -106,6 +107,7 @@ def test_hash_follows_text_names_and_order(tmp_path: Path) -> None:
         ("empty.txt", b"", "found none"),
         ("latin.txt", "caf\xe9".encode("latin-1"), "0xe9 at 3"),
         ("binary.txt", b"a\0b", "binary"),
+        ("program", b"\x7fELF\x02\0\xff\xd0", "binary"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', "line 2"),
         ("field.jsonl", json.dumps({"body": "a"}).encode(), "text_field"),
     ],
@@ -137,13 +139,68 @@ def test_every_format_gives_the_same_documents(tmp_path: Path, kind: str, end: s
     assert len({document.name for document in corpus.documents()}) == len(texts)
 
 
+def write_split(folder: Path, split: str, columns: dict[str, list[object]]) -> Path:
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), folder / "data" / f"{split}-00000-of-00001.parquet")
+    return folder
+
+
 def test_a_hub_dataset_is_one_document_a_row(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"body": ["one", "", "two"]}), tmp_path / "rows.parquet")
-    source = HubText(path=str(tmp_path), split="train", text_field="body")
-    assert [document.text for document in hub_corpus(source, name="x").documents()] == ["one", "two"]
+    source = hub_text(str(write_split(tmp_path, "train", {"body": ["one", "", "two"]})), text_field="body")
+    assert [(d.name, d.text) for d in hub_corpus(source, name="x").documents()] == [
+        ("000000", "one"),
+        ("000002", "two"),
+    ]
     for broken, message in ((replace(source, split="test"), "test"), (replace(source, text_field="text"), "body")):
         with pytest.raises(UserError, match=message):
             list(hub_corpus(broken, name="x").documents())
+
+
+def test_a_hub_dataset_without_text_is_one_clear_error(tmp_path: Path) -> None:
+    source = hub_text(str(write_split(tmp_path, "train", {"text": ["", None, " "]})))
+    with pytest.raises(UserError, match="found none"):
+        list(hub_corpus(source, name="x").documents())
+
+
+def test_narrativeqas_books_are_taken_once_and_without_its_films(tmp_path: Path) -> None:
+    folder = write_split(
+        tmp_path / "deepmind" / "narrativeqa",
+        "test",
+        {
+            "document": [
+                {"id": name, "kind": kind, "text": f"text of {name}", "summary": {"text": "short"}}
+                for name, kind in (("b1", "gutenberg"), ("b1", "gutenberg"), ("f1", "movie"), ("b2", "gutenberg"))
+            ],
+            "question": [{"text": "who?"}] * 4,
+        },
+    )
+    corpus = hub_corpus(hub_text(str(folder)), name="text")
+    assert [(d.name, d.text) for d in corpus.documents()] == [("b1", "text of b1"), ("b2", "text of b2")]
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "columns"),
+    [
+        (
+            "codeparrot/codeparrot-clean-valid",
+            "train",
+            {"repo_name": ["r"], "path": ["p.py"], "size": ["3"], "content": ["x"]},
+        ),
+        (
+            "emozilla/pg19-test",
+            "test",
+            {"short_book_title": ["t"], "publication_date": [1900], "url": ["u"], "text": ["x"]},
+        ),
+        ("NeelNanda/pile-10k", "train", {"text": ["x"], "meta": [{"pile_set_name": "s"}]}),
+    ],
+    ids=["CodeParrot", "PG-19", "pile-10k"],
+)
+def test_known_datasets_are_read_in_the_layout_of_their_cards(
+    tmp_path: Path, name: str, split: str, columns: dict[str, list[object]]
+) -> None:
+    folder = write_split(tmp_path / name, split, columns)
+    assert [document.text for document in hub_corpus(hub_text(str(folder)), name="text").documents()] == ["x"]
+    assert hub_text(name).path == name in KNOWN
 
 
 def test_a_document_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +210,18 @@ def test_a_document_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: 
     for name in ("a.jsonl", "a.txt"):
         with pytest.raises(UserError, match="split it"):
             list(local_corpus(tmp_path / name).documents())
+
+
+def test_a_single_line_of_gigabytes_is_refused_without_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "MOST_DOCUMENT_BYTES", 2**16)
+    for name in ("line.txt", "line.jsonl"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(2 * 2**30)  # takes no space on disk
+        with pytest.raises(UserError, match="split it") as error:
+            list(local_corpus(tmp_path / name).documents())
+        assert name in str(error.value)
 
 
 def test_files_that_are_not_what_their_name_says(tmp_path: Path) -> None:

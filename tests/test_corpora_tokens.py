@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import corpus_problems
 import numpy as np
 import pytest
 from corpus_problems import EOS, corpus_of, random_text, tiny_tokenizer
@@ -117,6 +118,35 @@ def test_a_second_run_reads_what_the_first_one_kept(monkeypatch: pytest.MonkeyPa
     assert second is not first
     assert second.names == first.names
     assert np.array_equal(second.tokens(0, second.total_tokens), first.tokens(0, first.total_tokens))
+
+
+def test_a_batch_is_tokenised_in_parallel_although_lm_eval_switched_that_off(cache: Path) -> None:
+    program = """
+import os
+from pathlib import Path
+from corpus_problems import corpus_of, random_text, tiny_tokenizer
+from sbeval.corpora import Layout, tokenize_corpus
+
+def threads():
+    return len(list(Path("/proc/self/task").iterdir()))
+
+tokenizer = tiny_tokenizer()
+texts = [random_text(200, seed) for seed in range(50)]
+tokenizer(texts)
+before = threads()
+tokenize_corpus(corpus_of(texts), tokenizer, Layout())
+print(before, threads(), os.environ["TOKENIZERS_PARALLELISM"])
+"""
+    environment = os.environ | {
+        "SBEVAL_CACHE": str(cache),
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAYON_NUM_THREADS": "3",
+        "PYTHONPATH": str(Path(corpus_problems.__file__).parent),
+    }
+    other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    before, after, setting = other.stdout.split()
+    assert int(after) >= int(before) + 3
+    assert setting == "false"
 
 
 def test_keys_differ_by_corpus_tokenizer_and_layout() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbeval.errors import UserError
-from sbeval.recall import IGNORED, PAIRS, Mqrar, MqrarDataset, shifted_labels
+from sbeval.recall import IGNORED, PAIRS, Mqrar, MqrarDataset, shifted_labels, with_other_values
 
 settings = st.builds(
     lambda pairs, n_back, extra, vocabulary: Mqrar(
@@ -42,6 +42,17 @@ def test_a_reassignment_changes_the_value_so_the_next_token_is_never_the_answer(
     sequence = setting.sequence(0, index)
     if setting.n_back == 1:
         assert (sequence.inputs_L[sequence.positions_T + 1] != sequence.targets_T).all()
+
+
+@given(settings, st.integers(0, 9))
+def test_other_values_leave_keys_and_questions_alone(setting: Mqrar, index: int) -> None:
+    shown = setting.sequence(0, index)
+    replaced = with_other_values(setting, shown, 0, index)
+    assert (shown.inputs_L[0::2] == replaced.inputs_L[0::2]).all()
+    assert (shown.inputs_L[1::2] != replaced.inputs_L[1::2]).all()
+    assert setting.vocabulary // 2 <= min(replaced.inputs_L[1::2]) <= max(replaced.inputs_L[1::2]) < setting.vocabulary
+    assert (shown.targets_T == replaced.targets_T).all()
+    assert (shown.positions_T == replaced.positions_T).all()
 
 
 def test_the_papers_settings_are_possible_and_sequences_differ() -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.settings import length_text
-from sbeval.reports.table import records
+from sbeval.reports.table import by_setting
 
 DEFAULT_LONGEST_TOKENS = 131_072
 METRICS = {
@@ -53,8 +53,9 @@ def curve_figure(
     shown = set(table["setting"])
     order = [label for label in looks if label in shown]
     marks = training_marks(training_lengths, order)
+    rows = length_rows(table, order, number_format)
     return line_figure(
-        length_rows(table, order, number_format),
+        rows,
         axes=Axes(
             x_title="context length (tokens, log scale)",
             x_domain=length_domain(table, marks),
@@ -64,11 +65,16 @@ def curve_figure(
         ),
         looks={label: looks[label] for label in order},
         marks=marks,
-        tooltip=_TOOLTIP | {"value_text": axis_title.removesuffix(" (log scale)")},
+        tooltip=curve_tooltip(rows) | {"value_text": axis_title.removesuffix(" (log scale)")},
         title=title,
         subtitle=subtitle,
         description=description,
     )
+
+
+def curve_tooltip(rows: Sequence[Mapping[str, Any]], base: Mapping[str, str] = _TOOLTIP) -> dict[str, str]:
+    """Returns the tooltip's fields; the spread over seeds only where a line stands for several."""
+    return {**base, **({"seeds_text": "seeds"} if any(row.get("seed_low") is not None for row in rows) else {})}
 
 
 def training_marks(training_lengths: Mapping[str, int], order: Sequence[str]) -> dict[int, str]:
@@ -87,8 +93,9 @@ def length_rows(table: pd.DataFrame, order: Sequence[str], number_format: str) -
     """One row a setting and length; a length that only others have becomes a None, so that the line breaks there."""
     every_length = sorted(int(length) for length in table["context_length_tokens"].dropna().unique())
     rows: list[dict[str, Any]] = []
+    measured = by_setting(table)
     for label in order:
-        own = {int(row["context_length_tokens"]): row for row in records(table[table["setting"] == label])}
+        own = {int(row["context_length_tokens"]): row for row in measured[label]}
         first, last = min(own), max(own)
         for length in every_length:
             if length in own:
@@ -112,7 +119,17 @@ def _row(label: str, length: int, found: Mapping[str, Any], number_format: str) 
         "interval_text": f"{low:{number_format}} to {high:{number_format}}" if measured else "none",
         "tokens_text": count_text(found["tokens"]),
         "clusters_text": count_text(found["clusters"]),
+        **_seeds(found, number_format),
     }
+
+
+def _seeds(found: Mapping[str, Any], number_format: str) -> dict[str, Any]:
+    count = found.get("seeds", math.nan)
+    if math.isnan(count) or count < 2:
+        return {}
+    low, high = float(found["seed_low"]), float(found["seed_high"])
+    words = f"{int(count)}, from {low:{number_format}} to {high:{number_format}}"
+    return {"seed_low": low, "seed_high": high, "seeds_text": words}
 
 
 def count_text(value: float) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LABEL_HEIGHT_PIXELS = 15.0
-_LETTER_PIXELS = 6.4
-_WIDEST_PIXELS = 170.0
+LETTER_PIXELS = 6.9
+WIDEST_PIXELS = 260.0
 
 
 def end_labels(
@@ -30,7 +30,7 @@ def end_labels(
     heights = {
         label: height_pixels * (max(values) - drawn(last[label]["y"])) / span for label in order if label in last
     }
-    placed = spread(heights)
+    placed = spread(heights, min(_LABEL_HEIGHT_PIXELS, height_pixels / max(1, len(heights))))
     return [{**last[label], "shift": placed[label] - heights[label]} for label in heights]
 
 
@@ -56,7 +56,7 @@ def label_room(ends: Sequence[Mapping[str, Any]], x_domain: tuple[int, int], wid
     octave = width_pixels / max(1.0, math.log2(high / low))
     needed = 12.0
     for row in ends:
-        text = min(_WIDEST_PIXELS, _LETTER_PIXELS * len(row["setting"])) + 18
+        text = min(WIDEST_PIXELS, LETTER_PIXELS * len(row["setting"])) + 26
         needed = max(needed, text - octave * math.log2(high / row["x"]))
     return round(needed)
 

@@ -5,12 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.figures.labels import end_labels, label_room
+from sbeval.reports.figures.labels import WIDEST_PIXELS, end_labels, label_room
 from sbeval.reports.figures.theme import Look
 
 HEIGHT_PIXELS = 330
 WIDTH_PIXELS = 620
-DIRECT_LABELS_AT_MOST = 8
+DIRECT_LABELS_AT_MOST = 20
 Row = dict[str, Any]
 
 _LENGTH_LABEL = (
@@ -33,7 +33,8 @@ class Axes:
         y_scale: "linear" or "log".
         y_domain: fixed ends, None to fit the lines shown.
         y_format: d3 format of the axis labels.
-        zero_line: True to draw a line at zero, for differences.
+        levels: heights of horizontal lines to the words beside them, such as zero for differences.
+        x_values: the values named along the axis, None for lengths in octaves.
     """
 
     x_title: str | None
@@ -43,7 +44,8 @@ class Axes:
     y_scale: str = "linear"
     y_domain: tuple[float, float] | None = None
     y_format: str | None = None
-    zero_line: bool = False
+    levels: Mapping[float, str] = dataclasses.field(default_factory=dict)
+    x_values: tuple[int, ...] | None = None
 
 
 def line_figure(
@@ -91,12 +93,13 @@ def line_figure(
     x, y = _x(axes), _y(axes)
     layers = [
         *_vertical_marks(marks, x),
-        *_zero_line(axes, y),
+        *_levels(axes, y),
         _band(shown, x, y, color),
         _line(x, y, color),
+        _spread(shown, x, y, color),
         _points(x, y, color, looks, order, hover),
         _pointer_targets(x, y, tooltip, hover),
-        _labels(ends, x, y, color),
+        *_labels(ends, x, y, color),
     ]
     room = label_room(ends, axes.x_domain, width) if direct else 12
     return {
@@ -121,12 +124,17 @@ def _x(axes: Axes) -> dict[str, Any]:
         "type": "quantitative",
         "title": axes.x_title,
         "scale": {"type": "log", "base": 2, "domain": [low, high], "nice": False},
-        "axis": {"values": powers[::step], "labelExpr": _LENGTH_LABEL, "labelFlush": False},
+        "axis": {
+            "values": list(axes.x_values) if axes.x_values else powers[::-1][::step][::-1],
+            "labelExpr": "datum.label" if axes.x_values else _LENGTH_LABEL,
+            "labelFlush": False,
+            "labelOverlap": "parity",
+        },
     }
 
 
 def _y(axes: Axes) -> dict[str, Any]:
-    scale: dict[str, Any] = {"type": axes.y_scale, "zero": False, "nice": True}
+    scale: dict[str, Any] = {"type": axes.y_scale, "nice": True} | ({"zero": False} if axes.y_scale == "linear" else {})
     if axes.y_domain:
         scale |= {"domain": list(axes.y_domain), "nice": False}
     axis: dict[str, Any] = {"tickCount": 6}
@@ -152,6 +160,17 @@ def _line(x: Row, y: Row, color: Row) -> Row:
         "transform": [_VISIBLE],
         "mark": {"type": "line", "strokeWidth": 2.25, "strokeJoin": "round"},
         "encoding": {"x": x, "y": y, "color": color, "strokeDash": dash},
+    }
+
+
+def _spread(rows: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
+    """Bars from the lowest to the highest of several training seeds."""
+    if all(row.get("seed_low") is None for row in rows):
+        return {}
+    return {
+        "transform": [_VISIBLE, {"filter": "isValid(datum.seed_low)"}],
+        "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.75},
+        "encoding": {"x": x, "y": {**y, "field": "seed_low"}, "y2": {"field": "seed_high"}, "color": color},
     }
 
 
@@ -199,21 +218,35 @@ def _vertical_marks(marks: Mapping[int, str], x: Row) -> list[Row]:
     ]
 
 
-def _zero_line(axes: Axes, y: Row) -> list[Row]:
-    if not axes.zero_line:
+def _levels(axes: Axes, y: Row) -> list[Row]:
+    if not axes.levels:
         return []
-    return [
-        {"data": {"values": [{"y": 0}]}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}},
-    ]
+    rows = [{"y": value, "text": text} for value, text in axes.levels.items()]
+    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": "top", "dx": 4, "dy": 4}
+    rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
+    worded = [row for row in rows if row["text"]]
+    words = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
+    return [rule, {"data": {"values": worded}, "mark": text, "encoding": words}] if worded else [rule]
 
 
-def _labels(ends: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
+def _labels(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:
+    """Names beside the lines' ends, each joined to its end by a thin line where it had to move."""
     if not ends:
-        return {}
-    mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 9, "limit": 170}
-    return {
-        "data": {"values": list(ends)},
-        "transform": [_VISIBLE],
-        "mark": {**mark, "dy": {"expr": "length(hidden) ? 0 : datum.shift"}},
-        "encoding": {"x": x, "y": y, "text": {"field": "setting"}, "color": {**color, "legend": None}},
-    }
+        return []
+    moved = {"expr": "length(hidden) ? 0 : datum.shift"}
+    shared = {"data": {"values": list(ends)}, "transform": [_VISIBLE]}
+    own_color = {**color, "legend": None}
+    leader = {"type": "rule", "style": "leader", "xOffset": 6, "x2Offset": 15, "y2Offset": moved}
+    mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 17}
+    return [
+        {
+            **shared,
+            "mark": leader,
+            "encoding": {"x": x, "x2": {"field": "x"}, "y": y, "y2": {"field": "y"}, "color": own_color},
+        },
+        {
+            **shared,
+            "mark": {**mark, "limit": WIDEST_PIXELS, "dy": moved},
+            "encoding": {"x": x, "y": y, "text": {"field": "setting"}, "color": own_color},
+        },
+    ]

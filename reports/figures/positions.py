@@ -50,7 +50,7 @@ def position_figure(
             y_title=quantity,
             y_scale="log" if perplexity else "linear",
             y_format="~g" if perplexity else None,
-            zero_line=difference,
+            levels={0.0: ""} if difference else {},
         ),
         looks={label: looks[label] for label in order},
         marks=training_marks(training_lengths, order),

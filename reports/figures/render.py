@@ -1,72 +1,122 @@
-"""Image files from a figure's specification: PNG, SVG and PDF, without a browser or a network."""
+"""Still pictures of figures: SVG, PNG and PDF, without a browser or a network, drawn beside the work on the page."""
 
 import contextlib
 import json
-import math
 import os
-import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-import vl_convert
-
+from sbeval.reports.figures import drawing_process
 from sbeval.reports.figures.theme import LIGHT, vega_config
 
 VEGA_LITE = "6.4"
-_MOST_PIXELS = 12_000_000
+_MOST_PROCESSES = 4
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _END = "\n//end\n"
 IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
 
 
-def still(spec: Mapping[str, Any]) -> str:
-    """Returns the figure as SVG text on white."""
-    config = vega_config(LIGHT, font=IMAGE_FONT) | {"background": LIGHT["paper"]}
-    return str(vl_convert.vegalite_to_svg(_without_pointer(dict(spec)), vl_version=VEGA_LITE, config=config))
+class Drawer:
+    """Draws figures in processes of its own, as many as there are cores.
+
+    Used as a context. Every figure has an SVG text, whether its file was asked for or not.
+
+    Args:
+        folder: where the image files go; it exists.
+        formats: which to write there, of png, svg and pdf.
+    """
+
+    def __init__(self, folder: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> None:
+        self._folder = folder
+        self._formats = tuple(formats)
+        self._scratch = tempfile.TemporaryDirectory()
+        self._svgs: dict[str, Path] = {}
+        self._processes: list[subprocess.Popen[str]] = []
+        self._asked: list[int] = []
+
+    def __enter__(self) -> Self:
+        """Starts the processes."""
+        command = [sys.executable, "-P", drawing_process.__file__]
+        for _ in range(min(_MOST_PROCESSES, _cores())):
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+            )
+            self._processes.append(process)
+            self._asked.append(0)
+        return self
+
+    def draw(self, spec: Mapping[str, Any], stem: str) -> tuple[str, ...]:
+        """Has a figure drawn and returns the names its files will have in the folder."""
+        names = tuple(f"{stem}.{kind}" for kind in self._formats)
+        svg = self._folder / f"{stem}.svg" if "svg" in self._formats else Path(self._scratch.name, f"{stem}.svg")
+        description = Path(self._scratch.name, f"{stem}.json")
+        description.write_text(json.dumps(_without_pointer(spec)), encoding="utf-8")
+        self._svgs[stem] = svg
+        job = {
+            "spec": str(description),
+            "config": vega_config(LIGHT, font=IMAGE_FONT) | {"background": LIGHT["paper"], "aria": False},
+            "version": VEGA_LITE,
+            "svg": str(svg),
+            "images": [str(self._folder / name) for name in names if not name.endswith(".svg")],
+        }
+        chosen = self._asked.index(min(self._asked))
+        self._asked[chosen] += 1
+        pipe = self._processes[chosen].stdin
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):  # reported when its answers are read
+            pipe.write(json.dumps(job) + "\n")
+            pipe.flush()
+        return names
+
+    def svgs(self) -> dict[str, str]:
+        """Waits for all pictures and returns their SVG texts by stem.
+
+        Raises:
+            RuntimeError: a picture could not be drawn.
+        """
+        for process, asked in zip(self._processes, self._asked, strict=True):
+            answers = process.communicate()[0].splitlines()
+            failures = [words for answer in answers if (words := json.loads(answer))]
+            if len(answers) < asked:
+                failures.append(f"a drawing process ended with exit code {process.returncode}")
+            if failures:
+                raise RuntimeError(f"a figure could not be drawn: {failures[0]}")
+        self._asked = [0] * len(self._processes)
+        return {stem: path.read_text(encoding="utf-8") for stem, path in self._svgs.items()}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends the processes and removes what they read."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        self._scratch.cleanup()
 
 
-def _without_pointer(spec: dict[str, Any]) -> dict[str, Any]:
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _without_pointer(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Leaves out what only answers a pointer: the invisible targets, tooltips and the point under it."""
     still = dict(spec)
-    if "concat" in spec:
-        still["concat"] = [_without_pointer(part) for part in spec["concat"]]
-    if "layer" in spec:
-        still["layer"] = [_unhovered(layer) for layer in spec["layer"] if "params" not in layer]
+    for parts in ("concat", "vconcat", "layer"):
+        if parts in spec:
+            still[parts] = [_without_pointer(part) for part in spec[parts] if parts != "layer" or "params" not in part]
+    if "encoding" in spec:
+        still["encoding"] = {name: channel for name, channel in spec["encoding"].items() if name != "tooltip"}
+        if "condition" in spec["encoding"].get("size", {}):
+            still["encoding"]["size"] = {"value": spec["encoding"]["size"]["value"]}
     return still
-
-
-def _unhovered(layer: dict[str, Any]) -> dict[str, Any]:
-    size = layer["encoding"].get("size", {})
-    if "condition" not in size:
-        return layer
-    return {**layer, "encoding": {**layer["encoding"], "size": {"value": size["value"]}}}
-
-
-def write_images(svg: str, stem: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> list[Path]:
-    """Writes the still figure as `stem.png`, `stem.svg` and `stem.pdf` and returns the paths."""
-    written = []
-    for kind in formats:
-        path = stem.with_name(f"{stem.name}.{kind}")
-        if kind == "svg":
-            path.write_text(svg, encoding="utf-8")
-        elif kind == "png":
-            path.write_bytes(vl_convert.svg_to_png(svg, scale=_scale(svg)))
-        elif kind == "pdf":
-            path.write_bytes(vl_convert.svg_to_pdf(svg))
-        else:
-            raise ValueError(f"expected png, svg or pdf, got {kind!r}")
-        written.append(path)
-    return written
-
-
-def _scale(svg: str) -> float:
-    """Pixels a unit: two, or fewer for a picture too large to open."""
-    size = re.match(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
-    area = float(size[1]) * float(size[2]) if size else 0.0
-    return 2.0 if area * 4 <= _MOST_PIXELS else max(0.5, math.sqrt(_MOST_PIXELS / area))
 
 
 @lru_cache(maxsize=1)
@@ -75,6 +125,8 @@ def javascript() -> str:
 
     Bundling takes seconds, so the result is kept in the user's cache folder for the next report.
     """
+    import vl_convert
+
     name = f"vega-{VEGA_LITE}-vl-convert-{version('vl-convert-python')}.js"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbeval" / name
     with contextlib.suppress(OSError, UnicodeError):

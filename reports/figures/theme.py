@@ -19,6 +19,10 @@ _HUES: dict[str, tuple[str, str]] = {
     "sky": ("#33789c", "#9ad7f5"),
     "grey": ("#5c6166", "#b7bdc4"),
     "olive": ("#6b6b00", "#e3dc62"),
+    "crimson": ("#b3284f", "#ff87a5"),
+    "indigo": ("#5150b5", "#a5a6ff"),
+    "brown": ("#8c4a32", "#d9a184"),
+    "teal": ("#00787f", "#4fd0d6"),
 }
 _SCHEME_HUES = {"stickbreaking": "blue", "rope": "vermillion", "nope": "green", "alibi": "purple", "fire": "orange"}
 
@@ -125,8 +129,9 @@ def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
             },
             "mark-text": {"fill": colours["muted"], "color": colours["muted"], "fontSize": 11, "font": font},
             "series-text": {"fontSize": 12, "font": font, "fontWeight": 500},
+            "leader": {"strokeWidth": 0.75, "opacity": 0.8},
             "zero-line": {"stroke": colours["muted"], "color": colours["muted"], "strokeWidth": 1},
-            "heat-cell": {"stroke": colours["axis"], "strokeWidth": 0.5},
+            "heat-cell": {"stroke": None},
             "ink-line": {"stroke": colours["ink"], "color": colours["ink"], "strokeWidth": 1.75},
             "ink-point": {"fill": colours["ink"], "color": colours["ink"], "opacity": 1},
             "ink-text": {"fill": colours["ink"], "fontSize": 11, "font": font},

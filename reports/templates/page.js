@@ -29,7 +29,10 @@
   };
 
   const fit = (spec, width, narrow) => {
-    if (spec.concat) {
+    if (spec.usermeta?.partPixels) {
+      const columns = Math.floor(width / spec.usermeta.partPixels);
+      if (columns < spec.columns) spec.columns = columns >= 2 ? 2 : 1;
+    } else if (spec.concat) {
       const stacked = Boolean(spec.concat[0].vconcat);
       const smallest = stacked ? 330 : 255;
       spec.columns = Math.max(1, Math.min(spec.concat.length, Math.floor(width / smallest)));
@@ -40,9 +43,9 @@
     } else {
       spec.width = "container";
       spec.autosize = { type: "fit-x", contains: "padding" };
-      if (narrow) {
-        spec.padding = { left: 2, top: 6, bottom: 6, right: 12 };
-        spec.layer = spec.layer.filter((layer) => layer.mark.style !== "series-text");
+      if (narrow || spec.padding.right > 0.34 * width) {  // the buttons name the lines where no room is left
+        spec.padding = { left: 2, top: 6, bottom: 6, right: 16 };
+        spec.layer = spec.layer.filter((layer) => !["series-text", "leader"].includes(layer.mark.style));
       }
     }
   };

@@ -1,12 +1,21 @@
 """Every checkpoint format this project reads, found by looking at the files."""
 
 from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
-from sbeval.checkpoints.load import LoadedCheckpoint, load_checkpoint, released_format, training_length_tokens
+from sbeval.checkpoints.load import (
+    LoadedCheckpoint,
+    load_checkpoint,
+    load_whole,
+    register_fla_models,
+    released_format,
+    training_length_tokens,
+)
 
 __all__ = [
     "LoadedCheckpoint",
     "convert_checkpoint",
     "load_checkpoint",
+    "load_whole",
+    "register_fla_models",
     "released_format",
     "settle_kv_expand",
     "training_length_tokens",

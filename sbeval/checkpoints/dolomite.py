@@ -17,7 +17,8 @@ from sbeval.models import SbevalConfig
 
 KvExpand = Literal["auto", "interleave", "tile"]
 
-_LOG = logging.getLogger(__name__)
+# below lm-eval's own logger, whose level is INFO: elsewhere the lines would not be seen
+_LOG = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 
 def read_dolomite(
@@ -126,12 +127,17 @@ def _is_tiled(source: DolomiteConfig, generation: str, kv_expand: KvExpand) -> b
     if not grouped or source.mixer == "softmax":
         return False
     if kv_expand != "auto":
+        _LOG.info("kv_expand=%s, as asked for", kv_expand)
         return kv_expand == "tile"
     if generation == "C":
         _LOG.warning(
-            "dolomite's generation C tiled its grouped heads until March 2025 and interleaved them after, and the "
-            "checkpoint does not say which: taking interleave; compare the NLL of a text with kv_expand=tile"
+            "kv_expand=auto takes interleave: dolomite's generation C tiled its grouped heads until March 2025 and "
+            "interleaved them after, and the checkpoint does not say which; compare the NLL of a text with "
+            "kv_expand=tile"
         )
+    else:
+        chosen = "tile" if generation.startswith("A") else "interleave"
+        _LOG.info("kv_expand=auto takes %s: all of dolomite's generation %s has it", chosen, generation)
     return generation.startswith("A")
 
 

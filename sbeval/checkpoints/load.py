@@ -179,28 +179,52 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
     return found
 
 
+def register_fla_models() -> None:
+    """Makes flash-linear-attention's models known to transformers where that package is installed."""
+    with contextlib.suppress(ImportError, RuntimeError):
+        import fla.models  # noqa: F401  (registers its model types)
+
+
+def load_whole(auto_class: Any, name: str, **arguments: Any) -> Any:
+    """Returns what an Auto class of transformers loads, provided that every weight comes from the checkpoint.
+
+    transformers leaves a tensor that a checkpoint lacks at its random initial value, with a warning.
+
+    Args:
+        auto_class: has `from_pretrained`.
+        name: a folder or a hub id.
+        arguments: passed on.
+
+    Raises:
+        UserError: tensors are missing or of another shape.
+    """
+    found = auto_class.from_pretrained(name, output_loading_info=True, **{**arguments, "ignore_mismatched_sizes": True})
+    if not isinstance(found, tuple):  # code that a checkpoint brings along may load in its own way
+        return found
+    model, info = found
+    for tensor, shape, expected in sorted(info["mismatched_keys"]):
+        raise UserError(f"{tensor} should be {list(expected)} by the configuration, but is {list(shape)}")
+    missing = sorted(info["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UserError(
+            f"the checkpoint {name} lacks tensors: {', '.join(missing[:3])}{more}; "
+            "complete the download or save it again"
+        )
+    return model
+
+
 def _from_transformers(
     name: str, dtype: torch.dtype | None, trust_remote_code: bool, revision: str | None
 ) -> PreTrainedModel:
     where: dict[str, Any] = {"trust_remote_code": trust_remote_code} | ({"revision": revision} if revision else {})
-    with contextlib.suppress(ImportError, RuntimeError):
-        import fla.models  # noqa: F401  (registers its model types)
-    loader: Any = AutoModelForCausalLM
+    register_fla_models()
     try:
         AutoConfig.from_pretrained(name, **where)
-        model, info = loader.from_pretrained(
-            name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **where
-        )
+        loaded: PreTrainedModel = load_whole(AutoModelForCausalLM, name, dtype=dtype or "auto", **where)
     except UserError:
         raise
     except (ValueError, OSError, RuntimeError, KeyError, ImportError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"transformers cannot load the checkpoint {name}: {reason}") from error
-    for tensor, found, expected in sorted(info["mismatched_keys"]):
-        raise UserError(f"{tensor} should be {list(expected)} by the configuration, but is {list(found)}")
-    missing = sorted(info["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise UserError(f"the checkpoint {name} lacks tensors: {', '.join(missing[:3])}{more}")
-    loaded: PreTrainedModel = model
     return loaded

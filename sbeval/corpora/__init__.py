@@ -1,7 +1,7 @@
 """Text sources, their documents, their tokens, and the windows protocols cut from them."""
 
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
-from sbeval.corpora.hub import HubText, hub_corpus
+from sbeval.corpora.hub import KNOWN, HubText, hub_corpus, hub_text
 from sbeval.corpora.local import local_corpus, read_text
 from sbeval.corpora.sources import split_wikitext_pages, stdlib_corpus, wikitext_corpus
 from sbeval.corpora.store import cache_folder, resolve_tokens, token_key, tokenize_corpus
@@ -9,6 +9,7 @@ from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, 
 from sbeval.corpora.tokens import DocumentSums, Layout, TokenizedCorpus
 
 __all__ = [
+    "KNOWN",
     "Corpus",
     "Document",
     "DocumentSums",
@@ -20,6 +21,7 @@ __all__ = [
     "corpus_sha256",
     "count_words",
     "hub_corpus",
+    "hub_text",
     "local_corpus",
     "make_document",
     "prefix_token_id",

@@ -49,10 +49,14 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
 def read_text(path: Path) -> str:
     """Returns a file's text with its line ends as line feeds, as Python's text mode reads it."""
     raw = bytearray()
+    if path.suffix not in _COMPRESSIONS:
+        _check_size(path.stat().st_size, path)
     with _open(path) as stream:
         while piece := stream.read(_PIECE_BYTES):
             raw += piece
             _check_size(len(raw), path)
+    if b"\0" in raw:
+        raise UserError(f"Expected text in {str(path)!r}, found a binary file (it holds zero bytes): give a text file.")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -60,8 +64,6 @@ def read_text(path: Path) -> str:
             f"Expected UTF-8 text in {str(path)!r}, found byte {raw[error.start]:#04x} at {error.start}: "
             "convert the file to UTF-8."
         ) from None
-    if "\0" in text:
-        raise UserError(f"Expected text in {str(path)!r}, found a binary file (it holds zero bytes): give a text file.")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,14 @@ _FORMAT = "tokens1"
 _open: dict[str, TokenizedCorpus] = {}
 
 
-def cache_folder() -> Path:
-    """Returns where tokens are kept: `SBEVAL_CACHE`, else a folder in Hugging Face's datasets cache."""
+def cache_folder(content: str = "tokens") -> Path:
+    """Returns where content of a kind is kept: in `SBEVAL_CACHE`, else in Hugging Face's datasets cache."""
     named = os.environ.get("SBEVAL_CACHE")
     if named:
-        return Path(named).expanduser() / "tokens"
+        return Path(named).expanduser() / content
     import datasets
 
-    return Path(datasets.config.HF_DATASETS_CACHE) / "sbeval" / "tokens"
+    return Path(datasets.config.HF_DATASETS_CACHE) / "sbeval" / content
 
 
 def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> TokenizedCorpus:
@@ -92,7 +93,7 @@ def _write(path: Path, corpus: Corpus, tokenizer: Any, layout: Layout) -> None:
             if path.exists():
                 return
             part = path.with_suffix(".part")
-            with ArrowWriter(path=str(part)) as writer:
+            with _parallel_tokenizing(), ArrowWriter(path=str(part)) as writer:
                 for documents in _batches(corpus.documents()):
                     writer.write_table(_table(encode_documents(documents, tokenizer, layout)))
                 writer.finalize()
@@ -102,6 +103,20 @@ def _write(path: Path, corpus: Corpus, tokenizer: Any, layout: Layout) -> None:
             f"Expected to keep tokens in {str(path.parent)!r}, found that it cannot be written ({error.strerror}): "
             "set SBEVAL_CACHE to a folder with space that you may write to."
         ) from error
+
+
+@contextmanager
+def _parallel_tokenizing() -> Iterator[None]:
+    """Lets a batch use all cores; lm-eval's command line switches this off for the whole process."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:

@@ -4,7 +4,7 @@ A window of context length L is L model inputs: a lead-in token and its first L 
 the flat array of a `TokenizedCorpus`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -144,3 +144,15 @@ def own_document_targets(window: Window, starts: NDArray[np.int64], *, lead_in: 
         document = int(np.searchsorted(starts, window.start - 1, side="right")) - 1
     own_stop = int(starts[document + 1])
     return int(np.clip(own_stop - (window.stop - window.scored), 0, window.scored))
+
+
+def own_document_share(windows: Sequence[Window], starts: NDArray[np.int64], *, lead_in: bool) -> float:
+    """Returns the share of scored targets whose whole left context lies in their own document.
+
+    Args:
+        windows: some windows, at least one.
+        starts: [C + 1] first token of each document, and the total.
+        lead_in: whether the token before a window is fed (BOS is fed where not).
+    """
+    own = sum(own_document_targets(window, starts, lead_in=lead_in) for window in windows)
+    return own / sum(window.scored for window in windows)

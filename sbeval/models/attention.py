@@ -43,11 +43,15 @@ class Positions(NamedTuple):
         position_ids: [B or 1, Q] index of each new token in its own text.
         seq_start: [B] index of the first key that is no padding, or None without padding.
         cos_sin: RoPE's cosine and sine, [B or 1, 1, Q, D / 2] each, or None.
+        cu_seqlens: int32 [n + 1], where each of n texts packed into one row begins, or None.
+        packed_lengths: the same as numbers, n of them, for what runs text by text.
     """
 
     position_ids: Tensor
     seq_start: Tensor | None
     cos_sin: tuple[Tensor, Tensor] | None
+    cu_seqlens: Tensor | None = None
+    packed_lengths: tuple[int, ...] | None = None
 
     def cached_from(self, first_key: int) -> Tensor | None:
         """`seq_start` counted from the first key a cache still holds."""
@@ -79,6 +83,7 @@ class StickBreakingMixer(nn.Module):
             attend_current=self.attend_current,
             skip_threshold=self.kernels.skip_threshold,
             seq_start=seq_start_B,
+            cu_seqlens=positions.cu_seqlens,
             impl=self.kernels.impl,
         )
         if self.remainder == "none":
@@ -105,17 +110,31 @@ class SoftmaxMixer(nn.Module):
     def forward(
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
-        """Returns [B, H, Q, D]."""
-        return softmax_attention(
-            q_BHQD,
-            k_BGKD,
-            v_BGKD,
-            scale=self.scale,
-            sliding_window=self.sliding_window,
-            seq_start_B=seq_start_B,
-            bias=self.bias,
-            position_ids_BQ=positions.position_ids,
-        )
+        """Returns [B, H, Q, D].
+
+        Packed texts are mixed one by one: PyTorch's fast kernels take no mask of documents, and one of all pairs of
+        tokens would need O(L^2) memory.
+        """
+        lengths = list(positions.packed_lengths or (q_BHQD.shape[2],))
+        if len(lengths) == 1:
+            texts = [(q_BHQD, k_BGKD, v_BGKD, positions.position_ids)]
+        else:
+            parts = (torch.split(x, lengths, dim=2) for x in (q_BHQD, k_BGKD, v_BGKD))
+            texts = list(zip(*parts, torch.split(positions.position_ids, lengths, dim=1), strict=True))
+        mixed = [
+            softmax_attention(
+                q,
+                k,
+                v,
+                scale=self.scale,
+                sliding_window=self.sliding_window,
+                seq_start_B=seq_start_B,
+                bias=self.bias,
+                position_ids_BQ=position_ids,
+            )
+            for q, k, v, position_ids in texts
+        ]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
 
 class HeadNorm(nn.Module):

@@ -15,6 +15,8 @@ GATED_ACTIVATIONS = ("swiglu", "geglu")
 PLAIN_ACTIVATIONS = ("gelu_tanh", "gelu", "silu", "relu")
 BIASES = ("qkv", "output", "mlp")
 
+# transformers calls the length before scaling an unknown key of these; here every kind of scaling may state it
+_KINDS_WITHOUT_ORIGINAL_LENGTH = ("default", "linear", "dynamic")
 _PARENT_KEYS = ("name", "sha256", "training_length_tokens")
 _COUNTS = """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
@@ -123,6 +125,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             self.max_position_embeddings = self.training_length_tokens or 2048
         if self.rope_parameters is not None:
             self.rope_parameters = dict(self.rope_parameters)
+            if self.rope_parameters.get("rope_type", "default") in _KINDS_WITHOUT_ORIGINAL_LENGTH:
+                self.ignore_keys_at_rope_validation = {"original_max_position_embeddings"}
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
         if self.attention != "rope":
             self.rope_parameters = None

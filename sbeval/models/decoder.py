@@ -43,6 +43,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         use_cache: bool | None = None,
         rope_frequencies: RopeFrequencies | None = None,
         output_hidden_states: bool | None = None,
+        cu_seqlens: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Runs the blocks.
@@ -51,13 +52,15 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             input_ids: [B, L] tokens; L may follow cached ones.
             attention_mask: [B, cached and new tokens], zero for padding on the left; None means none.
             position_ids: [B or 1, L] index of each token in its text; None counts from the first token that is no
-                padding. Texts packed into one row are not supported.
+                padding, or from the beginning of each packed text.
             past_key_values: cache to read and extend.
             inputs_embeds: [B, L, E] instead of `input_ids`.
             use_cache: return a cache; None means the configuration's, and never while training.
             rope_frequencies: from `rope_frequencies_for`; None means those held by `held_rope_frequencies`, else the
                 checkpoint's own.
             output_hidden_states: also return the residual stream before each block and the final state.
+            cu_seqlens: int32 [n + 1] for n texts packed into one row, which do not see each other: `input_ids` is
+                [1, T], and text s is tokens cu_seqlens[s] up to cu_seqlens[s + 1]. Without a cache or padding.
             kwargs: what transformers passes to every model; not used.
         """
         if kwargs.get("output_attentions"):
@@ -70,7 +73,12 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
-        positions = self._positions(hidden, attention_mask, position_ids, past, rope_frequencies)
+        if cu_seqlens is None:
+            positions = self._positions(hidden, attention_mask, position_ids, past, rope_frequencies)
+        elif attention_mask is not None or position_ids is not None or use_cache or past:
+            raise ValueError("cu_seqlens stands for positions and masks: give no attention_mask, position_ids or cache")
+        else:
+            positions = self._packed_positions(cu_seqlens, rope_frequencies)
         if self.config.embedding_multiplier is not None:
             hidden = hidden * self.config.embedding_multiplier
         states = []
@@ -98,13 +106,36 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             index = torch.arange(past, past + new, device=hidden_BLE.device)[None]
             position_ids = index if seq_start is None else (index - seq_start[:, None]).clamp_min(0)
         elif new > 1 and bool((position_ids.diff(dim=-1) < 0).any()):
-            raise UserError("position_ids fall within a row: packed texts are not supported, give each its own row")
+            raise UserError("position_ids fall within a row: say where packed texts begin with cu_seqlens")
         if self.config.attention != "rope":
             return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
         frequencies = frequencies or self.held_rope_frequencies
         if frequencies is None:
             frequencies = self._own_frequencies(past, past + new)
         return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=cos_sin(frequencies, position_ids))
+
+    def _packed_positions(self, cu_seqlens: Tensor, frequencies: RopeFrequencies | None) -> Positions:
+        lengths = cu_seqlens.diff()
+        starts_T = cu_seqlens[:-1].repeat_interleave(lengths)
+        position_ids = (torch.arange(len(starts_T), device=cu_seqlens.device) - starts_T)[None]
+        positions = Positions(
+            position_ids=position_ids,
+            seq_start=None,
+            cos_sin=None,
+            cu_seqlens=cu_seqlens,
+            packed_lengths=tuple(lengths.tolist()),
+        )
+        own = self.config.rope_parameters
+        if own is None:
+            return positions
+        frequencies = frequencies or self.held_rope_frequencies
+        if frequencies is None and own["rope_type"] in LENGTH_DEPENDENT:
+            raise UserError(
+                f"RoPE of type {own['rope_type']!r} depends on a text's length, and packed texts have several; hold "
+                "one set of frequencies with held_rope_frequencies"
+            )
+        frequencies = frequencies or self.rope_frequencies_for(max(positions.packed_lengths or ()))
+        return positions._replace(cos_sin=cos_sin(frequencies, position_ids))
 
     def _own_frequencies(self, past: int, length: int) -> RopeFrequencies:
         own = self.config.rope_parameters
@@ -149,6 +180,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         rope_frequencies: RopeFrequencies | None = None,
+        cu_seqlens: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Runs the blocks as `SbevalModel.forward` does, then the head.
@@ -163,6 +195,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
             use_cache: return a cache.
             logits_to_keep: compute logits of this many last positions, or of these positions; 0 means all.
             rope_frequencies: from `rope_frequencies_for`.
+            cu_seqlens: int32 [n + 1], where packed texts begin.
             kwargs: passed to the loss, such as the Trainer's `num_items_in_batch`.
         """
         outputs = self.model(
@@ -173,6 +206,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             rope_frequencies=rope_frequencies,
+            cu_seqlens=cu_seqlens,
             output_hidden_states=kwargs.pop("output_hidden_states", None),
             output_attentions=kwargs.pop("output_attentions", None),
             return_dict=True,

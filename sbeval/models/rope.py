@@ -129,12 +129,12 @@ def cos_sin(frequencies: RopeFrequencies, position_ids_BL: Tensor) -> tuple[Tens
 
 def rotate(x_BHLD: Tensor, cos_B1LF: Tensor, sin_B1LF: Tensor) -> Tensor:
     """Rotates the pairs (x_f, x_{f + F}) of the first 2F dimensions by their angles in fp32; returns x's dtype."""
-    pairs = cos_B1LF.shape[-1]
-    x = x_BHLD.float()
-    first_BHLF, second_BHLF, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
+    pairs, dtype = cos_B1LF.shape[-1], x_BHLD.dtype
+    # bf16 times fp32 is computed in fp32: the inputs need no copy in that type
+    first_BHLF, second_BHLF, rest = x_BHLD[..., :pairs], x_BHLD[..., pairs : 2 * pairs], x_BHLD[..., 2 * pairs :]
     rotated = (
-        first_BHLF * cos_B1LF - second_BHLF * sin_B1LF,
-        second_BHLF * cos_B1LF + first_BHLF * sin_B1LF,
+        (first_BHLF * cos_B1LF - second_BHLF * sin_B1LF).to(dtype),
+        (second_BHLF * cos_B1LF + first_BHLF * sin_B1LF).to(dtype),
         rest,
     )
-    return torch.cat(rotated, dim=-1).to(x_BHLD.dtype)
+    return torch.cat(rotated, dim=-1)

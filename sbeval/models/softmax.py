@@ -11,10 +11,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
+MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 28}
 """Most elements of one block's mask or bias, by device: small enough for memory, large enough to keep it busy."""
 _MULTIPLE = 16
 
@@ -91,9 +92,7 @@ def softmax_attention(
 
     def block(last: int, columns: int, q_BHRD: Tensor, k: Tensor, v: Tensor, position_BR: Tensor | None) -> Tensor:
         own = mask(last, q_BHRD.shape[2], columns, position_BR)
-        return scaled_dot_product_attention(
-            q_BHRD, k[:, :, last - columns : last], v[:, :, last - columns : last], attn_mask=own, scale=scale
-        )
+        return _masked_attention(q_BHRD, k[:, :, last - columns : last], v[:, :, last - columns : last], own, scale)
 
     widest = min(keys, _aligned(rows + sliding_window - 1))
     shared = mask(keys, min(rows, queries), widest, None) if by_distance else None
@@ -107,7 +106,7 @@ def softmax_attention(
         if shared is not None:
             own = shared[:, :, start - stop :, widest - columns :]
             k, v = k_BHKD[:, :, last - columns : last], v_BHKD[:, :, last - columns : last]
-            outputs.append(scaled_dot_product_attention(q_BHRD, k, v, attn_mask=own, scale=scale))
+            outputs.append(_masked_attention(q_BHRD, k, v, own, scale))
             continue
         position_BR = None if position_ids_BQ is None else position_ids_BQ[:, start:stop]
         arguments = (last, columns, q_BHRD, k_BHKD, v_BHKD, position_BR)
@@ -116,6 +115,14 @@ def softmax_attention(
         else:
             outputs.append(block(*arguments))
     return torch.cat(outputs, dim=2)
+
+
+def _masked_attention(q_BHRD: Tensor, k_BHCD: Tensor, v_BHCD: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """PyTorch's attention with a mask; cuDNN, which plans anew for every number of keys, is left out on a GPU."""
+    if not q_BHRD.is_cuda:
+        return scaled_dot_product_attention(q_BHRD, k_BHCD, v_BHCD, attn_mask=mask, scale=scale)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return scaled_dot_product_attention(q_BHRD, k_BHCD, v_BHCD, attn_mask=mask, scale=scale)
 
 
 def _rows_of_a_block(queries: int, keys: int, sliding_window: int, layers: int, device: torch.device) -> int:

@@ -1,8 +1,8 @@
 """The loss of windows in which documents do not see each other.
 
-A window of joined documents is cut at its separators into segments, and each segment is run alone. Padding on the
-right changes nothing under causal attention, so this is exactly document-masked attention, with the fast kernels of
-any model: segments of similar length share a forward pass.
+A window of joined documents is cut at its separators into segments. A model of this family takes all segments of a
+batch packed into one row without padding (`cu_seqlens`). Other models run segments of similar length together in one
+batch: padding on the right changes nothing under causal attention. Either way a segment is computed as if alone.
 """
 
 from typing import NamedTuple
@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from sbeval.models import SbevalForCausalLM
 
 SHORTEST_BUCKET_TOKENS = 64
 
@@ -53,19 +55,38 @@ class DocumentMaskedLoss:
 
     def __call__(self, model: nn.Module, window_tokens: Tensor) -> Tensor:
         """Returns the loss of [windows, length + 1] token ids."""
-        buckets: dict[int, list[Segment]] = {}
-        longest = window_tokens.shape[1] - 1
-        for segment in segments(window_tokens, self._separator):
-            size = max(SHORTEST_BUCKET_TOKENS, 1 << (segment.stop - segment.start - 1).bit_length())
-            buckets.setdefault(min(size, longest), []).append(segment)
-        total = torch.zeros((), device=window_tokens.device)
-        for members in buckets.values():
-            width = max(segment.stop - segment.start for segment in members)
-            inputs = window_tokens.new_full((len(members), width), self._separator)
-            targets = window_tokens.new_full((len(members), width), -100)
-            for index, (row, start, stop) in enumerate(members):
-                inputs[index, : stop - start] = window_tokens[row, start:stop]
-                targets[index, : stop - start] = window_tokens[row, start + 1 : stop + 1]
-            logits = model(input_ids=inputs, use_cache=False).logits
-            total = total + F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
-        return total / (window_tokens.shape[0] * longest)
+        # data parallelism wraps the model
+        if isinstance(getattr(model, "module", model), SbevalForCausalLM):
+            return packed_loss(model, window_tokens, self._separator)
+        return bucketed_loss(model, window_tokens, self._separator)
+
+
+def packed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Tensor:
+    """Returns the mean loss of [windows, length + 1] token ids, every window's segments packed into one row."""
+    inputs = window_tokens[:, :-1]
+    begins = inputs == separator
+    begins[:, 0] = True
+    starts = begins.flatten().nonzero().flatten()
+    cu_seqlens = torch.cat([starts, starts.new_tensor([inputs.numel()])]).to(torch.int32)
+    logits = model(input_ids=inputs.reshape(1, -1), cu_seqlens=cu_seqlens, use_cache=False).logits
+    return F.cross_entropy(logits[0].float(), window_tokens[:, 1:].flatten())
+
+
+def bucketed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Tensor:
+    """Returns the mean loss of [windows, length + 1] token ids, segments of similar length padded to one batch."""
+    buckets: dict[int, list[Segment]] = {}
+    longest = window_tokens.shape[1] - 1
+    for segment in segments(window_tokens, separator):
+        size = max(SHORTEST_BUCKET_TOKENS, 1 << (segment.stop - segment.start - 1).bit_length())
+        buckets.setdefault(min(size, longest), []).append(segment)
+    total = torch.zeros((), device=window_tokens.device)
+    for members in buckets.values():
+        width = max(segment.stop - segment.start for segment in members)
+        inputs = window_tokens.new_full((len(members), width), separator)
+        targets = window_tokens.new_full((len(members), width), -100)
+        for index, (row, start, stop) in enumerate(members):
+            inputs[index, : stop - start] = window_tokens[row, start:stop]
+            targets[index, : stop - start] = window_tokens[row, start + 1 : stop + 1]
+        logits = model(input_ids=inputs, use_cache=False).logits
+        total = total + F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+    return total / (window_tokens.shape[0] * longest)

@@ -4,10 +4,8 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
-import json
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ from typing import Any
 from sbeval.errors import UserError
 from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.extension_data import check_amount, extension_tokens
-from sbeval.training.record import as_json, extension_record, loss_curve
-from sbeval.training.run import Run, write_checkpoint
+from sbeval.training.record import RunParts, as_json, extension_record
+from sbeval.training.run import Run
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.trainer import is_first_process, next_token_loss
 from sbeval.training.windows import TrainingWindows
@@ -88,18 +86,7 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
     from sbeval.checkpoints.load import load_checkpoint
 
     optimization = extension.optimization
-    run = Run(
-        out=out,
-        optimization=optimization,
-        length_tokens=extension.context_tokens,
-        precision=extension.precision,
-        seed=extension.seed,
-        log_every_steps=extension.log_every_steps,
-        save_every_steps=extension.save_every_steps,
-        max_seconds=max_seconds,
-        command=command,
-        started=time.monotonic(),
-    )
+    run = Run.of(extension, out=out, length_tokens=extension.context_tokens, max_seconds=max_seconds, command=command)
     loaded = load_checkpoint(extension.checkpoint, dtype="float32")
     if loaded.folder is None:
         raise UserError(
@@ -125,7 +112,7 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
         tokens,
         tokens[:0].reshape(0, 0),
         length_tokens=extension.context_tokens,
-        windows=optimization.steps * optimization.batch_tokens // extension.context_tokens,
+        windows=run.windows,
         recall_share=0.0,
         seed=extension.seed,
     )
@@ -139,19 +126,20 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
         if not run.train(model, windows, loss):
             return None
     checkpoint = out / "checkpoint"
-    if is_first_process():
-        write_checkpoint(model, checkpoint, tokenizer)
-        record = extension_record(
+
+    def record(parts: RunParts) -> dict[str, Any]:
+        return extension_record(
             extension=extension,
             parent=parent | {"format": loaded.format},
             data=data,
             epochs=epochs,
             tokens_seen=optimization.steps * optimization.batch_tokens,
             parameters=model.num_parameters(),
-            runs=out / "runs.jsonl",
-            curve=loss_curve(out / "training_log.jsonl"),
+            parts=parts,
         )
-        (checkpoint / "training_record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+    run.finish(model, tokenizer, checkpoint, record)
+    if is_first_process():
         print(f"{checkpoint}: extended to {extension.context_tokens} tokens", flush=True)
     return checkpoint
 

@@ -74,7 +74,7 @@ def from_mapping(kind: type[RecipeT], value: Any, *, where: str) -> RecipeT:
         if name not in value and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise UserError(f"missing key {missing[0]!r} in {where}: add it to the recipe")
+        raise UserError(f"missing key {missing[0]!r} in {where}: add it")
     hints = get_type_hints(kind)
     return kind(**{key: _convert(hints[key], item, f"{where}: {key}") for key, item in value.items()})
 

@@ -6,7 +6,7 @@ import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sbeval.training.settings import TrainRecipe
 
@@ -32,6 +32,13 @@ class RunPart:
     seconds: float
     gpu: str | None
     peak_memory_bytes: int | None
+
+
+class RunParts(NamedTuple):
+    """What a run left: one entry for each command, and the points of its loss curve."""
+
+    runs: list[dict[str, Any]]
+    curve: list[dict[str, Any]]
 
 
 def append_run(file: Path, part: RunPart) -> None:
@@ -64,8 +71,7 @@ def training_record(
     data: Mapping[str, Any],
     epochs: float,
     parameters: int,
-    runs: Path,
-    curve: list[dict[str, Any]],
+    parts: RunParts,
 ) -> dict[str, Any]:
     """Returns how a checkpoint was made: recipe, data, seeds, tokens, hardware, time and loss curve."""
     return {
@@ -74,7 +80,7 @@ def training_record(
         "parameters": parameters,
         "tokens_seen": recipe.optimization.steps * recipe.optimization.batch_tokens,
         "epochs": round(epochs, 3),
-        **_common(data, runs, curve),
+        **_common(data, parts),
     }
 
 
@@ -86,8 +92,7 @@ def extension_record(
     epochs: float,
     tokens_seen: int,
     parameters: int,
-    runs: Path,
-    curve: list[dict[str, Any]],
+    parts: RunParts,
 ) -> dict[str, Any]:
     """Returns how a checkpoint was extended: its parent, the settings, data, tokens, hardware, time and loss curve."""
     return {
@@ -96,18 +101,18 @@ def extension_record(
         "parameters": parameters,
         "tokens_seen": tokens_seen,
         "epochs": round(epochs, 3),
-        **_common(data, runs, curve),
+        **_common(data, parts),
     }
 
 
-def _common(data: Mapping[str, Any], runs: Path, curve: list[dict[str, Any]]) -> dict[str, Any]:
-    parts = loss_curve(runs)
+def _common(data: Mapping[str, Any], parts: RunParts) -> dict[str, Any]:
+    runs, curve = parts
     return {
         "unique_tokens": data["unique_tokens"],
-        "commands": [part["command"] for part in parts],
-        "runs": parts,
-        "seconds": round(sum(part["seconds"] for part in parts), 1),
-        "gpus": sorted({part["gpu"] for part in parts if part["gpu"]}),
+        "commands": [part["command"] for part in runs],
+        "runs": runs,
+        "seconds": round(sum(part["seconds"] for part in runs), 1),
+        "gpus": sorted({part["gpu"] for part in runs if part["gpu"]}),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "data": dict(data),
         "loss_curve": curve,

@@ -3,17 +3,18 @@
 import contextlib
 import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback
 
 from sbeval.errors import UserError
-from sbeval.training.record import RunPart, append_run, trim_log
+from sbeval.training.record import RunPart, RunParts, append_run, loss_curve, trim_log
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.trainer import (
     RunWatch,
@@ -68,6 +69,29 @@ class Run:
         self.out.mkdir(parents=True, exist_ok=True)
         file.write_text(wanted, encoding="utf-8")
 
+    @classmethod
+    def of(
+        cls, settings: "RunSettings", *, out: Path, length_tokens: int, max_seconds: float | None, command: str
+    ) -> Self:
+        """Returns the run of a recipe or an extension that starts now."""
+        return cls(
+            out=out,
+            optimization=settings.optimization,
+            length_tokens=length_tokens,
+            precision=settings.precision,
+            seed=settings.seed,
+            log_every_steps=settings.log_every_steps,
+            save_every_steps=settings.save_every_steps,
+            max_seconds=max_seconds,
+            command=command,
+            started=time.monotonic(),
+        )
+
+    @property
+    def windows(self) -> int:
+        """Windows seen over the whole run."""
+        return self.optimization.steps * self.optimization.batch_tokens // self.length_tokens
+
     def train(
         self, model: Any, windows: TrainingWindows, loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss
     ) -> bool:
@@ -109,8 +133,9 @@ class Run:
         )
         if trainer.is_fsdp_enabled:
             raise UserError(
-                "expected data-parallel processes, found FSDP, whose sharded weights cannot be written as a checkpoint "
-                "here; launch without --use_fsdp"
+                "expected data-parallel processes with the whole model each, found FSDP, whose sharded weights are not "
+                "written as a checkpoint here; launch without --use_fsdp, and take --gradient-checkpointing where "
+                "memory is short"
             )
         watch.trainer = trainer
         trainer.remove_callback(PrinterCallback)  # the watch prints
@@ -121,8 +146,8 @@ class Run:
             trainer.train(resume_from_checkpoint=str(state) if state else None)
         if (bad_step := trainer.bad_step()) is not None:
             raise UserError(
-                f"expected a finite loss, found NaN or infinity at step {bad_step}; the last good state in "
-                f"{self.out / 'states'} is kept: lower the learning rate and start again"
+                f"expected a finite loss and finite weights, found NaN or infinity at step {bad_step}; the last good "
+                f"state in {self.out / 'states'} is kept: lower the learning rate and start again"
             )
         part = RunPart(
             command=self.command,
@@ -138,13 +163,57 @@ class Run:
             print(f"stopped at step {part.last_step} of {steps} with its state saved; run the same command to go on")
         return not watch.out_of_time
 
+    def finish(self, model: Any, tokenizer: Any, folder: Path, record: Callable[[RunParts], dict[str, Any]]) -> None:
+        """Writes bf16 weights, configuration, tokenizer and record as one Hugging Face folder, which appears whole.
 
-def write_checkpoint(model: Any, folder: Path, tokenizer: Any) -> None:
-    """Writes bf16 weights, configuration and tokenizer as one Hugging Face folder."""
-    tokenizer.save_pretrained(folder)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    for file in folder.iterdir():
-        file.chmod(0o644)
+        Args:
+            model: the trained model, left in bf16.
+            tokenizer: to lie beside it.
+            folder: the checkpoint; one of an earlier call is replaced.
+            record: makes the record from what the run left.
+
+        Raises:
+            UserError: the disk is full; the run's states are kept.
+        """
+        if not is_first_process():
+            return
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        with _full_disk_named(self.out):
+            tokenizer.save_pretrained(partial)
+            model.to(torch.bfloat16).save_pretrained(partial)
+            parts = RunParts(loss_curve(self.out / "runs.jsonl"), loss_curve(self.out / "training_log.jsonl"))
+            text = json.dumps(record(parts), indent=1)
+            (partial / "training_record.json").write_text(text, encoding="utf-8")
+        for file in partial.iterdir():
+            file.chmod(0o644)
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+
+
+class RunSettings(Protocol):
+    """What a recipe and an extension have in common."""
+
+    @property
+    def optimization(self) -> OptimizationSettings:
+        """How to learn."""
+
+    @property
+    def precision(self) -> str:
+        """Of the forward pass."""
+
+    @property
+    def seed(self) -> int:
+        """Of random draws."""
+
+    @property
+    def log_every_steps(self) -> int:
+        """Distance of the loss curve's points."""
+
+    @property
+    def save_every_steps(self) -> int:
+        """Distance of resumable states."""
 
 
 @contextlib.contextmanager

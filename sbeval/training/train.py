@@ -1,10 +1,8 @@
 """`sbeval train RECIPE`: one training run, resumed where it stopped."""
 
 import argparse
-import json
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ import yaml
 
 from sbeval.errors import UserError
 from sbeval.training.recipe import from_mapping, read_mapping
-from sbeval.training.record import as_json, loss_curve, training_record
-from sbeval.training.run import Run, write_checkpoint
+from sbeval.training.record import RunParts, as_json, training_record
+from sbeval.training.run import Run
 from sbeval.training.settings import TrainRecipe
 from sbeval.training.trainer import is_first_process
 from sbeval.training.validation import split_validation, validation_loss
@@ -48,25 +46,14 @@ def train(
 
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
-    run = Run(
-        out=out,
-        optimization=recipe.optimization,
-        length_tokens=recipe.length_tokens,
-        precision=recipe.precision,
-        seed=recipe.seed,
-        log_every_steps=recipe.log_every_steps,
-        save_every_steps=recipe.save_every_steps,
-        max_seconds=max_seconds,
-        command=command,
-        started=time.monotonic(),
-    )
+    run = Run.of(recipe, out=out, length_tokens=recipe.length_tokens, max_seconds=max_seconds, command=command)
     arrays = load_arrays(data_folder or Path(recipe.data.folder))
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
     windows = TrainingWindows(
         training_tokens,
         arrays.recall,
         length_tokens=recipe.length_tokens,
-        windows=recipe.optimization.steps * recipe.optimization.batch_tokens // recipe.length_tokens,
+        windows=run.windows,
         recall_share=recipe.data.recall_share,
         seed=recipe.data.seed,
     )
@@ -76,18 +63,19 @@ def train(
     if not run.train(model, windows):
         return None
     checkpoint = out / recipe.name
+
+    def record(parts: RunParts) -> dict[str, Any]:
+        made = training_record(
+            recipe=recipe, data=arrays.record, epochs=windows.epochs, parameters=model.num_parameters(), parts=parts
+        )
+        return made | {"validation": validation_loss(model, validation_tokens, recipe.length_tokens)}
+
+    run.finish(model, AutoTokenizer.from_pretrained(arrays.tokenizer), checkpoint, record)
     if is_first_process():
-        write_checkpoint(model, checkpoint, AutoTokenizer.from_pretrained(arrays.tokenizer))
-        record = training_record(
-            recipe=recipe,
-            data=arrays.record,
-            epochs=windows.epochs,
-            parameters=model.num_parameters(),
-            runs=out / "runs.jsonl",
-            curve=loss_curve(out / "training_log.jsonl"),
-        ) | {"validation": validation_loss(model, validation_tokens, recipe.length_tokens)}
-        (checkpoint / "training_record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-        print(f"{checkpoint}: trained on {record['tokens_seen']} tokens", flush=True)
+        print(
+            f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens",
+            flush=True,
+        )
     return checkpoint
 
 

@@ -63,10 +63,18 @@ class WindowTrainer(Trainer):
         """Returns the loss of a batch, and notes on the device at which step it was first not finite."""
         del return_outputs, num_items_in_batch
         loss = self._window_loss(model, inputs["window_tokens"])
-        step = torch.full_like(loss.detach(), self.state.global_step + 1)
-        bad = torch.where(loss.detach().isfinite(), torch.full_like(step, math.inf), step)
-        self.first_bad_step = bad if self.first_bad_step is None else torch.minimum(self.first_bad_step, bad)
+        self._note(loss.detach().isfinite(), self.state.global_step + 1)
         return loss
+
+    def note_weights(self) -> None:
+        """Notes whether the step just done left weights that are not finite: their loss would be known too late."""
+        model: Any = self.model
+        finite = torch.stack([weight.detach().isfinite().all() for weight in model.parameters()]).all()
+        self._note(finite, self.state.global_step)
+
+    def _note(self, finite: Tensor, step: int) -> None:
+        bad = torch.where(finite, math.inf, float(step))
+        self.first_bad_step = bad if self.first_bad_step is None else torch.minimum(self.first_bad_step, bad)
 
     def bad_step(self) -> int | None:
         """Returns the first step whose loss was not finite, None where there is none.
@@ -156,7 +164,7 @@ class RunWatch(TrainerCallback):
         if self._max_seconds is not None and self._time_is_up(args.device, state.global_step):
             self.out_of_time = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True
-        if control.should_save and self._is_broken():
+        if control.should_save and self._is_broken(weights_too=True):
             control.should_save = False
             control.should_training_stop = True
 
@@ -198,8 +206,12 @@ class RunWatch(TrainerCallback):
             step % STEPS_BETWEEN_CLOCKS == 0 and _smallest_over_processes(torch.tensor(left_seconds, device=device)) < 0
         )
 
-    def _is_broken(self) -> bool:
-        return self.trainer is not None and self.trainer.bad_step() is not None
+    def _is_broken(self, *, weights_too: bool = False) -> bool:
+        if self.trainer is None:
+            return False
+        if weights_too:
+            self.trainer.note_weights()
+        return self.trainer.bad_step() is not None
 
 
 def last_complete_state(states: Path) -> Path | None:

@@ -1,14 +1,13 @@
 """The corpus and the tokenizer of a task, from what lm-eval hands it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from sbeval.corpora import (
     Corpus,
-    HubText,
     hub_corpus,
+    hub_text,
     local_corpus,
     split_wikitext_pages,
     stdlib_corpus,
@@ -17,10 +16,10 @@ from sbeval.corpora import (
 from sbeval.errors import UserError
 from sbeval.tasks.perplexity.settings import Settings
 
-HUB = {
-    "wikitext": HubText(path="EleutherAI/wikitext_document_level", config="wikitext-2-raw-v1", text_field="page"),
-    "pile": HubText(path="NeelNanda/pile-10k", split="train"),
-    "pg19": HubText(path="emozilla/pg19-test"),
+HUB_DATASETS = {
+    "wikitext": "EleutherAI/wikitext_document_level",
+    "pile": "NeelNanda/pile-10k",
+    "pg19": "emozilla/pg19-test",
 }
 _TOKENIZER_ARGUMENTS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 
@@ -38,14 +37,19 @@ def load_corpus(name: str, settings: Settings) -> Corpus:
         return local_corpus(settings.data_path, name=name, text_field=settings.text_field or "text")
     if name == "stdlib" and settings.dataset is None:
         return stdlib_corpus()
-    source = HUB.get(name) if settings.dataset is None else HubText(path=settings.dataset, split="train")
-    if source is None:
+    dataset = settings.dataset or HUB_DATASETS.get(name)
+    if dataset is None:
         raise UserError(
             'Expected a text to read, found none: name one with --metadata \'{"data_path": "..."}\' or '
             '\'{"dataset": "owner/name"}\'.'
         )
-    given = {"config": settings.dataset_config, "split": settings.dataset_split, "text_field": settings.text_field}
-    return hub_corpus(replace(source, **{key: value for key, value in given.items() if value is not None}), name=name)
+    source = hub_text(
+        dataset,
+        config=settings.dataset_config,
+        split=settings.dataset_split,
+        text_field=settings.text_field,
+    )
+    return hub_corpus(source, name=name)
 
 
 def load_tokenizer(task: str, metadata: Mapping[str, Any]) -> Any:
@@ -69,6 +73,17 @@ def load_tokenizer(task: str, metadata: Mapping[str, Any]) -> Any:
         ) from error
 
 
+def model_positions(metadata: Mapping[str, Any]) -> int | None:
+    """Returns the learned positions of the model under test, None for a model without or one that is no checkpoint."""
+    from sbeval.learned_positions import checkpoint_learned_positions
+
+    pretrained = metadata.get("pretrained")
+    if not isinstance(pretrained, str):
+        return None
+    revision = metadata.get("revision")
+    return checkpoint_learned_positions(pretrained, revision if isinstance(revision, str) else None)
+
+
 @lru_cache(maxsize=2)
 def _cached_tokenizer(source: str, options: tuple[tuple[str, Any], ...]) -> Any:
     from transformers import AutoTokenizer
@@ -78,7 +93,7 @@ def _cached_tokenizer(source: str, options: tuple[tuple[str, Any], ...]) -> Any:
 
 def _wikitext_pages(settings: Settings) -> Iterator[str]:
     if settings.data_path is None:
-        yield from HUB["wikitext"].rows()
+        yield from (page for _, page in hub_text(HUB_DATASETS["wikitext"]).texts())
         return
     for document in local_corpus(settings.data_path).documents():
         yield from split_wikitext_pages(document.text)

@@ -7,6 +7,7 @@ longest and shortest length, so that the key tokens are the same at every length
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens, tokenizer_sha256
 from sbeval.errors import UserError
+from sbeval.tasks.perplexity.evaluator_cache import EvaluatorCache, evaluator_identity
 from sbeval.token_logprobs import TokenLogprobsRequest
 
 LEAST_GAIN_NATS = 2.0
@@ -26,50 +28,75 @@ def key_tokens(
     """Returns, for each pair of requests with the same targets, which targets are key tokens.
 
     Args:
-        evaluator: checkpoint folder or hub id of a causal language model; it is loaded, used and let go.
+        evaluator: checkpoint folder or hub id of a causal language model; it is loaded where an answer is not kept
+            from an earlier run, used and let go.
         pairs: requests at the short and the long context.
         tokenizer_hash: hash of the tokenizer behind the requests; the evaluator's has to be the same.
     """
-    scorer, device = _load(evaluator, tokenizer_hash)
+    judge = _Evaluator(evaluator, tokenizer_hash)
     masks = []
     for short, long in pairs:
-        short_logprobs, long_logprobs = (_logprobs(scorer, request, device) for request in (short, long))
+        short_logprobs, long_logprobs = judge.logprobs(short), judge.logprobs(long)
         gain = long_logprobs - short_logprobs
         masks.append((gain > LEAST_GAIN_NATS) & (long_logprobs > LEAST_LOGPROB_NATS))
+    judge.cache.write()
     return masks
 
 
-def _load(evaluator: str, tokenizer_hash: str) -> tuple[Any, Any]:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+class _Evaluator:
+    """The evaluator model, loaded when a request needs it."""
 
-    import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-    from sbeval.scoring import TokenScorer
+    def __init__(self, name: str, tokenizer_hash: str) -> None:
+        from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(evaluator)
-        same = tokenizer_sha256(tokenizer) == tokenizer_hash
-        model: Any = AutoModelForCausalLM.from_pretrained(evaluator, dtype="auto") if same else None
-    except (OSError, ValueError, KeyError) as error:
+        self._name = name
+        try:
+            same = tokenizer_sha256(AutoTokenizer.from_pretrained(name)) == tokenizer_hash
+            self.cache = EvaluatorCache(evaluator_identity(name))
+        except (OSError, ValueError, KeyError) as error:
+            raise self._does_not_load(error) from error
+        if not same:
+            raise UserError(
+                f"Expected a LongPPL evaluator with the evaluated model's tokenizer, found another one in {name!r}: "
+                "name an evaluator that shares the tokenizer."
+            )
+
+    def logprobs(self, request: TokenLogprobsRequest) -> NDArray[np.float64]:
+        """Returns the log-probabilities of a request's scored targets, float64 [scored]."""
+        found = self.cache.read(request)
+        if found is None:
+            found = self._computed(request)
+            self.cache.keep(request, found)
+        return found
+
+    def _computed(self, request: TokenLogprobsRequest) -> NDArray[np.float64]:
+        import torch
+
+        scorer, device = self._scorer
+        targets = torch.from_numpy(resolve_tokens(request.key).astype(np.int64))
+        inputs = torch.cat([torch.tensor([request.lead_in]), targets[:-1]])[None].to(device)
+        positions = torch.arange(request.context_length - request.scored, request.context_length)
+        scores = scorer.score(inputs, torch.zeros_like(positions), positions, targets[-request.scored :])
+        return np.asarray(scores.logprobs.numpy(), np.float64)
+
+    @cached_property
+    def _scorer(self) -> tuple[Any, Any]:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
+        from sbeval.scoring import TokenScorer
+
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(self._name, dtype="auto")
+        except (OSError, ValueError, KeyError) as error:
+            raise self._does_not_load(error) from error
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return TokenScorer(model.to(device).eval()), device
+
+    def _does_not_load(self, error: Exception) -> UserError:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"Expected an evaluator model for LongPPL at {evaluator!r}, found none that loads ({reason}): "
+        return UserError(
+            f"Expected an evaluator model for LongPPL at {self._name!r}, found none that loads ({reason}): "
             "correct longppl_evaluator."
-        ) from error
-    if model is None:
-        raise UserError(
-            f"Expected a LongPPL evaluator with the evaluated model's tokenizer, found another one in {evaluator!r}: "
-            "name an evaluator that shares the tokenizer."
         )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return TokenScorer(model.to(device).eval()), device
-
-
-def _logprobs(scorer: Any, request: TokenLogprobsRequest, device: Any) -> NDArray[np.float64]:
-    import torch
-
-    targets = torch.from_numpy(resolve_tokens(request.key).astype(np.int64))
-    inputs = torch.cat([torch.tensor([request.lead_in]), targets[:-1]])[None].to(device)
-    positions = torch.arange(request.context_length - request.scored, request.context_length)
-    scores = scorer.score(inputs, torch.zeros_like(positions), positions, targets[-request.scored :])
-    return np.asarray(scores.logprobs.numpy(), np.float64)

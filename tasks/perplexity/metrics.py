@@ -94,9 +94,13 @@ class PerplexityMetrics:
     _values: dict[str, Any] = field(default_factory=dict)
     _shortest: ClusterTotals | None = None
 
-    def sample(self, logged: dict[str, Any]) -> SampleMetrics:
-        """Returns what one sample adds: the rows it logs, and nothing of its own under the computed keys."""
-        return SampleMetrics(logged, self.aggregation())
+    def higher_is_better(self) -> dict[str, bool]:
+        """Says of the metrics that have a better direction which it is."""
+        return {
+            key: key.startswith("context_gain")
+            for key in self.aggregation()
+            if "_ci95" not in key and "tokens@" not in key and "clusters@" not in key
+        }
 
     def aggregation(self) -> dict[str, Callable[[list[Any]], Any]]:
         """Returns lm-eval's functions from the samples' values to a result, `nll@L` before what rests on it."""

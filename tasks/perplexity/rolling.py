@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from sbeval.corpora.windows import Window, rolling_windows
 from sbeval.records import ClusterSums
-from sbeval.tasks.perplexity.settings import DEFAULT_LENGTHS, Lengths, settle_lengths
+from sbeval.tasks.perplexity.lead_in import LeadIn
+from sbeval.tasks.perplexity.lengths import DEFAULT_LENGTHS, Lengths, Limit, settle_lengths
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
@@ -23,18 +24,24 @@ class Rolling(PerplexityTask):
         """Nothing is joined; EOS lies between documents only so that the other protocols' tokens can be shared."""
         return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
 
-    def bos_policy(self, tokenizer: Any) -> str:
-        """lm-eval's own: BOS, else EOS, before every document, whatever the tokenizer adds."""
-        return "hf"
-
-    needs_long_documents = False
+    def settle_lead_in(self, tokenizer: Any, separator: tuple[int, ...]) -> LeadIn:
+        """Returns lm-eval's own rule: BOS, else EOS, before every document, whatever the tokenizer adds."""
+        return LeadIn.of_lm_eval(tokenizer)
 
     def settle(self) -> Lengths:
         """Takes any length asked for; by default up to the first that takes the longest document whole."""
-        longest = int(self.corpus.document_tokens.max())
+        longest = int(self.corpus.document_tokens.max(initial=0))
         enough = next((length for length in DEFAULT_LENGTHS if length >= longest), DEFAULT_LENGTHS[-1])
+        whole = Limit(
+            tokens=enough,
+            found=f"no document is longer than {longest} tokens",
+            remedy="give longer documents",
+        )
         return settle_lengths(
-            self.config.task, self.settings, corpus_limit=2**62, default_limit=enough, corpus_reason=""
+            self.config.task,
+            self.settings.context_lengths,
+            hard=self.model_limits(),
+            by_default=[whole],
         )
 
     def blocks(self) -> list[dict[str, Any]]:
@@ -49,11 +56,6 @@ class Rolling(PerplexityTask):
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
         """Cuts the document as lm-eval does."""
         return rolling_windows(block["start"], block["stop"], context_length)
-
-    def lead_in(self, window: Window) -> int:
-        """Returns BOS (else EOS) before a document, the token before elsewhere."""
-        document = self.corpus.document_at(window.start)
-        return self.start_token if window.start == int(self.corpus.starts[document]) else super().lead_in(window)
 
     def rows(
         self, doc: Mapping[str, Any], context_length: int, nll: Mapping[Window, NDArray[float64]]

@@ -1,16 +1,17 @@
 """What a user chooses with `--metadata`, checked once; and how context lengths are settled against corpus and model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
 from sbeval.errors import UserError
 
-DEFAULT_LENGTHS = tuple(2**power for power in range(9, 17))
 MOST_TARGETS = 256
 BLOCKS_PER_DOCUMENT = 4
 SEED = 1234
+_LEAST_LIKENESS = 0.88
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,12 @@ class Settings:
 
     @classmethod
     def from_metadata(cls, task: str, metadata: Mapping[str, Any]) -> Self:
-        """Reads the settings out of lm-eval's metadata, which also holds the model's arguments."""
+        """Reads the settings out of lm-eval's metadata, which also holds the model's arguments.
+
+        Raises:
+            UserError: a value that cannot be, or a key that is nearly one of the settings.
+        """
+        _check_keys(task, metadata, [field.name for field in fields(cls)])
         path = metadata.get("data_path")
         return cls(
             context_lengths=_lengths(task, metadata.get("context_lengths")),
@@ -75,53 +81,17 @@ class Settings:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lengths:
-    """Context lengths of a run, ascending, and the default ones left out."""
-
-    scored: tuple[int, ...]
-    dropped: tuple[int, ...] = ()
-
-
-def settle_lengths(
-    task: str,
-    settings: Settings,
-    *,
-    corpus_limit: int,
-    default_limit: int | None = None,
-    corpus_reason: str,
-) -> Lengths:
-    """Drops default lengths beyond the corpus or the model; refuses lengths that were asked for and do not fit.
-
-    Args:
-        task: name for the error.
-        settings: the user's choices.
-        corpus_limit: longest length the corpus can fill.
-        default_limit: longest length taken by default, where it is shorter than `corpus_limit`.
-        corpus_reason: what limits the corpus, and what would work, for the error.
-    """
-    if settings.context_lengths is not None:
-        longest = settings.context_lengths[-1]
-        if longest > corpus_limit:
-            raise UserError(
-                f"{task}: expected text for a context length of {longest} tokens, found text for {corpus_limit}: "
-                f"{corpus_reason}"
-            )
-        if settings.max_length is not None and longest > settings.max_length:
-            raise UserError(
-                f"{task}: expected a model that takes {longest} tokens, found max_length={settings.max_length}: "
-                "raise max_length in --model_args, or ask for shorter context_lengths."
-            )
-        return Lengths(scored=settings.context_lengths)
-    limits = [corpus_limit, default_limit, settings.max_length]
-    limit = min(value for value in limits if value is not None)
-    scored = tuple(length for length in DEFAULT_LENGTHS if length <= limit)
-    if not scored:
+def _check_keys(task: str, metadata: Mapping[str, Any], known: list[str]) -> None:
+    """Refuses misspelt settings. Other keys stay: arguments of the model and settings of other tasks are among them."""
+    if "protocol" in metadata:
         raise UserError(
-            f"{task}: expected text and a model for at least {DEFAULT_LENGTHS[0]} tokens, found {limit}: "
-            f"{corpus_reason} Shorter lengths are set with --metadata '{{\"context_lengths\": [...]}}'."
+            f"{task}: expected the protocol in the task's name, found protocol {metadata['protocol']!r} in --metadata: "
+            "name the task sb_<corpus>_<protocol>, with rolling, stream, sliding, fixed_target or position."
         )
-    return Lengths(scored=scored, dropped=tuple(length for length in DEFAULT_LENGTHS if length > limit))
+    for key in metadata:
+        near = get_close_matches(str(key), known, n=1, cutoff=_LEAST_LIKENESS)
+        if key not in known and near:
+            raise UserError(f"{task}: expected {near[0]} in --metadata, found {key}: correct the name.")
 
 
 def _lengths(task: str, value: Any) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""Protocols over blocks of the longest length: `stream`, `sliding` and `position`.
+"""Protocols over blocks of the longest length: `stream` and `sliding`.
 
 By default blocks are cut from all documents joined; with `context` "document" they are cut inside documents at least as
 long as the longest length, which is a series of its own.
@@ -7,13 +7,9 @@ long as the longest length, which is a series of its own.
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sbeval.corpora.windows import Window, disjoint_windows, position_bins, sliding_windows
+from sbeval.corpora.windows import Window, disjoint_windows, sliding_windows
 from sbeval.errors import UserError
-from sbeval.tasks.perplexity.metrics import Shown
-from sbeval.tasks.perplexity.settings import Lengths
+from sbeval.tasks.perplexity.lengths import Lengths
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
@@ -24,7 +20,7 @@ class Stream(PerplexityTask):
 
     def settle(self) -> Lengths:
         """Takes lengths that divide the longest one, up to what the text can fill."""
-        lengths = self.settle_full_windows(targets=0)
+        lengths = super().settle()
         longest = lengths.scored[-1]
         odd = [length for length in lengths.scored if longest % length]
         if odd:
@@ -83,34 +79,3 @@ class Sliding(Stream):
         """Moves over the block's targets, with left context from the block before."""
         stride = self.strides()[context_length]
         return sliding_windows(block["start"], block["stop"], context_length, stride=stride, region=block["region"])
-
-
-class Position(Stream):
-    """One pass at the longest length; NLL by position in log-spaced bins."""
-
-    protocol = "position"
-
-    def settle(self) -> Lengths:
-        """Takes the longest length alone."""
-        lengths = self.settle_full_windows(targets=0)
-        return Lengths(scored=lengths.scored[-1:], dropped=lengths.dropped)
-
-    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
-        """Adds the block's NLL by position to its rows by source document."""
-        length = self.lengths.scored[0]
-        (window,) = self.windows(doc, length)
-        bins = [[float(nll[window][first - 1 : last].sum()), last - first + 1] for first, last in position_bins(length)]
-        return super().logged(doc, nll) | {"position_nll": bins}
-
-    def aggregation(self) -> dict[str, Any]:
-        """Adds the mean NLL of every bin."""
-
-        def by_position(samples: list[list[list[float]]]) -> Shown:
-            sums = np.asarray(samples, np.float64).sum(axis=0)
-            bins = position_bins(self.lengths.scored[0])
-            return Shown(
-                [first, last, float(nats / tokens), int(tokens)]
-                for (first, last), (nats, tokens) in zip(bins, sums, strict=True)
-            )
-
-        return super().aggregation() | {"position_nll": by_position}

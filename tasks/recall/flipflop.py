@@ -20,6 +20,7 @@ class FlipFlopTask(TextRecallTask):
     """Scores the bit after every read; option `ignore_share`, the share of instructions that are to be ignored."""
 
     default_lengths = DEFAULT_LENGTHS
+    option_keys = frozenset({"ignore_share"})
 
     def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Reads the options."""
@@ -29,7 +30,7 @@ class FlipFlopTask(TextRecallTask):
         self._ignore_share = float(share)
         super().prepare(name, metadata)
 
-    def passage(self, index: int, cell: Cell, events: int) -> Passage:
+    def passages(self, index: int, cell: Cell, events: int) -> list[Passage]:
         """Writes instructions, the first of them a write."""
         rng = seeded_random(self.config.task, self.seed, index)
         text = [f"w {(bit := rng.randrange(2))}"]
@@ -44,7 +45,7 @@ class FlipFlopTask(TextRecallTask):
             written += len(text[-1])
             if name == "r":
                 spans.append((written - 1, written))
-        return Passage("".join(text), spans)
+        return [Passage("".join(text), spans)]
 
     def chance(self, cell: Cell) -> float:
         """Returns one half."""

@@ -1,15 +1,18 @@
 """Multi-query repeated associative recall: over a vocabulary of its own, and as text for pretrained models."""
 
+import itertools
 import json
+import random
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.recall import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar
+from sbeval.recall import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar, with_other_values
 from sbeval.target_logprobs import TargetSequence
 from sbeval.tasks.recall.task import Asked, Cell, RecallTask
 from sbeval.tasks.recall.text import Passage, TextRecallTask
@@ -22,30 +25,49 @@ TEXT_PAIRS = (4, 16)
 TEXT_LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
 
-def pair_counts(metadata: Mapping[str, Any], default: Sequence[int]) -> tuple[int, ...]:
-    """Reads `pairs`, a number or a list of numbers.
+def counts(metadata: Mapping[str, Any], key: str, default: Sequence[int]) -> tuple[int, ...]:
+    """Reads a number or a list of numbers, all of at least 1, ascending.
 
     Raises:
         UserError: the value is something else.
     """
-    asked = metadata.get("pairs")
+    asked = metadata.get(key)
     listed = list(default) if asked is None else [asked] if isinstance(asked, int) else asked
     if not isinstance(listed, list | tuple) or not listed or any(type(n) is not int or n < 1 for n in listed):
-        raise UserError(f"Expected pairs to be a list of whole numbers of at least 1, found {asked!r}.")
+        raise UserError(f"Expected {key} to be a list of whole numbers of at least 1, found {asked!r}.")
     return tuple(sorted(set(listed)))
 
 
-class MqrarTask(RecallTask):
-    """The token-level form, for models trained on it: options `pairs`, `n_back`, `vocabulary` and `context_lengths`."""
+class WithRetrievalGain(RecallTask):
+    """Asks every question twice: behind the values it is about, and behind other values in their place.
+
+    Beside the metrics of all recall tasks, `retrieval_gain` is by how much the answers' negative log-likelihood rises
+    when their values do not stand in the text, in nats.
+    """
+
+    def score(self, cell: Cell, answers: Sequence[tuple[NDArray[np.float64], NDArray[np.bool_]]]) -> dict[str, float]:
+        """Scores one condition from its two sequences."""
+        shown, replaced = answers
+        return {**super().score(cell, [shown]), "retrieval_gain": float((replaced[0] - shown[0]).mean())}
+
+    def metrics(self) -> dict[str, bool]:
+        """Returns the metrics of a condition, and whether more is better."""
+        return {**super().metrics(), "retrieval_gain": True}
+
+
+class MqrarTask(WithRetrievalGain):
+    """The token-level form, for models trained on it: options `pairs`, `n_back`, `vocabulary`."""
+
+    option_keys = frozenset({"n_back", "pairs", "vocabulary"})
 
     def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Reads the options."""
         self.num_samples = whole_number(metadata, "num_samples", 200, least=1)
         self.seed = whole_number(metadata, "seed", 42, least=0)
-        self._n_back = whole_number(metadata, "n_back", 1, least=1)
         self._vocabulary = whole_number(metadata, "vocabulary", VOCABULARY, least=6)
         lengths, _ = context_lengths(metadata, name, (LENGTH_TOKENS,))
-        self.cells = [Cell(length, pairs) for length in lengths for pairs in pair_counts(metadata, PAIRS)]
+        pairs, steps = counts(metadata, "pairs", PAIRS), counts(metadata, "n_back", (1,))
+        self.cells = [Cell(*cell) for cell in itertools.product(lengths, pairs, steps)]
         for cell in self.cells:
             self._setting(cell)
         known = _vocabulary_of(metadata.get("pretrained"))
@@ -60,20 +82,23 @@ class MqrarTask(RecallTask):
             length_tokens=cell.context_length,
             pairs=cell.pairs or 1,
             vocabulary=self._vocabulary,
-            n_back=self._n_back,
+            n_back=cell.n_back,
         )
 
     def asked(self, index: int, cell: Cell) -> list[Asked]:
-        """Makes one sequence."""
-        sequence = self._setting(cell).sequence(self.seed, index)
-        return [Asked(TargetSequence(*sequence), np.ones(len(sequence.targets_T), dtype=np.int64))]
+        """Makes one sequence, and the same with other values."""
+        setting = self._setting(cell)
+        shown = setting.sequence(self.seed, index)
+        replaced = with_other_values(setting, shown, self.seed, index)
+        each = np.ones(len(shown.targets_T), dtype=np.int64)
+        return [Asked(TargetSequence(*sequence), each) for sequence in (shown, replaced)]
 
     def chance(self, cell: Cell) -> float:
         """Returns the share of one value among all."""
         return self._setting(cell).chance
 
 
-class MqrarTextTask(TextRecallTask):
+class MqrarTextTask(WithRetrievalGain, TextRecallTask):
     """The text form: numbers assigned to names, shown by `print`, and assigned anew.
 
     The number shown is the one `n_back` assignments ago, so each answer stands in the text and is predicted from what
@@ -81,21 +106,26 @@ class MqrarTextTask(TextRecallTask):
     """
 
     default_lengths = TEXT_LENGTHS
+    option_keys = frozenset({"n_back", "pairs"})
 
     def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Reads the options."""
-        self._n_back = whole_number(metadata, "n_back", 1, least=1)
-        self._pairs = pair_counts(metadata, TEXT_PAIRS)
+        self._pairs = counts(metadata, "pairs", TEXT_PAIRS)
+        self._steps = counts(metadata, "n_back", (1,))
         super().prepare(name, metadata)
 
     def conditions(self, length: int) -> list[Cell]:
-        """Returns one condition for each number of pairs."""
-        return [Cell(length, pairs) for pairs in self._pairs]
+        """Returns one condition for each number of pairs and of steps back."""
+        return [Cell(length, pairs, steps) for pairs in self._pairs for steps in self._steps]
 
-    def passage(self, index: int, cell: Cell, events: int) -> Passage:
-        """Writes every name's first assignments, then `events` times print and assignment."""
+    def passages(self, index: int, cell: Cell, events: int) -> list[Passage]:
+        """Writes every name's first assignments, then `events` times print and assignment; once with other numbers."""
+        return [self._passage(index, cell, events, replaced=replaced) for replaced in (False, True)]
+
+    def _passage(self, index: int, cell: Cell, events: int, *, replaced: bool) -> Passage:
         pairs = cell.pairs or 1
         rng = seeded_random(self.config.task, self.seed, index, pairs)
+        others = seeded_random(self.config.task, self.seed, index, pairs, "other numbers")
         names = rng.sample(_names(), pairs)
         text: list[str] = []
         spans: list[tuple[int, int]] = []
@@ -109,26 +139,32 @@ class MqrarTextTask(TextRecallTask):
 
         def assign(name: str) -> None:
             past = history[name]
-            value = str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS))
-            while past and value == past[-1]:
-                value = str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS))
+            value = _number(rng, past[-1:])
             past.append(value)
-            write(f"{name} = {value}\n")
+            write(f"{name} = {_number(others, [value]) if replaced else value}\n")
 
-        for _ in range(self._n_back):
+        for _ in range(cell.n_back):
             for name in rng.sample(names, pairs):
                 assign(name)
         for _ in range(events):
             name = rng.choice(names)
             write(f"print({name})  # ")
             spans.append((written, written + VALUE_DIGITS))
-            write(f"{history[name][-self._n_back]}\n")
+            write(f"{history[name][-cell.n_back]}\n")
             assign(name)
         return Passage("".join(text), spans)
 
     def chance(self, cell: Cell) -> float:
         """Returns the share of one number among all."""
         return 1.0 / (9 * int(10 ** (VALUE_DIGITS - 1)))
+
+
+def _number(rng: random.Random, taken: Sequence[str]) -> str:
+    """Draws a number that is none of some others."""
+    while True:
+        number = str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS))
+        if number not in taken:
+            return number
 
 
 def _names() -> list[str]:

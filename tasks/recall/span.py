@@ -14,12 +14,13 @@ from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
 from sbeval.tasks.perplexity.inputs import load_corpus
 from sbeval.tasks.perplexity.settings import Settings
-from sbeval.tasks.ruler.options import context_lengths, whole_number
+from sbeval.tasks.ruler.options import context_lengths, task_metadata, whole_number
 from sbeval.tasks.ruler.tokens import load_counter
 
 REQUEST_TYPE = "attention_span"
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 QUERIES = 64
+OPTION_KEYS = frozenset({"context_lengths", "data_path", "num_samples", "queries"})
 
 Rows = list[list[float | None]]
 
@@ -42,7 +43,8 @@ class SpanTask(ConfigurableTask):  # type: ignore[misc]
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Tokenises the corpus and spreads blocks over it."""
-        name, metadata = str(self.config.task), self.config.metadata
+        name = str(self.config.task)
+        metadata = task_metadata(self.config.metadata, name, OPTION_KEYS)
         self.lengths, dropped = context_lengths(metadata, name, DEFAULT_LENGTHS)
         self.queries = whole_number(metadata, "queries", QUERIES, least=1)
         blocks = whole_number(metadata, "num_samples", 8, least=1)
@@ -57,7 +59,7 @@ class SpanTask(ConfigurableTask):  # type: ignore[misc]
             )
         blocks = min(blocks, total // longest)
         self._stops = [longest + i * (total - longest) // max(1, blocks - 1) for i in range(blocks)]
-        metadata["sbeval"] = TaskRecord(
+        self.config.metadata["sbeval"] = TaskRecord(
             family="span",
             corpus=source.name,
             corpus_sha256=self.corpus.corpus_sha256,

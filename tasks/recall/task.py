@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
 from sbeval.target_logprobs import REQUEST_TYPE, TargetLogprobs, TargetSequence, keep_sequences
+from sbeval.tasks.ruler.options import task_metadata
 
 
 class Cell(NamedTuple):
@@ -23,14 +24,18 @@ class Cell(NamedTuple):
     Attributes:
         context_length: tokens of a sequence.
         pairs: keys of a sequence, None where the task has no such thing.
+        n_back: how many assignments ago the value asked for was given.
     """
 
     context_length: int
     pairs: int | None = None
+    n_back: int = 1
 
     def key(self, metric: str) -> str:
-        """Returns the metric's key: `exact_match@0000768`, or `exact_match_32_pairs@0000768`."""
-        return metric_key(metric if self.pairs is None else f"{metric}_{self.pairs}_pairs", self.context_length)
+        """Returns the metric's key: `exact_match@0000768`, or `exact_match_32_pairs_2_back@0000768`."""
+        pairs = "" if self.pairs is None else f"_{self.pairs}_pairs"
+        back = "" if self.n_back == 1 else f"_{self.n_back}_back"
+        return metric_key(f"{metric}{pairs}{back}", self.context_length)
 
 
 class Asked(NamedTuple):
@@ -44,6 +49,16 @@ class Asked(NamedTuple):
     sequence: TargetSequence
     answer_tokens: NDArray[np.int64]
 
+    def first(self, answers: int) -> "Asked":
+        """Returns the same sequence with its first answers alone."""
+        counts = self.answer_tokens[:answers]
+        inputs, positions, targets = self.sequence
+        tokens = int(counts.sum())
+        return Asked(TargetSequence(inputs, positions[:tokens], targets[:tokens]), counts)
+
+
+RECALL_KEYS = frozenset({"context_lengths", "num_samples", "seed"})
+
 
 class RecallTask(ConfigurableTask):  # type: ignore[misc]
     """A probe whose answers are known tokens at known positions.
@@ -51,9 +66,13 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
     A document is one sample and carries every condition, so `--limit N` means N samples of each. Metrics of a
     condition: `exact_match`, the share of answers whose every token is the model's most probable one, `answer_nll`, the
     mean of the answers' negative log-likelihoods in nats, and `chance`, the exact match of a guess.
+
+    Attributes:
+        option_keys: what `--metadata` can set beside `RECALL_KEYS`, for this task alone under its name.
     """
 
     VERSION = 1
+    option_keys: frozenset[str]
     num_samples: int
     seed: int
     cells: list[Cell]
@@ -65,7 +84,8 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads the options and lists the samples."""
-        self.prepare(str(self.config.task), self.config.metadata)
+        name = str(self.config.task)
+        self.prepare(name, task_metadata(self.config.metadata, name, RECALL_KEYS | self.option_keys))
         self.config.metadata["sbeval"] = self.record().to_json()
         self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
 

@@ -54,8 +54,8 @@ class TextRecallTask(RecallTask):
         return [Cell(length)]
 
     @abstractmethod
-    def passage(self, index: int, cell: Cell, events: int) -> Passage:
-        """Writes a text of `events` events; one with fewer is its beginning."""
+    def passages(self, index: int, cell: Cell, events: int) -> list[Passage]:
+        """Writes texts of `events` events with the same answers; those with fewer events are their beginnings."""
 
     def tokenizer_sha256(self) -> str:
         """Returns the hash of the tokenizer."""
@@ -70,22 +70,33 @@ class TextRecallTask(RecallTask):
         length = cell.context_length
         events = max(1, length * 2 // _CHARACTERS_PER_EVENT)
         while True:
-            passage = self.passage(index, cell, events)
-            tokens, starts, stops = self.counter.encode_with_offsets(passage.text)
-            if len(tokens) > length:
+            found = [self._tokenised(passage, length) for passage in self.passages(index, cell, events)]
+            if all(one is not None for one in found):
                 break
             events *= 2
-        positions, counts = [], []
-        for first, last in passage.spans:
-            own = np.flatnonzero((stops > first) & (starts < last))
-            if own[-1] > length:
-                break
-            positions.append(own - 1)
-            counts.append(len(own))
-        if not positions:
+        asked = [one for one in found if one is not None]
+        answers = min(len(one.answer_tokens) for one in asked)
+        if not answers:
             raise UserError(
                 f"{self.config.task} asks for nothing within {length} tokens with {cell.pairs or 1} pairs; use a "
                 "longer context length or fewer pairs."
             )
-        places = np.concatenate(positions)
-        return [Asked(TargetSequence(tokens[:length], places, tokens[places + 1]), np.array(counts))]
+        return [one.first(answers) for one in asked]
+
+    def _tokenised(self, passage: Passage, length: int) -> Asked | None:
+        """Returns the first `length` tokens with the answers in them, None where the text has fewer tokens."""
+        tokens, starts, stops = self.counter.encode_with_offsets(passage.text)
+        if len(tokens) <= length:
+            return None
+        places: list[int] = []
+        counts: list[int] = []
+        for first, last in passage.spans:
+            own = np.flatnonzero((stops > first) & (starts < last))
+            if own[-1] > length:
+                break
+            places += (own - 1).tolist()
+            counts.append(len(own))
+        positions = np.array(places, dtype=np.int64)
+        return Asked(
+            TargetSequence(tokens[:length], positions, tokens[positions + 1]), np.array(counts, dtype=np.int64)
+        )

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 from sbeval.tasks.ruler.haystacks import Haystack
 from sbeval.tasks.ruler.tokens import LINE_START, LINES, WORDS, TokenCounter
@@ -60,6 +61,14 @@ class Draft(ABC):
     def depths(self, units: int) -> tuple[list[int], list[float]]:
         """Returns, for every piece the question is about, body tokens before it and its depth in percent."""
         return [], []
+
+
+class Generator(Protocol):
+    """Makes the samples of one task."""
+
+    def draft(self, index: int, context_length: int) -> Draft:
+        """Makes sample `index`, which depends on task, seed and index, and on the length where RULER says so."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,11 @@ import dataclasses
 import functools
 import hashlib
 import re
+import socket
+import urllib.parse
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +16,11 @@ from numpy.typing import NDArray
 from sbeval.corpora import read_text
 from sbeval.errors import UserError
 from sbeval.tasks.ruler.haystacks import EssayHaystack
+from sbeval.tasks.ruler.missing import Missing, MissingCorpus
 from sbeval.tasks.ruler.tokens import LINE_START, WORDS, TokenCounter
 
 HUB_DATASET = "baber/paul_graham_essays"
 SENTENCE_RULE = "sentence rule 1"
-OFFLINE_TASKS = "sb_niah_single_1, sb_niah_multikey_2, sb_niah_multikey_3, sb_ruler_vt, sb_ruler_cwe and sb_ruler_fwe"
 
 _OPENING, _CLOSING = "[\"'\u2018\u201c(\\[]*", "[\"'\u2019\u201d)\\]]*"
 _SHORT = "Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Co|Corp|Ltd|vs|cf|etc|al|No|pp|Fig"
@@ -68,18 +72,15 @@ def sentence_starts(words: list[str]) -> NDArray[np.int64]:
 
 
 @functools.lru_cache(maxsize=2)
-def load_essays(path: str | None, task: str) -> Essays:
+def load_essays(path: str | None) -> Essays:
     """Reads essays from a text file or a folder of them, or from the hub where no path is given.
 
     Raises:
         UserError: there is nothing to read, or the hub cannot be reached.
     """
-    text = _read_folder(Path(path).expanduser(), task) if path else _read_hub(task)
-    words = text.split()
+    words = (_read_folder(Path(path).expanduser()) if path else _read_hub()).split()
     if not words:
-        raise UserError(
-            f"{task} expected essays at {path or HUB_DATASET}, and found no words; name a folder of .txt files."
-        )
+        raise UserError(f"Expected essays at {path or HUB_DATASET}, and found no words; name a folder of .txt files.")
     return Essays(
         words=words,
         sentence_starts=sentence_starts(words),
@@ -88,24 +89,41 @@ def load_essays(path: str | None, task: str) -> Essays:
     )
 
 
-def _read_folder(path: Path, task: str) -> str:
+def _read_folder(path: Path) -> str:
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path] if path.is_file() else []
     if not files:
         raise UserError(
-            f"{task} expected essays as a .txt file or a folder of them at {path}, and found none; check "
+            f"Expected essays as a .txt file or a folder of them at {path}, and found none; check "
             '--metadata \'{"essays": "DIR"}\'.'
         )
     return " ".join(read_text(file) for file in files)
 
 
-def _read_hub(task: str) -> str:
+def _read_hub() -> str:
     import datasets
 
     try:
+        if not _hub_can_be_found() and not _kept(datasets.config):
+            raise ConnectionError
         rows = datasets.load_dataset(HUB_DATASET, split="train")
     except Exception as error:
-        raise UserError(
-            f"{task} needs essays, and {HUB_DATASET} could not be loaded ({type(error).__name__}); give a folder of "
-            f'.txt files with --metadata \'{{"essays": "DIR"}}\', or run {OFFLINE_TASKS}, which need none.'
-        ) from error
+        raise MissingCorpus([Missing("essays", "DIR", HUB_DATASET, type(error).__name__)]) from error
     return " ".join(rows["text"])
+
+
+def _hub_can_be_found() -> bool:
+    """Returns whether the hub's name resolves, which takes no time, where its client would try for half a minute."""
+    import datasets
+
+    if urllib.request.getproxies():  # names are then resolved elsewhere
+        return True
+    try:
+        socket.getaddrinfo(urllib.parse.urlsplit(datasets.config.HF_ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+def _kept(config: Any) -> bool:
+    """Returns whether the hub's client has the essays on disk."""
+    return (Path(config.HF_DATASETS_CACHE) / HUB_DATASET.replace("/", "___")).is_dir()

@@ -2,29 +2,19 @@
 
 from collections.abc import Sequence
 
+from sbeval.tasks.ruler.corpora import task_questions
 from sbeval.tasks.ruler.cwe import CweGenerator
-from sbeval.tasks.ruler.essays import SENTENCE_RULE, load_essays
+from sbeval.tasks.ruler.drafts import Generator
 from sbeval.tasks.ruler.fwe import FweGenerator
 from sbeval.tasks.ruler.niah import NiahGenerator
 from sbeval.tasks.ruler.qa import QaGenerator
-from sbeval.tasks.ruler.qa_corpora import QaCorpus, load_qa
+from sbeval.tasks.ruler.qa_corpora import QaCorpus
 from sbeval.tasks.ruler.scoring import string_match_part
-from sbeval.tasks.ruler.task import CorpusFacts, Generator, RulerTask
+from sbeval.tasks.ruler.task import RulerTask
 from sbeval.tasks.ruler.vt import VtGenerator
 
 
-class HaystackTask(RulerTask):
-    """A task with a haystack, which may be essays."""
-
-    def corpus(self) -> CorpusFacts:
-        """Returns the essays' name and hash, and the rule that splits them."""
-        if self.choices.values["type_haystack"] != "essay":
-            return CorpusFacts()
-        essays = load_essays(self.choices.path("essays"), str(self.config.task))
-        return CorpusFacts("essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}")
-
-
-class NiahTask(HaystackTask):
+class NiahTask(RulerTask):
     """Needles in a haystack."""
 
     def make_generator(self, name: str) -> Generator:
@@ -38,7 +28,7 @@ class NiahTask(HaystackTask):
         )
 
 
-class VtTask(HaystackTask):
+class VtTask(RulerTask):
     """Variable tracking."""
 
     def make_generator(self, name: str) -> Generator:
@@ -78,9 +68,9 @@ class QaTask(RulerTask):
     """Question answering; any of the answer's aliases counts."""
 
     def _corpus(self) -> QaCorpus:
-        dataset = "squad" if self.choices.one_of("dataset", ("squad", "hotpotqa")) == "squad" else "hotpotqa"
-        path = self.choices.path("squad" if dataset == "squad" else "hotpot")
-        return load_qa(dataset, path, str(self.config.task))
+        corpus = task_questions(self.choices)
+        assert corpus is not None
+        return corpus
 
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of questions with their documents."""
@@ -89,11 +79,6 @@ class QaTask(RulerTask):
     def available_samples(self) -> int:
         """Returns the number of questions."""
         return len(self._corpus().questions)
-
-    def corpus(self) -> CorpusFacts:
-        """Returns the corpus' name, hash and source."""
-        corpus = self._corpus()
-        return CorpusFacts(str(self.choices.values["dataset"]), corpus.sha256, corpus.source)
 
     def score(self, answer: str, references: Sequence[str]) -> float:
         """Scores 1 where an alias is found in the answer."""

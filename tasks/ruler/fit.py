@@ -9,24 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sbeval.errors import UserError
 from sbeval.tasks.ruler.drafts import Draft
+from sbeval.tasks.ruler.prompt import Frame, prompt_text
 from sbeval.tasks.ruler.tokens import TokenCounter
 
 CHECKED_EVERY = 50
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Frame:
-    """What stands around a prompt: system text and chat template, or only the space before the answer prefix.
-
-    Attributes:
-        head: before the prompt.
-        middle: between the question and the answer prefix.
-        tail: after the answer prefix.
-    """
-
-    head: str = ""
-    middle: str = " "
-    tail: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +32,6 @@ class Fit:
     prompt_tokens: int
     depths_tokens: list[int]
     depths_percent: list[float]
-
-
-def prompt_text(draft: Draft, units: int, frame: Frame) -> str:
-    """Returns the whole prompt."""
-    return "".join(
-        [frame.head, *draft.opening, draft.body(units), draft.closing, frame.middle, draft.answer_prefix, frame.tail]
-    )
 
 
 class Fitter:
@@ -104,11 +83,7 @@ class Fitter:
             if i - i % CHECKED_EVERY in inexact:
                 units[i], tokens[i] = self._fit_whole(drafts[i], units[i])
         if any(tokens[i] > self._budget for i in asked):
-            raise UserError(
-                f"{self._task} needs at least {self.minimum_length(asked)} tokens of context with this tokenizer, and "
-                f"was asked for {self._context_length}; leave that length out of context_lengths, for this task alone "
-                f'with --metadata \'{{"{self._task}": {{"context_lengths": [...]}}}}\'.'
-            )
+            raise UserError(needs_at_least(self._task, self.minimum_length(asked), [self._context_length]))
         return {i: self._fit(i, drafts[i], units[i], tokens[i], before[i]) for i in asked}
 
     def minimum_length(self, indices: Iterable[int]) -> int:
@@ -179,3 +154,12 @@ class Fitter:
                 high = units
                 units -= max(1, round((tokens - self._budget) / per_unit))
         return low, low_tokens
+
+
+def needs_at_least(task: str, needed_tokens: int, asked: Iterable[int]) -> str:
+    """Returns the sentence for a task that none of the lengths asked for is long enough for."""
+    return (
+        f"{task} needs at least {needed_tokens} tokens of context with this tokenizer, and was asked for "
+        f"{', '.join(map(str, asked))}; give it a longer length, for this task alone with --metadata "
+        f'\'{{"{task}": {{"context_lengths": [{needed_tokens}]}}}}\', or leave the task out.'
+    )

@@ -16,12 +16,13 @@ from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
 from sbeval.target_logprobs import REQUEST_TYPE, TargetSequence, keep_sequences
 from sbeval.tasks.recall.task import split_answers
+from sbeval.tasks.ruler.drafts import Generator
 from sbeval.tasks.ruler.families import NiahTask
-from sbeval.tasks.ruler.fit import Fit, Frame, prompt_text
+from sbeval.tasks.ruler.fit import Fit
 from sbeval.tasks.ruler.needles import draw_distinct, log_count
 from sbeval.tasks.ruler.niah import NiahGenerator
+from sbeval.tasks.ruler.prompt import Frame, prompt_text
 from sbeval.tasks.ruler.seeding import seeded_random
-from sbeval.tasks.ruler.task import Generator
 from sbeval.tasks.ruler.tokens import TokenCounter
 
 METRICS = {"answer_nll": False, "retrieval_gain": True, "exact_match": True, "chance_nll": False}
@@ -46,7 +47,7 @@ class ForcedNiahTask(NiahTask):
         assert isinstance(generator, NiahGenerator)
         if generator.queries * generator.values_per_key != 1:
             raise UserError(f"{name} scores one answer; leave num_needle_q and num_needle_v at 1.")
-        self.value_type = generator.value_type
+        self.value_type, self.haystack_strings = generator.value_type, generator.haystack_strings
         return generator
 
     def record(self) -> TaskRecord:
@@ -61,7 +62,7 @@ class ForcedNiahTask(NiahTask):
         for _, doc in documents:
             (value,) = doc["references"]
             rng = seeded_random(self.config.task, self.options.seed, doc["index"], "another value")
-            (other,) = draw_distinct(self.value_type, 1, rng, {value})
+            (other,) = draw_distinct(self.value_type, 1, rng, {value} | self.haystack_strings)
             for length, fit in fits.items():
                 prompt = prompt_text(self.generator.draft(doc["index"], length), fit[doc["index"]].units, frame)
                 needle = f": {value}."
@@ -95,11 +96,11 @@ class ForcedNiahTask(NiahTask):
 
     def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
         """Returns the mean for every metric and length."""
-        return {metric_key(metric, length): mean for length in self.options.context_lengths for metric in METRICS}
+        return {metric_key(metric, length): mean for length in self.lengths for metric in METRICS}
 
     def higher_is_better(self) -> dict[str, bool]:
         """Returns which way is better."""
-        lengths = self.options.context_lengths
+        lengths = self.lengths
         return {metric_key(metric, length): more for length in lengths for metric, more in METRICS.items()}
 
 

@@ -51,7 +51,7 @@ class NiahGenerator:
         self._one = self.queries * self.values_per_key == 1
         self._inline = self.haystack == "essay"
         self._essays = choices.path("essays")
-        self._task, self._name = task, (task, seed)
+        self._name = (task, seed)
         self._depths_percent = depths_percent
         self._counter = counter
         self._wording = niah_wording()
@@ -71,9 +71,8 @@ class NiahGenerator:
 
     def _make(self, index: int) -> HaystackDraft:
         rng = seeded_random(*self._name, index, "needles")
-        taken = self._pool[1] if self.haystack == "needle" else frozenset()
-        keys = draw_distinct(self.key_type, self.keys, rng, taken)
-        values = draw_distinct(self.value_type, self.keys * self.values_per_key, rng, frozenset())
+        keys = draw_distinct(self.key_type, self.keys, rng, self.haystack_strings)
+        values = draw_distinct(self.value_type, self.keys * self.values_per_key, rng, self.haystack_strings)
         of_key = {key: values[i * self.values_per_key :][: self.values_per_key] for i, key in enumerate(keys)}
         asked = rng.sample(keys, self.queries)
         needles = [(key, value) for key in keys for value in of_key[key]]
@@ -104,9 +103,14 @@ class NiahGenerator:
             template = template.replace(plural, singular)
         return template, noun[:-1]
 
+    @property
+    def haystack_strings(self) -> frozenset[str]:
+        """Keys and values of a needle haystack, which no sample's own needle has."""
+        return self._pool[1] if self.haystack == "needle" else frozenset()
+
     @functools.cached_property
     def _pool(self) -> tuple[list[str], frozenset[str], NDArray[np.int64]]:
-        """Lines of a needle haystack, their keys, and their token counts."""
+        """Lines of a needle haystack, their keys and values, and their token counts."""
         rng = seeded_random(*self._name, "pool")
         keys = draw_distinct(self.key_type, POOL_LINES, rng, frozenset())
         values = [draw(self.value_type, rng) for _ in keys]
@@ -114,13 +118,13 @@ class NiahGenerator:
         key_tokens = self._counter.count_pool([" " + key for key in keys], _KEYS)
         value_tokens = self._counter.count_pool([" " + value for value in values], _VALUES)
         rest = self._counter.count_pieces(lines[:1])[0] - key_tokens[0] - value_tokens[0]
-        return lines, frozenset(keys), rest + key_tokens + value_tokens
+        return lines, frozenset((*keys, *values)), rest + key_tokens + value_tokens
 
     @functools.cached_property
     def _shared_haystack(self) -> Haystack:
         """The haystack of all samples: essays or noise."""
         if self._inline:
-            return load_essays(self._essays, self._task).haystack(self._counter)
+            return load_essays(self._essays).haystack(self._counter)
         line = self._wording.noise + "\n"
         return NoiseHaystack(line=line, line_tokens=int(self._counter.count_pieces([line])[0]))
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from sbeval.errors import UserError
 from sbeval.tasks.ruler.cache import cache_folder
-from sbeval.tasks.ruler.essays import OFFLINE_TASKS
+from sbeval.tasks.ruler.missing import Missing, MissingCorpus
 from sbeval.tasks.ruler.wording import qa_source
 
 Dataset = Literal["squad", "hotpotqa"]
@@ -53,22 +53,22 @@ class QaCorpus:
 
 
 @functools.lru_cache(maxsize=2)
-def load_qa(dataset: Dataset, path: str | None, task: str) -> QaCorpus:
+def load_qa(dataset: Dataset, path: str | None) -> QaCorpus:
     """Reads a corpus from a local file, or downloads it once where no path is given.
 
     Raises:
         UserError: the file is missing, cannot be downloaded, or has another layout.
     """
-    raw, source = (_read_file(Path(path).expanduser(), task), path) if path else _download(dataset, task)
+    raw, source = (_read_file(Path(path).expanduser()), path) if path else _download(dataset)
     try:
         documents, questions = (_squad if dataset == "squad" else _hotpotqa)(json.loads(raw))
     except (ValueError, KeyError, TypeError) as error:
         layout = "SQuAD 2 (data, paragraphs, qas)" if dataset == "squad" else "HotpotQA's distractor setting"
         raise UserError(
-            f"{task} expected {source} in the layout of {layout}, and found another one ({error!r})."
+            f"Expected {source} in the layout of {layout}, and found another one ({error!r}); name a file in it."
         ) from error
     if not questions:
-        raise UserError(f"{task} expected answerable questions in {source}, and found none.")
+        raise UserError(f"Expected answerable questions in {source}, and found none; name another file.")
     return QaCorpus(documents=documents, questions=questions, sha256=hashlib.sha256(raw).hexdigest(), source=source)
 
 
@@ -103,13 +103,13 @@ def _hotpotqa(data: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Questi
     return documents, questions
 
 
-def _read_file(path: Path, task: str) -> bytes:
+def _read_file(path: Path) -> bytes:
     if not path.is_file():
-        raise UserError(f"{task} expected a corpus file at {path}, and found none; check the path in --metadata.")
+        raise UserError(f"Expected a corpus file at {path}, and found none; check the path in --metadata.")
     return path.read_bytes()
 
 
-def _download(dataset: Dataset, task: str) -> tuple[bytes, str]:
+def _download(dataset: Dataset) -> tuple[bytes, str]:
     url = qa_source(dataset)
     kept = cache_folder() / f"{dataset}-{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
     if kept.is_file():
@@ -122,8 +122,5 @@ def _download(dataset: Dataset, task: str) -> tuple[bytes, str]:
         part.write_bytes(raw)
         part.replace(kept)
     except OSError as error:
-        raise UserError(
-            f"{task} needs its questions, and {url} could not be loaded ({type(error).__name__}); give the file with "
-            f'--metadata \'{{"{_KEYS[dataset]}": "FILE"}}\', or run {OFFLINE_TASKS}, which need none.'
-        ) from error
+        raise MissingCorpus([Missing(_KEYS[dataset], "FILE", url, type(error).__name__)]) from error
     return raw, url

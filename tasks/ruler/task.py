@@ -1,14 +1,10 @@
 """The lm-eval side of RULER: documents that carry every length, requests, scores, and the record of the run."""
 
 import copy
-import dataclasses
-import hashlib
-import importlib.metadata
-import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import datasets
 from lm_eval.api.filter import Filter, FilterEnsemble
@@ -18,35 +14,18 @@ from lm_eval.api.task import ConfigurableTask
 
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
-from sbeval.tasks.ruler.cache import read_fits, write_fits
 from sbeval.tasks.ruler.choices import Choices
-from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.fit import Fit, Fitter, Frame, prompt_text
+from sbeval.tasks.ruler.corpora import PATH_KEYS, corpus_facts
+from sbeval.tasks.ruler.drafts import Generator
+from sbeval.tasks.ruler.fit import Fit, Fitter, needs_at_least
+from sbeval.tasks.ruler.fitted import FittedSamples
 from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, RUN_KEYS, RunOptions, run_options, task_metadata
+from sbeval.tasks.ruler.prompt import PROMPT_MARK, Frame, prompt_text, rendered_frame
 from sbeval.tasks.ruler.scoring import parse_answer, string_match_all
 from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
 from sbeval.tasks.ruler.wording import lm_eval_version
 
 log = logging.getLogger(__name__)
-
-GENERATOR_VERSION = 1
-_PROMPT_MARK, _PREFIX_MARK = "\ue000prompt\ue000", "\ue000prefix\ue000"
-
-
-class Generator(Protocol):
-    """Makes the samples of one task."""
-
-    def draft(self, index: int, context_length: int) -> Draft:
-        """Makes sample `index`, which depends on task, seed and index, and on the length where RULER says so."""
-        ...
-
-
-class CorpusFacts(NamedTuple):
-    """What the record says of a text source; all None where the text is generated."""
-
-    name: str | None = None
-    sha256: str | None = None
-    detail: str | None = None
 
 
 class ParsedAnswer(Filter):  # type: ignore[misc]
@@ -78,18 +57,16 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads options and tokenizer and lists the samples."""
         name, definition = str(self.config.task), self.config.metadata["ruler"]
-        settings = task_metadata(self.config.metadata, name, RUN_KEYS | definition.keys())
+        settings = task_metadata(self.config.metadata, name, RUN_KEYS | PATH_KEYS | definition.keys())
         self.options: RunOptions = run_options(settings, name, DEFAULT_LENGTHS)
         self.choices = Choices(name, definition, settings)
         self.counter: TokenCounter = load_counter(settings, name)
-        self.generator: Generator = self.make_generator(name)
-        self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
         if self.options.dropped_lengths:
             log.warning("%s leaves out %s: longer than the model takes", name, list(self.options.dropped_lengths))
-        self.fitter(self.options.context_lengths[0], Frame()).fit([0])
+        self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
+        self._prepare(Frame())
         if not isinstance(self.config.metadata.get("tokenizer", ""), str):
             self.config.metadata["tokenizer"] = str(self.counter.tokenizer.name_or_path)
-        self.config.metadata["sbeval"] = self.record().to_json()
         self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
 
     @abstractmethod
@@ -100,18 +77,14 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         """Returns how many samples there are, None without a bound."""
         return None
 
-    def corpus(self) -> CorpusFacts:
-        """Returns where the text comes from."""
-        return CorpusFacts()
-
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
-        corpus = self.corpus()
+        corpus = corpus_facts(self.choices)
         return TaskRecord(
             family="ruler",
             protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
-            lengths=list(self.options.context_lengths),
-            dropped_lengths=list(self.options.dropped_lengths),
+            lengths=list(self.lengths),
+            dropped_lengths=sorted({*self.options.context_lengths, *self.options.dropped_lengths} - set(self.lengths)),
             tokenizer_sha256=self.counter.sha256,
             seed=self.options.seed,
             lm_eval_version=lm_eval_version(),
@@ -131,7 +104,7 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
 
     def doc_to_text(self, doc: Mapping[str, Any], doc_to_text: Any = None) -> str:
         """Returns the mark that stands for the prompt while lm-eval renders what goes around it."""
-        return _PROMPT_MARK
+        return PROMPT_MARK
 
     def doc_to_target(self, doc: Mapping[str, Any], doc_to_target: Any = None) -> list[str]:
         """Returns the references."""
@@ -160,9 +133,10 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         if not selected:
             raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
         indices = [int(doc["index"]) for _, doc in selected]
-        lengths = self.options.context_lengths
-        fits = {length: self._fits(indices, length, frame) for length in lengths}
-        rows = {index: self._row(index, [fits[length][index] for length in lengths]) for index in indices}
+        if (frame, self.generated_tokens) != self._prepared_for:
+            self._prepare(frame)
+        fits = {length: self.fitted.fits(indices, length, frame) for length in self.lengths}
+        rows = {index: self._row(index, [fits[length][index] for length in self.lengths]) for index in indices}
         blank = dict.fromkeys(rows[indices[0]])
         self.dataset["test"] = datasets.Dataset.from_list(
             [rows.get(index, {**blank, "index": index}) for index in range(self.num_samples)]
@@ -198,67 +172,56 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
 
     def fitter(self, length: int, frame: Frame) -> Fitter:
         """Returns what fits this task's samples to a length, with nothing kept on disk."""
-        return Fitter(
-            lambda index: self.generator.draft(index, length),
-            context_length=length,
-            generated_tokens=self.generated_tokens,
-            frame=frame,
+        return self.fitted.fitter(length, frame)
+
+    def _prepare(self, frame: Frame) -> None:
+        """Sets generator and lengths, those of the lengths asked for that all samples fit, and records them."""
+        name, asked = str(self.config.task), self.options.context_lengths
+        self._prepared_for = (frame, self.generated_tokens)
+        self.generator: Generator = self.make_generator(name)
+        corpus = corpus_facts(self.choices)
+        self.fitted = FittedSamples(
+            name,
+            self.generator,
+            facts={
+                "choices": self.choices.values,
+                "depths": self.options.depths_percent,
+                "seed": self.options.seed,
+                "corpus": [corpus.sha256, corpus.detail],
+                "tokenizer": self.counter.sha256,
+            },
             counter=self.counter,
-            task=str(self.config.task),
+            generated_tokens=self.generated_tokens,
         )
-
-    def _fits(self, indices: Sequence[int], length: int, frame: Frame) -> dict[int, Fit]:
-        """Fits samples to a length, or reads how they were fitted before."""
-        digest = self._digest(length, frame)
-        kept = read_fits(digest)
-        if missing := [index for index in indices if index not in kept]:
-            made = self.fitter(length, frame).fit(missing)
-            kept |= {index: dataclasses.asdict(fit) for index, fit in made.items()}
-            write_fits(digest, kept)
-        return {index: Fit(**kept[index]) for index in indices}
-
-    def _digest(self, length: int, frame: Frame) -> str:
-        """Returns the hash of everything a fit depends on, beside the sample's index."""
-        facts = {
-            "generator": GENERATOR_VERSION,
-            "task": self.config.task,
-            "choices": self.choices.values,
-            "depths": self.options.depths_percent,
-            "generated_tokens": self.generated_tokens,
-            "length": length,
-            "frame": dataclasses.asdict(frame),
-            "special_tokens": self.counter.special_tokens,
-            "sources": {name: importlib.metadata.version(name) for name in ("lm-eval", "wonderwords")},
-            "record": self.record().to_json() | {"lengths": None, "dropped_lengths": None},
-        }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        needed = {length: self.fitted.needed_tokens(self.num_samples, length, frame) for length in asked}
+        short = {length: tokens for length, tokens in needed.items() if tokens is not None}
+        self.lengths = tuple(length for length in asked if length not in short)
+        if not self.lengths:
+            raise UserError(needs_at_least(name, short[asked[-1]], asked))
+        for length, tokens in short.items():
+            log.warning("%s leaves out %d tokens: with this tokenizer it needs at least %d", name, length, tokens)
+        self.config.metadata["sbeval"] = self.record().to_json()
 
     def _frame(self, system_instruction: str | None, chat_template: Callable[..., str] | None) -> Frame:
-        """Lets lm-eval render system text and chat template around marks, and cuts the result at them."""
-        text = str(
-            self.fewshot_context(
-                {"index": 0},
-                0,
-                system_instruction=system_instruction,
-                apply_chat_template=chat_template is not None,
-                chat_template=chat_template,
-                gen_prefix=_PREFIX_MARK,
+        """Lets lm-eval render system text and chat template around a prompt."""
+        return rendered_frame(
+            lambda prefix: str(
+                self.fewshot_context(
+                    {"index": 0},
+                    0,
+                    system_instruction=system_instruction,
+                    apply_chat_template=chat_template is not None,
+                    chat_template=chat_template,
+                    gen_prefix=prefix,
+                )
             )
         )
-        if text.count(_PROMPT_MARK) != 1 or text.count(_PREFIX_MARK) != 1:
-            raise UserError(
-                "Expected the chat template to show the user's message and the start of the answer once each, found "
-                f"{text.count(_PROMPT_MARK)} and {text.count(_PREFIX_MARK)}; run without --apply_chat_template."
-            )
-        head, rest = text.split(_PROMPT_MARK)
-        middle, tail = rest.split(_PREFIX_MARK)
-        return Frame(head=head, middle=middle, tail=tail)
 
     def _row(self, index: int, fits: Sequence[Fit]) -> dict[str, Any]:
-        draft = self.generator.draft(index, self.options.context_lengths[0])
+        draft = self.generator.draft(index, self.lengths[0])
         return {
             "index": index,
-            "lengths": list(self.options.context_lengths),
+            "lengths": list(self.lengths),
             "references": list(draft.references),
             "answer_prefix": draft.answer_prefix,
             "prompt_tokens": [fit.prompt_tokens for fit in fits],
@@ -280,8 +243,8 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
 
     def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
         """Returns the mean for every length, for which lm-eval knows the standard error."""
-        return {metric_key("score", length): mean for length in self.options.context_lengths}
+        return {metric_key("score", length): mean for length in self.lengths}
 
     def higher_is_better(self) -> dict[str, bool]:
         """Returns that more is better at every length."""
-        return {metric_key("score", length): True for length in self.options.context_lengths}
+        return {metric_key("score", length): True for length in self.lengths}

@@ -23,7 +23,7 @@ class VtGenerator:
     """Makes the samples of variable tracking.
 
     Args:
-        choices: `type_haystack`, `num_chains` and `num_hops`.
+        choices: `type_haystack`, `num_chains`, `num_hops` and `num_fewshot`.
         task: its name, part of every seed.
         seed: the run's seed.
         counter: the model's tokenizer.
@@ -33,9 +33,9 @@ class VtGenerator:
         self._inline = choices.one_of("type_haystack", ("noise", "essay")) == "essay"
         self._chains = choices.count("num_chains")
         self._hops = choices.count("num_hops")
+        self._shots = choices.count("num_fewshot", least=0)
         self._essays = choices.path("essays")
         self._name = (task, seed)
-        self._task = task
         self._counter = counter
         self._drafts: dict[int, HaystackDraft] = {}
         self._wording = vt_wording()
@@ -57,7 +57,7 @@ class VtGenerator:
         return HaystackDraft(
             references=chains[0],
             answer_prefix=self._wording.answer_prefix.format(query=values[0], num_v=self._hops + 1),
-            opening=[*self._demonstration(index), opening],
+            opening=[*self._demonstrations(index), opening],
             closing=question,
             haystack=self._haystack,
             inserts=inserts,
@@ -73,7 +73,7 @@ class VtGenerator:
     @functools.cached_property
     def _haystack(self) -> Haystack:
         if self._inline:
-            return load_essays(self._essays, self._task).haystack(self._counter)
+            return load_essays(self._essays).haystack(self._counter)
         line = niah_wording().noise + "\n"
         return NoiseHaystack(line=line, line_tokens=int(self._counter.count_pieces([line])[0]))
 
@@ -115,9 +115,12 @@ class VtGenerator:
         asked = shown[: shown.rindex(pieces[-1].rsplit(": ", 1)[1])].rstrip()  # without the answer, as RULER has it
         return int(self._counter.count_pieces([asked])[0])
 
-    def _demonstration(self, index: int) -> list[str]:
-        lines, positions = self._demonstration_shape
-        return self._demonstration_pieces(seeded_random(*self._name, index, "demonstration"), lines, positions)
+    def _demonstrations(self, index: int) -> list[str]:
+        pieces: list[str] = []
+        for shot in range(self._shots):
+            name = (*self._name, index, "demonstration", *([shot] if shot else []))
+            pieces += self._demonstration_pieces(seeded_random(*name), *self._demonstration_shape)
+        return pieces
 
     def _demonstration_pieces(self, rng: random.Random, lines: int, positions: Sequence[int]) -> list[str]:
         names = _variables(rng, 3, self._hops + 1)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiment_files import write_everything
 from playwright.sync_api import sync_playwright
-from result_files import write_everything
 
 from sbeval.reports import build_report
 

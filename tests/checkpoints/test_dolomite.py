@@ -1,3 +1,5 @@
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,28 @@ def test_the_sharing_of_grouped_heads_can_be_given(kv: Any, model_type: str, tmp
     assert_close(logits(loaded.model), expected, rtol=1e-4, atol=1e-4)
     other = load_checkpoint(tmp_path, kv_expand="interleave" if kv == "tile" else "tile")
     assert (logits(other.model) - expected).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("fields", "kv_expand", "line"),
+    [
+        ({"head_bias": True}, "auto", "kv_expand=auto takes tile: all of dolomite's generation A3 has it"),
+        (C, "auto", "kv_expand=auto takes tile: all of dolomite's generation A4 has it"),
+        ({**C, "model_type": "gpt_dolomite"}, "auto", "kv_expand=auto takes interleave: .* compare the NLL of a text"),
+        ({**C, "model_type": "gpt_base"}, "auto", "kv_expand=auto takes interleave: all of dolomite's generation C''"),
+        (C, "interleave", "kv_expand=interleave, as asked for"),
+    ],
+)
+def test_the_log_says_how_grouped_heads_are_shared_and_why(
+    fields: Any, kv_expand: Any, line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lm_eval")
+    logging.getLogger("lm_eval").addHandler(caplog.handler)
+    try:
+        load_checkpoint(save(tmp_path, *dolomite(**fields, kv_heads=2)), kv_expand=kv_expand)
+    finally:
+        logging.getLogger("lm_eval").removeHandler(caplog.handler)
+    assert re.search(line, caplog.text)
 
 
 def test_a_loaded_checkpoint_is_saved_in_this_projects_form(tmp_path: Path) -> None:

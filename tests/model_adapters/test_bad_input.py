@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from lm_eval.api.instance import Instance
+from safetensors.torch import load_file, save_file
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
@@ -15,7 +18,7 @@ from tests.model_adapters.small import Checkpoints
 
 
 def load(pretrained: Path | str, **kwargs: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(pretrained), device="cpu", dtype="float32", **kwargs)
+    return StickBreakingLM(str(pretrained), device="cpu", **{"dtype": "float32", **kwargs})
 
 
 def prompts(task: str, *texts: str, max_gen_toks: int = 8) -> list[Instance]:
@@ -48,6 +51,118 @@ def test_a_checkpoint_without_weights_is_named(checkpoint: Checkpoints, tmp_path
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("a missing shard", r"No such file.*model-00002"),
+        ("a truncated shard", "file not fully covered"),
+        ("a truncated pickle", "Expected a model's weights"),
+        ("another shape", r"down_proj.weight should be \[32, 52\] by the configuration, but is \[32, 48\]"),
+        ("a missing tensor", "lacks tensors: model.embed_tokens.weight"),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["llama", "rope"])
+def test_damaged_weights_are_one_error_before_any_evaluation(
+    architecture: str, damage: str, message: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint(architecture), tmp_path / "copy")
+    (folder / "model.safetensors").unlink()
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint(architecture))
+    model.save_pretrained(folder, max_shard_size="20KB")
+    shard = folder / "model-00002-of-00006.safetensors"
+    if damage == "a missing shard":
+        shard.unlink()
+    elif damage == "a truncated shard":
+        shard.write_bytes(shard.read_bytes()[:-50])
+    elif damage == "a truncated pickle":
+        for file in folder.glob("model*"):
+            file.unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+        whole = (folder / "pytorch_model.bin").read_bytes()
+        (folder / "pytorch_model.bin").write_bytes(whole[:-5000])
+    elif damage == "another shape":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 52}))
+    else:
+        kept = load_file(shard)
+        del kept[min(kept)]
+        save_file(kept, shard, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=message):
+        load(folder)
+
+
+class Dangerous:
+    """Creates a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_pickled_weights_run_no_code(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**tensors, "extra": Dangerous(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="Expected a model's weights"):
+        load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_that_a_checkpoint_brings_along_runs_only_when_trusted(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "homemade", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(
+        "import transformers\n"
+        "class Config(transformers.LlamaConfig):\n    model_type = 'homemade'\n"
+        "class Model(transformers.LlamaForCausalLM):\n    config_class = Config\n"
+    )
+    with pytest.raises(UserError, match="it runs code of its own: read that code, and pass trust_remote_code=True if"):
+        load(folder)
+    assert type(load(folder, trust_remote_code=True).model).__name__ == "Model"
+
+
+def test_a_model_type_nobody_here_knows_names_the_packages_that_might(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "hgrn"}))
+    with pytest.raises(UserError, match="install the package that defines it, flash-linear-attention for fla's models"):
+        load(folder)
+
+
+FLA_STAND_IN = """
+import transformers
+
+class Config(transformers.LlamaConfig):
+    model_type = "forgetting_transformer"
+
+class Model(transformers.LlamaForCausalLM):
+    config_class = Config
+
+transformers.AutoConfig.register("forgetting_transformer", Config)
+transformers.AutoModelForCausalLM.register(Config, Model)
+"""
+
+
+def test_models_of_fla_are_baselines_where_that_package_is_installed(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fla").mkdir()
+    (tmp_path / "fla" / "__init__.py").write_text("")
+    (tmp_path / "fla" / "models.py").write_text(FLA_STAND_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "forgetting_transformer"}))
+    lm = load(folder)
+    assert type(lm.model).__name__ == "Model"
+    assert lm.get_model_info()["sbeval"]["format"] == "huggingface:forgetting_transformer"
+
+
 def test_a_checkpoint_without_a_tokenizer_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     for file in folder.glob("tokenizer*"):
@@ -75,6 +190,12 @@ def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Checkpoints, t
         ({"skip_threshold": 1.5}, "skip_threshold to lie between 0 and 1, found 1.5"),
         ({"training_length": -1}, "training_length to be a positive number of tokens, found -1"),
         ({"max_batch_tokens": "many"}, "max_batch_tokens to be a positive number of tokens, found 'many'"),
+        ({"dtype": "float99"}, "dtype to be auto or a type such as bfloat16, found 'float99'"),
+        ({"batch_size": "many"}, "batch_size to be a positive number or auto, found 'many'"),
+        ({"batch_size": 0}, "batch_size to be a positive number or auto, found 0"),
+        ({"max_length": 0}, "max_length to be a positive number of tokens, found 0"),
+        ({"peft": "/nowhere"}, "adapter_config.json at peft=/nowhere, found none"),
+        ({"delta": "/nowhere"}, "config.json at delta=/nowhere, found none"),
         ({"max_lenght": 64}, "found max_lenght: correct it in --model_args"),
         ({"kernels": "blockwise"}, "for stick-breaking attention only, .* huggingface:llama: remove them"),
     ],

@@ -81,6 +81,9 @@ def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:
     "options",
     [
         {"revision": "main", "trust_remote_code": True},
+        {"parallelize": True},
+        {"device_map": "auto"},
+        {"add_bos_token": True},
         {"batch_size": "auto:2", "max_batch_size": 4},
         {"tokenizer": "same folder"},
         {"attn_implementation": "eager"},

@@ -1,4 +1,5 @@
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,17 @@ def test_kernels_of_a_softmax_model_are_refused() -> None:
     model.set_kernels()
     with pytest.raises(UserError, match="attention='rope'"):
         model.set_kernels(skip_threshold=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
+def test_a_scaled_checkpoint_states_its_original_length_without_a_warning(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    own = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+    config = small_config(attention="rope", rope_parameters=own, training_length_tokens=64)
+    config.save_pretrained(tmp_path)
+    found = SbevalConfig.from_pretrained(tmp_path)
+    assert found.rope_parameters == own
+    assert "ignore_keys_at_rope_validation" not in found.to_dict()
+    assert caplog.text == ""

@@ -23,6 +23,9 @@ CURVES = {
     "fire": [2.22, 2.06, 1.95, 2.05, 2.31, 2.63, 2.98, 3.2, 3.4],
 }
 BYTES_PER_TOKEN = 3.1
+Task = tuple[str, dict[str, Any], dict[str, Any] | None, list[dict[str, Any]]]
+"""Task name, results, the task's record, samples."""
+
 TOKENIZER = "9f" * 32
 CORPUS = "c0" * 32
 
@@ -141,8 +144,9 @@ def write_run(
     pretrained: str | None = None,
     limit: float | None = None,
     extra: dict[str, Any] | None = None,
+    arguments_bytes: int = 0,
 ) -> Path:
-    """Writes one run and returns the results file."""
+    """Writes one run and returns the results file; `arguments_bytes` pads every sample as long prompts do."""
     name = pretrained or (f"/checkpoints/{model.name}" if model else "org/model")
     folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {
@@ -193,9 +197,25 @@ def write_run(
     if log_samples:
         for task, _, _, samples in tasks:
             if samples:
-                lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
-                (folder / f"samples_{task}_{date}.jsonl").write_text(lines, encoding="utf-8")
+                prompt = {
+                    "gen_args_0": {"arg_0": ('A grain of "text" in a haystack.\n' * arguments_bytes)[:arguments_bytes]}
+                }
+                with (folder / f"samples_{task}_{date}.jsonl").open("w", encoding="utf-8") as file:
+                    for sample in samples:
+                        padded = _padded(sample, prompt) if arguments_bytes else sample
+                        file.write(json.dumps(padded, ensure_ascii=False) + "\n")
     return path
+
+
+def _padded(sample: dict[str, Any], prompt: dict[str, Any]) -> dict[str, Any]:
+    """Puts the prompt where lm-eval has it: after the document, before the answers."""
+    first = {key: sample[key] for key in ("doc_id", "doc", "target") if key in sample}
+    return (
+        first
+        | {"arguments": prompt, "resps": [["?"]], "filtered_resps": ["?"], "filter": "none"}
+        | sample
+        | {"arguments": prompt}
+    )
 
 
 def write_demo_pair(folder: Path) -> None:
@@ -254,7 +274,7 @@ def ruler_task(
                 "index": index,
                 "lengths": lengths,
                 "references": ["1234567"],
-                "depths_percent": [[depth] for _ in lengths],
+                "depths_percent": [[depth] for _ in lengths] if name not in DEPTHLESS else [[] for _ in lengths],
             },
             "target": "1234567",
             "filter": "none",
@@ -279,54 +299,17 @@ RULER_TASKS = [
     *[f"sb_niah_{kind}" for kind in ("multivalue", "multiquery")],
     *[f"sb_ruler_{kind}" for kind in ("vt", "cwe", "fwe", "qa_squad", "qa_hotpot")],
 ]
+DEPTHLESS = ("sb_ruler_cwe", "sb_ruler_fwe")
 
 
-def ordinary_task(name: str, metric: str, value: float, *, stderr: float = 0.01) -> tuple[str, dict, None, list]:
+def ordinary_task(name: str, metric: str, value: float, *, stderr: float = 0.01, samples: int = 0) -> Task:
+    """Returns an ordinary task; with samples, a question that one model answers is answered by every better one."""
+    order = np.random.default_rng(7).permutation(samples)
+    lines = [
+        {"doc_id": place, "filter": "none", "metrics": [metric], "doc_hash": f"{place:064x}", metric: float(rank)}
+        for place, rank in enumerate(order < round(value * samples))
+    ]
     results = {"alias": name, f"{metric},none": value, f"{metric}_stderr,none": stderr}
-    return name, results, None, []
-
-
-def write_everything(folder: Path) -> None:
-    """Writes a broad set: two models with all kinds of tasks, and two more position schemes without samples."""
-    write_demo_pair(folder)
-    for attention, reach in (("stickbreaking", 6000), ("rope", 1024)):
-        tasks = [
-            ruler_task(name, reach, seed=index, ceiling=0.97 if index < 8 else 0.6)
-            for index, name in enumerate(RULER_TASKS)
-        ]
-        shift = 0.02 if attention == "stickbreaking" else 0.0
-        tasks += [
-            position_task(CURVES[attention]),
-            ordinary_task("hellaswag", "acc_norm", 0.312 + shift),
-            ordinary_task("piqa", "acc", 0.601 + shift),
-            ordinary_task("wikitext", "word_perplexity", 88.2 - 100 * shift, stderr=float("nan")),
-        ]
-        write_run(
-            folder / f"tasks-{attention}",
-            model_record(attention),
-            tasks,
-            date="2026-11-20T12-00-00.000001",
-            seconds=1_795_003_600.0,
-        )
-    for attention in ("nope", "alibi"):
-        write_run(
-            folder / f"demo-{attention}",
-            model_record(attention),
-            [perplexity_task("stream", CURVES[attention])],
-            log_samples=False,
-        )
-
-
-def write_extension(folder: Path) -> None:
-    """Writes a RoPE checkpoint before and after context extension on the Pile."""
-    parent = model_record("rope", name="demo-rope")
-    child = model_record(
-        "rope",
-        name="demo-rope-4k",
-        checkpoint_sha256="e7" * 32,
-        training_length_tokens=4096,
-        extended_from={"name": "demo-rope", "sha256": parent.checkpoint_sha256, "training_length_tokens": 1024},
-    )
-    after = [2.21, 2.05, 1.94, 1.88, 1.84, 1.95, 2.6, 3.3, 3.9]
-    for model, curve in ((parent, CURVES["rope"]), (child, after)):
-        write_run(folder / model.name, model, [perplexity_task("rolling", curve, corpus="pile_10k")])
+    if samples:
+        results[f"{metric}_stderr,none"] = math.sqrt(value * (1 - value) / samples)
+    return name, results, None, lines

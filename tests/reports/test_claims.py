@@ -74,7 +74,7 @@ def test_documents_with_other_targets_at_some_length_do_not_enter() -> None:
     ("table", "words"),
     [
         (None, "samples were not logged"),
-        (sums([2.2, 2.1, 2.0, 1.9, 1.8], documents=12), "only 12 documents"),
+        (sums([2.2, 2.1, 2.0, 1.9, 1.8], documents=12), "too few documents"),
     ],
 )
 def test_what_stands_in_the_way_is_said(table: DocumentSums | None, words: str) -> None:
@@ -88,3 +88,44 @@ def test_few_documents_give_differences_without_intervals_and_no_claim() -> None
     assert claims.differences[-1].estimate == pytest.approx(-0.2, abs=0.02)
     assert np.isnan(claims.differences[-1].low)
     assert claims.raises_from_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("curve", "lowers_to", "raises_from"),
+    [
+        ([2.2, 2.1, 2.0, 1.9, 1.9], 2048, None),
+        ([2.2, 2.0, 2.0, 2.0, 2.0], 512, None),
+        ([2.2, 2.1, 2.0, 2.3, 1.8], 1024, 2048),
+        ([2.2, 2.1, 2.0, 1.9, 2.4], 2048, 4096),
+        ([2.0, 2.1, 2.2, 2.3, 2.4], None, 2048),
+    ],
+    ids=["gain then flat", "early gain then flat", "break then deeper", "gain then break", "rising throughout"],
+)
+def test_more_context_lowers_nll_up_to_where_no_longer_length_is_lower(
+    curve: list[float], lowers_to: int | None, raises_from: int | None
+) -> None:
+    claims = length_claims(sums(curve, noise=0.02), 1024)
+    assert (claims.lowers_to_tokens, claims.raises_from_tokens) == (lowers_to, raises_from)
+
+
+@pytest.mark.parametrize("trained", [None, 128, 512, 1024, 4096])
+def test_how_far_context_lowers_nll_does_not_depend_on_the_training_length(trained: int | None) -> None:
+    assert length_claims(sums([2.2, 2.1, 2.0, 1.9, 1.9], noise=0.02), trained).lowers_to_tokens == 2048
+
+
+def test_a_slow_gain_counts_where_no_single_step_is_certain() -> None:
+    claims = length_claims(sums([2.00, 1.99, 1.98, 1.97, 1.96], noise=0.04, seed=5), 1024)
+    assert claims.lowers_to_tokens in (1024, 2048, 4096)
+
+
+def test_noise_alone_is_called_a_gain_no_more_often_than_the_band_says() -> None:
+    found = [length_claims(sums([2.0] * 5, noise=0.05, seed=seed), 1024) for seed in range(60)]
+    assert sum(claims.lowers_to_tokens is not None for claims in found) <= 8
+    assert sum(claims.raises_from_tokens is not None for claims in found) <= 8
+
+
+def test_one_length_allows_no_claim() -> None:
+    full = sums([2.2, 2.1, 2.0, 1.9, 1.8])
+    rows = zip(full.clusters, full.nll_nats[:, 0], full.tokens[:, 0], full.bytes[:, 0], strict=True)
+    one = DocumentSums({256: {cluster: np.array(values) for cluster, *values in rows}})
+    assert "only one context length" in length_claims(one, 1024).obstacle

@@ -7,7 +7,8 @@ from typing import Any
 import altair
 import pandas as pd
 import pytest
-from result_files import CURVES, LENGTHS, model_record, perplexity_task, ruler_task, write_everything, write_run
+from experiment_files import write_everything
+from result_files import CURVES, LENGTHS, model_record, perplexity_task, ruler_task, write_run
 
 from sbeval.reports import load_results
 from sbeval.reports.assemble import assemble

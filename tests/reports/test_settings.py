@@ -1,7 +1,8 @@
 from pathlib import Path
 
 import pytest
-from result_files import CURVES, model_record, perplexity_task, write_extension, write_run
+from experiment_files import write_extension
+from result_files import CURVES, model_record, perplexity_task, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import load_results
@@ -109,8 +110,8 @@ def test_scheme_training_length_and_window_become_three_panels(tmp_path: Path) -
     results = load_results([tmp_path])
     panels = perplexity_panels(results.measurements, results.settings)
     assert {panel.aspect: set(panel.labels) for panel in panels} == {
-        "position scheme (trained at 1K)": {"demo-sb", "demo-rope", "demo-alibi"},
-        "training length": {"demo-rope", "rope-4k"},
+        "position scheme, trained at 1K": {"demo-sb", "demo-rope", "demo-alibi"},
+        "training length": {"demo-sb", "demo-rope", "rope-4k"},
         "attention window": {"demo-sb", "demo-rope", "rope-w"},
     }
 

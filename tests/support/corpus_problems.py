@@ -110,6 +110,13 @@ def tiny_llama(*, sharpness: float = 6.0) -> transformers.PreTrainedModel:
     return model.eval()
 
 
+def tiny_gpt2(folder: Path, *, positions: int) -> Path:
+    """Saves a model with learned positions."""
+    config = transformers.GPT2Config(vocab_size=400, n_positions=positions, n_embd=16, n_layer=1, n_head=1)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
 def run_task(name: str, model: LM, metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Runs one task through lm-eval and returns its results, samples and record."""
     folder = str(Path(next(iter(sbeval.tasks.__path__))))

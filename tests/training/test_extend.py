@@ -4,36 +4,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from training_problems import CONTEXT_TOKENS, tiny_extension, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.checkpoints.load import load_checkpoint
 from sbeval.errors import UserError
-from sbeval.models import SbevalConfig, SbevalForCausalLM, held_rope_frequencies
+from sbeval.models import SbevalForCausalLM, held_rope_frequencies
 from sbeval.models.rope import parse_rope_scaling
-from sbeval.training.document_loss import DocumentMaskedLoss, segments
-from sbeval.training.extend import Extension, extend, main
+from sbeval.training.document_loss import DocumentMaskedLoss, bucketed_loss, segments
+from sbeval.training.extend import extend, main
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
-
-CONTEXT_TOKENS = 128
-
-
-def tiny_model(attention: str) -> SbevalForCausalLM:
-    torch.manual_seed(0)
-    return SbevalForCausalLM(
-        SbevalConfig(
-            attention=attention,
-            vocab_size=300,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            training_length_tokens=64,
-            eos_token_id=0,
-        )
-    )
 
 
 @pytest.fixture(scope="module", params=["stickbreaking", "rope"])
@@ -42,25 +25,6 @@ def parent(request, tmp_path_factory, data_folder):
     tiny_model(request.param).save_pretrained(folder)
     save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
     return folder
-
-
-def tiny_extension(parent, data, **changes) -> Extension:
-    settings = {
-        "checkpoint": str(parent),
-        "data": data,
-        "context_tokens": CONTEXT_TOKENS,
-        "optimization": OptimizationSettings(
-            learning_rate=3e-3,
-            total_tokens=6 * 512,
-            batch_tokens=512,
-            micro_batch_tokens=256,
-            warmup_steps=2,
-            schedule="extension",
-        ),
-        "precision": "float32",
-        "log_every_steps": 1,
-    }
-    return Extension(**(settings | changes))
 
 
 def is_rope(parent) -> bool:
@@ -129,25 +93,72 @@ def test_segments_cover_every_input_once_and_begin_at_separators(rows):
         assert 0 not in rows[row][start + 1 : stop]
 
 
-@pytest.mark.parametrize("attention", ["stickbreaking", "rope", "nope"])
-def test_documents_do_not_see_each_other(attention):
-    model = tiny_model(attention)
+SCHEMES = {
+    "stickbreaking": {},
+    "stickbreaking with remainder and norm": {"remainder": "head_bias", "head_norm": True},
+    "rope": {},
+    "rope in a window": {"sliding_window": 40},
+    "nope": {},
+    "alibi": {},
+    "fire": {},
+}
+
+
+def loss_and_gradients(model, loss) -> tuple[float, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    loss.backward()
+    return loss.item(), {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_packed_documents_have_the_loss_and_gradients_of_each_alone(scheme):
+    model = tiny_model(scheme.split()[0], **SCHEMES[scheme])
     draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(
+                torch.randn(weight.shape, generator=draw) / max(1, weight.shape[-1] if weight.dim() else 1) ** 0.5
+            )
     window_tokens = torch.randint(1, 300, (2, 201), generator=draw)
     window_tokens[0, [0, 70, 71, 150]] = 0
     window_tokens[1, 33] = 0
-    loss = DocumentMaskedLoss(separator=0)
-    expected = 0.0
+    alone = torch.zeros(())
     for row, start, stop in segments(window_tokens, 0):
-        alone = next_token_loss(model, window_tokens[row : row + 1, start : stop + 1])
-        expected += alone.item() * (stop - start)
-    assert loss(model, window_tokens).item() == pytest.approx(expected / 400, rel=1e-5)
+        tokens = window_tokens[row : row + 1, start : stop + 1]
+        alone = alone + next_token_loss(model, tokens) * (stop - start) / 400
+    expected, expected_gradients = loss_and_gradients(model, alone)
+    for whole in (DocumentMaskedLoss(separator=0)(model, window_tokens), bucketed_loss(model, window_tokens, 0)):
+        found, gradients = loss_and_gradients(model, whole)
+        assert found == pytest.approx(expected, rel=1e-5)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-3, atol=2e-6)
+    assert DocumentMaskedLoss(separator=299)(model, window_tokens).item() != pytest.approx(expected, rel=1e-5)
 
+
+@pytest.mark.parametrize("attention", ["stickbreaking", "rope", "nope"])
+def test_documents_do_not_see_each_other(attention):
+    model = tiny_model(attention)
+    window_tokens = torch.randint(1, 300, (1, 201), generator=torch.Generator().manual_seed(1))
+    window_tokens[0, [0, 70, 71, 150]] = 0
+    begins = torch.tensor([0, 70, 71, 150, 200], dtype=torch.int32)
     changed = window_tokens.clone()
     changed[0, 1:70] = 5
-    for later in ((71, 150), (150, 200)):
-        first = next_token_loss(model, window_tokens[:1, later[0] : later[1] + 1])
-        assert torch.equal(first, next_token_loss(model, changed[:1, later[0] : later[1] + 1]))
+    first, second = (
+        model(input_ids=tokens[:, :200], cu_seqlens=begins, use_cache=False).logits
+        for tokens in (window_tokens, changed)
+    )
+    assert torch.equal(first[:, 71:], second[:, 71:])
+    assert not torch.equal(first[:, 2:70], second[:, 2:70])
+
+
+def test_packed_texts_take_no_scaling_that_depends_on_a_length():
+    scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    model = tiny_model("rope", rope_parameters=scaling)
+    inputs, begins = torch.ones(1, 100, dtype=torch.long), torch.tensor([0, 30, 100], dtype=torch.int32)
+    with pytest.raises(UserError, match="held_rope_frequencies"):
+        model(input_ids=inputs, cu_seqlens=begins, use_cache=False)
+    with pytest.raises(ValueError, match="no attention_mask"):
+        model(input_ids=inputs, cu_seqlens=begins, attention_mask=torch.ones_like(inputs))
 
 
 def test_a_document_alone_has_the_ordinary_loss():

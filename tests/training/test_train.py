@@ -5,50 +5,18 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import yaml
+from training_problems import STEPS, tiny_recipe, weights
 
 from sbeval.errors import UserError
-from sbeval.models import SbevalForCausalLM
 from sbeval.training.record import as_json
-from sbeval.training.settings import DataSettings, OptimizationSettings, TrainRecipe
 from sbeval.training.train import main, train
+from sbeval.training.trainer import last_complete_state
 from sbeval.training.windows import TrainingWindows, load_arrays
-
-LENGTH_TOKENS = 64
-STEPS = 20
-
-
-def tiny_recipe(attention: str = "stickbreaking", steps: int = STEPS, save_every_steps: int = 100) -> TrainRecipe:
-    return TrainRecipe(
-        name=f"tiny_{attention}",
-        model={
-            "attention": attention,
-            "vocab_size": 300,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "tie_word_embeddings": True,
-            "training_length_tokens": LENGTH_TOKENS,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-        },
-        data=DataSettings(folder="unused", recall_share=0.1),
-        optimization=OptimizationSettings(
-            learning_rate=1e-2, total_tokens=steps * 256, batch_tokens=256, warmup_steps=3
-        ),
-        precision="float32",
-        log_every_steps=5,
-        save_every_steps=save_every_steps,
-    )
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return SbevalForCausalLM.from_pretrained(checkpoint).state_dict()
 
 
 def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_path, data_folder):
@@ -156,6 +124,32 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
     with pytest.raises(UserError, match=r"NaN or infinity at step \d+"):
         train(broken, tmp_path, data_folder=data_folder)
     assert not (tmp_path / "tiny_stickbreaking").exists()
+    state = last_complete_state(tmp_path / "states")
+    assert all(tensor.isfinite().all() for tensor in weights(state).values())
+
+
+def test_a_disk_full_at_the_end_leaves_no_half_checkpoint_and_nothing_is_trained_again(
+    tmp_path, data_folder, monkeypatch
+):
+    recipe = tiny_recipe(steps=2)
+    whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
+    save = safetensors.torch.save_file
+
+    def save_while_there_is_room(tensors, file, *arguments, **options):
+        if "partial" in str(file):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        return save(tensors, file, *arguments, **options)
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("transformers.modeling_utils.safe_save_file", save_while_there_is_room)
+        with pytest.raises(UserError, match="full disk"):
+            train(recipe, tmp_path / "run", data_folder=data_folder)
+    assert not (tmp_path / "run" / recipe.name).exists()
+    mended = train(recipe, tmp_path / "run", data_folder=data_folder)
+    assert len((tmp_path / "run" / "runs.jsonl").read_text().splitlines()) == 1
+    assert [file.name for file in (tmp_path / "run").glob("*.partial")] == []
+    expected = weights(whole)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(mended).items())
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path, data_folder):

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from corpus_problems import KnownLM, run_task, tiny_tokenizer, write_folder
+from lm_eval.tasks import TaskManager
 
+from sbeval import plugin
 from sbeval.corpora import store
 from sbeval.errors import UserError
 from sbeval.token_logprobs import TokenLogprobs
@@ -50,6 +52,8 @@ def metadata(tmp_path: Path) -> dict[str, Any]:
         ("rolling", {"tokenizer": "/nowhere/tokenizer"}, "nowhere"),
         ("rolling", {"tokenizer": None}, "pretrained"),
         ("rolling", {"seed": -1}, "seed"),
+        ("stream", {"protocol": "rolling"}, "in the task's name"),
+        ("stream", {"context_length": [8]}, "expected context_lengths in --metadata, found context_length"),
     ],
 )
 def test_choices_that_cannot_work(metadata: dict[str, Any], task: str, choices: dict[str, Any], message: str) -> None:
@@ -57,6 +61,24 @@ def test_choices_that_cannot_work(metadata: dict[str, Any], task: str, choices: 
         run_task(f"sb_stdlib_{task}", KnownLM(), metadata | choices)
     assert f"sb_stdlib_{task}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sb_wikitext_streem", "try sb_wikitext_stream,"),
+        ("sb_gutenberg_rolling", "sb_"),
+        ("sb_pg19_strided", "sb_pg19_"),
+    ],
+)
+def test_an_unknown_protocol_or_corpus_is_answered_with_those_there_are(name: str, message: str) -> None:
+    plugin.install()
+    manager = TaskManager(include_path=str(plugin.tasks_folder()), include_defaults=False)
+    with pytest.raises(UserError, match=message) as error:
+        manager.match_tasks([name])
+    assert repr(name) in str(error.value)
+    assert manager.match_tasks(["hellaswagg"]) == [], "other names stay lm-eval's own"
+    assert manager.match_tasks(["sb_wikitext*"])
 
 
 def test_a_text_must_be_named_where_the_corpus_is_the_users(metadata: dict[str, Any]) -> None:

@@ -1,82 +1,115 @@
-"""`rolling` equals lm-eval's own wikitext task on its own `hf` model, windows, BOS and normalisation included."""
+"""`rolling` equals lm-eval's own wikitext and pile_10k on its own `hf` model, its windows, BOS, words and bytes."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import datasets
+import lm_eval.tasks
+import pages
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from corpus_problems import random_text, run_task, tiny_llama, tiny_tokenizer
+import transformers
+from corpus_problems import BOS, EOS, run_task, tiny_llama, tiny_tokenizer
 from lm_eval import evaluate
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks.wikitext import preprocess_wikitext
+from lm_eval.tasks._yaml_loader import load_yaml
 
-from sbeval.corpora import resolve_tokens, split_wikitext_pages, store
-from sbeval.token_logprobs import TokenLogprobs
+from sbeval.corpora import split_wikitext_pages, store
+from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.models import SbevalConfig, SbevalForCausalLM
 
-LENGTH = 48
-
-
-class TokenHFLM(HFLM):  # type: ignore[misc]
-    """lm-eval's `hf`, answering token requests by a forward pass over the window alone."""
-
-    def token_logprobs(self, requests: list[Any]) -> list[TokenLogprobs]:
-        answers = []
-        for request in requests:
-            key, _, lead_in, scored = request.args
-            targets = torch.tensor(resolve_tokens(key).tolist())
-            logits = self.model(torch.cat([torch.tensor([lead_in]), targets[:-1]])[None]).logits[0]
-            logprobs = logits.float().log_softmax(-1)[torch.arange(len(targets)), targets]
-            answers.append(TokenLogprobs(logprobs[-scored:].detach().numpy()))
-        return answers
+LENGTHS = [48, 300]
+PAGES = list(split_wikitext_pages(pages.WIKITEXT))
 
 
-@pytest.fixture
-def raw_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stickbreaking() -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    config = SbevalConfig(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        training_length_tokens=64,
+        initializer_range=0.2,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    )
+    return SbevalForCausalLM(config).eval()
+
+
+MODELS = {"llama": tiny_llama, "stick-breaking": stickbreaking}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "_open", {})
-    pages = [
-        f" = Page {number} = \n \n {random_text(30 + 60 * number, number)} a @-@ b , c . = = Part = = \n 's \n"
-        for number in range(5)
-    ]
-    path = tmp_path / "wikitext.txt"
-    path.write_text(" \n" + "".join(pages), encoding="utf-8")
-    return path
 
 
-@pytest.mark.parametrize("adds_bos", [False, True])
-def test_rolling_equals_lm_evals_wikitext(raw_text: Path, tmp_path: Path, adds_bos: bool) -> None:
-    tokenizer = tiny_tokenizer(adds_bos=adds_bos)
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    model = TokenHFLM(tiny_llama(), tokenizer=tokenizer, max_length=LENGTH, device="cpu", batch_size=1)
-    pages = list(split_wikitext_pages(raw_text.read_text(encoding="utf-8")))
-    theirs = ConfigurableTask(
-        config={
-            "task": "wikitext",
-            "custom_dataset": lambda **_: {"test": datasets.Dataset.from_dict({"page": pages})},
-            "test_split": "test",
-            "output_type": "loglikelihood_rolling",
-            "doc_to_text": "",
-            "doc_to_target": preprocess_wikitext.wikitext_detokenizer,
-            "process_results": preprocess_wikitext.process_results,
-            "metric_list": [{"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")],
-            "num_fewshot": 0,
-        }
-    )
-    expected = evaluate(lm=model, task_dict={"tasks": {"wikitext": theirs}, "groups": {}}, bootstrap_iters=0)
-    metadata = {
-        "tokenizer": str(tmp_path / "tokenizer"),
-        "data_path": str(raw_text),
-        "context_lengths": [LENGTH],
-    }
-    found = run_task("sb_wikitext_rolling", model, metadata)
-    for metric in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
-        value = expected["results"]["wikitext"][f"{metric},none"]
-        assert found["values"][f"{metric}@{LENGTH:07d}"] == pytest.approx(value, rel=1e-5)
-    for ours, logged in zip(found["samples"], expected["samples"]["wikitext"], strict=True):
-        ((_, nats, tokens, words, size),) = ours[f"nll@{LENGTH:07d}"]
-        assert -nats == pytest.approx(logged["resps"][0][0], rel=1e-5)
-        assert tokens == len(model.tok_encode(logged["arguments"][0][0]))
-        assert (words, size) == (len(re.split(r"\s+", logged["doc"]["page"])), len(logged["doc"]["page"].encode()))
+def checkpoint(folder: Path, model: str, *, adds_bos: bool) -> Path:
+    MODELS[model]().save_pretrained(folder)
+    tiny_tokenizer(adds_bos=adds_bos).save_pretrained(folder)
+    return folder
+
+
+def theirs(name: str, rows: dict[str, list[str]], checkpoint: Path, length: int) -> dict[str, Any]:
+    """Runs lm-eval's own task, its documents replaced, on its own model."""
+    folder = Path(next(iter(lm_eval.tasks.__path__)))
+    config = load_yaml(folder / name / f"{name}.yaml")
+    split = config["test_split"]
+    for key in ("dataset_path", "dataset_name", "training_split", "validation_split", "should_decontaminate"):
+        config.pop(key, None)
+    config["custom_dataset"] = lambda **_: {split: datasets.Dataset.from_dict(rows)}
+    task = ConfigurableTask(config=config | {"num_fewshot": 0})
+    model = HFLM(pretrained=str(checkpoint), dtype="float32", max_length=length, device="cpu", batch_size=1)
+    whole = evaluate(lm=model, task_dict={"tasks": {name: task}, "groups": {}}, bootstrap_iters=0)
+    return {"values": whole["results"][name], "samples": whole["samples"][name]}
+
+
+def compare(name: str, task: str, rows: dict[str, list[str]], checkpoint: Path, metadata: dict[str, Any]) -> None:
+    ours = StickBreakingLM(str(checkpoint), dtype="float32", device="cpu")
+    choices = {"pretrained": str(checkpoint), "context_lengths": LENGTHS, **metadata}
+    found = run_task(task, ours, choices)
+    (column,) = rows
+    for length in LENGTHS:
+        expected = theirs(name, rows, checkpoint, length)
+        for metric in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
+            value = expected["values"][f"{metric},none"]
+            assert found["values"][f"{metric}@{length:07d}"] == pytest.approx(value, rel=1e-5)
+        for sample, logged in zip(found["samples"], expected["samples"], strict=True):
+            ((_, nats, tokens, words, size),) = sample[f"nll@{length:07d}"]
+            assert -nats == pytest.approx(logged["resps"][0][0], rel=1e-5)
+            assert tokens == len(ours.tok_encode(logged["arguments"][0][0]))
+            text = logged["doc"][column]
+            assert (words, size) == (len(re.split(r"\s+", text)), len(text.encode()))
+    short, long = (found["values"][f"nll@{length:07d}"] for length in LENGTHS)
+    assert not math.isclose(short, long, rel_tol=1e-4), "the lengths have to differ for the windows to be tested"
+
+
+@pytest.mark.parametrize("adds_bos", [False, True], ids=["plain", "adds BOS"])
+@pytest.mark.parametrize("model", MODELS)
+def test_rolling_equals_lm_evals_wikitext(tmp_path: Path, model: str, adds_bos: bool) -> None:
+    folder = checkpoint(tmp_path / model, model, adds_bos=adds_bos)
+    compare("wikitext", "sb_wikitext_rolling", {"page": PAGES}, folder, {"data_path": str(pages.WIKITEXT_FILE)})
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_rolling_equals_lm_evals_pile_10k(tmp_path: Path, model: str) -> None:
+    folder = checkpoint(tmp_path / model, model, adds_bos=False)
+    data = tmp_path / "NeelNanda" / "pile-10k"
+    (data / "data").mkdir(parents=True)
+    rows = {"text": pages.CRAWL, "meta": [{"pile_set_name": "x"}] * len(pages.CRAWL)}
+    pq.write_table(pa.table(rows), data / "data" / "train-00000-of-00001.parquet")
+    compare("pile_10k", "sb_pile_rolling", {"text": pages.CRAWL}, folder, {"dataset": str(data)})
+
+
+def test_the_pages_are_pages() -> None:
+    assert len(PAGES) == 4
+    tokens = [len(tiny_tokenizer().encode(text)) for text in (*PAGES, *pages.CRAWL)]
+    assert min(tokens) < LENGTHS[0] < LENGTHS[1] < sorted(tokens)[-5]

@@ -1,6 +1,7 @@
 """LongPPL: key tokens by the evaluator's own forward passes, and perplexity on them alone."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,22 @@ def test_longppl_is_perplexity_on_the_evaluators_key_tokens(metadata: dict[str, 
         assert found["values"][f"longppl@{length:07d}"] == pytest.approx(math.exp(np.mean(nll[length])), rel=1e-6)
         assert found["values"][f"longppl_tokens@{length:07d}"] == len(nll[length])
     assert found["record"]["longppl"]["long"] == LONG
+
+
+def test_a_second_run_needs_no_evaluators_weights_and_other_weights_are_another_evaluator(
+    metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    first = run_task("sb_stdlib_fixed_target", KnownLM(), metadata)
+    assert first["values"][f"longppl_tokens@{LONG:07d}"] > 0
+    weights = tmp_path / "evaluator" / "model.safetensors"
+    stat = weights.stat()
+    weights.write_bytes(bytes(stat.st_size))  # no longer a model
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    second = run_task("sb_stdlib_fixed_target", KnownLM(), metadata)
+    assert second["values"] == first["values"]
+    tiny_llama(sharpness=SHARPNESS / 2).save_pretrained(tmp_path / "evaluator")
+    third = run_task("sb_stdlib_fixed_target", KnownLM(), metadata)
+    assert third["values"][f"longppl@{LONG:07d}"] != first["values"][f"longppl@{LONG:07d}"]
 
 
 def test_an_evaluator_with_another_tokenizer_is_refused(metadata: dict[str, Any], tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_problems import BOS, EOS, KnownLM, run_task, tiny_tokenizer, write_folder
+from corpus_problems import BOS, EOS, KnownLM, run_task, tiny_gpt2, tiny_tokenizer, write_folder
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_table
 
 import sbeval.tasks
 from sbeval.corpora import store
+from sbeval.errors import UserError
 from sbeval.intervals import ratio_interval
 from sbeval.records import TaskRecord, parse_metric_key
 
@@ -209,6 +210,34 @@ def test_position_gives_the_mean_of_every_bin_from_one_pass(corpus: Path) -> Non
     assert found["record"]["lengths"] == [64]
 
 
+def test_positions_have_intervals_over_the_documents_of_their_targets(corpus: Path) -> None:
+    found = run_task("sb_stdlib_position", KnownLM(), metadata(corpus))
+    texts = documents(corpus)
+    stream = [token for tokens in texts.values() for token in [*tokens, EOS]]
+    owner = [name for name, tokens in texts.items() for _ in [*tokens, EOS]]
+    values = found["values"]
+    low_high, clusters = values["position_nll_ci95"], values["position_clusters"]
+    assert len(low_high) == len(clusters) == len(values["position_nll"])
+    assert [interval is None for interval in low_high] == [count < 20 for count in clusters]
+    for (first, last, mean, _), interval, count in zip(values["position_nll"], low_high, clusters, strict=True):
+        sums: dict[str, list[float]] = {}
+        for start in range(0, len(stream) // 64 * 64, 64):
+            inputs = [stream[start - 1] if start else EOS, *stream[start : start + 63]]
+            nll = nll_of(inputs, stream[start : start + 64])[first - 1 : last]
+            for name, nats in zip(owner[start + first - 1 : start + last], nll, strict=True):
+                row = sums.setdefault(name, [0.0, 0.0])
+                row[0] += nats
+                row[1] += 1
+        names = sorted(sums)
+        expected = ratio_interval(
+            [sums[name][0] for name in names], [sums[name][1] for name in names], seed=found["record"]["seed"]
+        )
+        assert count == len(sums) == expected.clusters
+        assert mean == pytest.approx(expected.estimate, rel=1e-5)
+        if interval is not None:
+            assert interval == pytest.approx([expected.low, expected.high], rel=1e-4)
+
+
 @pytest.mark.parametrize("protocol", ["rolling", "stream", "fixed_target", "position"])
 def test_files_and_tables_survive_and_the_record_is_whole(corpus: Path, protocol: str) -> None:
     found = run_task(f"sb_stdlib_{protocol}", KnownLM(), metadata(corpus), limit=3)
@@ -254,15 +283,42 @@ def test_group_runs_every_protocol_on_one_tokenisation(corpus: Path, monkeypatch
     assert len(store._open) == 2, "wikitext is detokenised, the others are one text"
 
 
-def test_default_lengths_beyond_corpus_or_model_are_dropped_and_named(
-    corpus: Path, caplog: pytest.LogCaptureFixture
+DEFAULTS = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
+
+
+@pytest.mark.parametrize(
+    ("task", "choices", "scored", "reason"),
+    [
+        ("stream", {"max_length": 1024}, DEFAULTS[:2], "the model was given max_length=1024"),
+        ("stream", {"pretrained": "gpt2"}, DEFAULTS[:1], "the model has 600 learned positions"),
+        ("rolling", {"pretrained": "gpt2"}, DEFAULTS[:1], "the model has 600 learned positions"),
+        ("rolling", {}, DEFAULTS[:2], "no document is longer than"),
+        ("stream", {}, DEFAULTS[:4], "the whole text has"),
+    ],
+)
+def test_default_lengths_that_do_not_fit_are_dropped_and_the_reason_is_named(
+    corpus: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    task: str,
+    choices: dict[str, Any],
+    scored: list[int],
+    reason: str,
 ) -> None:
-    choices = metadata(corpus, max_length=1024)
-    del choices["context_lengths"]
-    found = run_task("sb_stdlib_stream", KnownLM(), choices)
-    assert found["record"]["lengths"] == [512, 1024]
-    assert found["record"]["dropped_lengths"] == [2048, 4096, 8192, 16384, 32768, 65536]
-    assert "2048" in caplog.text
+    if "pretrained" in choices:
+        choices = {"pretrained": str(tiny_gpt2(tmp_path / "gpt2", positions=600))}
+    values = metadata(corpus, **choices)
+    del values["context_lengths"]
+    found = run_task(f"sb_stdlib_{task}", KnownLM(), values)
+    assert found["record"]["lengths"] == scored
+    assert found["record"]["dropped_lengths"] == DEFAULTS[len(scored) :]
+    assert reason in caplog.text
+
+
+def test_a_length_beyond_the_learned_positions_is_refused_by_name(corpus: Path, tmp_path: Path) -> None:
+    choices = metadata(corpus, pretrained=str(tiny_gpt2(tmp_path / "gpt2", positions=32)))
+    with pytest.raises(UserError, match=r"64 tokens, found room for 32, since the model has 32 learned positions"):
+        run_task("sb_stdlib_stream", KnownLM(), choices)
 
 
 def test_shuffled_answers_are_refused(corpus: Path) -> None:

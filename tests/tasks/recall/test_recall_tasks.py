@@ -48,22 +48,44 @@ def decoded(task: Any, tokens: Any) -> str:
 def test_text_mqrar_asks_for_the_number_n_assignments_ago(folder: Path, kind: str, n_back: int) -> None:
     options = {"tokenizer": str(folder / kind), "context_lengths": [500, 900], "pairs": [2, 5], "n_back": n_back}
     task = load_task("sb_mqrar_text", options)
-    for number, sequence in enumerate(sequences(task)):
+    found = sequences(task)
+    for number, (sequence, replaced) in enumerate(zip(found[0::2], found[1::2], strict=True)):
         assert len(sequence.inputs_L) == [500, 500, 900, 900][number % 4]
-        shown = [decoded(task, sequence.inputs_L[: position + 1]) for position in sequence.positions_T]
-        doc = task.eval_docs[number // 4]
-        counts = doc["answer_tokens"][number % 4][0]
-        assert sum(counts) == len(sequence.targets_T)
-        starts = np.cumsum(counts) - counts
-        for start, count in zip(starts, counts, strict=True):
-            answer = decoded(task, sequence.targets_T[start : start + count]).strip()
-            before = shown[start].rstrip()
-            match = re.search(r"print ?\( ?([a-z]+) ?\) ?#$", before.replace("  ", " "))
-            assert match is not None, before[-40:]
-            history = re.findall(rf"(?:^|\n) ?{match[1]} = (\d{{4}})\n", before)
+        counts = task.eval_docs[number // 4]["answer_tokens"][number % 4][0]
+        for answer, name, before in answers_of_text(task, sequence, counts):
+            history = re.findall(rf"(?:^|\n) ?{name} = (\d{{4}})\n", before)
             assert answer == history[-n_back]
-        asked = len(re.findall(r"# ?\d{4}", decoded(task, sequence.inputs_L)))
+        asked = min(len(re.findall(r"# ?\d{4}", decoded(task, one.inputs_L))) for one in (sequence, replaced))
         assert len(counts) in (asked, asked + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_mqrar_asks_the_same_with_other_numbers_assigned(folder: Path, kind: str) -> None:
+    task = load_task("sb_mqrar_text", {"tokenizer": str(folder / kind), "context_lengths": [700], "pairs": [4]})
+    found = sequences(task)
+    for number, (shown, replaced) in enumerate(zip(found[0::2], found[1::2], strict=True)):
+        counts = task.eval_docs[number]["answer_tokens"][0]
+        pairs = [answers_of_text(task, one, own) for one, own in zip((shown, replaced), counts, strict=True)]
+        assert len(pairs[0]) >= 3
+        for (answer, name, before), (same_answer, same_name, other_before) in zip(*pairs, strict=True):
+            assert (answer, name) == (same_answer, same_name)
+            own, other = (re.findall(r"(?:^|\n) ?([a-z]+) = (\d{4})\n", text) for text in (before, other_before))
+            assert [one for one, _ in own] == [one for one, _ in other]
+            assert all(value != other_value for (_, value), (_, other_value) in zip(own, other, strict=True))
+
+
+def answers_of_text(task: Any, sequence: TargetSequence, counts: list[int]) -> list[tuple[str, str, str]]:
+    """Returns each answer, the name it is asked for, and the text before it."""
+    assert sum(counts) == len(sequence.targets_T)
+    found = []
+    starts = np.cumsum(counts) - counts
+    for start, count in zip(starts, counts, strict=True):
+        answer = decoded(task, sequence.targets_T[start : start + count]).strip()
+        before = decoded(task, sequence.inputs_L[: sequence.positions_T[start] + 1])
+        match = re.search(r"print ?\( ?([a-z]+) ?\) ?#$", before.rstrip().replace("  ", " "))
+        assert match is not None, before[-40:]
+        found.append((answer, match[1], before))
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,8 +103,8 @@ def test_flip_flop_reads_the_bit_written_last(folder: Path, kind: str) -> None:
 def test_token_mqrar_uses_the_generator(folder: Path) -> None:
     task = load_task("sb_mqrar", {"pairs": [8, 16], "context_lengths": [128], "vocabulary": 100, "num_samples": 3})
     found = sequences(task, limit=3)
-    assert len(found) == 6
-    assert [len(sequence.targets_T) for sequence in found[:2]] == [64 - 8, 64 - 16]
+    assert len(found) == 12
+    assert [len(sequence.targets_T) for sequence in found[:4]] == [64 - 8, 64 - 8, 64 - 16, 64 - 16]
     assert "answer_nll_8_pairs@0000128" in task.aggregation()
 
 
@@ -112,13 +134,13 @@ def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(
 
 
 class Half(LM):  # type: ignore[misc]
-    """Gives every target one nat, two where the needle was replaced, and gets every second answer right."""
+    """Gives every target one nat, two where values were replaced, and gets every second answer right."""
 
     def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
         results = []
         for number, request in enumerate(requests):
             count = len(resolve_sequence(request.args[0]).targets_T)
-            nats = 1.0 + (number % 2 if "forced" in request.task_name else 0)
+            nats = 1.0 + number % 2
             results.append(TargetLogprobs(np.full(count, -nats, np.float32), np.arange(count) % 2 == 0))
         return results
 
@@ -141,6 +163,9 @@ def test_metrics_inside_lm_eval(folder: Path) -> None:
     assert text["answer_nll_4_pairs@0001200,none"] == 4.0  # four digits
     assert text["exact_match_4_pairs@0001200,none"] == 0.0
     assert text["chance_4_pairs@0001200,none"] == 1 / 9000
+    assert text["retrieval_gain_4_pairs@0001200,none"] == 4.0
+    assert text["retrieval_gain_4_pairs@0001200_stderr,none"] == 0.0
+    assert tokens["retrieval_gain_4_pairs@0001200,none"] == 1.0
     assert tokens["exact_match_4_pairs@0001200,none"] == pytest.approx(0.5)
     assert tokens["chance_4_pairs@0001200,none"] == 1 / 4096
     assert needle["answer_nll@0001200,none"] == 8.0  # a space and seven digits
@@ -163,6 +188,24 @@ def test_metrics_inside_lm_eval(folder: Path) -> None:
 def test_what_a_user_can_mend_is_one_sentence(folder: Path, task: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_task(task, {"tokenizer": str(folder / "byte_level_bpe"), **options})
+
+
+def test_several_steps_back_are_asked_for_in_one_run(folder: Path) -> None:
+    options = {"tokenizer": str(folder / "byte_level_bpe"), "pairs": 2, "context_lengths": [600], "n_back": [1, 2, 4]}
+    for name in ("sb_mqrar_text", "sb_mqrar"):
+        task = load_task(name, options)
+        keys = [f"exact_match_2_pairs{back}@0000600" for back in ("", "_2_back", "_4_back")]
+        assert set(keys) <= set(task.aggregation())
+        assert [cell.n_back for cell in task.cells] == [1, 2, 4]
+        assert len(sequences(task, limit=1)) == 6
+
+
+def test_options_can_be_set_for_one_task_alone(folder: Path) -> None:
+    own = {"pairs": 3, "vocabulary": 64, "context_lengths": [128]}
+    task = load_task("sb_mqrar", {"pairs": [8], "context_lengths": [512], "sb_mqrar": own})
+    assert next(iter(task.aggregation())) == "exact_match_3_pairs@0000128"
+    with pytest.raises(UserError, match="sb_mqrar has no option pair; it has context_lengths, n_back, num_samples"):
+        load_task("sb_mqrar", {"sb_mqrar": {"pair": 3}})
 
 
 def test_a_model_with_too_few_token_ids_is_refused(folder: Path) -> None:

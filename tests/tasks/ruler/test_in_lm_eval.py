@@ -19,6 +19,7 @@ import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord
 from sbeval.tasks.ruler import wording
+from sbeval.tasks.ruler.prompt import Frame
 
 
 class Reader(LM):  # type: ignore[misc]
@@ -42,7 +43,8 @@ class Reader(LM):  # type: ignore[misc]
 
 @pytest.fixture
 def metadata(ruler_folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
-    return {**corpora, "tokenizer": str(ruler_folder / "byte_level_bpe"), "context_lengths": [2000, 3000]}
+    run = {"context_lengths": [2000, 3000], "num_samples": 20}
+    return {**corpora, **run, "tokenizer": str(ruler_folder / "byte_level_bpe")}
 
 
 def evaluate(tasks: list[str], metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -62,7 +64,12 @@ def test_a_reader_scores_one_at_every_length_and_groups_average(metadata: dict[s
         assert own["score@0002000_stderr,none"] == 0.0
         assert own["sample_len"] == 2
         assert not any(value == -1 for value in own.values())
-    assert results["groups"]["sb_niah"]["score@0002000,none"] == 1.0
+    for length in (2000, 3000):
+        assert results["groups"]["sb_niah"][f"score@{length:07d},none"] == 1.0
+        assert results["groups"]["sb_niah"][f"score@{length:07d}_stderr,none"] == 0.0
+        own = [results["results"][name][f"score@{length:07d}_stderr,none"] for name in TASKS]
+        pooled = sum(error**2 for error in own) ** 0.5 / len(own)
+        assert results["groups"]["sb_ruler"][f"score@{length:07d}_stderr,none"] == pytest.approx(pooled)
     assert results["groups"]["sb_ruler"]["score@0003000,none"] == pytest.approx(8 / 13)
 
 
@@ -132,6 +139,58 @@ def test_a_file_in_another_layout_is_refused(metadata: dict[str, Any]) -> None:
         load_task("sb_ruler_qa_squad", {**metadata, "squad": metadata["hotpot"]})
     with pytest.raises(UserError, match="in the layout of HotpotQA"):
         load_task("sb_ruler_qa_hotpot", {**metadata, "hotpot": metadata["squad"]})
+
+
+def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(
+    metadata: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    needed = load_task("sb_ruler_cwe", metadata).fitter(3000, Frame()).minimum_length(range(metadata["num_samples"]))
+    lengths = [needed - 1, 3000]
+    results = evaluate(["sb_ruler"], {**metadata, "context_lengths": lengths}, limit=1)
+    short, long = (f"score@{length:07d},none" for length in lengths)
+    assert f"sb_ruler_cwe leaves out {needed - 1} tokens: with this tokenizer it needs at least {needed}" in caplog.text
+    for name in TASKS:
+        own = results["results"][name]
+        assert long in own
+        assert (short in own) == (name != "sb_ruler_cwe")
+        record = TaskRecord.from_json(results["configs"][name]["metadata"]["sbeval"])
+        assert (record.lengths, record.dropped_lengths) == (
+            ([3000], [needed - 1]) if name == "sb_ruler_cwe" else (lengths, [])
+        )
+    (sample,) = results["samples"]["sb_ruler_cwe"]
+    assert sample["doc"]["lengths"] == [3000]
+
+
+def test_the_number_of_samples_run_does_not_decide_which_lengths_are_left_out(metadata: dict[str, Any]) -> None:
+    task = load_task("sb_ruler_qa_squad", metadata)
+    each = [task.fitter(3000, Frame()).minimum_length([index]) for index in range(task.num_samples)]
+    assert each[0] < max(each)
+    lengths = {"context_lengths": [max(each) - 1, max(each)]}
+    task = load_task("sb_ruler_qa_squad", {**metadata, **lengths})
+    task.build_all_requests(limit=1, rank=0, world_size=1)
+    assert [len(instance.args) for instance in task.instances] == [2]
+    assert task.lengths == (max(each),)
+
+
+def test_a_chat_template_can_leave_a_length_too_short(metadata: dict[str, Any]) -> None:
+    task = load_task("sb_niah_single_1", {**metadata, "context_lengths": [600, 3000]})
+    assert task.lengths == (600, 3000)
+
+    def chat(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        return "\n".join(["Be kind. " * 90, *(message["content"] for message in messages)])
+
+    task.build_all_requests(limit=1, rank=0, world_size=1, apply_chat_template=True, chat_template=chat)
+    assert task.lengths == (3000,)
+    assert list(task.aggregation()) == ["score@0003000"]
+
+
+def test_a_longer_answer_takes_its_tokens_from_the_context(metadata: dict[str, Any]) -> None:
+    def prompt_tokens(**options: Any) -> int:
+        (sample,) = evaluate(["sb_niah_single_1"], metadata, limit=1, **options)["samples"]["sb_niah_single_1"]
+        return int(sample["doc"]["prompt_tokens"][0])
+
+    assert 2000 - 128 - 60 < prompt_tokens() <= 2000 - 128
+    assert 2000 - 600 - 60 < prompt_tokens(gen_kwargs="max_gen_toks=600") <= 2000 - 600
 
 
 def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata: dict[str, Any]) -> None:

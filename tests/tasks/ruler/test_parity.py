@@ -69,6 +69,15 @@ def test_needles_and_question(name: str, metadata: dict[str, Any]) -> None:
             assert all(re.fullmatch(needle, line) for line in body.split("\n"))
 
 
+@pytest.mark.parametrize("index", [4820, 4995, 4997])
+def test_a_value_drawn_from_the_haystack_by_chance_is_drawn_again(metadata: dict[str, Any], index: int) -> None:
+    task = load_task("sb_niah_multikey_2", metadata)  # these samples' first draws are values of the haystack
+    draft = task.generator.draft(index, 4096)
+    lines = draft.haystack.text(0, 8192)
+    assert lines.count("\n") == 8192
+    assert draft.references[0] not in lines
+
+
 def test_needles_in_essays_stand_between_sentences(metadata: dict[str, Any]) -> None:
     for prompt, _ in read("sb_niah_multikey_1", metadata):
         for before in re.findall(r"(.{2})One of the special magic", prompt, flags=re.DOTALL):
@@ -128,6 +137,16 @@ def test_chains_and_hops_are_configurable(metadata: dict[str, Any]) -> None:
         assert len(re.findall(r"VAR [A-Z]{5} = \d{5}\n", real)) == 3
         assert len(re.findall(r"VAR [A-Z]{5} = VAR [A-Z]{5} \n", real)) == 6
         assert len(doc["references"]) == 3
+
+
+@pytest.mark.parametrize("shots", [0, 3])
+def test_the_number_of_worked_examples_is_configurable(metadata: dict[str, Any], shots: int) -> None:
+    for task in ("sb_ruler_vt", "sb_ruler_cwe"):
+        for prompt, _ in read(task, {**metadata, "num_fewshot": shots, "context_lengths": [6000]}):
+            questions = prompt.count("Question: ")
+            assert questions == shots + 1
+            examples = prompt.split("Memorize ")[1:-1]
+            assert len(set(examples)) == shots
 
 
 @pytest.mark.parametrize(("length", "example", "repeats"), [(3000, (20, 3, 1), (6, 1)), (9000, (40, 10, 3), (30, 3))])

@@ -1,28 +1,87 @@
 """Corpora are checked by name before anything else, and the check knows every task that needs one."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh_process import run
 from ruler_problems import TASKS
 
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.essays import OFFLINE_TASKS
-from sbeval.tasks.ruler.preflight import GROUPS, check_corpora
+from sbeval.tasks.ruler.missing import OFFLINE_TASKS
+from sbeval.tasks.ruler.preflight import check_corpora
+
+SBEVAL = Path(sys.executable).with_name("sbeval")
+OFFLINE = set(OFFLINE_TASKS.replace(" and ", ", ").split(", "))
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> dict[str, str]:
+    """Environment of a process that reaches no network and has nothing on disk."""
+    nowhere = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
+    folders = {name: str(tmp_path / name) for name in ("HF_HOME", "SBEVAL_CACHE")}
+    return {**nowhere, **folders, "HF_HUB_OFFLINE": "1", "no_proxy": ""}
 
 
 def test_given_corpora_pass(corpora: dict[str, Any]) -> None:
-    check_corpora(["sb_ruler", "sb_niah_forced", "hellaswag"], corpora)
+    check_corpora(["sb_ruler", "sb_niah_forced", "sb_paper_ruler", "hellaswag"], corpora)
 
 
 @pytest.mark.parametrize(
-    ("task", "missing"), [("sb_niah", "essays"), ("sb_ruler", "hotpot"), ("sb_ruler_qa_squad", "squad")]
+    ("task", "missing"),
+    [
+        ("sb_niah", "essays"),
+        ("sb_niah_forced", "essays"),
+        ("sb_niah_s*", "essays"),
+        ("sb_ruler", "hotpot"),
+        ("sb_paper_ruler", "squad"),
+        ("sb_ruler_qa_squad", "squad"),
+    ],
 )
-def test_a_missing_one_is_named(corpora: dict[str, Any], task: str, missing: str) -> None:
+def test_a_place_without_them_is_named(corpora: dict[str, Any], task: str, missing: str) -> None:
     with pytest.raises(UserError, match="/no/such/place"):
         check_corpora([task], {**corpora, missing: "/no/such/place"})
 
 
-def test_tasks_without_corpora_are_those_the_message_names(corpora: dict[str, Any]) -> None:
-    named = {name for name in TASKS if name in OFFLINE_TASKS.replace(" and ", ", ").split(", ")}
-    assert named == set(TASKS) - set(GROUPS["sb_ruler"])
-    check_corpora(named, {})
+def test_options_that_change_what_is_needed_count(corpora: dict[str, Any]) -> None:
+    nowhere = {"essays": "/no/such/place"}
+    check_corpora(["sb_niah_single_2"], {**nowhere, "type_haystack": "noise"})
+    check_corpora(["sb_niah"], {**nowhere, "sb_niah_single_2": corpora, "type_haystack": "needle"})
+    with pytest.raises(UserError, match="/no/such/place"):
+        check_corpora(["sb_ruler_vt"], {**nowhere, "sb_ruler_vt": {"type_haystack": "essay"}})
+    with pytest.raises(UserError, match="sb_ruler_vt has no option needles"):
+        check_corpora(["sb_ruler_vt"], {"sb_ruler_vt": {"needles": 1}})
+
+
+def test_tasks_without_corpora_are_those_the_message_names() -> None:
+    check_corpora(OFFLINE, {"essays": "/no/such/place", "squad": "/no/such/place", "hotpot": "/no/such/place"})
+    for name in set(TASKS) - OFFLINE:
+        with pytest.raises(UserError, match="/no/such/place"):
+            check_corpora([name], dict.fromkeys(("essays", "squad", "hotpot"), "/no/such/place"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys"),
+    [("sb_ruler_qa_squad", '"squad": "FILE"'), ("sb_ruler", '"essays": "DIR", "squad": "FILE", "hotpot": "FILE"')],
+)
+def test_the_command_says_so_in_one_sentence_before_it_loads_a_model(
+    asked: str, keys: str, tmp_path: Path, offline: dict[str, str]
+) -> None:
+    process = run(
+        [SBEVAL, "run", "--tasks", asked, "--model_args", f"pretrained={tmp_path / 'no-such-model'}"],
+        environment=offline,
+    )
+    assert process.returncode == 1
+    (sentence,) = process.stderr.splitlines()
+    assert "sb_ruler_qa_squad" in sentence
+    assert f"--metadata '{{{keys}}}'" in sentence
+    assert f"or run {OFFLINE_TASKS}, which need none." in sentence
+
+
+def test_the_command_reads_a_configuration_file_too(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("tasks: [sb_niah]\nmetadata: {essays: /no/such/place}\nmodel_args: pretrained=no-such-model\n")
+    process = run([SBEVAL, "run", "--config", config])
+    assert process.returncode == 1
+    assert "Expected essays as a .txt file or a folder of them at /no/such/place" in process.stderr

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruler_problems import TASKS, load_task, prompts
 
-from sbeval.tasks.ruler.fit import Frame
+from sbeval.tasks.ruler.prompt import Frame
 from sbeval.tasks.ruler.seeding import seeded_order, seeded_ranks
 
 LENGTHS = [2600, 4000]

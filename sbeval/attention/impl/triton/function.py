@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.backward import backward
 from sbeval.attention.impl.triton.deterministic import deterministic_backward
+from sbeval.attention.impl.triton.decode import decode, suits_decode
 from sbeval.attention.impl.triton.forward import forward
 from sbeval.attention.packed import row_starts
 
@@ -63,6 +64,10 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
     with _device_of(q):
+        if not save and row_start is None and suits_decode(q, k):
+            skipping = skip_threshold is not None
+            output, remainder = decode(q, k, v, scale, attend_current, seq_start, log2_threshold, skipping=skipping)
+            return output, remainder, remainder.new_empty(0), remainder.new_empty(0, dtype=torch.int32)
         return forward(q, k, v, scale, attend_current, seq_start, row_start, log2_threshold, save)
 
 

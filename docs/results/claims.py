@@ -1,0 +1,218 @@
+"""The paper's claims, each judged by a rule that is written here and applied to the result files.
+
+A claim holds at most in part where it rests on one seed, on `stream` alone, or on a scale the rule names.
+"""
+
+import dataclasses
+
+from found import FIXED, NAMES, STREAM, Found, multiple_name, number, signed
+
+FULL, PART, NOT = "holds", "holds in part", "does not hold"
+OPEN = "not measured"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One claim of the paper.
+
+    Attributes:
+        where: in the paper.
+        claim: what it says, in our words.
+        verdict: what was found.
+        evidence: the numbers.
+    """
+
+    where: str
+    claim: str
+    verdict: str
+    evidence: str
+
+
+def _nlls(found: Found, run: str, task: str, multiples: tuple[float, ...]) -> str:
+    values = [(multiple, found.nll(run, task, multiple)) for multiple in multiples]
+    return ", ".join(f"{multiple_name(multiple)} {value:.3f}" for multiple, value in values if value is not None)
+
+
+def claims_page(found: Found) -> str:
+    """Returns the page as Markdown."""
+    claims = [
+        _extrapolates(found),
+        _at_training_length(found),
+        _best_scheme(found),
+        _rope_breaks(found),
+        _remainder(found),
+        _extension(found),
+        _recall(found),
+        _needles(found),
+        _speed(found),
+    ]
+    rows = [f"| {one.where} | {one.claim} | **{one.verdict}** | {one.evidence} |" for one in claims]
+    header = [
+        "# The paper's claims, and what was found here",
+        "",
+        "Tan, Yang, Courville, Panda, Shen, *Scaling Stick-Breaking Attention* (ICLR 2025, arXiv 2410.17980), at the "
+        "scale of [extrapolation](extrapolation/README.md): models of a few million parameters on Python source text, "
+        'far smaller than the paper\'s. "Holds" means at this scale. A claim that rests on one seed, on unequal '
+        "numbers of tokens or on `stream` alone holds in part at most. `claims.py` holds the rules, `write_pages.py` applies "
+        "them to the result files.",
+        "",
+        "| where | claim | found | numbers (NLL in nats per token; differences with 95 % intervals over files) |",
+        "|---|---|---|---|",
+    ]
+    return "\n".join([*header, *rows]) + "\n"
+
+
+def _extrapolates(found: Found) -> Claim:
+    where, claim = "5.2, Figure 5", "Stick-breaking keeps and uses contexts far beyond its training length."
+    runs = found.seeds("stickbreaking")
+    gains = [found.gain((run, 16), (run, 1), FIXED) for run in runs]
+    flat = [(found.nll(run, STREAM, 64), found.nll(run, STREAM, 1)) for run in runs]
+    known = [gain for gain in gains if gain is not None]
+    ends = [(end, start) for end, start in flat if end is not None and start is not None]
+    if not known or not ends:
+        return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
+    used = all(high < 0 for _, _, high in known)
+    kept = all(end <= start for end, start in ends)
+    verdict = FULL if used and kept and len(known) >= 2 else PART if used or kept else NOT
+    evidence = (
+        f"identical targets, 16x against 1x, seed by seed: {'; '.join(map(signed, known))}. `stream` (alone from "
+        f"32x on): {'; '.join(_nlls(found, run, STREAM, (1, 4, 16, 64)) for run in runs)}"
+    )
+    return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
+
+
+def _at_training_length(found: Found) -> Claim:
+    where, claim = "Table 2", "At its training length stick-breaking is better than softmax with RoPE."
+    pairs = list(zip(found.seeds("stickbreaking"), found.seeds("rope"), strict=False))
+    gains = [gain for sb, rope in pairs if (gain := found.gain((sb, 1), (rope, 1), STREAM)) is not None]
+    if not gains:
+        return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
+    better = [high < 0 for _, _, high in gains]
+    verdict = (FULL if len(gains) >= 2 else PART) if all(better) else PART if any(better) else NOT
+    evidence = f"stick-breaking minus RoPE at 1x, seed by seed: {'; '.join(map(signed, gains))}"
+    return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
+
+
+def _best_scheme(found: Found) -> Claim:
+    where, claim = "5.2, Figure 5", "Beyond the training length no other scheme is as good as stick-breaking."
+    others = [name for name in NAMES if not name.startswith("stickbreaking") and not name.endswith("_extended")]
+    own = {multiple: found.nll("stickbreaking", STREAM, multiple) for multiple in (4, 16, 64)}
+    parts, won = [], []
+    for multiple, value in own.items():
+        rivals = {name: nll for name in others if (nll := found.nll(name, STREAM, multiple)) is not None}
+        if value is None or not rivals:
+            continue
+        best = min(rivals, key=lambda name: rivals[name])
+        won.append(value < rivals[best])
+        parts.append(f"{multiple_name(multiple)}: {value:.3f} against {rivals[best]:.3f} ({NAMES[best]})")
+    if not parts:
+        return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
+    verdict = PART if any(won) else NOT
+    evidence = f"`stream`, one seed of most schemes: {'; '.join(parts)}"
+    return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
+
+
+def _rope_breaks(found: Found) -> Claim:
+    where = "5.2, Figure 5"
+    claim = "RoPE breaks beyond its training length; dynamic scaling at evaluation softens that and does not mend it."
+    runs = found.seeds("rope")
+    broken = [gain for run in runs if (gain := found.gain((run, 4), (run, 1), FIXED)) is not None]
+    scaled = {name: found.nll(name, STREAM, 16) for name in ("rope", "rope_dynamic1", "rope_dynamic4")}
+    at_one = found.nll("rope", STREAM, 1)
+    if not broken or at_one is None or None in scaled.values():
+        return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
+    breaks = all(low > 0 for _, low, _ in broken)
+    softer = all(at_one < scaled[name] < scaled["rope"] for name in ("rope_dynamic1", "rope_dynamic4"))
+    verdict = (FULL if len(broken) >= 2 else PART) if breaks and softer else PART if breaks or softer else NOT
+    evidence = (
+        f"identical targets, 4x against 1x: {'; '.join(map(signed, broken))}. `stream` at 16x: unscaled "
+        f"{scaled['rope']:.3f}, dynamic:1 {scaled['rope_dynamic1']:.3f}, dynamic:4 {scaled['rope_dynamic4']:.3f}; "
+        f"at 1x {at_one:.3f}"
+    )
+    return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
+
+
+def _remainder(found: Found) -> Claim:
+    where, claim = "appendix, Table 5", "Remainder bias and head norm improve stick-breaking."
+    gains = {
+        name: found.gain((name, 1), ("stickbreaking", 1), FIXED)
+        for name in ("stickbreaking_remainder", "stickbreaking_remainder_norm")
+    }
+    known = [gain for gain in gains.values() if gain is not None]
+    if not known:
+        return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
+    verdict = PART if any(high < 0 for _, _, high in known) else NOT
+    evidence = "one seed, identical targets, minus plain stick-breaking at 1x: " + "; ".join(
+        f"{label} {signed(gain)}" for label, gain in zip(("bias", "bias and norm"), gains.values(), strict=True)
+    )
+    return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
+
+
+def _extension(found: Found) -> Claim:
+    where = "Figure 8"
+    claim = (
+        "After context extension stick-breaking still goes on beyond the new length, and RoPE with scaling does not."
+    )
+    names = ("stickbreaking", "stickbreaking_extended", "rope_dynamic4", "rope_extended")
+    lines = {name: _nlls(found, name, STREAM, (1, 4, 16, 64)) for name in names}
+    ends = {name: (found.nll(name, STREAM, 64), found.nll(name, STREAM, 4)) for name in names}
+    if any(None in pair for pair in ends.values()):
+        return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
+    goes_on = ends["stickbreaking_extended"][0] <= ends["stickbreaking_extended"][1]
+    breaks = ends["rope_extended"][0] > ends["rope_extended"][1]
+    verdict = PART if goes_on or breaks else NOT
+    evidence = "`stream`, one seed: " + "; ".join(f"{name} {line}" for name, line in lines.items())
+    return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
+
+
+def _recall(found: Found) -> Claim:
+    where, claim = "5.1, Figure 3", "MQRAR is solved by softmax with RoPE up to 128 pairs, by stick-breaking up to 192."
+    solved = {
+        attention: sorted({run["pairs"] for run in found.recall if run["attention"] == attention and run["solved"]})
+        for attention in ("rope", "stickbreaking")
+    }
+    tried = sorted({run["pairs"] for run in found.recall})
+    if not tried:
+        return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
+    order = max(solved["stickbreaking"], default=0) > max(solved["rope"], default=0)
+    exact = solved["stickbreaking"] == tried and 128 in solved["rope"] and 192 not in solved["rope"]
+    verdict = PART if order or exact else NOT
+    evidence = (
+        f"solved (0.99) of {tried}: stick-breaking {solved['stickbreaking']}, RoPE {solved['rope']}; one seed, at most "
+        f"{found.plan['recall_steps']} steps"
+    )
+    return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
+
+
+def _needles(found: Found) -> Claim:
+    where, claim = "RULER", "Stick-breaking retrieves beyond its training length, where RoPE does not."
+    task = "sb_niah_single_1"
+    scores = {
+        name: [
+            found.metrics.get((name, task), {}).get(f"score@{multiple * found.length:07d}") for multiple in (1, 4, 16)
+        ]
+        for name in ("stickbreaking", "rope", "rope_dynamic4", "stickbreaking_extended", "rope_extended")
+    }
+    if None in scores["stickbreaking"] + scores["rope"]:
+        return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
+    ahead = [sb > rope for sb, rope in zip(scores["stickbreaking"][1:], scores["rope"][1:], strict=True)]
+    evidence = f"`{task}`, {found.plan['needle_samples']} samples, one seed, at 1x, 4x, 16x: " + "; ".join(
+        f"{name} {', '.join(number(value, 2) for value in values)}" for name, values in scores.items()
+    )
+    return Claim(where=where, claim=claim, verdict=PART if any(ahead) else NOT, evidence=evidence)
+
+
+def _speed(found: Found) -> Claim:
+    where, claim = "training speed", "Training with stick-breaking is about 29 % slower than with FlashAttention."
+    rates = {(row["size"], row["attention"]): row["tokens_per_second"] for row in found.speed}
+    parts = [
+        f"{size}, {kind}: {rate / rates[size, 'rope'] - 1:+.1%}"
+        for (size, kind), rate in rates.items()
+        if kind != "rope" and (size, "rope") in rates
+    ]
+    if not parts:
+        return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
+    worst = min(rate / rates[size, "rope"] - 1 for (size, kind), rate in rates.items() if kind != "rope")
+    verdict = FULL if worst < -0.24 else PART if worst < 0 else NOT
+    evidence = "tokens per second against RoPE at length 4096, other kernels than the paper's: " + "; ".join(parts)
+    return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)

@@ -1,0 +1,131 @@
+"""The results of the experiment as the pages read them, and how numbers are written."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sbeval.reports.notes import Notes
+from sbeval.reports.samples import DocumentSums, read_document_sums
+from sbeval.reports.statistics import simultaneous_band
+
+STREAM, FIXED = "sb_stdlib_stream", "sb_stdlib_fixed_target"
+NAMES = {
+    "stickbreaking": "stick-breaking",
+    "stickbreaking_remainder": "stick-breaking, remainder bias",
+    "stickbreaking_remainder_norm": "stick-breaking, remainder bias, head norm",
+    "rope": "RoPE",
+    "rope_dynamic1": "RoPE, `dynamic:1` at evaluation",
+    "rope_dynamic4": "RoPE, `dynamic:4` at evaluation",
+    "rope_4x": "RoPE, trained at 4x length",
+    "rope_4x_dynamic": "RoPE, trained at 4x length with `dynamic:4`",
+    "nope": "NoPE",
+    "alibi": "ALiBi",
+    "fire": "FIRE",
+    "rope_window_256": "RoPE, window 1/4x",
+    "rope_window_512": "RoPE, window 1/2x",
+    "rope_window_1024": "RoPE, window 1x",
+    "stickbreaking_extended": "stick-breaking, extended to 4x",
+    "rope_extended": "RoPE, extended to 4x with `dynamic:4`",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """All results, by scheme (with `_seedN` for further seeds) and task.
+
+    Attributes:
+        metrics: metric keys without lm-eval's filter.
+        sums: per-document sums of the perplexity tasks.
+        records: training records by run.
+        recall: MQRAR runs.
+        speed: rows of benchmarks/training.py.
+        plan: settings of the experiment.
+        jobs: the ledger.
+    """
+
+    metrics: dict[tuple[str, str], dict[str, Any]]
+    sums: dict[tuple[str, str], DocumentSums]
+    records: dict[str, dict[str, Any]]
+    recall: list[dict[str, Any]]
+    speed: list[dict[str, Any]]
+    plan: dict[str, Any]
+    jobs: list[dict[str, Any]]
+
+    @property
+    def length(self) -> int:
+        """Training length in tokens."""
+        return 1024 // int(self.plan["shrink"])
+
+    def nll(self, scheme: str, task: str, multiple: float) -> float | None:
+        """NLL in nats per token at a multiple of the training length."""
+        value = self.metrics.get((scheme, task), {}).get(f"nll@{round(multiple * self.length):07d}")
+        return None if value is None else float(value)
+
+    def seeds(self, scheme: str) -> list[str]:
+        """Runs of a scheme that were evaluated, the first seed first."""
+        named = [scheme, *(f"{scheme}_seed{seed}" for seed in range(1, int(self.plan["seeds"])))]
+        return [name for name in named if (name, STREAM) in self.metrics]
+
+    def gain(self, one: tuple[str, float], other: tuple[str, float], task: str) -> tuple[float, float, float] | None:
+        """NLL of one (scheme, multiple) minus that of the other on the same targets, with its 95 % interval."""
+        columns = []
+        for scheme, multiple in (one, other):
+            sums = self.sums.get((scheme, task))
+            if sums is None or round(multiple * self.length) not in sums.lengths:
+                return None
+            column = sums.lengths.index(round(multiple * self.length))
+            columns.append((sums.clusters, sums.nll_nats[:, column], sums.tokens[:, column]))
+        (names, nats, tokens), (other_names, other_nats, other_tokens) = columns
+        if names != other_names or not np.array_equal(tokens, other_tokens):
+            return None
+        seen = tokens > 0
+        band = simultaneous_band((nats - other_nats)[seen, None], tokens[seen])
+        return float(band.estimates[0]), float(band.lows[0]), float(band.highs[0])
+
+
+def read(folder: Path) -> Found:
+    """Reads the unpacked archive."""
+    metrics: dict[tuple[str, str], dict[str, Any]] = {}
+    sums: dict[tuple[str, str], DocumentSums] = {}
+    for file in sorted(folder.glob("results/*/*/results_*.json")):
+        scheme = file.parents[1].name.removeprefix("scheme_")
+        date = file.stem.removeprefix("results_")
+        for task, values in json.loads(file.read_text(encoding="utf-8"))["results"].items():
+            metrics[scheme, task] = {key.partition(",")[0]: value for key, value in values.items()}
+            samples = file.with_name(f"samples_{task}_{date}.jsonl")
+            if samples.is_file() and (found := read_document_sums(samples, Notes())) is not None:
+                sums[scheme, task] = found
+    lines = (folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines()
+    speed = folder / "training_speed.json"
+    return Found(
+        metrics=metrics,
+        sums=sums,
+        records={file.stem: json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("records/*.json")},
+        recall=[run for file in sorted(folder.glob("mqrar/*.json")) for run in json.loads(file.read_text("utf-8"))],
+        speed=json.loads(speed.read_text(encoding="utf-8")) if speed.is_file() else [],
+        plan=json.loads((folder / "plan.json").read_text(encoding="utf-8")),
+        jobs=[json.loads(line) for line in lines],
+    )
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)] + [""]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None or not np.isfinite(value) else f"{value:.{digits}f}"
+
+
+def signed(found: tuple[float, float, float] | None) -> str:
+    if found is None:
+        return "not measured"
+    estimate, low, high = found
+    return f"{estimate:+.3f}" + (f" [{low:+.3f}, {high:+.3f}]" if np.isfinite(low) else "")
+
+
+def multiple_name(multiple: float) -> str:
+    return f"1/{round(1 / multiple)}x" if multiple < 1 else f"{multiple:g}x"

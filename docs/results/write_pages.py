@@ -1,0 +1,161 @@
+"""Writes extrapolation/README.md and claims.md from the result files alone; no number on them is typed by hand.
+
+    python docs/results/write_pages.py docs/results/extrapolation/results.tar.gz
+
+The archive is what `sbeval.training.experiments.extrapolation` leaves: lm-eval's result and samples files, training
+records, the MQRAR tables, the plan and the ledger of jobs.
+"""
+
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from claims import claims_page
+from found import FIXED, NAMES, STREAM, Found, multiple_name, number, read, table
+
+HERE = Path(__file__).parent
+
+
+def multiples(found: Found, task: str) -> list[float]:
+    most = 64 if task == STREAM else 16
+    return [multiple for multiple in (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64) if multiple <= most]
+
+
+def curves(found: Found, task: str) -> list[str]:
+    columns = multiples(found, task)
+    rows = []
+    for scheme, name in NAMES.items():
+        for run in found.seeds(scheme) if scheme in ("stickbreaking", "rope") else [scheme]:
+            if (run, task) in found.metrics:
+                label = name if run == scheme else f"{name}, seed {run.rpartition('seed')[2]}"
+                rows.append([label, *(number(found.nll(run, task, multiple)) for multiple in columns)])
+    return table(["scheme", *map(multiple_name, columns)], rows)
+
+
+def seed_spread(found: Found) -> list[str]:
+    rows = []
+    for scheme in ("stickbreaking", "rope"):
+        for multiple in (1, 4, 16, 64):
+            values = [v for run in found.seeds(scheme) if (v := found.nll(run, STREAM, multiple)) is not None]
+            ci = found.metrics.get((scheme, STREAM), {}).get(f"nll_ci95@{round(multiple * found.length):07d}")
+            width = f"{ci[0]:.3f} to {ci[1]:.3f}" if isinstance(ci, list) and None not in ci else "-"
+            spread = f"{min(values):.3f} to {max(values):.3f} ({len(values)})" if values else "-"
+            rows.append([NAMES[scheme], multiple_name(multiple), spread, width])
+    return table(["scheme", "context", "lowest to highest of the seeds", "95 % interval over documents, seed 0"], rows)
+
+
+def searches(found: Found) -> list[str]:
+    rates = found.plan["learning_rates"]
+    rows = []
+    for scheme in found.plan["schemes"]:
+        losses = [found.records.get(f"search_{scheme}_{rate:g}", {}).get("validation", {}).get("nll") for rate in rates]
+        chosen = (
+            found.records.get(f"scheme_{scheme}", {}).get("recipe", {}).get("optimization", {}).get("learning_rate")
+        )
+        final = found.records.get(f"scheme_{scheme}", {}).get("validation", {}).get("nll")
+        rows.append([NAMES[scheme], *map(number, losses), "-" if chosen is None else f"{chosen:g}", number(final)])
+    return table(["scheme", *(f"{rate:g}" for rate in rates), "chosen", "validation NLL of the whole run"], rows)
+
+
+def recall_table(found: Found) -> list[str]:
+    pairs = sorted({run["pairs"] for run in found.recall})
+    rows = []
+    for attention, name in (("stickbreaking", "stick-breaking"), ("rope", "softmax + RoPE")):
+        row = [name]
+        for count in pairs:
+            runs = [run for run in found.recall if (run["attention"], run["pairs"]) == (attention, count)]
+            best = max(runs, key=lambda run: run["accuracy"], default=None)
+            rate = (
+                ""
+                if best is None
+                else f", rate {best['learning_rate']:.1e}, {best['steps_taken']} steps, {len(runs)} rates"
+            )
+            row.append("-" if best is None else f"{best['accuracy']:.3f}{rate}")
+        rows.append(row)
+    return table(["attention", *(f"{count} pairs" for count in pairs)], rows)
+
+
+def needles(found: Found) -> list[str]:
+    lines = []
+    for task in ("sb_niah_single_1", "sb_niah_multikey_1", "sb_niah_single_1_forced", "sb_niah_multikey_1_forced"):
+        metric = "exact_match" if task.endswith("forced") else "score"
+        rows = []
+        for scheme, name in NAMES.items():
+            if (scheme, task) in found.metrics:
+                keys = [f"{metric}@{multiple * found.length:07d}" for multiple in (1, 2, 4, 8, 16)]
+                rows.append([name, *(number(found.metrics[scheme, task].get(key), 2) for key in keys)])
+        if rows:
+            lines += [f"`{task}`, {metric}:", "", *table(["scheme", "1x", "2x", "4x", "8x", "16x"], rows)]
+    return lines
+
+
+def speeds(found: Found) -> list[str]:
+    rows = []
+    for row in found.speed:
+        rope = [r["tokens_per_second"] for r in found.speed if (r["size"], r["attention"]) == (row["size"], "rope")]
+        ratio = f"{row['tokens_per_second'] / rope[0] - 1:+.1%}" if rope else "-"
+        peak = row["peak_memory_bytes"]
+        memory = "-" if peak is None else f"{peak / 2**20:,.0f} MiB"
+        rows.append([row["size"], row["attention"], f"{row['tokens_per_second']:,.0f}", ratio, memory])
+    return table(["model", "attention", "tokens/s", "against RoPE", "peak memory"], rows)
+
+
+def main(archive: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+        found = read(Path(folder))
+    (HERE / "claims.md").write_text(claims_page(found), encoding="utf-8")
+    (HERE / "extrapolation" / "README.md").write_text(results_page(found), encoding="utf-8")
+
+
+def results_page(found: Found) -> str:
+    full = [
+        found.records[name] for name in found.records if name.startswith("scheme_") and "recipe" in found.records[name]
+    ]
+    tokens = sorted({record["tokens_seen"] for record in full})
+    gpus = sorted({gpu for record in found.records.values() for gpu in record["gpus"]})
+    hours = sum(job["seconds"] for job in found.jobs) / 3600
+    parameters = sorted({record["parameters"] for record in full})
+    lines = [
+        "# Length extrapolation, context extension, recall",
+        "",
+        f"Models of {parameters[0]:,} to {parameters[-1]:,} parameters, training length {found.length}, "
+        f"{' or '.join(f'{count:,}' for count in tokens)} tokens each, the same in the same "
+        "order (in windows of 4x where a scheme trains on those); "
+        f"{found.plan['search_tokens']:,} tokens a run of the learning-rate search. Evaluated on the standard library "
+        "of CPython 3.11.7, which was kept out of the training text. NLL in nats per token. "
+        f"{' and '.join(gpus) or 'CPU'}; {hours:.1f} hours of processes, several on each GPU at a time. Written by "
+        "`docs/results/write_pages.py` from `results.tar.gz`, where every command, seed and second is (`jobs.jsonl`).",
+        "",
+        "## `sb_stdlib_stream`: joined files, the same targets at every length",
+        "",
+        *curves(found, STREAM),
+        "## `sb_stdlib_fixed_target`: the same targets, all context inside their own file",
+        "",
+        *curves(found, FIXED),
+        "## Seeds beside documents (`stream`)",
+        "",
+        *seed_spread(found),
+        "## Learning rates: validation NLL at the scheme's own training length",
+        "",
+        *searches(found),
+        "## MQRAR: best accuracy over the learning rates tried",
+        "",
+        f"At most {found.plan['recall_steps']} steps of 64 fresh sequences of 768 tokens; a cell ends with the first "
+        "rate that reaches 0.99.",
+        "",
+        *recall_table(found),
+        "## Needles",
+        "",
+        *needles(found),
+        "## Training speed at length 4096 (`benchmarks/training.py`)",
+        "",
+        *speeds(found),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,78 @@
+"""Linear maps whose widths a GPU's matrix units cannot read in one piece, padded to widths they can.
+
+The fast kernels read rows that start at multiples of 16 bytes. A Llama-style MLP with 2730 channels in bf16 has none,
+and its products fall back to slower ones. Rows and columns of zeros change no sum; they are added once, after loading.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+ROW_BYTES = 16
+_WIDTH_BYTES = 128  # a whole cache line, once there is padding at all
+
+
+class AlignedLinear(nn.Linear):
+    """A linear map with a padded weight; `weight` and `bias` are views of it in their own shapes.
+
+    Args:
+        of: the map to stand in for, whose parameters are copied.
+    """
+
+    def __init__(self, of: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = of.in_features, of.out_features
+        multiple = _WIDTH_BYTES // of.weight.element_size()
+        rows, columns = (-(-width // multiple) * multiple for width in of.weight.shape)
+        padded = of.weight.new_zeros(rows, columns)
+        padded[: of.out_features, : of.in_features] = of.weight.detach()
+        self._padded_weight = padded
+        self._padded_bias: Tensor | None = None
+        self.weight = nn.Parameter(padded[: of.out_features, : of.in_features], requires_grad=False)
+        self.register_parameter("bias", None)
+        if of.bias is not None:
+            self._padded_bias = of.bias.new_zeros(rows)
+            self._padded_bias[: of.out_features] = of.bias.detach()
+            self.bias = nn.Parameter(self._padded_bias[: of.out_features], requires_grad=False)
+        self.train(of.training)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features], a view of the padded product."""
+        columns = self._padded_weight.shape[1] - self.in_features
+        output = linear(pad(input, (0, columns)) if columns else input, self._padded_weight, self._padded_bias)
+        return output[..., : self.out_features]
+
+    def plain(self) -> nn.Linear:
+        """Returns an ordinary linear map with the same parameters."""
+        linear_map = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        linear_map.weight, linear_map.bias = self.weight, self.bias
+        return linear_map.train(self.training)
+
+
+def align_linears(model: nn.Module) -> int:
+    """Replaces every linear map of a model whose widths are not aligned, and returns how many that were.
+
+    Maps that share their weight with another module, that have hooks of accelerate, or that are of a class of their own
+    (quantised ones, adapters) are left as they are.
+    """
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    found = [
+        name
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and owners[id(module.weight)] == 1 and _unaligned(module)
+    ]
+    for name in found:
+        own: Any = model.get_submodule(name)
+        model.set_submodule(name, AlignedLinear(own))
+    return len(found)
+
+
+def _unaligned(module: nn.Linear) -> bool:
+    hooked = hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks
+    sizes = [width * module.weight.element_size() for width in module.weight.shape]
+    return not hooked and module.weight.device.type != "meta" and any(size % ROW_BYTES for size in sizes)

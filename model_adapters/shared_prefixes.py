@@ -1,0 +1,146 @@
+"""Inputs that begin alike, such as the choices of a question or questions after the same examples: read once.
+
+The model reads what a group of inputs has in common and keeps its keys and values; each input then goes on from there,
+in batches.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory, run_in_batches
+from sbeval.model_adapters.meter import Meter
+from sbeval.model_adapters.windows import LoadedWindow, RunScores, score_batch
+from sbeval.scoring import Prefix, TokenScorer
+
+_BIG_ENDIAN = np.dtype(">u4")
+
+
+class Worthwhile(NamedTuple):
+    """From where on reading a prefix by itself costs less than reading it again.
+
+    Attributes:
+        prefix_tokens: shortest prefix.
+        saved_tokens: fewest tokens not read again, over all inputs of a group.
+    """
+
+    prefix_tokens: int
+    saved_tokens: int
+
+
+ON_CPU = Worthwhile(32, 32)
+ON_GPU = Worthwhile(256, 8192)
+
+
+class SharedPrefix(NamedTuple):
+    """Inputs that begin with the same tokens.
+
+    Attributes:
+        length: how many tokens they share, all before the first scored position of each.
+        members: indices of the inputs.
+    """
+
+    length: int
+    members: list[int]
+
+
+def shared_prefixes(
+    inputs: Sequence[Sequence[int]], scored_from: Sequence[int], worthwhile: Worthwhile
+) -> list[SharedPrefix]:
+    """Groups inputs by what they have in common, longest prefix first; an input may be in no group.
+
+    Inputs are sorted and looked at one after another: one joins the group before it where that leaves at least as many
+    tokens unread. A group goes without inputs more than twice as long as its prefix, which gain little.
+
+    Args:
+        inputs: tokens of each model input.
+        scored_from: position of each input's first scored output; it and what follows is never shared.
+        worthwhile: the smallest group.
+    """
+    # as bytes in which the most significant comes first, inputs sort and compare as their tokens do, only faster
+    packed = [np.asarray(tokens, dtype=_BIG_ENDIAN).tobytes() for tokens in inputs]
+    order = sorted(range(len(inputs)), key=lambda index: packed[index])
+    groups: list[SharedPrefix] = []
+    for index in order:
+        own = scored_from[index]
+        if groups:
+            length, members = groups[-1]
+            common = min(length, own, _common(packed[members[-1]], packed[index]))
+            if common >= worthwhile.prefix_tokens and len(members) * common >= (len(members) - 1) * length:
+                groups[-1] = SharedPrefix(common, [*members, index])
+                continue
+        groups.append(SharedPrefix(own, [index]))
+    kept = []
+    for length, members in groups:
+        near = [index for index in members if len(inputs[index]) <= 2 * length]
+        if (len(near) - 1) * length >= max(1, worthwhile.saved_tokens):
+            kept.append(SharedPrefix(length, near))
+    return sorted(kept, key=lambda group: -group.length)
+
+
+def score_after_prefixes(
+    groups: Sequence[SharedPrefix],
+    windows: Sequence[LoadedWindow],
+    scorer: TokenScorer,
+    *,
+    device: torch.device,
+    max_rows: int | None,
+    max_tokens: int,
+    hold: Callable[[int], AbstractContextManager[None]],
+    meter: Meter,
+    done: Callable[[int, list[RunScores]], None],
+) -> None:
+    """Scores the windows of each group after its prefix, and calls `done(index, scores of each run)` for each.
+
+    Stops early where the model cannot go on from a prefix or memory runs out; what is left is to be run whole.
+    """
+    for group in groups:
+        started = time.perf_counter()
+        first = windows[group.members[0]].inputs
+        try:
+            with hold(len(first)):
+                prefix = scorer.read(torch.from_numpy(first[: group.length]).to(device))
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            prefix = None
+        if prefix is None:
+            free_memory()
+            return
+        meter.add(group.length, time.perf_counter() - started)
+
+        def run(batch: Sequence[int], group: SharedPrefix = group, prefix: Prefix = prefix) -> None:
+            started = time.perf_counter()
+            rest = [LoadedWindow(windows[index].inputs[group.length :], windows[index].target_runs) for index in batch]
+            with hold(len(windows[batch[0]].inputs)):
+                scores = score_batch(rest, scorer, device, after=prefix)
+            meter.add(sum(len(window.inputs) for window in rest), time.perf_counter() - started)
+            for index, runs in zip(batch, scores, strict=True):
+                done(index, runs)
+
+        try:
+            run_in_batches(
+                sorted(group.members, key=lambda index: -len(windows[index].inputs)),
+                run,
+                length_tokens=lambda index: len(windows[index].inputs),
+                max_rows=max_rows,
+                max_tokens=max_tokens,
+            )
+        except DoesNotFit:
+            del prefix
+            free_memory()
+            return
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many tokens two packed inputs share at their beginning."""
+    low, high = 0, min(len(one), len(other)) // _BIG_ENDIAN.itemsize
+    while low < high:  # they agree up to `low` and differ before `high + 1`
+        middle = (low + high + 1) // 2
+        part = slice(low * _BIG_ENDIAN.itemsize, middle * _BIG_ENDIAN.itemsize)
+        low, high = (middle, high) if one[part] == other[part] else (low, middle - 1)
+    return low

@@ -1,0 +1,59 @@
+"""A process that turns figures into image files; run by file, so that it starts without the rest of the package.
+
+Each line on standard input is a JSON object: `spec`, a file with the Vega-Lite specification; `config` and `version`
+for Vega-Lite; `svg`, the file to write; and `images`, further files to write, .png or .pdf. Each is answered by a line
+of JSON: an empty text, or what went wrong.
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+_MOST_PIXELS = 3_000_000
+
+
+def draw(job: Mapping[str, Any]) -> None:
+    """Writes the image files of one figure.
+
+    Raises:
+        ValueError: the specification is wrong, or an ending is neither .png nor .pdf.
+    """
+    spec = json.loads(Path(job["spec"]).read_text(encoding="utf-8"))
+    svg = str(vl_convert.vegalite_to_svg(spec, vl_version=job["version"], config=job["config"]))
+    Path(job["svg"]).write_text(svg, encoding="utf-8")
+    for name in job["images"]:
+        path = Path(name)
+        if path.suffix == ".png":
+            path.write_bytes(vl_convert.svg_to_png(svg, scale=pixel_scale(svg)))
+        elif path.suffix == ".pdf":
+            path.write_bytes(vl_convert.svg_to_pdf(svg))
+        else:
+            raise ValueError(f"expected png, svg or pdf, got {path.suffix!r}")
+
+
+def pixel_scale(svg: str) -> float:
+    """Returns pixels a unit: two, or fewer where a picture would be too large to open."""
+    size = re.match(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
+    area = float(size[1]) * float(size[2]) if size else 0.0
+    return 2.0 if area * 4 <= _MOST_PIXELS else max(0.5, math.sqrt(_MOST_PIXELS / area))
+
+
+def main() -> None:
+    """Draws what standard input names until it ends."""
+    for line in sys.stdin:
+        answer = ""
+        try:
+            draw(json.loads(line))
+        except Exception as error:  # the process that asked raises it again
+            answer = f"{type(error).__name__}: {error}"
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Attention spans as grids of layer by head: one column a share of the weight, one row a context length."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from sbeval.reports.settings import length_text
+from sbeval.reports.table import records
+
+SHARES = {"span50": "50 % of the weight", "span90": "90 %", "span99": "99 %"}
+REMAINDER = "remaining stick"
+_SHORTEST_SIDE_PIXELS, _LONGEST_SIDE_PIXELS, _CELL_PIXELS = 96, 190, 16
+
+
+def span_figure(
+    heads: pd.DataFrame, *, lengths: Sequence[int], title: str, subtitle: str, description: str
+) -> dict[str, Any]:
+    """Returns the Vega-Lite specification of one model's spans.
+
+    Args:
+        heads: columns context_length_tokens, layer, head, span50, span90, span99 (keys), remainder; a head without
+            weight stays empty.
+        lengths: context lengths shown, one row each.
+        title: heading of the image files.
+        subtitle: second line of the image files.
+        description: the finding in words, for readers who cannot see the figure.
+    """
+    sticks = bool((heads["remainder"].fillna(0) > 0).any())
+    fields = {**SHARES, **({"remainder": REMAINDER} if sticks else {})}
+    width, height = (_side(int(heads[name].nunique())) for name in ("head", "layer"))
+    longest = max(lengths)
+    parts = []
+    for length in lengths:
+        rows = [_row(row) for row in records(heads[heads["context_length_tokens"] == length])]
+        last = length == lengths[-1]
+        for place, (field, words) in enumerate(fields.items()):
+            legend = _legend(field) if last and field in ("span50", "remainder") else None
+            title_of_part = f"{length_text(length)}: {words}"
+            # every second picture names its layers, so that rows of four and of two both begin with names
+            named = (last, place % 2 == 0)
+            parts.append(_grid(rows, field, title_of_part, (width, height), longest, legend, named=named))
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "title": {"text": title, "subtitle": subtitle},
+        "description": description,
+        "usermeta": {"partPixels": width + 62},
+        "padding": 6,
+        "columns": len(fields),
+        "spacing": {"row": 14, "column": 18},
+        "concat": parts,
+        "resolve": {"scale": {"color": "independent"}},
+    }
+
+
+def _side(count: int) -> int:
+    return min(_LONGEST_SIDE_PIXELS, max(_SHORTEST_SIDE_PIXELS, _CELL_PIXELS * count))
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    spans = {field: None if math.isnan(row[field]) else float(row[field]) for field in SHARES}
+    remainder = None if math.isnan(row["remainder"]) else float(row["remainder"])
+    texts = {f"{field}_text": "no weight" if value is None else f"{value:,.1f} keys" for field, value in spans.items()}
+    return {
+        "layer": int(row["layer"]),
+        "head": int(row["head"]),
+        **spans,
+        **texts,
+        "remainder": remainder,
+        "remainder_text": "not recorded" if remainder is None else f"{remainder:.1%}",
+        "length_text": f"{int(row['context_length_tokens']):,} tokens",
+    }
+
+
+def _legend(field: str) -> dict[str, Any]:
+    share = (
+        {"title": "keys (log scale)", "format": "~s"} if field != "remainder" else {"title": "stick", "format": ".0%"}
+    )
+    return {**share, "orient": "bottom", "direction": "horizontal", "gradientLength": 96, "gradientThickness": 8}
+
+
+def _grid(
+    rows: Sequence[Mapping[str, Any]],
+    field: str,
+    title: str,
+    size: tuple[int, int],
+    longest: int,
+    legend: dict[str, Any] | None,
+    *,
+    named: tuple[bool, bool],
+) -> dict[str, Any]:
+    stick = field == "remainder"
+    scale = {"scheme": "cividis", **({"domain": [0, 1]} if stick else {"type": "log", "domain": [1, longest]})}
+    tooltip = {
+        "layer": "layer",
+        "head": "head",
+        "length_text": "context",
+        **{f"{share}_text": words for share, words in SHARES.items()},
+        "remainder_text": REMAINDER,
+    }
+    axis = {"domain": False, "ticks": False, "labelOverlap": True, "labelAngle": 0}
+    x_axis, y_axis = (axis if shown else {**axis, "labels": False} for shown in named)
+    return {
+        "title": {"text": title, "fontSize": 11.5, "fontWeight": 500, "offset": 5, "anchor": "start", "frame": "group"},
+        "width": size[0],
+        "height": size[1],
+        "data": {"values": list(rows)},
+        "layer": [
+            {
+                "transform": [{"filter": f"isValid(datum.{field})"}],
+                "mark": {"type": "rect", "style": "heat-cell"},
+                "encoding": {
+                    "x": {"field": "head", "type": "ordinal", "title": "head" if named[0] else None, "axis": x_axis},
+                    "y": {"field": "layer", "type": "ordinal", "title": "layer" if named[1] else None, "axis": y_axis},
+                    "color": {"field": field, "type": "quantitative", "scale": scale, "legend": legend},
+                    "tooltip": [{"field": name, "type": "nominal", "title": words} for name, words in tooltip.items()],
+                },
+            }
+        ],
+    }

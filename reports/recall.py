@@ -1,0 +1,38 @@
+"""Recall scores by number of pairs and by context length, taken apart from their metric names."""
+
+import math
+import re
+from collections.abc import Mapping
+
+import pandas as pd
+
+SOLVED = 0.99
+_METRIC = re.compile(r"(?P<metric>exact_match|answer_nll|chance)(?:_(?P<pairs>\d+)_pairs)?")
+RECALL_COLUMNS = ["setting", "task", "metric", "pairs", "context_length_tokens", "value", "ci95_low", "ci95_high"]
+
+
+def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of recall tasks, columns `RECALL_COLUMNS` and those of seeds; pairs are NA where there are none.
+
+    Intervals of shares are 1.96 standard errors over samples, inside 0..1.
+    """
+    rows = measurements[measurements["family"] == "recall"].copy()
+    parts = rows["metric"].str.extract(f"^{_METRIC.pattern}$")
+    rows["metric"], rows["pairs"] = parts["metric"], pd.to_numeric(parts["pairs"]).astype("Int64")
+    rows = rows.dropna(subset=["metric", "context_length_tokens"])
+    half = 1.96 * rows["stderr"]
+    share = rows["metric"] == "exact_match"
+    rows.loc[share, "ci95_low"] = (rows["value"] - half)[share].clip(lower=0.0)
+    rows.loc[share, "ci95_high"] = (rows["value"] + half)[share].clip(upper=1.0)
+    seeds = [column for column in ("seeds", "seed_low", "seed_high") if column in rows]
+    return rows[[*RECALL_COLUMNS, *seeds]].reset_index(drop=True)
+
+
+def solved_up_to(scores: Mapping[int, float], threshold: float = SOLVED) -> int | None:
+    """Returns the largest number such that every one up to it is solved, None where the smallest is not."""
+    solved = None
+    for count in sorted(scores):
+        if math.isnan(scores[count]) or scores[count] < threshold:
+            break
+        solved = count
+    return solved

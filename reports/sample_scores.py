@@ -1,0 +1,106 @@
+"""Scores of single samples, by which two models are compared on the same questions; streamed from the samples files."""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sbeval.records import parse_metric_key
+from sbeval.reports.names import shown_name
+from sbeval.reports.notes import Notes
+from sbeval.reports.samples import read_lines
+from sbeval.reports.settings import Setting
+
+SampleKey = tuple[str, str]
+"""A sample's number and what tells its question: equal in two runs where the question is the same."""
+MetricKey = tuple[str, str]
+"""A metric as the samples file names it (`acc`, `score@0004096`), and the filter before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SampleScores:
+    """What one setting scored in one task.
+
+    Attributes:
+        scores: metric and filter to (sample to score).
+        depths_percent: context length in tokens to (sample to the mean depth of its needles).
+    """
+
+    scores: Mapping[MetricKey, Mapping[SampleKey, float]]
+    depths_percent: Mapping[int, Mapping[SampleKey, float]] = dataclasses.field(default_factory=dict)
+
+
+def read_all_scores(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], SampleScores]:
+    """Returns (setting label, task) to the scores of its samples, for all tasks but perplexity and spans.
+
+    Of several runs of one setting the newest with a metric counts.
+    """
+    found: dict[tuple[str, str], list[SampleScores]] = defaultdict(list)
+    for setting in settings:
+        for run in setting.runs:
+            for task in run.tasks:
+                family = task.record.family if task.record else None
+                if task.samples is not None and family not in ("perplexity", "span"):
+                    found[setting.label, shown_name(task.name)].append(read_scores(task.samples, notes))
+    return {key: _newest(parts) for key, parts in found.items()}
+
+
+def read_scores(path: Path, notes: Notes) -> SampleScores:
+    """Reads one samples file."""
+    scores: dict[MetricKey, dict[SampleKey, float]] = defaultdict(dict)
+    depths: dict[int, dict[SampleKey, float]] = defaultdict(dict)
+    for sample in read_lines(path, notes):
+        key = (str(sample.get("doc_id")), _question(sample))
+        chosen = sample.get("filter")
+        named = sample.get("metrics")
+        metrics = set(named) if isinstance(named, list) else {name for name in sample if parse_metric_key(name)}
+        for metric in metrics:
+            value = sample.get(metric)
+            if isinstance(value, int | float) and math.isfinite(value):
+                scores[metric, str(chosen or "none")][key] = float(value)
+        for length, depth in _depths(sample.get("doc")).items():
+            depths[length][key] = depth
+    return SampleScores(scores=dict(scores), depths_percent=dict(depths))
+
+
+def averaged(parts: Sequence[SampleScores]) -> SampleScores:
+    """Averages models over the samples all of them have."""
+    shared: dict[MetricKey, dict[SampleKey, float]] = {}
+    for metric, first in parts[0].scores.items():
+        others = [part.scores.get(metric, {}) for part in parts[1:]]
+        keys = [key for key in first if all(key in other for other in others)]
+        shared[metric] = {key: (first[key] + sum(other[key] for other in others)) / len(parts) for key in keys}
+    return SampleScores(scores=shared, depths_percent=parts[0].depths_percent)
+
+
+def _newest(parts: Sequence[SampleScores]) -> SampleScores:
+    scores: dict[MetricKey, Mapping[SampleKey, float]] = {}
+    depths: dict[int, Mapping[SampleKey, float]] = {}
+    for part in reversed(parts):
+        scores |= part.scores
+        depths |= part.depths_percent
+    return SampleScores(scores=scores, depths_percent=depths)
+
+
+def _question(sample: Mapping[str, object]) -> str:
+    """The expected answers, where the prompt around them depends on the tokenizer; else the document's hash."""
+    document = sample.get("doc")
+    if isinstance(document, Mapping) and "references" in document:
+        return str(document["references"])
+    return str(sample.get("doc_hash", ""))
+
+
+def _depths(document: object) -> dict[int, float]:
+    if not isinstance(document, Mapping):
+        return {}
+    lengths, percents = document.get("lengths"), document.get("depths_percent")
+    if not isinstance(lengths, list) or not isinstance(percents, list):
+        return {}
+    depths: dict[int, float] = {}
+    for length, needles in zip(lengths, percents, strict=False):
+        if isinstance(length, int) and isinstance(needles, list) and needles:
+            numbers = [needle for needle in needles if isinstance(needle, int | float) and math.isfinite(needle)]
+            if len(numbers) == len(needles):
+                depths[length] = sum(numbers) / len(numbers)
+    return depths

@@ -1,0 +1,316 @@
+"""Decode kernels: a few queries against many keys, the keys split over programs, the splits joined by a second kernel.
+
+A stretch of keys hands on (o, R): its output and what it leaves of the stick. A newer and an older stretch make
+(o1 + R1 o2, R1 R2), so that the splits are independent of one another. Split 0 holds the newest keys. The query heads
+that share a key head are rows of one tile, and each key is read once for all of them.
+
+With a threshold, a split that ends publishes what it leaves of each row's stick, and older splits look at that before
+they start and while they work: where newer splits have left too little to every row, a split gives up. The second
+kernel ends each sum at the first split where that holds, so the result does not depend on which gave up in time.
+"""
+
+import dataclasses
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sbeval.attention.impl.triton.hardware import has_assembly
+from sbeval.attention.impl.triton.launch import LOG2_E
+from sbeval.attention.impl.triton.primitives import add_in_tile, bounded, spent_by, two_sum
+
+MOST_ROWS = 16
+FEWEST_KEYS = 512
+MOST_SPLITS = 128
+H100_MULTIPROCESSORS = 132
+# a split gives up a little later than the second kernel cuts, so that rounding cannot part the two
+MARGIN_LOG2: tl.constexpr = tl.constexpr(1e-2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeParameters:
+    """What the decode kernels are compiled and launched with.
+
+    Attributes:
+        block_rows: rows of a tile, the queries of the heads that share a key head.
+        block_keys: keys of a tile.
+        block_head_dim: head_dim padded to a power of two, at least 16.
+        chunk_tiles: tiles between two looks at what is left of the stick, the stretch that is software-pipelined.
+        splits: how many programs share the keys of a key head.
+        first_splits: how many of them run before all others, for these to see what the newest keys leave.
+        num_warps: warps of a program.
+        num_stages: depth of the software pipeline.
+    """
+
+    block_rows: int
+    block_keys: int
+    block_head_dim: int
+    chunk_tiles: int
+    splits: int
+    first_splits: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_parameters(
+    *, rows: int, keys: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int, skipping: bool
+) -> DecodeParameters:
+    """Parameters for `rows` queries of each of `key_heads` (batch times key/value heads) against `keys` keys."""
+    padded = max(16, 1 << (head_dim - 1).bit_length())
+    row_bytes = padded * element_bytes
+    block_keys = 64 if row_bytes <= 256 else 32
+    # some 48 KiB of keys and values under way in a program, several programs on a multiprocessor
+    num_stages = max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes)))
+    tiles = triton.cdiv(keys, block_keys)
+    wanted = triton.cdiv(16 * multiprocessors, key_heads)
+    shortest = max(1, 256 // block_keys)
+    if skipping:
+        # short splits, since a split that the newer ones decide is a split saved
+        wanted = max(wanted, tiles * block_keys // 512)
+    splits = max(1, min(wanted, MOST_SPLITS, triton.cdiv(tiles, shortest)))
+    splits = triton.cdiv(tiles, triton.cdiv(tiles, splits))
+    newest = max(1, 2048 // (triton.cdiv(tiles, splits) * block_keys))
+    return DecodeParameters(
+        block_rows=max(16, 1 << (rows - 1).bit_length()),
+        block_keys=block_keys,
+        block_head_dim=padded,
+        chunk_tiles=16,
+        splits=splits,
+        first_splits=min(newest, splits) if skipping else splits,
+        num_warps=4,
+        num_stages=num_stages,
+    )
+
+
+@triton.jit
+def _tile(
+    q, k_base, v_base, k_stride, v_stride, block, keys, row_limit, seq_start, minus_newer, out, stick, stick_lo,
+    qk_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):  # fmt: skip
+    """Adds one tile of keys to the rows."""
+    key = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    dim = tl.arange(0, BLOCK_D)
+    first = block + tl.zeros((), tl.int64)
+    within = tl.arange(0, BLOCK_N)[:, None]
+    k_at = k_base + first * (BLOCK_N * k_stride) + within * k_stride + dim[None, :]
+    v_at = v_base + first * (BLOCK_N * v_stride) + within * v_stride + dim[None, :]
+    if MASKED:
+        # padding is not read: what lies there may be anything
+        inside = ((key < keys) & (key >= seq_start))[:, None] & (dim < HEAD_DIM)[None, :]
+        k = tl.load(k_at, mask=inside, other=0.0)
+        v = tl.load(v_at, mask=inside, other=0.0)
+    elif HEAD_DIM < BLOCK_D:
+        k = tl.load(k_at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+        v = tl.load(v_at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    else:
+        k = tl.load(k_at)
+        v = tl.load(v_at)
+    z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
+    if MASKED:
+        z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
+    spent = spent_by(z, EXACT)
+    weight = tl.exp2(add_in_tile((z - spent) + stick[:, None], spent, minus_newer, EXACT, ASSEMBLY))
+    out = tl.dot(weight.to(v.dtype), v, out, input_precision="ieee")
+    stick, stick_lo = two_sum(stick, stick_lo, -tl.sum(spent, 1))
+    return out, stick, stick_lo
+
+
+@triton.jit
+def _newer_left(stick_ptr, split, inside, ROWS: tl.constexpr, SPLITS: tl.constexpr):
+    """Log2 of the largest stick that the newer splits are known to leave to any row: 0 where none has ended yet."""
+    newer = tl.arange(0, SPLITS)
+    row = tl.arange(0, ROWS)
+    # volatile: another program may have written since the last look
+    known = tl.load(
+        stick_ptr + newer[:, None] * ROWS + row[None, :],
+        mask=(newer < split)[:, None] & inside[None, :], other=0.0, volatile=True,
+    )  # fmt: skip
+    return tl.max(tl.where(inside, tl.sum(known, 0), float("-inf")), 0)
+
+
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "keys", "first_split", "splits", "split_tiles"])
+def _split_kernel(
+    q_ptr, k_ptr, v_ptr, part_ptr, stick_ptr, start_ptr,
+    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
+    groups, shared, queries, keys, first_split, splits, split_tiles, qk_scale, log2_threshold,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr, STAGES: tl.constexpr, ATTEND_CURRENT: tl.constexpr, PADDED: tl.constexpr,
+    EXACT: tl.constexpr, ASSEMBLY: tl.constexpr, SKIPPING: tl.constexpr,
+):  # fmt: skip
+    # the newest splits of every key head start first
+    split = first_split + tl.program_id(1)
+    pair = tl.program_id(0).to(tl.int64)
+    batch, group = pair // groups, pair % groups
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, BLOCK_D)
+    inside = row < shared * queries
+    query = row % queries
+    q_at = q_ptr + batch * q_stride_b + (group * shared + row // queries) * q_stride_h + query * q_stride_l
+    q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+    k_base = k_ptr + batch * k_stride_b + group * k_stride_h
+    v_base = v_ptr + batch * v_stride_b + group * v_stride_h
+    row_limit = tl.where(inside, keys - queries + query - (0 if ATTEND_CURRENT else 1), -1)
+    seq_start = tl.load(start_ptr + batch).to(tl.int32) if PADDED else 0
+    tile = tl.arange(0, BLOCK_N)
+    minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
+
+    out = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    stick = tl.zeros([ROWS], tl.float32)
+    stick_lo = tl.zeros([ROWS], tl.float32)
+
+    # blocks below `full` are seen by every row
+    full = tl.maximum(keys - queries + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
+    block = tl.cdiv(keys, BLOCK_N) - split * split_tiles
+    oldest = tl.maximum(block - split_tiles, seq_start // BLOCK_N)
+    first_full = tl.maximum(oldest, tl.cdiv(seq_start, BLOCK_N))
+    sticks = stick_ptr + pair * splits * ROWS
+    # compared so that a row that is not a number goes on
+    spent_out = log2_threshold > 1.0
+    if SKIPPING:
+        spent_out = _newer_left(sticks, split, inside, ROWS, SPLITS) < log2_threshold - MARGIN_LOG2
+    while (spent_out == 0) & (block > oldest) & (block > full):
+        block -= 1
+        out, stick, stick_lo = _tile(
+            q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, minus_newer, out, stick,
+            stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
+        )  # fmt: skip
+    while (spent_out == 0) & (block > first_full):
+        steps = tl.minimum(block - first_full, CHUNK)
+        for step in tl.range(0, steps, num_stages=STAGES):
+            out, stick, stick_lo = _tile(
+                q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, keys, row_limit, seq_start, minus_newer,
+                out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, ASSEMBLY,
+            )  # fmt: skip
+        block -= steps
+        spent_out = tl.max(tl.where(inside, stick, float("-inf")), 0) < log2_threshold
+        if SKIPPING:
+            spent_out |= _newer_left(sticks, split, inside, ROWS, SPLITS) < log2_threshold - MARGIN_LOG2
+    if PADDED:
+        while (spent_out == 0) & (block > oldest):
+            block -= 1
+            out, stick, stick_lo = _tile(
+                q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, minus_newer, out, stick,
+                stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
+            )  # fmt: skip
+
+    part_at = (pair * splits + split) * ROWS + row
+    tl.store(part_ptr + part_at[:, None] * HEAD_DIM + dim[None, :], out,
+             mask=inside[:, None] & (dim < HEAD_DIM)[None, :])  # fmt: skip
+    tl.store(sticks + split * ROWS + row, stick + stick_lo, mask=inside)
+
+
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
+def _join_kernel(
+    part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
+    groups, shared, queries, splits, log2_threshold,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0).to(tl.int64)
+    mine = tl.program_id(1)
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, BLOCK_D)
+    inside = row < shared * queries
+    sticks = stick_ptr + pair * splits * ROWS
+    parts = part_ptr + (pair * splits * ROWS + mine) * HEAD_DIM
+    out = tl.zeros([BLOCK_D], tl.float32)
+    left = tl.zeros([ROWS], tl.float32)
+    split = 0
+    spent_out = log2_threshold > 1.0
+    while (spent_out == 0) & (split < splits):
+        at = split + tl.arange(0, TOGETHER)
+        known = tl.load(
+            sticks + at[:, None] * ROWS + row[None, :], mask=(at < splits)[:, None] & inside[None, :], other=0.0
+        )
+        through = tl.cumsum(known, 0) + left[None, :]
+        before = through - known
+        # rows stop together, where the last one has less than the threshold left
+        widest = tl.max(tl.where(inside[None, :], before, float("-inf")), 1)
+        used = (widest < log2_threshold) == 0
+        part = tl.load(
+            parts + at.to(tl.int64)[:, None] * (ROWS * HEAD_DIM) + dim[None, :],
+            mask=((at < splits) & used)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
+        )  # fmt: skip
+        own = tl.sum(tl.where(row[None, :] == mine, before, 0.0), 1)
+        out += tl.sum(tl.where(used, tl.exp2(own), 0.0)[:, None] * part, 0)
+        left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
+        spent_out = tl.max(tl.where(inside, left, float("-inf")), 0) < log2_threshold
+        split += TOGETHER
+    batch, group = pair // groups, pair % groups
+    head = group * shared + mine // queries
+    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + (mine % queries) * out_stride_l
+    tl.store(out_at + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+    remainder = tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0))
+    tl.store(rem_ptr + pair * shared * queries + mine, remainder)
+
+
+def suits_decode(q: Tensor, k: Tensor) -> bool:
+    """Whether there are few enough queries a key head and enough keys for `decode`."""
+    return q.shape[1] // k.shape[1] * q.shape[2] <= MOST_ROWS and k.shape[2] >= FEWEST_KEYS
+
+
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None,
+    log2_threshold: float, *, skipping: bool, parameters: DecodeParameters | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention of the last few positions over all keys, without a gradient.
+
+    Args:
+        q: [B, H, Q, D] with H / G * Q up to 64, last dimension contiguous.
+        k: [B, G, K, D], last dimension contiguous; views of a longer cache are fine.
+        v: like k.
+        scale: factor of the logits.
+        attend_current: whether a query attends its own position.
+        seq_start: [B] first real position, or None.
+        log2_threshold: log2 of the stick below which older keys are not visited.
+        skipping: run the newest splits first and let older ones give up on what these leave; where the threshold is the
+            exact stop this changes no bit of the output and costs a launch.
+        parameters: how to launch; None chooses.
+
+    Returns:
+        Output like q and remainder [B, H, Q] in fp32.
+    """
+    batch, heads, queries, head_dim = q.shape
+    groups, keys = k.shape[1], k.shape[2]
+    rows = heads // groups * queries
+    if parameters is None:
+        parameters = decode_parameters(
+            rows=rows, keys=keys, head_dim=head_dim, element_bytes=q.element_size(), key_heads=batch * groups,
+            multiprocessors=_multiprocessors(q.device), skipping=skipping,
+        )  # fmt: skip
+    p = parameters
+    out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
+    remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
+    part = torch.empty((batch * groups, p.splits, p.block_rows, head_dim), dtype=torch.float32, device=q.device)
+    # 0: nothing is known yet of what a split leaves
+    make = torch.zeros if skipping else torch.empty
+    stick = make((batch * groups, p.splits, p.block_rows), dtype=torch.float32, device=q.device)
+    power = 1 << (p.splits - 1).bit_length()
+    split_tiles = triton.cdiv(triton.cdiv(keys, p.block_keys), p.splits)
+    for first, last in ((0, p.first_splits), (p.first_splits, p.splits)):
+        if first == last:
+            continue
+        _split_kernel[(batch * groups, last - first)](
+            q, k, v, part, stick, q if seq_start is None else seq_start,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            groups, heads // groups, queries, keys, first, p.splits, split_tiles,
+            scale * LOG2_E, log2_threshold,
+            HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
+            SPLITS=power if skipping else 1,
+            CHUNK=p.chunk_tiles, STAGES=p.num_stages, ATTEND_CURRENT=attend_current, PADDED=seq_start is not None,
+            EXACT=q.dtype == torch.float32, ASSEMBLY=has_assembly(q), SKIPPING=skipping, num_warps=p.num_warps,
+        )  # fmt: skip
+    _join_kernel[(batch * groups, rows)](
+        part, stick, out, remainder, *out.stride()[:3], groups, heads // groups, queries, p.splits, log2_threshold,
+        HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, TOGETHER=min(power, 32),
+        num_warps=4,
+    )  # fmt: skip
+    return out, remainder
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return H100_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,45 @@
+"""How many positions a model with learned position embeddings has: the one hard limit on its input."""
+
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+
+_POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings", "positions_embed")
+
+
+def learned_positions(model: nn.Module) -> int | None:
+    """Returns how many positions a model with learned position embeddings has, None for every other model."""
+    config: Any = getattr(model, "config", None)
+    stated = getattr(getattr(config, "text_config", None) or config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
+            entries = int(module.num_embeddings)
+            # some tables begin at 2
+            return min(entries, stated) if isinstance(stated, int) and stated > 0 else entries
+    return None
+
+
+@lru_cache(maxsize=4)
+def checkpoint_learned_positions(pretrained: str, revision: str | None = None) -> int | None:
+    """Returns the learned positions of a checkpoint that transformers knows, None for every other.
+
+    The model is built from its configuration alone, without memory for its weights.
+
+    Args:
+        pretrained: checkpoint folder or hub id.
+        revision: of the hub id.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(pretrained, revision=revision or "main")
+        if config.model_type == "sbeval":
+            return None
+        build: Any = AutoModelForCausalLM.from_config
+        with torch.device("meta"):
+            return learned_positions(build(config))
+    except (OSError, ValueError, KeyError, AttributeError, ImportError):
+        # formats of their own, or what loading the model will complain about in better words
+        return None

@@ -1,0 +1,139 @@
+"""Runs a sweep: one process a run, so that one that crashes or runs out of memory does not end the others."""
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import yaml
+
+from sbeval.sweep.plan import PlannedRun, plan
+from sbeval.sweep.results import other_settings, remove_results, what_is_missing
+from sbeval.sweep.settings import SweepSettings
+
+_LOG_TAIL_BYTES = 65_536
+_ERROR_LINE = re.compile(r"([A-Za-z_]\w*\.)*\w*(Error|Exception|Interrupt|Exit)\b")
+# said by a launcher about the process whose own error stands above
+_LAUNCHER_LINE = re.compile(r"subprocess\.CalledProcessError|torch\.distributed\.elastic")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A run without results, and why."""
+
+    run: PlannedRun
+    reason: str
+
+
+def run_sweep(settings: SweepSettings, *, dry_run: bool = False, replace: bool = False) -> list[Failure]:
+    """Runs what is not there yet and complete, goes on after a failed run, and prints what it does.
+
+    Args:
+        settings: the sweep.
+        dry_run: only print what would be run.
+        replace: run again, in place of results, where a folder holds those of other settings.
+
+    Returns:
+        The failed runs.
+    """
+    runs = plan(settings)
+    failures: list[Failure] = []
+    done = complete = 0
+    for number, run in enumerate(runs, start=1):
+        print(f"[{number}/{len(runs)}] {run}: ", end="", flush=True)
+        other, missing = other_settings(run), what_is_missing(run)
+        if missing is None and other is None:
+            complete += 1
+            print("complete", flush=True)
+        elif missing is None and not replace:
+            reason = f"its folder holds results of other settings ({other}): use --replace or another output folder"
+            failures.append(Failure(run=run, reason=reason))
+            print(f"not run: {reason}", flush=True)
+        elif dry_run:
+            begun = missing is not None and run.folder.is_dir()
+            print(f"to run{f' ({missing})' if begun else ''}", flush=True)
+        else:
+            print(f"running, log in {run.log_file}", flush=True)
+            began = time.monotonic()
+            failed = _run(run, settings.launcher)
+            seconds = time.monotonic() - began
+            print(f"    {'failed' if failed else 'done'} after {seconds:.0f} s", flush=True)
+            if failed:
+                failures.append(Failure(run=run, reason=failed))
+            else:
+                done += 1
+    _summary(settings, len(runs), done, complete, failures, dry_run=dry_run)
+    return failures
+
+
+def command(run: PlannedRun, launcher: Sequence[str] | None) -> list[str]:
+    """Returns the command of a run.
+
+    Python gets -P, since the current folder may be a checkout, whose `sbeval` is not the installed one.
+    """
+    start = [sys.executable, "-P"] if launcher is None else list(launcher)
+    return [*start, "-m", "sbeval", "run", "--config", str(run.config_file)]
+
+
+def _run(run: PlannedRun, launcher: Sequence[str] | None) -> str | None:
+    """Runs one run; returns why it has no results, None where it has them."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    remove_results(run.folder)
+    run.config_file.write_text(yaml.safe_dump(json.loads(json.dumps(run.config)), sort_keys=False), encoding="utf-8")
+    run.weights_file.write_text(json.dumps(run.weights), encoding="utf-8")
+    started = command(run, launcher)
+    with run.log_file.open("w", encoding="utf-8") as log:
+        log.write(f"{shlex.join(started)}\n")
+        log.flush()
+        try:
+            # unbuffered, so that the log ends with what was said last
+            environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+            code = subprocess.run(started, stdout=log, stderr=subprocess.STDOUT, env=environment).returncode
+        except OSError as error:
+            return f"the command {started[0]!r} does not start ({error.strerror})"
+    if code == 0:
+        missing = what_is_missing(run)
+        return None if missing is None else f"it ended well, but {missing}"
+    ended = f"ended by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+    return f"{ended}: {_last_error(run)}"
+
+
+def _last_error(run: PlannedRun) -> str:
+    """Returns the line of a log that says what went wrong: the last one of an exception, else the last."""
+    with run.log_file.open("rb") as log:
+        log.seek(max(0, run.log_file.stat().st_size - _LOG_TAIL_BYTES))
+        text = log.read().decode("utf-8", "replace")
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and not _LAUNCHER_LINE.match(line)]
+    errors = [line for line in lines if _ERROR_LINE.match(line) or line.startswith("Expected ")]
+    return (errors or lines or ["it printed nothing"])[-1]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _summary(
+    settings: SweepSettings, total: int, done: int, complete: int, failures: Sequence[Failure], *, dry_run: bool
+) -> None:
+    counts = [f"{done} done", f"{complete} complete before"]
+    if dry_run:
+        counts = [f"{total - complete - len(failures)} to run", f"{complete} complete"]
+    if failures:
+        counts.append(f"{len(failures)} {'blocked' if dry_run else 'failed'}")
+    print(f"\n{total} run{'' if total == 1 else 's'}: {', '.join(counts)}")
+    width = max(shutil.get_terminal_size((120, 24)).columns, 120)
+    for failure in failures:
+        reason = failure.reason if len(failure.reason) <= 4 * width else f"{failure.reason[: 4 * width]} ..."
+        print(f"{failure.run}: {reason} (log: {failure.run.log_file})")
+    if done + complete:
+        print(f"The page: sbeval report {shlex.quote(settings.output)} -o report")

@@ -1,0 +1,109 @@
+"""From a sweep's settings to its runs: a folder and a configuration of `sbeval run` for each."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from sbeval.sweep.settings import CheckpointSettings, RunSettings, SweepSettings, folder_name
+
+_WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """One lm-eval run of a sweep.
+
+    Attributes:
+        label: the checkpoint's folder.
+        name: the run's folder in it.
+        folder: where everything of the run lies.
+        config: what lm-eval reads with `--config`.
+        weights: name, size in bytes and time of change in nanoseconds of each of a local checkpoint's weight files.
+    """
+
+    label: str
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    weights: list[list[Any]]
+
+    @property
+    def config_file(self) -> Path:
+        """The file of `config`."""
+        return self.folder / "run.yaml"
+
+    @property
+    def weights_file(self) -> Path:
+        """The file of `weights`, as they were when the run began."""
+        return self.folder / "weights.json"
+
+    @property
+    def log_file(self) -> Path:
+        """What the run printed."""
+        return self.folder / "log.txt"
+
+    def __str__(self) -> str:
+        return f"{self.label}/{self.name}"
+
+
+def plan(settings: SweepSettings) -> list[PlannedRun]:
+    """Returns every run of every checkpoint, one checkpoint after another."""
+    return [
+        _planned(settings, checkpoint, run, name, lengths)
+        for checkpoint in settings.checkpoints
+        for run in settings.runs
+        for name, lengths in _lengths_of(run)
+    ]
+
+
+def _lengths_of(run: RunSettings) -> list[tuple[str, tuple[int, ...] | None]]:
+    if run.lengths_apart and run.context_lengths is not None:
+        return [(f"{run.name}-{length}", (length,)) for length in run.context_lengths]
+    return [(run.name, run.context_lengths)]
+
+
+def _planned(
+    settings: SweepSettings,
+    checkpoint: CheckpointSettings,
+    run: RunSettings,
+    name: str,
+    context_lengths: tuple[int, ...] | None,
+) -> PlannedRun:
+    folder = Path(settings.output) / checkpoint.folder_name / folder_name(name)
+    lengths = {} if context_lengths is None else {"context_lengths": list(context_lengths)}
+    config = {
+        "model": checkpoint.model,
+        "model_args": {
+            "pretrained": checkpoint.pretrained,
+            **settings.model_args,
+            **run.model_args,
+            **checkpoint.model_args,
+        },
+        "tasks": list(run.tasks),
+        "metadata": {**settings.metadata, **run.metadata, **lengths},
+        "num_fewshot": run.num_fewshot,
+        "limit": settings.limit if run.limit is None else run.limit,
+        "batch_size": settings.batch_size,
+        "device": settings.device,
+        "include_path": settings.include_path,
+    }
+    return PlannedRun(
+        label=checkpoint.folder_name,
+        name=folder_name(name),
+        folder=folder,
+        config={
+            **{key: value for key, value in config.items() if value is not None},
+            "output_path": str(folder),
+            "log_samples": True,
+        },
+        weights=_weights(checkpoint.pretrained),
+    )
+
+
+def _weights(pretrained: str) -> list[list[Any]]:
+    """Cheap marks of which weights were evaluated, since a training run may go on in the same folder."""
+    if not os.path.isdir(pretrained):
+        return []
+    files = sorted(path for path in Path(pretrained).iterdir() if path.suffix in _WEIGHT_ENDINGS)
+    return [[file.name, (stat := file.stat()).st_size, stat.st_mtime_ns] for file in files]

@@ -1,0 +1,136 @@
+"""Which context lengths a task scores: those asked for, or the defaults that text and model can take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sbeval.corpora import TokenizedCorpus
+from sbeval.errors import UserError
+from sbeval.intervals import MINIMUM_CLUSTERS
+
+DEFAULT_LENGTHS = tuple(2**power for power in range(9, 17))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """Something that sets the longest context length.
+
+    Attributes:
+        tokens: that length.
+        found: what limits it, for messages: "the text has 4,000 tokens".
+        remedy: what a user can do, for messages.
+    """
+
+    tokens: int
+    found: str
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Context lengths of a run.
+
+    Attributes:
+        scored: in tokens, ascending.
+        dropped: default lengths left out, ascending.
+        reason: why they were left out, None where none were.
+    """
+
+    scored: tuple[int, ...]
+    dropped: tuple[int, ...] = ()
+    reason: str | None = None
+
+
+def settle_lengths(
+    task: str,
+    asked: Sequence[int] | None,
+    *,
+    hard: Sequence[Limit],
+    by_default: Sequence[Limit] = (),
+) -> Lengths:
+    """Refuses lengths that were asked for and do not fit; else takes the default lengths that do.
+
+    Args:
+        task: name for the error.
+        asked: lengths in tokens, ascending, None for the defaults.
+        hard: limits that no length may exceed.
+        by_default: limits that default lengths stay within, and that may be exceeded on request.
+    """
+    if asked is not None:
+        for limit in hard:
+            if asked[-1] > limit.tokens:
+                raise UserError(
+                    f"{task}: expected room for a context length of {asked[-1]} tokens, found room for {limit.tokens}, "
+                    f"since {limit.found}: {limit.remedy}."
+                )
+        return Lengths(scored=tuple(asked))
+    limits = [*hard, *by_default]
+    least = min(limits, key=lambda limit: limit.tokens, default=None)
+    scored = tuple(length for length in DEFAULT_LENGTHS if least is None or length <= least.tokens)
+    if least is None or len(scored) == len(DEFAULT_LENGTHS):
+        return Lengths(scored=scored)
+    if not scored:
+        raise UserError(
+            f"{task}: expected room for the shortest default context length, {DEFAULT_LENGTHS[0]} tokens, found room "
+            f"for {least.tokens}, since {least.found}: {least.remedy}, or set shorter lengths with "
+            "--metadata '{\"context_lengths\": [...]}'."
+        )
+    dropped = tuple(length for length in DEFAULT_LENGTHS if length > least.tokens)
+    reason = least.found if least in hard else f"{least.found}; context_lengths asks for them all the same"
+    return Lengths(scored=scored, dropped=dropped, reason=reason)
+
+
+def stream_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit:
+    """Returns how long a context the joined text can fill beside `targets` more tokens."""
+    return Limit(
+        tokens=max(corpus.total_tokens - targets, 0),
+        found=f"the whole text has {corpus.total_tokens} tokens",
+        remedy="ask for shorter context_lengths or give a longer text",
+    )
+
+
+def document_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit:
+    """Returns how long a context the longest document can fill beside `targets` more tokens."""
+    longest = int(corpus.document_tokens.max(initial=0))
+    beside = f", {targets} of them targets" if targets else ""
+    return Limit(
+        tokens=max(longest - targets, 0),
+        found=f"the longest document has {longest} tokens{beside}",
+        remedy='ask for shorter context_lengths, give longer documents, or set "context": "stream"',
+    )
+
+
+def interval_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit | None:
+    """Returns the length that just enough documents for an interval can fill; None where no default length is."""
+    room = np.sort(corpus.document_tokens)[::-1] - targets
+    enough = int(room[MINIMUM_CLUSTERS - 1]) if len(room) >= MINIMUM_CLUSTERS else 0
+    if enough < DEFAULT_LENGTHS[0]:
+        return None
+    return Limit(
+        tokens=enough,
+        found=f"fewer than {MINIMUM_CLUSTERS} documents are as long, too few for an interval",
+        remedy="give more long documents",
+    )
+
+
+def model_limits(max_length: int | None, learned_positions: int | None) -> list[Limit]:
+    """Returns what the model sets: `max_length` of its arguments, and its learned positions."""
+    limits = []
+    if max_length is not None:
+        limits.append(
+            Limit(
+                tokens=max_length,
+                found=f"the model was given max_length={max_length}",
+                remedy="raise max_length in --model_args, or ask for shorter context_lengths",
+            )
+        )
+    if learned_positions is not None:
+        limits.append(
+            Limit(
+                tokens=learned_positions,
+                found=f"the model has {learned_positions} learned positions",
+                remedy="ask for shorter context_lengths",
+            )
+        )
+    return limits

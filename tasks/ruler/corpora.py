@@ -1,0 +1,55 @@
+"""Which corpus a task needs: essays for its haystack, or questions with their documents."""
+
+from typing import NamedTuple
+
+from sbeval.tasks.ruler.choices import Choices
+from sbeval.tasks.ruler.essays import SENTENCE_RULE, Essays, load_essays
+from sbeval.tasks.ruler.qa_corpora import QaCorpus, load_qa
+
+PATH_KEYS = frozenset({"essays", "squad", "hotpot"})
+
+
+class CorpusFacts(NamedTuple):
+    """What the record says of a text source; all None where the text is generated."""
+
+    name: str | None = None
+    sha256: str | None = None
+    detail: str | None = None
+
+
+def task_essays(choices: Choices) -> Essays | None:
+    """Returns the essays of a task whose haystack they are, None for another haystack.
+
+    Raises:
+        UserError: they cannot be loaded.
+    """
+    if choices.values.get("type_haystack") != "essay":
+        return None
+    return load_essays(choices.path("essays"))
+
+
+def task_questions(choices: Choices) -> QaCorpus | None:
+    """Returns the questions of a question-answering task, None for another task.
+
+    Raises:
+        UserError: they cannot be loaded.
+    """
+    if "dataset" not in choices.values:
+        return None
+    dataset = choices.one_of("dataset", ("squad", "hotpotqa"))
+    if dataset == "squad":
+        return load_qa("squad", choices.path("squad"))
+    return load_qa("hotpotqa", choices.path("hotpot"))
+
+
+def corpus_facts(choices: Choices) -> CorpusFacts:
+    """Returns name, hash and source of the corpus a task needs.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    if (essays := task_essays(choices)) is not None:
+        return CorpusFacts("essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}")
+    if (questions := task_questions(choices)) is not None:
+        return CorpusFacts(str(choices.values["dataset"]), questions.sha256, questions.source)
+    return CorpusFacts()

@@ -1,0 +1,88 @@
+"""Padded linear maps and fused norms compute what the model's own parts do."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sbeval.model_adapters.aligned_linear import AlignedLinear, align_linears
+from sbeval.model_adapters.faster import make_faster
+from sbeval.model_adapters.fused_norm import FusedRMSNorm
+from tests.model_adapters.small import ARCHITECTURES
+
+TOKENS = torch.arange(40)[None]
+
+
+def odd(architecture: str) -> transformers.PreTrainedModel:
+    """A model whose MLP is 51 channels wide."""
+    torch.manual_seed(0)
+    config = ARCHITECTURES[architecture](64)
+    if architecture == "gpt2":
+        config.n_inner = 51
+    else:
+        config.intermediate_size = 51
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@torch.no_grad()
+def test_a_faster_model_gives_the_same_logits(architecture: str) -> None:
+    model = odd(architecture)
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    expected, state = model(TOKENS).logits, copy.deepcopy(model.state_dict())
+    changed = make_faster(model)
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
+    assert changed == (architecture != "gpt2")  # whose maps are of a class of their own
+    assert {name: tensor.shape for name, tensor in model.state_dict().items()} == {n: t.shape for n, t in state.items()}
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_gemmas_norms_are_left_alone_and_llamas_are_fused() -> None:
+    for architecture, fused in (("llama", True), ("qwen3", True), ("gemma2", False), ("gemma3", False)):
+        model = odd(architecture)
+        make_faster(model)
+        assert any(isinstance(module, FusedRMSNorm) for module in model.modules()) == fused
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 70),
+    bias=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_padding_changes_no_product(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(inputs)
+    plain = nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
+    x = torch.randn(2, 3, inputs, dtype=dtype)
+    padded = AlignedLinear(plain)
+    near = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(padded(x), plain(x), rtol=near, atol=near * inputs**0.5)
+    assert padded(x).stride(-2) * dtype.itemsize % 16 == 0
+
+
+def test_maps_that_are_aligned_tied_or_hooked_stay_as_they_are() -> None:
+    model = nn.ModuleDict({name: nn.Linear(51, 51) for name in ("tied", "hooked", "free")})
+    model["twin"] = nn.Embedding(51, 51)
+    model["twin"].weight = model["tied"].weight
+    model["aligned"] = nn.Linear(64, 32)
+    model["hooked"].register_forward_hook(lambda *_: None)
+    assert align_linears(model) == 1
+    assert {name for name, module in model.items() if isinstance(module, AlignedLinear)} == {"free"}
+
+
+def test_a_model_that_would_differ_gets_its_own_parts_back(caplog: pytest.LogCaptureFixture) -> None:
+    model = odd("llama")
+    expected = model(TOKENS).logits
+    mlp = model.model.layers[0].mlp
+    own = mlp.forward
+    mlp.forward = lambda hidden: own(hidden) * (1.0 if type(mlp.up_proj) is nn.Linear else 2.0)
+    assert not make_faster(model)
+    assert not any(isinstance(module, AlignedLinear | FusedRMSNorm) for module in model.modules())
+    assert torch.equal(model(TOKENS).logits, expected)
+    assert "is run as it is" in caplog.text

@@ -1,0 +1,57 @@
+"""Batched generation: what padding, prefill and repeated prompts may not change."""
+
+import pytest
+import torch
+import transformers
+
+from sbeval.model_adapters.lm import StickBreakingLM
+from tests.model_adapters.small import Checkpoints, english, instances
+
+LINES = [line for line in english().splitlines() if line][:6]
+SETTING = {"until": ["\n"], "max_gen_toks": 6}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "stickbreaking", "rope"])
+def test_prefill_computes_logits_for_the_last_position_alone(architecture: str, checkpoint: Checkpoints) -> None:
+    lm = StickBreakingLM(str(checkpoint(architecture)), device="cpu", dtype="float32", batch_size=3)
+    positions: list[int] = []
+    head = lm.model.get_output_embeddings()
+    head.register_forward_hook(lambda _module, _inputs, logits: positions.append(logits.shape[1]))
+    lm.generate_until(instances("generate_until", [(line, SETTING) for line in LINES]), disable_tqdm=True)
+    assert set(positions) == {1}
+
+
+@pytest.mark.parametrize("architecture", ["stickbreaking", "rope", "llama"])
+@torch.no_grad()
+def test_left_padding_in_bf16_stays_within_the_error_of_bf16(architecture: str, checkpoint: Checkpoints) -> None:
+    folder = checkpoint(architecture)
+    exact = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    ids = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    for row, pad in enumerate((0, 5, 31)):
+        mask[row, :pad] = 0
+    # a Hugging Face model needs to be told where its texts begin; this family counts from the first token by itself
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    padded = model(ids, attention_mask=mask, position_ids=positions).logits[:, -1].float()
+    for row, pad in enumerate((0, 5, 31)):
+        alone = ids[row : row + 1, pad:]
+        expected = exact(alone).logits[0, -1]
+        error, error_alone = (
+            float((logits - expected).norm()) for logits in (padded[row], model(alone).logits[0, -1].float())
+        )
+        rounding = torch.finfo(torch.bfloat16).eps * float(expected.norm())
+        assert error <= 2 * error_alone + rounding
+
+
+def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(checkpoint: Checkpoints) -> None:
+    lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", dtype="float32", batch_size=2)
+    twice = [(line, SETTING) for line in [*LINES, *LINES[:2]]]
+    found = lm.generate_until(instances("generate_until", twice), disable_tqdm=True)
+    assert found[-2:] == found[:2]
+    assert lm.meter.tokens == sum(len(lm.tok_encode(line)) for line in LINES)
+
+    sampled = [(LINES[0], {**SETTING, "do_sample": True, "temperature": 2.0})] * 4
+    torch.manual_seed(0)
+    texts = lm.generate_until(instances("generate_until", sampled), disable_tqdm=True)
+    assert len(set(texts)) > 1

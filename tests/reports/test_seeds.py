@@ -1,0 +1,125 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from experiment_files import LENGTHS, SCHEMES, scheme_curve, scheme_model, write_extensions, write_schemes
+from result_files import CURVES, model_record, perplexity_task, write_run
+
+from sbeval.reports import build_report, load_results
+from sbeval.reports.panels import perplexity_panels
+from sbeval.reports.seeds import pool_seeds
+from sbeval.reports.selection import restrict
+from sbeval.reports.table import Results
+
+
+def write_seed(folder: Path, seed: int, *, lengths: int = 9, **changes: object) -> None:
+    curve = scheme_curve("scheme_rope", seed, LENGTHS[:lengths])
+    task = perplexity_task("fixed_target", curve, lengths=LENGTHS[:lengths])
+    write_run(folder / str(seed), scheme_model("scheme_rope", seed, **changes), [task])
+
+
+def nll(results: Results) -> dict[int, dict[str, float]]:
+    rows = results.measurements[results.measurements["metric"] == "nll"]
+    return {int(row["context_length_tokens"]): row for row in rows.to_dict("records")}
+
+
+def test_seeds_are_one_line_at_their_mean_with_the_lowest_and_highest_beside_it(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_seed(tmp_path, seed)
+    single = load_results([tmp_path])
+    pooled = pool_seeds(single)
+    assert [(setting.label, setting.seeds, len(setting.runs)) for setting in pooled.settings] == [("scheme_rope", 3, 3)]
+    values = single.measurements[single.measurements["metric"] == "nll"].pivot(
+        index="context_length_tokens", columns="setting", values="value"
+    )
+    for length, row in nll(pooled).items():
+        own = values.loc[length].to_numpy()
+        assert (row["value"], row["seed_low"], row["seed_high"]) == pytest.approx((own.mean(), own.min(), own.max()))
+        assert row["ci95_high"] - row["ci95_low"] > 0.01
+
+
+def test_perplexity_of_pooled_seeds_is_that_of_their_mean_nll(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_seed(tmp_path, seed)
+    pooled = pool_seeds(load_results([tmp_path]))
+    rows = pooled.measurements.pivot(index="context_length_tokens", columns="metric", values="value")
+    assert rows["token_perplexity"].to_numpy() == pytest.approx(np.exp(rows["nll"].to_numpy(dtype=float)))
+
+
+def test_claims_about_seeds_rest_on_the_mean_of_each_document(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_seed(tmp_path, seed)
+    single = load_results([tmp_path])
+    ((_, sums),) = pool_seeds(single).documents.items()
+    own = [part.nll_nats for part in single.documents.values()]
+    assert sums.nll_nats == pytest.approx(np.mean(own, axis=0))
+    assert len(sums.clusters) == 60
+
+
+def test_a_length_that_one_seed_lacks_is_a_gap_with_a_note(tmp_path: Path) -> None:
+    write_seed(tmp_path, 0)
+    write_seed(tmp_path, 1, lengths=7)
+    pooled = pool_seeds(load_results([tmp_path]))
+    assert max(nll(pooled)) == LENGTHS[6]
+    assert any("at 32K, 64K was not run with every seed" in note.reason for note in pooled.notes)
+
+
+def test_a_task_that_one_seed_ran_is_shown_for_that_seed(tmp_path: Path) -> None:
+    write_schemes(tmp_path / "schemes", seeds=2)
+    write_extensions(tmp_path / "extensions", schemes=["scheme_rope"])
+    pooled = pool_seeds(load_results([tmp_path]))
+    (pile,) = [p for p in perplexity_panels(pooled.measurements, pooled.settings) if p.corpus == "pile_10k"]
+    assert pile.labels == ("scheme_rope", "scheme_rope-4k")
+    assert pooled.setting("scheme_rope-4k").parent == "scheme_rope"
+
+
+def test_names_tell_seeds_where_checkpoints_keep_none(tmp_path: Path) -> None:
+    for seed in range(2):
+        model = model_record("rope", name=f"base-seed{seed}", checkpoint_sha256=f"{seed:064x}")
+        write_run(tmp_path / str(seed), model, [perplexity_task("stream", CURVES["rope"])])
+    assert [setting.label for setting in pool_seeds(load_results([tmp_path])).settings] == ["base"]
+
+
+@pytest.mark.parametrize("change", [{"sliding_window": 512}, {"training_length_tokens": 2048}, {"parameters": 9}])
+def test_checkpoints_that_differ_in_more_than_the_seed_stay_apart(tmp_path: Path, change: dict[str, int]) -> None:
+    write_seed(tmp_path, 0)
+    write_seed(tmp_path, 1, **change)
+    assert len(pool_seeds(load_results([tmp_path])).settings) == 2
+
+
+def test_one_seed_can_be_shown_alone(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_seed(tmp_path, seed)
+    results = load_results([tmp_path])
+    chosen = restrict(results, [next(one.label for one in results.settings if "seed 1" in one.label)])
+    assert pool_seeds(chosen).settings[0].seeds == 1
+
+
+def test_the_scheme_recipes_become_the_papers_three_panels(tmp_path: Path) -> None:
+    write_schemes(tmp_path)
+    results = pool_seeds(load_results([tmp_path]))
+    panels = [p for p in perplexity_panels(results.measurements, results.settings) if p.protocol == "stream"]
+    by_aspect = {panel.aspect: {label.removeprefix("scheme_") for label in panel.labels} for panel in panels}
+    assert by_aspect == {
+        "position scheme, trained at 1K": {
+            "stickbreaking",
+            "stickbreaking_remainder",
+            "stickbreaking_remainder_norm",
+            "rope",
+            "nope",
+            "alibi",
+            "fire",
+        },
+        "training length": {"stickbreaking", "rope", "rope_4x", "rope_4x_dynamic"},
+        "attention window": {"stickbreaking", "rope", "rope_window_1024", "rope_window_256", "rope_window_512"},
+    }
+    assert len(SCHEMES) == 12
+
+
+def test_a_page_of_seeds_says_so_and_its_tables_keep_every_seed(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_seed(tmp_path / "results", seed)
+    page = build_report([tmp_path / "results"], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
+    assert "A line over several training seeds is their mean" in page
+    assert "mean of 2 training seeds" in page
+    assert "(seed 1)" in (tmp_path / "report" / "results.csv").read_text(encoding="utf-8")

@@ -1,0 +1,44 @@
+"""Stands where `accelerate launch` would: writes the files lm-eval writes, or fails, as its first argument says.
+
+python sweep_launcher.py BEHAVIOUR -m sbeval run --config RUN.yaml
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import yaml
+
+DATE = "2025-01-02T03-04-05.678901"
+
+
+def main() -> None:
+    behaviour, config = sys.argv[1], yaml.safe_load(Path(sys.argv[-1]).read_text(encoding="utf-8"))
+    count = Path(sys.argv[-1]).parents[2] / "started.txt"
+    with count.open("a", encoding="utf-8") as file:
+        file.write(f"{sys.argv[-1]}\n")
+    if config["model_args"]["pretrained"] == "broken":
+        behaviour = "fail"
+    if behaviour == "fail":
+        print(
+            '  File "x.py", line 1\nCUDAError: out of memory on device 0\nsubprocess.CalledProcessError: Command died'
+        )
+        sys.exit(3)
+    if behaviour == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    write_results(Path(config["output_path"]), samples=1 if behaviour == "cut" else 2)
+
+
+def write_results(folder: Path, *, samples: int = 2) -> None:
+    (folder / "model").mkdir(parents=True, exist_ok=True)
+    results = {"results": {"t": {"acc": 1.0}}, "configs": {"t": {}}, "n-samples": {"t": {"effective": 2}}}
+    (folder / "model" / f"results_{DATE}.json").write_text(json.dumps(results), encoding="utf-8")
+    lines = [json.dumps({"doc_id": number, "filter": name}) for number in range(samples) for name in ("a", "b")]
+    text = "".join(f"{line}\n" for line in lines)
+    (folder / "model" / f"samples_t_{DATE}.jsonl").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Models, recipes and extensions small enough to train in a second."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sbeval.models import SbevalConfig, SbevalForCausalLM
+from sbeval.training.extend import Extension
+from sbeval.training.settings import DataSettings, OptimizationSettings, TrainRecipe
+
+LENGTH_TOKENS = 64
+CONTEXT_TOKENS = 128
+STEPS = 20
+
+
+def tiny_recipe(attention: str = "stickbreaking", steps: int = STEPS, save_every_steps: int = 100) -> TrainRecipe:
+    return TrainRecipe(
+        name=f"tiny_{attention}",
+        model={
+            "attention": attention,
+            "vocab_size": 300,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "tie_word_embeddings": True,
+            "training_length_tokens": LENGTH_TOKENS,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        data=DataSettings(folder="unused", recall_share=0.1),
+        optimization=OptimizationSettings(
+            learning_rate=1e-2, total_tokens=steps * 256, batch_tokens=256, warmup_steps=3
+        ),
+        precision="float32",
+        log_every_steps=5,
+        save_every_steps=save_every_steps,
+    )
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return SbevalForCausalLM.from_pretrained(checkpoint).state_dict()
+
+
+def tiny_model(attention: str, **changes: Any) -> SbevalForCausalLM:
+    torch.manual_seed(0)
+    return SbevalForCausalLM(
+        SbevalConfig(
+            attention=attention,
+            vocab_size=300,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            training_length_tokens=64,
+            eos_token_id=0,
+            **changes,
+        )
+    )
+
+
+def tiny_extension(parent: Path, data: Path, **changes: Any) -> Extension:
+    settings: dict[str, Any] = {
+        "checkpoint": str(parent),
+        "data": data,
+        "context_tokens": CONTEXT_TOKENS,
+        "optimization": OptimizationSettings(
+            learning_rate=3e-3,
+            total_tokens=6 * 512,
+            batch_tokens=512,
+            micro_batch_tokens=256,
+            warmup_steps=2,
+            schedule="extension",
+        ),
+        "precision": "float32",
+        "log_every_steps": 1,
+    }
+    return Extension(**(settings | changes))

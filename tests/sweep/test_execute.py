@@ -1,0 +1,171 @@
+"""A sweep goes on after a failed run, skips what is complete, and never takes a part for the whole."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sweep_launcher
+import yaml
+from fresh_process import run
+
+from sbeval.sweep import CheckpointSettings, RunSettings, SweepSettings, run_sweep
+from sbeval.sweep.plan import PlannedRun, plan
+from sbeval.sweep.results import other_settings, what_is_missing
+
+TASK = """
+task: tiny
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: [a, b]
+doc_to_target: 0
+"""
+
+
+def sweep(folder: Path, *checkpoints: str, behaviour: str = "write", limit: float | None = None) -> SweepSettings:
+    return SweepSettings(
+        checkpoints=tuple(CheckpointSettings(pretrained=name) for name in checkpoints or ("one",)),
+        runs=(RunSettings(name="t", tasks=("t",)),),
+        output=str(folder),
+        limit=limit,
+        launcher=(sys.executable, str(sweep_launcher.__file__), behaviour),
+    )
+
+
+def started(folder: Path) -> int:
+    return len((folder / "started.txt").read_text(encoding="utf-8").splitlines())
+
+
+def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failures = run_sweep(sweep(tmp_path, "one", "broken", "two"))
+    assert [str(failure.run) for failure in failures] == ["broken/t"]
+    assert failures[0].reason == "exit code 3: CUDAError: out of memory on device 0"
+    printed = capsys.readouterr().out
+    assert "[3/3] two/t" in printed
+    assert "3 runs: 2 done, 0 complete before, 1 failed" in printed
+    assert f"broken/t: exit code 3: CUDAError: out of memory on device 0 (log: {tmp_path}/broken/t/log.txt)" in printed
+
+
+def test_what_is_complete_is_skipped_and_what_failed_is_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_sweep(sweep(tmp_path, "one", "broken"))
+    capsys.readouterr()
+    run_sweep(sweep(tmp_path, "one", "broken"))
+    assert started(tmp_path) == 3
+    assert "[1/2] one/t: complete" in capsys.readouterr().out
+
+
+def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_sweep(sweep(tmp_path), dry_run=True) == []
+    assert not list(tmp_path.iterdir())
+    assert "1 to run" in capsys.readouterr().out
+
+
+def test_a_killed_run_is_named_by_its_signal(tmp_path: Path) -> None:
+    (failure,) = run_sweep(sweep(tmp_path, behaviour="kill"))
+    assert failure.reason.startswith("ended by SIGKILL")
+
+
+def test_a_launcher_that_does_not_exist_fails_its_runs(tmp_path: Path) -> None:
+    (failure,) = run_sweep(replace(sweep(tmp_path), launcher=("/nowhere/launcher",)))
+    assert "/nowhere/launcher" in failure.reason
+
+
+def test_a_run_that_ends_well_without_its_samples_has_failed(tmp_path: Path) -> None:
+    (failure,) = run_sweep(sweep(tmp_path, behaviour="cut"))
+    assert "1 of 2 documents" in failure.reason
+    assert run_sweep(sweep(tmp_path)) == []
+    assert len(list(tmp_path.rglob("results_*.json"))) == 1
+
+
+def test_results_of_other_settings_are_kept_unless_replaced(tmp_path: Path) -> None:
+    run_sweep(sweep(tmp_path))
+    (failure,) = run_sweep(sweep(tmp_path, limit=3))
+    assert "limit was not set and is 3" in failure.reason
+    assert started(tmp_path) == 1
+    assert run_sweep(sweep(tmp_path, limit=3), replace=True) == []
+    assert started(tmp_path) == 2
+    assert len(list(tmp_path.rglob("results_*.json"))) == 1
+
+
+def test_other_settings_do_not_stand_in_the_way_of_a_run_that_failed(tmp_path: Path) -> None:
+    run_sweep(sweep(tmp_path, behaviour="fail"))
+    assert run_sweep(sweep(tmp_path, limit=3)) == []
+
+
+def test_changed_weights_are_other_settings(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "ckpt"
+    checkpoint.mkdir()
+    (checkpoint / "model.safetensors").write_bytes(b"1")
+    settings = sweep(tmp_path / "out", str(checkpoint))
+    run_sweep(settings)
+    (checkpoint / "model.safetensors").write_bytes(b"22")
+    (planned,) = plan(settings)
+    assert other_settings(planned) == "the checkpoint's weights have changed"
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> PlannedRun:
+    """A run with whole results."""
+    settings = sweep(tmp_path)
+    run_sweep(settings)
+    (planned,) = plan(settings)
+    assert what_is_missing(planned) is None
+    return planned
+
+
+def samples(planned: PlannedRun) -> Path:
+    (file,) = planned.folder.rglob("samples_*.jsonl")
+    return file
+
+
+def results(planned: PlannedRun) -> Path:
+    (file,) = planned.folder.rglob("results_*.json")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("what", "content", "message"),
+    [
+        ("samples", None, "samples file of t is missing"),
+        ("samples", '{"doc_id": 0}\n{"doc_id": 1', "cut off"),
+        ("samples", '{"doc_id": 0}\n{"doc_id": 1}', "cut off"),
+        ("samples", '{"doc_id": 0}\n{"doc_id": 0}\n', "1 of 2"),
+        ("results", None, "no results file"),
+        ("results", '{"configs": {"t"', "not whole"),
+        ("results", '{"configs": {}, "n-samples": {}}', "no task"),
+    ],
+)
+def test_a_part_is_not_the_whole(whole: PlannedRun, what: str, content: str | None, message: str) -> None:
+    file = samples(whole) if what == "samples" else results(whole)
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content, encoding="utf-8")
+    assert message in str(what_is_missing(whole))
+
+
+def test_a_real_sweep_of_lm_eval_ends_with_one_results_file_each(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "tiny.yaml").write_text(TASK.format(data=tmp_path / "data.jsonl"))
+    settings = {
+        "output": str(tmp_path / "out"),
+        "include_path": str(tmp_path / "tasks"),
+        "checkpoints": [{"pretrained": "a", "model": "dummy"}],
+        "runs": [{"name": "tiny", "tasks": ["tiny"]}],
+    }
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(settings))
+    command = [Path(sys.executable).with_name("sbeval"), "sweep", tmp_path / "sweep.yaml"]
+    process = run(command, environment={"HF_HOME": str(tmp_path / "cache")}, folder=tmp_path)
+    assert process.returncode == 0, process.stdout
+    assert "1 run: 1 done" in process.stdout
+    (results_file,) = (tmp_path / "out").rglob("results_*.json")
+    assert results_file.is_relative_to(tmp_path / "out" / "a" / "tiny")
+    dry = run([*command, "--dry-run"], folder=tmp_path)
+    assert "a/tiny: complete" in dry.stdout
