@@ -64,7 +64,10 @@ def stickbreaking_attention(
             "triton" (CUDA), or "auto": "triton" for CUDA tensors it supports, else "blockwise".
 
     Returns:
-        `StickBreakingOutput(output, remainder)`, both differentiable.
+        `StickBreakingOutput(output, remainder)`, both differentiable once. torch.compile takes the call as one operator
+        and CUDA graphs can record it (run it once before, so that the kernels are compiled). Gradients from "triton"
+        differ in their last bits from run to run, unless `torch.use_deterministic_algorithms(True)` is set; the
+        backward pass then computes every tile twice.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit, Q > K, or the implementation cannot run on these tensors.
@@ -73,7 +76,7 @@ def stickbreaking_attention(
     if scale is None:
         scale = float(q.shape[-1] ** -0.5)
     if impl == "auto":
-        impl = "triton" if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 128 else "blockwise"
+        impl = "triton" if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 256 else "blockwise"
     if impl == "reference":
         from sbeval.attention.impl.reference import reference
 

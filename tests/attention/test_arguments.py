@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_problems import problem
+from attention_problems import outputs_and_gradients, problem
 
 from sbeval.attention import stickbreaking_attention
 from sbeval.attention.impl.triton.launch import backward_parameters, forward_parameters
@@ -50,3 +50,14 @@ def test_launch_parameters_are_powers_of_two_that_cover_the_head(
             assert size >= 16
             assert size & (size - 1) == 0
         assert launch.block_head_dim >= head_dim
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise"])
+@pytest.mark.parametrize(("batch", "queries"), [(0, 5), (2, 0)])
+def test_no_queries_give_no_output(impl: str, batch: int, queries: int) -> None:
+    p = problem(batch=batch, queries=queries, keys=5)
+    found = outputs_and_gradients(p, impl=impl)
+    assert found["output"].shape == p.q.shape
+    assert found["remainder"].shape == p.q.shape[:3]
+    assert found["dk"].shape == p.k.shape
+    assert (found["dk"] == 0).all()

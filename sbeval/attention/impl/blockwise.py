@@ -121,9 +121,8 @@ def _backward(
     dq_NSQD = v_NKD.new_empty(tiles.q_NSQD.shape)
     visits = visited_NX.tolist()
     # blocks of rows that are worked on at the same time add to gradients of their own
-    lanes = -(-torch.get_num_threads() // len({block.heads.start for block in tiles.row_blocks}))
-    if q.device.type != "cpu":
-        lanes = 1
+    threads = torch.get_num_threads() if q.device.type == "cpu" else 1
+    lanes = -(-threads // max(1, len({block.heads.start for block in tiles.row_blocks})))
     dk_LNKD, dv_LNKD = (v_NKD.new_zeros((lanes, *v_NKD.shape)) for _ in range(2))
     shares: dict[tuple[int, int], list[RowBlock]] = {}
     for block in tiles.row_blocks:

@@ -167,7 +167,7 @@ def log_of_least_stick(skip_threshold: float | None, like: Tensor) -> float | No
 def in_threads(work: Callable[[Item], None], items: Sequence[Item], device: torch.device) -> None:
     """Does all of the work, on a CPU in as many threads as PyTorch uses, each taking the next item when it is free."""
     threads = min(torch.get_num_threads(), len(items)) if device.type == "cpu" else 1
-    if threads == 1:
+    if threads <= 1:
         for item in items:
             work(item)
         return
