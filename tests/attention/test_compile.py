@@ -106,6 +106,15 @@ def test_registered_operators_keep_their_promises(impl: str, call: str, dtype: t
     )
 
 
+@pytest.mark.parametrize("queries", [1, 3, 30], ids=["decode", "few", "all"])
+def test_what_nobody_differentiates_keeps_its_promises(queries: int) -> None:
+    p = small(queries)
+    # a layer's queries usually are a transposed view
+    q = p.q.transpose(1, 2).contiguous().transpose(1, 2)
+    for skip_threshold in (None, 1e-3):
+        torch.library.opcheck(kernels._forward, [q, p.k, p.v, 0.25, False, None, None, skip_threshold, False])
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_cuda_graph_replays_forward_and_backward(call: str) -> None:
