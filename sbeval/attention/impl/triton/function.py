@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from sbeval.attention.impl.triton.backward import backward
-from sbeval.attention.impl.triton.deterministic import deterministic_backward
 from sbeval.attention.impl.triton.decode import decode, suits_decode
+from sbeval.attention.impl.triton.deterministic import deterministic_backward
 from sbeval.attention.impl.triton.forward import forward
 from sbeval.attention.packed import row_starts
 
