@@ -53,8 +53,8 @@ def claims_page(found: Found) -> str:
         "Tan, Yang, Courville, Panda, Shen, *Scaling Stick-Breaking Attention* (ICLR 2025, arXiv 2410.17980), at the "
         "scale of [extrapolation](extrapolation/README.md): models of a few million parameters on Python source text, "
         'far smaller than the paper\'s. "Holds" means at this scale. A claim that rests on one seed, on unequal '
-        "numbers of tokens or on `stream` alone holds in part at most. `claims.py` holds the rules, `write_pages.py` applies "
-        "them to the result files.",
+        "numbers of tokens or on `stream` alone holds in part at most. `claims.py` holds the rules, `write_pages.py` "
+        "applies them to the result files.",
         "",
         "| where | claim | found | numbers (NLL in nats per token; differences with 95 % intervals over files) |",
         "|---|---|---|---|",

@@ -1,6 +1,7 @@
 """What the device of a tensor offers the kernels, and the descriptors its copy engine reads tiles through."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,4 +53,6 @@ def _device_capability(index: int) -> tuple[int, int]:
 
 @functools.cache
 def _device_shared_memory(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).shared_memory_per_block_optin)
+    # torch's stubs lack this field
+    properties: Any = torch.cuda.get_device_properties(index)
+    return int(properties.shared_memory_per_block_optin)
