@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sbeval.attention.impl.triton.hardware import copies, describe, has_assembly, shared_memory_bytes
-from sbeval.attention.impl.triton.launch import LOG2_E, backward_parameters
-from sbeval.attention.impl.triton.primitives import add_in_tile, add_tile, bounded, load_tile, spent_by, two_sum
+from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly, shared_memory_bytes
+from sbeval.attention.impl.triton.launch import LOG2_E, backward_parameters, heads_at_once
+from sbeval.attention.impl.triton.primitives import add_in_tile, add_tile, bounded, load_tile, place, spent_by, two_sum
 
 
 @triton.jit
@@ -58,14 +58,14 @@ def _backward_kernel(
     stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     do_stride_b, do_stride_h, do_stride_l,
-    heads, shared, queries, keys, qk_scale, scale,
+    heads, shared, all_heads, heads_at_once, queries, keys, qk_scale, scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr, EXACT: tl.constexpr, COPY: tl.constexpr, REDUCE: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    block_m = tl.num_programs(1) - 1 - tl.program_id(1)
-    batch = tl.program_id(0) // heads
-    head = tl.program_id(0) % heads
+    block_m, all_head = place(tl.cdiv(queries, BLOCK_M), all_heads, heads_at_once)
+    batch = all_head // heads
+    head = all_head % heads
     group = head // shared
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
@@ -75,7 +75,7 @@ def _backward_kernel(
     q = tl.load(q_ptr + q_offsets, mask=row_inside, other=0.0)
     do_offsets = batch.to(tl.int64) * do_stride_b + head.to(tl.int64) * do_stride_h + row64 * do_stride_l
     do = tl.load(do_ptr + do_offsets + dim[None, :], mask=row_inside, other=0.0)
-    row_at = tl.program_id(0).to(tl.int64) * queries + row
+    row_at = all_head.to(tl.int64) * queries + row
     # rows past the end have no stick: they give every key the weight 0
     stick = tl.load(stick_ptr + row_at * 2, mask=row < queries, other=-1e30)
     stick_lo = tl.load(stick_ptr + row_at * 2 + 1, mask=row < queries, other=0.0)
@@ -107,7 +107,7 @@ def _backward_kernel(
     end_block = tl.cdiv(tl.maximum(end, 0), BLOCK_N)
     full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
     # keys older than where the forward pass stopped took nothing off the stick it kept: to a row they do not exist
-    stop_at = stop_ptr + tl.program_id(0).to(tl.int64) * tl.cdiv(queries, 16) + tl.minimum(row, queries - 1) // 16
+    stop_at = stop_ptr + all_head.to(tl.int64) * tl.cdiv(queries, 16) + tl.minimum(row, queries - 1) // 16
     first_key = tl.maximum(first_key, tl.load(stop_at))
     block = tl.min(first_key, 0) // BLOCK_N
     first_full = tl.cdiv(tl.max(first_key, 0), BLOCK_N)
@@ -169,15 +169,22 @@ def backward(
     dk = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
     dv = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
     copy = copies(k) and copies(v)
+    blocks = triton.cdiv(queries, launch.block_queries)
+    # keys and values as they are, their gradients in fp32
+    together = heads_at_once(
+        bytes_a_head=2 * k.shape[2] * head_dim * (k.element_size() + 4) * k.shape[1] // heads,
+        blocks=blocks,
+        cache_bytes=cache_bytes(q),
+    )
     reduce = copies(dk) and copies(dv)
     starts = "row" if row_start is not None else "batch" if seq_start is not None else "none"
     tile = (launch.block_keys, launch.block_head_dim)
-    _backward_kernel[(batch * heads, triton.cdiv(queries, launch.block_queries))](
+    _backward_kernel[(batch * heads * blocks,)](
         q, k, v, *(describe(each, *tile) if copy else each for each in (k, v)), d_output, dq, dk, dv,
         *(describe(each, *tile) if reduce else each for each in (dk, dv)), d_remainder, stick, stop,
         row_start if row_start is not None else seq_start if seq_start is not None else q,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_output.stride()[:3],
-        heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E, scale,
+        heads, heads // k.shape[1], batch * heads, together, queries, k.shape[2], scale * LOG2_E, scale,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
         STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts, EXACT=q.dtype == torch.float32,
         COPY=copy, REDUCE=reduce, ASSEMBLY=has_assembly(q), num_warps=launch.num_warps,

@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sbeval.attention.impl.triton.hardware import copies, describe, has_assembly
-from sbeval.attention.impl.triton.launch import LOG2_E, forward_parameters
-from sbeval.attention.impl.triton.primitives import add_in_tile, bounded, load_tile, spent_by, two_sum
+from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly
+from sbeval.attention.impl.triton.launch import LOG2_E, forward_parameters, heads_at_once
+from sbeval.attention.impl.triton.primitives import add_in_tile, bounded, load_tile, place, spent_by, two_sum
 
 
 @triton.jit
@@ -50,15 +50,14 @@ def _largest_stick(stick, inside, first_key, oldest):
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, k_desc, v_desc, out_ptr, rem_ptr, stick_ptr, stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
-    heads, shared, queries, keys, qk_scale, log2_threshold, stop_entries,
+    heads, shared, all_heads, heads_at_once, queries, keys, qk_scale, log2_threshold, stop_entries,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr, ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr,
     EXACT: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    # long rows first: they are the last blocks of queries
-    block_m = tl.num_programs(1) - 1 - tl.program_id(1)
-    batch = tl.program_id(0) // heads
-    head = tl.program_id(0) % heads
+    block_m, all_head = place(tl.cdiv(queries, BLOCK_M), all_heads, heads_at_once)
+    batch = all_head // heads
+    head = all_head % heads
     group = head // shared
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
@@ -143,14 +142,14 @@ def _forward_kernel(
             )  # fmt: skip
 
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
-    row_at = tl.program_id(0).to(tl.int64) * queries + row
+    row_at = all_head.to(tl.int64) * queries + row
     tl.store(rem_ptr + row_at, tl.exp2(stick + stick_lo), mask=row < queries)
     if SAVE:
         tl.store(stick_ptr + row_at * 2, stick, mask=row < queries)
         tl.store(stick_ptr + row_at * 2 + 1, stick_lo, mask=row < queries)
         # for every 16 rows, so that the backward pass may choose row blocks of its own
         entry = block_m * (BLOCK_M // 16) + tl.arange(0, BLOCK_M // 16)
-        stop_at = stop_ptr + tl.program_id(0).to(tl.int64) * stop_entries + entry
+        stop_at = stop_ptr + all_head.to(tl.int64) * stop_entries + entry
         tl.store(stop_at, tl.zeros_like(entry) + block * BLOCK_N, mask=entry < stop_entries)
 
 
@@ -184,13 +183,18 @@ def forward(
     stop_entries = triton.cdiv(queries, 16)
     stop = torch.empty((batch, heads, stop_entries) if save else (0,), dtype=torch.int32, device=q.device)
     copy = copies(k) and copies(v)
+    together = heads_at_once(
+        bytes_a_head=2 * k.shape[2] * head_dim * k.element_size() * k.shape[1] // heads,
+        blocks=blocks,
+        cache_bytes=cache_bytes(q),
+    )
     starts = "row" if row_start is not None else "batch" if seq_start is not None else "none"
-    _forward_kernel[(batch * heads, blocks)](
+    _forward_kernel[(batch * heads * blocks,)](
         q, k, v, *(describe(each, launch.block_keys, launch.block_head_dim) if copy else each for each in (k, v)),
         out, remainder, stick, stop,
         row_start if row_start is not None else seq_start if seq_start is not None else q,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E, log2_threshold, stop_entries,
+        heads, heads // k.shape[1], batch * heads, together, queries, k.shape[2], scale * LOG2_E, log2_threshold, stop_entries,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
         CHUNK=launch.chunk_tiles, STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts,
         EXACT=q.dtype == torch.float32, COPY=copy, ASSEMBLY=has_assembly(q), SAVE=save,

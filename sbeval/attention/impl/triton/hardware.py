@@ -39,7 +39,12 @@ def has_assembly(tensor: Tensor) -> bool:
 
 def shared_memory_bytes(tensor: Tensor) -> int:
     """Shared memory a program may use on the tensor's device; 0 where it is no GPU."""
-    return _device_shared_memory(tensor.device.index or 0) if tensor.is_cuda else 0
+    return int(_properties(tensor.device.index or 0).shared_memory_per_block_optin) if tensor.is_cuda else 0
+
+
+def cache_bytes(tensor: Tensor) -> int:
+    """Second-level cache of the tensor's device; 0 where it is no GPU."""
+    return int(_properties(tensor.device.index or 0).L2_cache_size) if tensor.is_cuda else 0
 
 
 def _capability(tensor: Tensor) -> tuple[int, int]:
@@ -52,7 +57,6 @@ def _device_capability(index: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _device_shared_memory(index: int) -> int:
-    # torch's stubs lack this field
-    properties: Any = torch.cuda.get_device_properties(index)
-    return int(properties.shared_memory_per_block_optin)
+def _properties(index: int) -> Any:
+    # torch's stubs lack the fields read here
+    return torch.cuda.get_device_properties(index)

@@ -7,6 +7,9 @@ LOG2_E = 1.4426950408889634
 # what an H100 or H200 lets a program use; the A100 has less, and consumer GPUs less than half
 ROOMY_SHARED_MEMORY_BYTES = 227 * 1024
 
+# some rounds of programs over all multiprocessors: fewer would leave them idle when the last long rows end
+PROGRAMS_TOGETHER = 2048
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchParameters:
@@ -79,6 +82,18 @@ def backward_parameters(
         num_warps=8 if tall or (padded > 128 and queries > 32) else 4,
         num_stages=1 if padded > 128 or (padded == 128 and not tall) else 2 if tall or not roomy else 3,
     )
+
+
+def heads_at_once(*, bytes_a_head: int, blocks: int, cache_bytes: int) -> int:
+    """How many heads programs work on together: as many as the cache holds, and enough to keep the machine filled.
+
+    Args:
+        bytes_a_head: what is read and written over and over for one head.
+        blocks: programs a head.
+        cache_bytes: second-level cache of the device, 0 where there is none.
+    """
+    fitting = cache_bytes // (2 * max(bytes_a_head, 1))
+    return max(1, fitting, -(-PROGRAMS_TOGETHER // blocks))
 
 
 def _padded(head_dim: int) -> int:

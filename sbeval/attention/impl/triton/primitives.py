@@ -8,6 +8,20 @@ import triton.language as tl
 
 
 @triton.jit
+def place(blocks, all_heads, heads_at_once):
+    """The block of rows and the head (counted over the batch) of this program.
+
+    `heads_at_once` heads go together, so that their keys and values stay in the cache, the longest rows of all of them
+    first, so that short rows fill the machine at the end.
+    """
+    program = tl.program_id(0)
+    first = program // (heads_at_once * blocks) * heads_at_once
+    together = tl.minimum(heads_at_once, all_heads - first)
+    rest = program - first * blocks
+    return blocks - 1 - rest // together, first + rest % together
+
+
+@triton.jit
 def load_tile(
     base, descriptor, offsets, batch, group, block, stride, limit,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, COPY: tl.constexpr,
