@@ -63,6 +63,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/corpora.py sbeval/demo/checkpoints/rope
 	$(BIN)/python benchmarks/harness.py
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/skipping.py
 
 clean:
 	rm -rf $(VENV) build dist report results .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

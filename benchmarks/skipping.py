@@ -172,22 +172,26 @@ def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkpoint", type=Path, default=SHIPPED)
-    parser.add_argument("--length", type=int, default=65536)
-    parser.add_argument("--growth", type=int, nargs="*", default=[4096, 16384, 65536, 262144])
+    parser.add_argument("--length", type=int, help="65536 on a GPU, 1024 on a CPU")
+    parser.add_argument("--growth", type=int, nargs="*", help="4096 16384 65536 262144 on a GPU, 256 1024 on a CPU")
     parser.add_argument("--milliseconds", type=float, default=200.0, help="how long each setting is timed")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    length = arguments.length or (65536 if device == "cuda" else 1024)
+    lengths = arguments.growth
+    if lengths is None:
+        lengths = [4096, 16384, 65536, 262144] if device == "cuda" else [256, 1024]
     model, tokenizer = load(arguments.checkpoint, device=device, dtype=dtype)
     set_kernels(model, Kernels())
-    tokens = text_window(tokenizer, arguments.length)
+    tokens = text_window(tokenizer, length)
     layers = captured(model, tokens)
     shape = "x".join(map(str, layers[0].q.shape))
     print(f"{machine()}\n\n{arguments.checkpoint.name}, {len(layers)} layers, queries {shape}, {dtype}")
     whole(layers, arguments.milliseconds)
     scoring(model, tokens, arguments.milliseconds)
     set_kernels(model, Kernels())
-    growth(model, tokenizer, arguments.growth, arguments.milliseconds)
+    growth(model, tokenizer, lengths, arguments.milliseconds)
     by_head(layers, arguments.milliseconds / 8)
 
 

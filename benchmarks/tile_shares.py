@@ -20,8 +20,7 @@ from torch.nn.functional import softplus
 from sbeval.models.attention import Kernels
 
 STEP = 16
-ROWS = 256
-CHUNK = 2048
+ROWS_AND_KEYS = {"cpu": (256, 2048), "cuda": (1024, 16384)}
 EXACT_STOP_LOG = -150 * 0.6931471805599453
 
 
@@ -33,14 +32,15 @@ def stops(layer: LayerInputs, head: int, thresholds: list[float]) -> Tensor:
     length = q.shape[0]
     limits = [math.log(t) if t > 0 else EXACT_STOP_LOG for t in thresholds]
     device = q.device
+    block_rows, block_keys = ROWS_AND_KEYS[device.type]
     found = torch.zeros(len(thresholds), length, dtype=torch.int64, device=device)
-    for first in range(0, length, ROWS):
-        row = torch.arange(first, min(length, first + ROWS), device=device)
+    for first in range(0, length, block_rows):
+        row = torch.arange(first, min(length, first + block_rows), device=device)
         log_stick = torch.zeros(len(row), device=device)
         open_rows = torch.ones(len(thresholds), len(row), dtype=torch.bool, device=device)
-        end = -(-min(length, first + ROWS) // STEP) * STEP
+        end = -(-min(length, first + block_rows) // STEP) * STEP
         while end > 0 and bool(open_rows.any()):
-            start = max(0, end - CHUNK)
+            start = max(0, end - block_keys)
             key = torch.arange(start, min(end, length), device=device)
             spent = softplus(q[row] @ k[key].T)
             if end > first:

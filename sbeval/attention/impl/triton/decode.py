@@ -59,7 +59,7 @@ def decode_parameters(
     """Parameters for `rows` queries of each of `key_heads` (batch times key/value heads) against `keys` keys."""
     padded = max(16, 1 << (head_dim - 1).bit_length())
     row_bytes = padded * element_bytes
-    block_keys = 64 if row_bytes <= 256 else 32
+    block_keys = 64 if row_bytes <= 256 and element_bytes == 2 else 32
     # some 48 KiB of keys and values under way in a program, several programs on a multiprocessor
     num_stages = max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes)))
     tiles = triton.cdiv(keys, block_keys)
