@@ -45,6 +45,7 @@ class Found:
         speed: rows of benchmarks/training.py.
         plan: settings of the experiment.
         jobs: the ledger.
+        gpu_hours: accelerators times the time from the first job's start to the last one's end.
     """
 
     metrics: dict[tuple[str, str], dict[str, Any]]
@@ -54,6 +55,7 @@ class Found:
     speed: list[dict[str, Any]]
     plan: dict[str, Any]
     jobs: list[dict[str, Any]]
+    gpu_hours: float
 
     @property
     def length(self) -> int:
@@ -100,6 +102,9 @@ def read(folder: Path) -> Found:
             if samples.is_file() and (found := read_document_sums(samples, Notes())) is not None:
                 sums[scheme, task] = found
     lines = (folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines()
+    jobs = [json.loads(line) for line in lines]
+    log = (folder / "queue.log").read_text(encoding="utf-8").splitlines()
+    ended_seconds = max(float(line.split()[0]) for line in log if "  ended  " in line)
     speed = folder / "training_speed.json"
     return Found(
         metrics=metrics,
@@ -108,7 +113,8 @@ def read(folder: Path) -> Found:
         recall=[run for file in sorted(folder.glob("mqrar/*.json")) for run in json.loads(file.read_text("utf-8"))],
         speed=json.loads(speed.read_text(encoding="utf-8")) if speed.is_file() else [],
         plan=json.loads((folder / "plan.json").read_text(encoding="utf-8")),
-        jobs=[json.loads(line) for line in lines],
+        jobs=jobs,
+        gpu_hours=len({job["gpu"] for job in jobs}) * ended_seconds / 3600,
     )
 
 

@@ -1,6 +1,6 @@
 """Writes extrapolation/README.md and claims.md from the result files alone; no number on them is typed by hand.
 
-    python docs/results/write_pages.py docs/results/extrapolation/results.tar.gz
+    python docs/results/write_pages.py docs/results/extrapolation/results.tar.xz
 
 The archive is what `sbeval.training.experiments.extrapolation` leaves: lm-eval's result and samples files, training
 records, the MQRAR tables, the plan and the ledger of jobs.
@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from claims import claims_page
+from figures import draw
 from found import FIXED, NAMES, STREAM, Found, multiple_name, number, read, table
 
 HERE = Path(__file__).parent
@@ -56,6 +57,43 @@ def searches(found: Found) -> list[str]:
         final = found.records.get(f"scheme_{scheme}", {}).get("validation", {}).get("nll")
         rows.append([NAMES[scheme], *map(number, losses), "-" if chosen is None else f"{chosen:g}", number(final)])
     return table(["scheme", *(f"{rate:g}" for rate in rates), "chosen", "validation NLL of the whole run"], rows)
+
+
+def edges(found: Found) -> list[str]:
+    """Says whose learning rate the search could not bracket, and what it rests on."""
+    rates = found.plan["learning_rates"]
+    chosen = {
+        scheme: found.records[f"scheme_{scheme}"]["recipe"]["optimization"]["learning_rate"]
+        for scheme in found.plan["schemes"]
+        if f"scheme_{scheme}" in found.records
+    }
+    edge = [NAMES[scheme] for scheme, rate in chosen.items() if rate in (min(rates), max(rates))]
+    share = found.plan["search_tokens"] / found.plan["tokens"]
+    line = (
+        f"A search run sees {share:.0%} of the tokens of a whole run, so that a rate that is best late may be missed."
+    )
+    if edge:
+        line += f" The best rate tried lies at the edge of the grid for: {', '.join(edge)}."
+    return [line, ""]
+
+
+def missing(found: Found) -> list[str]:
+    """Names the jobs that did not end."""
+    done = {job["job"] for job in found.jobs if job["exit_code"] == 0}
+    wanted = [f"scheme_{scheme}-{task}" for scheme in NAMES for task in (STREAM, FIXED)]
+    tried = {(run["attention"], run["pairs"]) for run in found.recall}
+    left = [name for name in wanted if name not in done]
+    left += [
+        f"MQRAR {attention} {pairs}"
+        for pairs in found.plan["recall_pairs"]
+        for attention in ("stickbreaking", "rope")
+        if (attention, pairs) not in tried
+    ]
+    return (
+        [f"Not run to its end when the machine's time was up: {', '.join(f'`{name}`' for name in left)}.", ""]
+        if left
+        else []
+    )
 
 
 def recall_table(found: Found) -> list[str]:
@@ -106,6 +144,7 @@ def main(archive: Path) -> None:
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
         found = read(Path(folder))
+        draw(Path(folder), HERE / "extrapolation" / "figures")
     (HERE / "claims.md").write_text(claims_page(found), encoding="utf-8")
     (HERE / "extrapolation" / "README.md").write_text(results_page(found), encoding="utf-8")
 
@@ -116,7 +155,6 @@ def results_page(found: Found) -> str:
     ]
     tokens = sorted({record["tokens_seen"] for record in full})
     gpus = sorted({gpu for record in found.records.values() for gpu in record["gpus"]})
-    hours = sum(job["seconds"] for job in found.jobs) / 3600
     parameters = sorted({record["parameters"] for record in full})
     lines = [
         "# Length extrapolation, context extension, recall",
@@ -126,30 +164,63 @@ def results_page(found: Found) -> str:
         "order (in windows of 4x where a scheme trains on those); "
         f"{found.plan['search_tokens']:,} tokens a run of the learning-rate search. Evaluated on the standard library "
         "of CPython 3.11.7, which was kept out of the training text. NLL in nats per token. "
-        f"{' and '.join(gpus) or 'CPU'}; {hours:.1f} hours of processes, several on each GPU at a time. Written by "
-        "`docs/results/write_pages.py` from `results.tar.gz`, where every command, seed and second is (`jobs.jsonl`).",
+        f"{' and '.join(gpus) or 'CPU'}; {found.gpu_hours:.1f} GPU hours for everything, evaluations included. "
+        "Written by `docs/results/write_pages.py` from `results.tar.xz`, where every command, seed and second is "
+        "(`jobs.jsonl`).",
         "",
+        "With dynamic scaling the frequencies follow the length evaluated, and models trained with it saw those of 4x "
+        "alone: at 1x and below they are off their training.",
+        "",
+        *missing(found),
         "## `sb_stdlib_stream`: joined files, the same targets at every length",
         "",
         *curves(found, STREAM),
+        "![NLL against context length, joined files](figures/schemes-stream.png)",
+        "",
         "## `sb_stdlib_fixed_target`: the same targets, all context inside their own file",
         "",
         *curves(found, FIXED),
+        "![NLL against context length, one file](figures/schemes-fixed_target.png)",
+        "",
+        "Before and after extension to 4x:",
+        "",
+        "![before and after extension, joined files](figures/extension-stream.png)",
+        "",
+        "![before and after extension, one file](figures/extension-fixed_target.png)",
+        "",
         "## Seeds beside documents (`stream`)",
         "",
         *seed_spread(found),
         "## Learning rates: validation NLL at the scheme's own training length",
         "",
         *searches(found),
+        *edges(found),
         "## MQRAR: best accuracy over the learning rates tried",
         "",
         f"At most {found.plan['recall_steps']} steps of 64 fresh sequences of 768 tokens; a cell ends with the first "
         "rate that reaches 0.99.",
         "",
         *recall_table(found),
+        "Attention on a sequence of 16 pairs, dark where much weight is given; the first layer left, the second right, "
+        "queries downwards, keys to the right (Figure 4's example):",
+        "",
+        "stick-breaking",
+        "",
+        "![attention of stick-breaking](figures/attention-stickbreaking-16-pairs.png)",
+        "",
+        "softmax + RoPE",
+        "",
+        "![attention of softmax with RoPE](figures/attention-rope-16-pairs.png)",
+        "",
         "## Needles",
         "",
         *needles(found),
+        "Score by length and depth:",
+        "",
+        "![one needle by length and depth](figures/niah_single_1.png)",
+        "",
+        "![one needle among others by length and depth](figures/niah_multikey_1.png)",
+        "",
         "## Training speed at length 4096 (`benchmarks/training.py`)",
         "",
         *speeds(found),

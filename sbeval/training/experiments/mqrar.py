@@ -78,7 +78,6 @@ class RecallRun:
 def new_model(run: RecallRun) -> Any:
     """Builds the model with its initial weights."""
     from sbeval.models import SbevalConfig, SbevalForCausalLM
-    from sbeval.models.attention import Kernels, StickBreakingMixer
 
     set_seed(run.seed)
     model: Any = SbevalForCausalLM(
@@ -92,10 +91,6 @@ def new_model(run: RecallRun) -> Any:
             training_length_tokens=run.length_tokens,
         )
     )
-    for mixer in model.modules():
-        # unasked, the kernels take heads of up to 128 dimensions
-        if isinstance(mixer, StickBreakingMixer) and torch.cuda.is_available():
-            mixer.kernels = Kernels(impl="triton")
     return model
 
 
@@ -248,20 +243,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found.append(done)
             out.write_text(json.dumps(found, indent=1), encoding="utf-8")
             if picture and done["accuracy"] > best:
-                inputs, weights = attention_weights(_on_cpu(model), _short_sequence(run))
+                inputs, weights = attention_weights(model.cpu(), _short_sequence(run))
                 np.savez_compressed(out.with_suffix(".npz"), inputs=inputs, weights=weights)
         best = max(best, done["accuracy"])
         if done["solved"]:
             break
-
-
-def _on_cpu(model: Any) -> Any:
-    from sbeval.models.attention import Kernels, StickBreakingMixer
-
-    for mixer in model.modules():
-        if isinstance(mixer, StickBreakingMixer):
-            mixer.kernels = Kernels()
-    return model.cpu()
 
 
 def _short_sequence(run: RecallRun) -> Tensor:

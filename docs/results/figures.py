@@ -1,0 +1,71 @@
+"""The figures of extrapolation/README.md, drawn by `sbeval report`'s own code from the result files."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sbeval.reports import build_report
+from sbeval.training.experiments.attention_picture import picture, write_png
+
+SCHEMES = ("stickbreaking", "rope", "rope_dynamic1", "rope_dynamic4", "nope", "alibi", "fire", "rope_window_1024")
+EXTENSION = ("stickbreaking", "stickbreaking_extended", "rope_dynamic4", "rope_extended")
+NEEDLES = ("stickbreaking", "stickbreaking_extended", "rope", "rope_extended")
+LABELS = {
+    "scheme_stickbreaking": "stick-breaking",
+    "checkpoint (stickbreaking)": "stick-breaking, extended",
+    "checkpoint (rope, dynamic RoPE x4)": "RoPE dynamic:4, extended",
+}
+SCHEME_LABELS = LABELS | {
+    "scheme_rope": "RoPE",
+    "scheme_rope (dynamic RoPE x1)": "RoPE dynamic:1",
+    "scheme_rope (dynamic RoPE x4)": "RoPE dynamic:4",
+    "scheme_nope": "NoPE",
+    "scheme_alibi": "ALiBi",
+    "scheme_fire": "FIRE",
+    "scheme_rope_window_1024": "RoPE, window 1K",
+}
+
+
+def draw(folder: Path, target: Path) -> None:
+    """Draws all figures of an unpacked archive into `target`."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for name, schemes, labels in (
+        ("schemes", SCHEMES, SCHEME_LABELS),
+        ("extension", EXTENSION, LABELS | {"scheme_rope": "RoPE dynamic:4"}),
+    ):
+        for protocol in ("stream", "fixed_target"):
+            found = _report(folder, schemes, f"sb_stdlib_{protocol}", labels)
+            _keep(found, f"stdlib-{protocol}*-nll", target / f"{name}-{protocol}")
+    for task in ("sb_niah_single_1", "sb_niah_multikey_1"):
+        found = _report(folder, NEEDLES, task, SCHEME_LABELS)
+        _keep(found, f"needles-{task.removeprefix('sb_')}", target / task.removeprefix("sb_"))
+    for attention in ("stickbreaking", "rope"):
+        weights = folder / "mqrar" / f"{attention}_16.npz"
+        if weights.is_file():
+            write_png(picture(np.load(weights)["weights"]), target / f"attention-{attention}-16-pairs.png")
+
+
+def _report(folder: Path, schemes: Sequence[str], task: str, labels: dict[str, str]) -> Path:
+    files = [
+        file
+        for scheme in schemes
+        for file in sorted(folder.glob(f"results/scheme_{scheme}/*/results_*.json"))
+        if task in json.loads(file.read_text(encoding="utf-8"))["results"]
+    ]
+    out = Path(tempfile.mkdtemp(dir=folder))
+    if files:
+        build_report(files, out, labels=labels, image_formats=("png", "svg"))
+    return out / "figures"
+
+
+def _keep(figures: Path, pattern: str, target: Path) -> None:
+    """Keeps the figure with the most lines: the one over all schemes, where there are several."""
+    images = sorted(figures.glob(f"{pattern}.svg"), key=lambda file: file.stat().st_size)
+    if images:
+        for suffix in (".svg", ".png"):
+            shutil.copy(images[-1].with_suffix(suffix), target.with_suffix(suffix))
