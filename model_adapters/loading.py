@@ -1,6 +1,7 @@
 """Loading errors in one sentence, and whether a tokenizer fits its model."""
 
 import contextlib
+import logging
 import pickle
 import re
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from torch import nn
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import out_of_memory
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -66,11 +69,14 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
     """Checks that the model knows every token id, and gives the tokenizer a padding token that it knows.
 
     Raises:
-        UserError: the tokenizer has ids beyond the model's embeddings.
+        UserError: the tokenizer's ordinary tokens have ids beyond the model's embeddings.
     """
     entries = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    vocabulary = tokenizer.get_vocab()
-    highest = max((index for token, index in vocabulary.items() if token != tokenizer.pad_token), default=0)
+    vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    beyond = sorted(token for token, index in added.items() if index >= entries and token != tokenizer.pad_token)
+    if beyond:  # no ordinary text holds them
+        logger.warning("the model has no embedding for %s of its tokenizer: no text may hold them", ", ".join(beyond))
+    highest = max((index for token, index in vocabulary.items() if token not in added), default=0)
     if highest >= entries:
         raise UserError(
             f"Expected a tokenizer whose ids fit the model's {entries} embeddings, found ids up to {highest}: pass the "

@@ -4,6 +4,7 @@ The model reads what a group of inputs has in common and keeps its keys and valu
 in batches.
 """
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -98,40 +99,41 @@ def score_after_prefixes(
 
     Stops early where the model cannot go on from a prefix or memory runs out; what is left is to be run whole.
     """
-    for group in groups:
+
+    def read(group: SharedPrefix) -> Prefix | None:
         started = time.perf_counter()
         first = windows[group.members[0]].inputs
-        try:
-            with hold(len(first)):
-                prefix = scorer.read(torch.from_numpy(first[: group.length]).to(device))
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            prefix = None
-        if prefix is None:
-            free_memory()
-            return
-        meter.add(group.length, time.perf_counter() - started)
+        with hold(len(first)):
+            prefix = scorer.read(torch.from_numpy(first[: group.length]).to(device))
+        if prefix is not None:
+            meter.add(group.length, time.perf_counter() - started)
+        return prefix
 
-        def run(batch: Sequence[int], group: SharedPrefix = group, prefix: Prefix = prefix) -> None:
-            started = time.perf_counter()
-            rest = [LoadedWindow(windows[index].inputs[group.length :], windows[index].target_runs) for index in batch]
-            with hold(len(windows[batch[0]].inputs)):
-                scores = score_batch(rest, scorer, device, after=prefix)
-            meter.add(sum(len(window.inputs) for window in rest), time.perf_counter() - started)
-            for index, runs in zip(batch, scores, strict=True):
-                done(index, runs)
+    def go_on(batch: Sequence[int], length: int, prefix: Prefix) -> None:
+        started = time.perf_counter()
+        rest = [LoadedWindow(windows[index].inputs[length:], windows[index].target_runs) for index in batch]
+        with hold(len(windows[batch[0]].inputs)):
+            scores = score_batch(rest, scorer, device, after=prefix)
+        meter.add(sum(len(window.inputs) for window in rest), time.perf_counter() - started)
+        for index, runs in zip(batch, scores, strict=True):
+            done(index, runs)
 
+    for group in groups:
         try:
+            prefix = read(group)
+            if prefix is None:
+                return
             run_in_batches(
                 sorted(group.members, key=lambda index: -len(windows[index].inputs)),
-                run,
+                functools.partial(go_on, length=group.length, prefix=prefix),
                 length_tokens=lambda index: len(windows[index].inputs),
                 max_rows=max_rows,
                 max_tokens=max_tokens,
             )
-        except DoesNotFit:
-            del prefix
+        except (RuntimeError, MemoryError, DoesNotFit) as error:
+            if not isinstance(error, DoesNotFit) and not out_of_memory(error):
+                raise
+            prefix = None
             free_memory()
             return
 

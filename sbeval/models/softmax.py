@@ -15,8 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 28}
+MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Most elements of one block's mask or bias, by device: small enough for memory, large enough to keep it busy."""
+_MORE_WITHOUT_GRADIENTS = {"cuda": 8}
+"""How much larger blocks may be where nothing is kept for a backward pass: a GPU is idle for want of rows."""
 _MULTIPLE = 16
 
 
@@ -127,7 +129,10 @@ def _masked_attention(q_BHRD: Tensor, k_BHCD: Tensor, v_BHCD: Tensor, mask: Tens
 
 def _rows_of_a_block(queries: int, keys: int, sliding_window: int, layers: int, device: torch.device) -> int:
     """Rows whose mask, `layers` times [rows, keys seen], stays within the device's budget."""
-    budget = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"]) // layers
+    elements = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"])
+    if not torch.is_grad_enabled():
+        elements *= _MORE_WITHOUT_GRADIENTS.get(device.type, 1)
+    budget = elements // layers
     rows = budget // keys
     if sliding_window < keys:
         # rows * (rows + window) elements; more rows than the window would mostly look at masked keys

@@ -36,6 +36,7 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "granite": lambda v: transformers.GraniteConfig(
         vocab_size=v, logits_scaling=0.25, embedding_multiplier=3.0, attention_multiplier=0.5, **SIZES
     ),
+    "cohere": lambda v: transformers.CohereConfig(vocab_size=v, logit_scale=0.3, **SIZES),
     "mistral": lambda v: transformers.MistralConfig(vocab_size=v, sliding_window=16, **SIZES),
     "gpt_neox": lambda v: transformers.GPTNeoXConfig(
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},

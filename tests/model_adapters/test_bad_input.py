@@ -181,6 +181,17 @@ def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Checkpoints, t
         load(folder)
 
 
+def test_added_tokens_without_an_embedding_are_a_warning(
+    checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(folder)
+    load(folder)
+    assert "the model has no embedding for <image> of its tokenizer" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -9,7 +9,19 @@ from lm_eval.models.huggingface import HFLM
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances
 
-ALL = ["llama", "qwen3", "gemma2", "gemma3", "granite", "mistral", "gpt_neox", "gpt2", "stickbreaking", "rope"]
+ALL = [
+    "llama",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "cohere",
+    "mistral",
+    "gpt_neox",
+    "gpt2",
+    "stickbreaking",
+    "rope",
+]
 RTOL = 1e-5
 
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import peft
 import pytest
 import torch
 import transformers
@@ -86,3 +87,16 @@ def test_a_model_that_would_differ_gets_its_own_parts_back(caplog: pytest.LogCap
     assert not any(isinstance(module, AlignedLinear | FusedRMSNorm) for module in model.modules())
     assert torch.equal(model(TOKENS).logits, expected)
     assert "is run as it is" in caplog.text
+
+
+@torch.no_grad()
+def test_a_model_with_a_lora_adapter_keeps_it() -> None:
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(odd("llama"), config).eval()
+    expected = model(TOKENS).logits
+    assert make_faster(model)
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
+    replaced = [name for name, module in model.named_modules() if isinstance(module, AlignedLinear)]
+    assert any(name.endswith("up_proj.base_layer") for name in replaced)
+    with model.disable_adapter():
+        assert not torch.allclose(model(TOKENS).logits, expected, rtol=1e-3, atol=1e-3)
