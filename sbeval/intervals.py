@@ -3,7 +3,9 @@
 A metric such as NLL a token is a ratio of sums, sum(y) / sum(x) over clusters (source documents), and its uncertainty
 comes from which documents were drawn, not from tokens or windows. Clusters are resampled with replacement, and the
 ratio is studentised by its linearised standard error in every resample (Efron & Tibshirani 1993, section 12.5), which
-keeps coverage near its name at 20 clusters of very different sizes where the percentile interval is too short.
+keeps coverage near its name where the percentile interval is too short. Simulated with clusters whose sizes and NLL are
+skewed and correlated (`tests/test_intervals.py`, 3,000 draws), 95 % intervals cover 92.3 % at 20 clusters and 93.5 % at
+62; most misses lie above the upper end.
 
 Legend: C clusters, B resamples.
 """
