@@ -17,6 +17,7 @@ RULER = (
     *("niah_multivalue", "niah_multiquery", "ruler_vt", "ruler_cwe", "ruler_fwe", "ruler_qa_squad", "ruler_qa_hotpot"),
 )
 FORCED = tuple(f"{task}_forced" for task in RULER[:6])
+FEWEST_FOR_AN_ERROR = 10
 Run = tuple[Path, dict[str, Any]]
 
 
@@ -64,7 +65,7 @@ def values(models: dict[str, list[Run]], task: str, metric: str, *, grid: bool) 
 def shown(numbers: list[float] | None, digits: int = 2) -> str:
     if not numbers:
         return ""
-    error = f" ± {stdev(numbers) / len(numbers) ** 0.5:.{digits}f}" if len(numbers) > 1 else ""
+    error = f" ± {stdev(numbers) / len(numbers) ** 0.5:.{digits}f}" if len(numbers) >= FEWEST_FOR_AN_ERROR else ""
     return f"{mean(numbers):.{digits}f}{error}"
 
 
@@ -104,21 +105,29 @@ def conditions(models: dict[str, list[Run]], task: str, note: Callable[[Run], st
     for model, own in models.items():
         for run in own:
             results = run[1]["results"].get(task, {})
+            enough = results.get("sample_len", 0) >= FEWEST_FOR_AN_ERROR
             for key in results:
                 metric, _, length = key.removesuffix(",none").partition("@")
                 if metric.startswith("exact_match") and not length.endswith("_stderr") and key.endswith(",none"):
                     condition = metric.removeprefix("exact_match").strip("_").replace("_", " ")
+                    keys, _, back = condition.partition(" pairs")
                     other = [
                         results.get(f"{name}{metric.removeprefix('exact_match')}@{length},none")
                         for name in ("chance", "answer_nll", "retrieval_gain")
                     ]
                     error = results.get(f"{metric}@{length}_stderr,none")
-                    exact = f"{results[key]:.3f}" + (f" ± {error:.3f}" if isinstance(error, float) else "")
+                    exact = f"{results[key]:.3f}" + (f" ± {error:.3f}" if enough and isinstance(error, float) else "")
                     rest = ["" if value is None else f"{value:.5g}" for value in other]
-                    rows.append([note(run), condition, size(int(length)), model, exact, *rest])
+                    rows.append([back.strip() or note(run), keys, size(int(length)), model, exact, *rest])
     rows.sort(key=lambda row: (row[0], int((row[1].split() or ["0"])[0]), int(row[2].rstrip("K")), row[3]))
     header = ["", "keys", "length", "model", "exact match", "guess", "NLL of the answer", "retrieval gain"]
     return table(header, rows)
+
+
+def steps_back(run: Run) -> str:
+    """Returns how far back a run asked whose metrics do not say it."""
+    asked = run[1]["configs"]["sb_mqrar_text"]["metadata"].get("n_back", 1)
+    return f"{asked if isinstance(asked, int) else 1} back"
 
 
 def spans(models: dict[str, list[Run]], lengths: Sequence[int]) -> str:
@@ -151,8 +160,7 @@ def main() -> None:
             f"### {task}_forced by depth: retrieval_gain\n\n" + depth_grid(models, f"{task}_forced", "retrieval_gain")
         )
     print("### sb_mqrar\n\n" + conditions(models, "sb_mqrar", lambda run: ""))
-    back = lambda run: f"{run[1]['configs']['sb_mqrar_text']['metadata'].get('n_back', 1)} back"  # noqa: E731
-    print("### sb_mqrar_text\n\n" + conditions(models, "sb_mqrar_text", back))
+    print("### sb_mqrar_text\n\n" + conditions(models, "sb_mqrar_text", steps_back))
     print("### sb_flipflop\n\n" + conditions(models, "sb_flipflop", lambda run: ""))
     lengths = [int(length) for length in arguments.span_lengths.split(",")]
     print("### sb_span: keys until 50 / 90 / 99 % of the weight, and the remaining stick\n\n" + spans(models, lengths))
