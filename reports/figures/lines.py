@@ -147,7 +147,7 @@ def _band(rows: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
     if all(row.get("low") is None for row in rows):
         return {}
     return {
-        "transform": [_VISIBLE, {"filter": "isValid(datum.low)"}],
+        "transform": [_VISIBLE],
         "mark": {"type": "area", "opacity": 1, "fillOpacity": 0.16},
         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
     }
