@@ -242,11 +242,11 @@ def _labels(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:
         {
             **shared,
             "mark": leader,
-            "encoding": {"x": x, "x2": {"field": "x"}, "y": y, "y2": {"field": "y"}, "color": own_color},
+            "encoding": {"x": x, "x2": {"field": "label_x"}, "y": y, "y2": {"field": "y"}, "color": own_color},
         },
         {
             **shared,
             "mark": {**mark, "limit": WIDEST_PIXELS, "dy": moved},
-            "encoding": {"x": x, "y": y, "text": {"field": "setting"}, "color": own_color},
+            "encoding": {"x": {**x, "field": "label_x"}, "y": y, "text": {"field": "setting"}, "color": own_color},
         },
     ]
