@@ -7,7 +7,7 @@ from typing import Any
 import altair
 import pandas as pd
 import pytest
-from experiment_files import write_everything
+from experiment_files import mqrar_task, write_everything
 from result_files import CURVES, LENGTHS, model_record, perplexity_task, ruler_task, write_run
 
 from sbeval.reports import load_results
@@ -142,6 +142,16 @@ def test_measures_beside_the_score_have_a_table_of_their_own(tmp_path: Path) -> 
     assert "retrieval_gain" in content
     assert "3.25" in content
     assert "4,096" in content
+
+
+def test_measures_of_recall_that_have_no_figure_stand_in_a_table(tmp_path: Path) -> None:
+    name, metrics, metadata, samples = mqrar_task(64)
+    metrics |= {"retrieval_gain_32_pairs@0000768,none": 2.125}
+    write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
+    section = tables_section(load_results([tmp_path]), "demo-sb")
+    assert section is not None
+    assert "retrieval_gain_32_pairs" in section.content[0]
+    assert "exact_match" not in section.content[0]
 
 
 def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weight_empty(
