@@ -30,8 +30,8 @@ def load_results(paths: Iterable[Path | str], *, labels: Mapping[str, str] | Non
     files = find_result_files(paths, notes)
     runs = [run for file in files if (run := read_run(file, notes)) is not None]
     if not runs:
-        reasons = "; ".join(f"{note.path}: {note.reason}" for note in notes if note.path)
-        raise UserError(f"Expected a result file of lm-eval with results, found none that can be used: {reasons}")
+        reasons = "; ".join(f"{note.path}: {note.reason.rstrip('.')}" for note in notes if note.path)
+        raise UserError(f"Expected a result file of lm-eval with results, found none that can be used: {reasons}.")
     return tabulate(runs, notes, labels=labels)
 
 

@@ -37,8 +37,7 @@ def markdown_summary(title: str, report: Report, tables: Sequence[PlainTable], n
     if notes:
         lines += ["## Left out", ""]
         lines += [
-            f"- {markdown_text(f'{note.path.name}: ' if note.path else '')}{markdown_text(note.reason)}"
-            for note in notes
+            f"- {markdown_text(f'{note.path.name}: {note.reason}' if note.path else note.reason)}" for note in notes
         ]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -28,6 +28,11 @@ def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
     return rows[[*RECALL_COLUMNS, *seeds]].reset_index(drop=True)
 
 
+def is_drawn(metric: str) -> bool:
+    """Whether `recall_scores` holds a metric of a recall task."""
+    return _METRIC.fullmatch(metric) is not None
+
+
 def solved_up_to(scores: Mapping[int, float], threshold: float = SOLVED) -> int | None:
     """Returns the largest number such that every one up to it is solved, None where the smallest is not."""
     solved = None

@@ -73,7 +73,11 @@ def read_run(path: Path, notes: Notes) -> Run | None:
     except (OSError, ValueError) as error:
         size = path.stat().st_size if path.exists() else 0
         reason = (
-            "is empty" if size == 0 else f"is not complete JSON ({type(error).__name__}), perhaps cut off while written"
+            f"cannot be read ({error.strerror})"
+            if isinstance(error, OSError)
+            else "is empty"
+            if size == 0
+            else "is not complete JSON, perhaps cut off while written"
         )
         notes.add(path, f"left out: the file {reason}.")
         return None

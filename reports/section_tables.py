@@ -6,13 +6,12 @@ import pandas as pd
 
 from sbeval.reports.html import Markup, element, name, table
 from sbeval.reports.published import PublishedTable, best, published_tables
+from sbeval.reports.recall import is_drawn
 from sbeval.reports.sections import Section
 from sbeval.reports.suite import SuiteRow, suite_rows
 from sbeval.reports.table import Results, records
 
-_BESIDE_SCORE = (
-    "Teacher-forced and other measures, stricter than the share of answers found; each column is one length."
-)
+_BESIDE_SCORE = "Measures beside the share of answers found, such as teacher-forced ones; each column is one length."
 
 
 def tables_section(results: Results, baseline: str) -> Section | None:
@@ -22,7 +21,9 @@ def tables_section(results: Results, baseline: str) -> Section | None:
     content: list[Markup] = [_suite_table(rows, labels, baseline)] if rows else []
     content += [_published_table(published, labels) for published in published_tables(results.measurements)]
     ruler = results.measurements[results.measurements["family"] == "ruler"]
-    forced = ruler[ruler["metric"] != "score"]
+    recall = results.measurements[results.measurements["family"] == "recall"]
+    others = recall[[not is_drawn(metric) for metric in recall["metric"]]]
+    forced = pd.concat([ruler[ruler["metric"] != "score"], others])
     for task in dict.fromkeys(forced["task"]):
         of_task = forced[forced["task"] == task]
         content.append(_counted_table(of_task, f"Beside the score: {task}", _BESIDE_SCORE, labels))

@@ -1,19 +1,17 @@
 """The tidy table between reading and drawing: one row a measured number, and one a position bin."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from sbeval.records import TaskRecord, metric_key, parse_metric_key
 from sbeval.reports.attention_spans import tabulate_spans
 from sbeval.reports.documents import read_documents
-from sbeval.reports.names import shown_name
+from sbeval.reports.measurement_rows import task_rows
 from sbeval.reports.needles import tabulate_needles
 from sbeval.reports.notes import Notes
-from sbeval.reports.runs import Run, TaskResult
+from sbeval.reports.runs import Run
 from sbeval.reports.sample_scores import SampleScores, read_all_scores
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import Setting, group_settings
@@ -97,9 +95,9 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
     for setting in settings:
         for run in setting.runs:
             for task in run.tasks:
-                task_rows, task_positions = _task_rows(setting, run, task, notes)
-                rows += task_rows
-                positions += task_positions
+                found, bins = task_rows(setting, run, task, notes)
+                rows += found
+                positions += bins
     measurements = _frame(rows, MEASUREMENT_COLUMNS)
     measurements = _newest(measurements, _CONTEXT_KEYS, notes)
     position_frame = _frame(positions, [*POSITION_COLUMNS, "run_date", "results_file"])
@@ -132,110 +130,6 @@ def by_setting(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     for row in records(frame):
         found.setdefault(row["setting"], []).append(row)
     return found
-
-
-def _task_rows(
-    setting: Setting, run: Run, task: TaskResult, notes: Notes
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    record = task.record
-    context: dict[str, Any] = {
-        "setting": setting.label,
-        "task": shown_name(task.name),
-        "family": record.family if record else None,
-        "corpus": shown_name(record.corpus) if record and record.corpus else None,
-        "corpus_sha256": record.corpus_sha256 if record else None,
-        "protocol": record.protocol if record else None,
-        "few_shot": task.few_shot,
-        "bos": record.bos if record else None,
-        "separator": record.separator if record else None,
-        "targets_per_window": record.targets_per_window if record else None,
-        "tokenizer_sha256": record.tokenizer_sha256 if record else None,
-        "seed": record.seed if record else None,
-        "attention": run.model.attention,
-        "training_length_tokens": run.model.training_length_tokens,
-        "sliding_window": run.model.sliding_window,
-        "run_date": run.date,
-        "results_file": str(run.path),
-    }
-    rows, positions = [], []
-    for key, value in task.metrics.items():
-        name, _, filter_name = key.partition(",")
-        if name == "position_nll" and isinstance(value, list):
-            positions += _position_rows(context, value)
-            continue
-        parsed = _metric_and_length(name, record)
-        if parsed is None:
-            continue
-        metric, length = parsed
-        number = _finite(value)
-        if number is None or (length is not None and number == -1 and metric == "score"):
-            if isinstance(value, float) and not math.isfinite(value):
-                notes.add(run.path, f"{task.name}: {name} is {value}; left as missing.")
-            continue
-        low, high = _interval(task.metrics, metric, length, filter_name)
-        rows.append(
-            context
-            | {
-                "metric": metric,
-                "filter": filter_name or None,
-                "higher_is_better": task.higher_is_better.get(metric),
-                "context_length_tokens": length,
-                "value": number,
-                "ci95_low": low,
-                "ci95_high": high,
-                "stderr": _finite(task.metrics.get(f"{name}_stderr,{filter_name}")),
-                "tokens": _beside(task.metrics, "tokens", length, filter_name),
-                "clusters": _beside(task.metrics, "clusters", length, filter_name),
-            }
-        )
-    return rows, positions
-
-
-def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int | None] | None:
-    if name in ("alias", "sample_len", "name", " ") or name.endswith("_stderr"):
-        return None
-    parsed = parse_metric_key(name)
-    if parsed is not None:
-        return None if parsed[0].endswith("_ci95") or parsed[0] in ("tokens", "clusters") else parsed
-    if name.isdigit():  # lm-eval's own ruler names its metrics by length alone
-        return "score", int(name)
-    return name, None
-
-
-def _position_rows(context: Mapping[str, Any], bins: Sequence[Any]) -> list[dict[str, Any]]:
-    rows = []
-    for item in bins:
-        if (
-            isinstance(item, list)
-            and len(item) == 4
-            and all(_finite(part) is not None for part in item)
-            and item[3] > 0
-        ):
-            rows.append({**context, "first": item[0], "last": item[1], "nll": item[2], "tokens": item[3]})
-    return rows
-
-
-def _interval(metrics: Mapping[str, Any], metric: str, length: int | None, filter_name: str) -> tuple[float, float]:
-    name = f"{metric}_ci95" if length is None else metric_key(f"{metric}_ci95", length)
-    value = metrics.get(f"{name},{filter_name}", metrics.get(name))
-    if isinstance(value, list) and len(value) == 2:
-        low, high = _finite(value[0]), _finite(value[1])
-        if low is not None and high is not None:
-            return low, high
-    return math.nan, math.nan
-
-
-def _beside(metrics: Mapping[str, Any], name: str, length: int | None, filter_name: str) -> float:
-    if length is None:
-        return math.nan
-    key = metric_key(name, length)
-    number = _finite(metrics.get(f"{key},{filter_name}", metrics.get(key)))
-    return math.nan if number is None else number
-
-
-def _finite(value: Any) -> float | None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else None
 
 
 def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:

@@ -101,7 +101,7 @@ def length_rows(table: pd.DataFrame, order: Sequence[str], number_format: str) -
             if length in own:
                 rows.append(_row(label, length, own[length], number_format))
             elif first < length < last:
-                rows.append({"setting": label, "x": length, "y": None})
+                rows.append({"setting": label, "x": length, "y": None, "low": None, "high": None})
     return rows
 
 

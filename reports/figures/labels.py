@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LABEL_HEIGHT_PIXELS = 15.0
+_BESIDE_OWN_END_AT_MOST = 6
 LETTER_PIXELS = 6.9
 WIDEST_PIXELS = 260.0
 
@@ -16,7 +17,11 @@ def end_labels(
     height_pixels: float,
     y_domain: tuple[float, float] | None,
 ) -> list[dict[str, Any]]:
-    """Returns the last measured point of every line, with the shift in pixels (`shift`) that parts the names."""
+    """Returns the last measured point of every line, with where its name goes.
+
+    `shift` is how many pixels the name moves down; `label_x` is where along the axis it stands: at the line's own end,
+    or, among many lines, in one column at the longest.
+    """
     measured = [row for row in rows if row["y"] is not None]
     last: dict[str, Mapping[str, Any]] = {}
     for row in measured:
@@ -31,7 +36,15 @@ def end_labels(
         label: height_pixels * (max(values) - drawn(last[label]["y"])) / span for label in order if label in last
     }
     placed = spread(heights, min(_LABEL_HEIGHT_PIXELS, height_pixels / max(1, len(heights))))
-    return [{**last[label], "shift": placed[label] - heights[label]} for label in heights]
+    longest = max(last[label]["x"] for label in heights)
+    return [
+        {
+            **last[label],
+            "label_x": longest if len(heights) > _BESIDE_OWN_END_AT_MOST else last[label]["x"],
+            "shift": placed[label] - heights[label],
+        }
+        for label in heights
+    ]
 
 
 def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIXELS) -> dict[str, float]:
@@ -57,7 +70,7 @@ def label_room(ends: Sequence[Mapping[str, Any]], x_domain: tuple[int, int], wid
     needed = 12.0
     for row in ends:
         text = min(WIDEST_PIXELS, LETTER_PIXELS * len(row["setting"])) + 26
-        needed = max(needed, text - octave * math.log2(high / row["x"]))
+        needed = max(needed, text - octave * math.log2(high / row["label_x"]))
     return round(needed)
 
 

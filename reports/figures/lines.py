@@ -5,19 +5,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.figures.labels import WIDEST_PIXELS, end_labels, label_room
+from sbeval.reports.figures.annotations import VISIBLE, Row, level_lines, line_names, vertical_marks
+from sbeval.reports.figures.labels import end_labels, label_room
 from sbeval.reports.figures.theme import Look
 
 HEIGHT_PIXELS = 330
 WIDTH_PIXELS = 620
 DIRECT_LABELS_AT_MOST = 20
-Row = dict[str, Any]
 
 _LENGTH_LABEL = (
     "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : "
     "datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
 )
-_VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
 _MEASURED = {"filter": "isValid(datum.y)"}
 
 
@@ -92,14 +91,14 @@ def line_figure(
     }
     x, y = _x(axes), _y(axes)
     layers = [
-        *_vertical_marks(marks, x),
-        *_levels(axes, y),
+        *vertical_marks(marks, x),
+        *level_lines(axes.levels, y),
         _band(shown, x, y, color),
         _line(x, y, color),
         _spread(shown, x, y, color),
         _points(x, y, color, looks, order, hover),
         _pointer_targets(x, y, tooltip, hover),
-        *_labels(ends, x, y, color),
+        *line_names(ends, x, y, color),
     ]
     room = label_room(ends, axes.x_domain, width) if direct else 12
     return {
@@ -147,7 +146,7 @@ def _band(rows: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
     if all(row.get("low") is None for row in rows):
         return {}
     return {
-        "transform": [_VISIBLE, {"filter": "isValid(datum.low)"}],
+        "transform": [VISIBLE],
         "mark": {"type": "area", "opacity": 1, "fillOpacity": 0.16},
         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
     }
@@ -157,7 +156,7 @@ def _line(x: Row, y: Row, color: Row) -> Row:
     dash_scale = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
     dash = {"field": "dashed", "type": "nominal", "scale": dash_scale, "legend": None}
     return {
-        "transform": [_VISIBLE],
+        "transform": [VISIBLE],
         "mark": {"type": "line", "strokeWidth": 2.25, "strokeJoin": "round"},
         "encoding": {"x": x, "y": y, "color": color, "strokeDash": dash},
     }
@@ -168,7 +167,7 @@ def _spread(rows: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
     if all(row.get("seed_low") is None for row in rows):
         return {}
     return {
-        "transform": [_VISIBLE, {"filter": "isValid(datum.seed_low)"}],
+        "transform": [VISIBLE, {"filter": "isValid(datum.seed_low)"}],
         "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.75},
         "encoding": {"x": x, "y": {**y, "field": "seed_low"}, "y2": {"field": "seed_high"}, "color": color},
     }
@@ -177,7 +176,7 @@ def _spread(rows: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
 def _points(x: Row, y: Row, color: Row, looks: Mapping[str, Look], order: Sequence[str], hover: str) -> Row:
     scale = {"domain": list(order), "range": [looks[label].shape for label in order]}
     return {
-        "transform": [_VISIBLE, _MEASURED],
+        "transform": [VISIBLE, _MEASURED],
         "mark": {"type": "point", "filled": True, "opacity": 1},
         "encoding": {
             "x": x,
@@ -192,7 +191,7 @@ def _points(x: Row, y: Row, color: Row, looks: Mapping[str, Look], order: Sequen
 def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> Row:
     select = {"type": "point", "on": "pointerover", "clear": "pointerout", "fields": ["setting", "x"]}
     return {
-        "transform": [_VISIBLE, _MEASURED],
+        "transform": [VISIBLE, _MEASURED],
         "params": [{"name": hover, "select": select}],
         "mark": {"type": "point", "size": 520, "opacity": 1, "fillOpacity": 0, "filled": True},
         "encoding": {
@@ -201,52 +200,3 @@ def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> 
             "tooltip": [{"field": field, "type": "nominal", "title": words} for field, words in tooltip.items()],
         },
     }
-
-
-def _vertical_marks(marks: Mapping[int, str], x: Row) -> list[Row]:
-    if not marks:
-        return []
-    rows = [{"x": value, "text": marks[value], "row": index % 3} for index, value in enumerate(sorted(marks))]
-    text = {"type": "text", "style": "mark-text", "align": "center", "baseline": "bottom"}
-    return [
-        {"data": {"values": rows}, "mark": {"type": "rule", "style": "mark-line"}, "encoding": {"x": x}},
-        {
-            "data": {"values": rows},
-            "mark": {**text, "dy": {"expr": "-5 - 13 * datum.row"}},
-            "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "text"}},
-        },
-    ]
-
-
-def _levels(axes: Axes, y: Row) -> list[Row]:
-    if not axes.levels:
-        return []
-    rows = [{"y": value, "text": text} for value, text in axes.levels.items()]
-    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": "top", "dx": 4, "dy": 4}
-    rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
-    worded = [row for row in rows if row["text"]]
-    words = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
-    return [rule, {"data": {"values": worded}, "mark": text, "encoding": words}] if worded else [rule]
-
-
-def _labels(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:
-    """Names beside the lines' ends, each joined to its end by a thin line where it had to move."""
-    if not ends:
-        return []
-    moved = {"expr": "length(hidden) ? 0 : datum.shift"}
-    shared = {"data": {"values": list(ends)}, "transform": [_VISIBLE]}
-    own_color = {**color, "legend": None}
-    leader = {"type": "rule", "style": "leader", "xOffset": 6, "x2Offset": 15, "y2Offset": moved}
-    mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 17}
-    return [
-        {
-            **shared,
-            "mark": leader,
-            "encoding": {"x": x, "x2": {"field": "x"}, "y": y, "y2": {"field": "y"}, "color": own_color},
-        },
-        {
-            **shared,
-            "mark": {**mark, "limit": WIDEST_PIXELS, "dy": moved},
-            "encoding": {"x": x, "y": y, "text": {"field": "setting"}, "color": own_color},
-        },
-    ]

@@ -129,7 +129,7 @@ def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
             },
             "mark-text": {"fill": colours["muted"], "color": colours["muted"], "fontSize": 11, "font": font},
             "series-text": {"fontSize": 12, "font": font, "fontWeight": 500},
-            "leader": {"strokeWidth": 0.75, "opacity": 0.8},
+            "leader": {"strokeWidth": 0.75, "opacity": 0.6},
             "zero-line": {"stroke": colours["muted"], "color": colours["muted"], "strokeWidth": 1},
             "heat-cell": {"stroke": None},
             "ink-line": {"stroke": colours["ink"], "color": colours["ink"], "strokeWidth": 1.75},

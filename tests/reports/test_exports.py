@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from experiment_files import write_everything, write_extension
+from result_files import model_record, ordinary_task, write_run
 
 from sbeval.reports import build_report
 from sbeval.reports.latex import latex_text
@@ -123,6 +124,16 @@ def test_every_run_is_in_the_provenance_with_its_file(folder: Path) -> None:
     links = set(re.findall(r'href="(\.\./results/[^"]+results_[^"]+\.json)"', provenance))
     assert len(links) == 8
     assert all((folder / link).resolve().is_file() for link in links)
+
+
+def test_the_command_is_the_recorded_one_where_the_file_keeps_it(tmp_path: Path) -> None:
+    command = "sbeval run --model_args pretrained=x,token=*** --tasks sb_stdlib"
+    for name, kept in (("kept", command), ("older", None)):
+        model = model_record("rope", name=name, checkpoint_sha256=name.ljust(64, "0"), command=kept)
+        write_run(tmp_path / "r" / name, model, [ordinary_task("piqa", "acc", 0.5)])
+    page = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
+    assert f"<dt>command</dt><dd>{command}</dd>" in page
+    assert page.count("<dt>command</dt>") == page.count("<dt>command, rebuilt</dt>") == 1
 
 
 class Paper:
