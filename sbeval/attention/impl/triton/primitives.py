@@ -76,8 +76,8 @@ def spent_by(z, EXACT: tl.constexpr):
         ratio = tl.where(rounded == 1.0, 1.0, x / tl.where(rounded == 1.0, 1.0, rounded - 1.0))
         return tl.maximum(z, 0.0) + tl.where(rounded == 1.0, x * 1.4426950408889634, tl.log2(rounded) * ratio)
     else:
-        tail = -0.69991547 + x * (0.35777816 + x * -0.10076811)
-        return tl.maximum(z, 0.0) + x * (1.4426950408889634 + x * tail)
+        tail = tl.fma(x, tl.fma(x, tl.fma(x, -0.10076811, 0.35777816), -0.69991547), 1.4426950408889634)
+        return tl.fma(x, tail, tl.maximum(z, 0.0))
 
 
 @triton.jit
