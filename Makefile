@@ -61,6 +61,7 @@ types: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/corpora.py sbeval/demo/checkpoints/rope
+	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/harness.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/decode.py

@@ -25,7 +25,6 @@ import functools
 import gc
 import json
 import logging
-import platform
 import subprocess
 import sys
 import sysconfig
@@ -35,6 +34,7 @@ from typing import Any
 
 import torch
 import transformers
+from measuring import machine
 
 import sbeval.demo.evaluation
 from sbeval.models import SbevalConfig, preset
@@ -310,10 +310,9 @@ def main() -> None:
     if arguments.row:
         print(json.dumps(measure(Row(**json.loads(arguments.row)))))
         return
-    device = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
     print(
-        f"{device}, torch {torch.__version__}, transformers {transformers.__version__}, python "
-        f"{platform.python_version()}; {arguments.windows} windows of {arguments.length} tokens\n"
+        f"{machine()}, transformers {transformers.__version__}; "
+        f"{arguments.windows} windows of {arguments.length} tokens\n"
     )
     print(
         "| question | adapter | model | skipping | NLL | seconds to first token | tokens/s | against the first row | "

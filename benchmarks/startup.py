@@ -4,10 +4,10 @@ Two fresh virtual environments, one with `sbeval_autoload.pth`, take turns to ru
 each pair is one measurement. Run: `python benchmarks/startup.py [PAIRS]`.
 """
 
+import argparse
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import venv
@@ -52,4 +52,6 @@ def interval95(values: list[float]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 300)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pairs", type=int, nargs="?", default=300, help="how many pairs to time")
+    main(parser.parse_args().pairs)

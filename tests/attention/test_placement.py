@@ -33,7 +33,13 @@ def test_every_block_of_every_head_has_one_program_and_long_rows_come_first(
 
 
 def test_as_many_heads_go_together_as_fit_half_the_cache_and_fill_the_machine() -> None:
-    assert heads_at_once(bytes_a_head=1_000_000, blocks=PROGRAMS_TOGETHER, cache_bytes=10_000_000) == 5
-    assert heads_at_once(bytes_a_head=10**9, blocks=PROGRAMS_TOGETHER, cache_bytes=10_000_000) == 1
-    assert heads_at_once(bytes_a_head=10**9, blocks=PROGRAMS_TOGETHER // 4, cache_bytes=10_000_000) == 4
-    assert heads_at_once(bytes_a_head=0, blocks=1, cache_bytes=0) == PROGRAMS_TOGETHER
+    many = PROGRAMS_TOGETHER
+    assert heads_at_once(heads=20, bytes_a_head=1_000_000, blocks=many, cache_bytes=10_000_000) == 5
+    assert heads_at_once(heads=20, bytes_a_head=10**9, blocks=many, cache_bytes=10_000_000) == 1
+    assert heads_at_once(heads=20, bytes_a_head=10**9, blocks=many // 4, cache_bytes=10_000_000) == 4
+    assert heads_at_once(heads=20, bytes_a_head=0, blocks=1, cache_bytes=0) == 20
+
+
+def test_no_round_has_few_heads_left() -> None:
+    assert heads_at_once(heads=16, bytes_a_head=1_000_000, blocks=PROGRAMS_TOGETHER, cache_bytes=30_000_000) == 16
+    assert heads_at_once(heads=16, bytes_a_head=1_000_000, blocks=PROGRAMS_TOGETHER, cache_bytes=20_000_000) == 8

@@ -172,6 +172,7 @@ def backward(
     blocks = triton.cdiv(queries, launch.block_queries)
     # keys and values as they are, their gradients in fp32
     together = heads_at_once(
+        heads=batch * heads,
         bytes_a_head=2 * k.shape[2] * head_dim * (k.element_size() + 4) * k.shape[1] // heads,
         blocks=blocks,
         cache_bytes=cache_bytes(q),

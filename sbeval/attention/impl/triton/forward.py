@@ -184,6 +184,7 @@ def forward(
     stop = torch.empty((batch, heads, stop_entries) if save else (0,), dtype=torch.int32, device=q.device)
     copy = copies(k) and copies(v)
     together = heads_at_once(
+        heads=batch * heads,
         bytes_a_head=2 * k.shape[2] * head_dim * k.element_size() * k.shape[1] // heads,
         blocks=blocks,
         cache_bytes=cache_bytes(q),
