@@ -85,7 +85,7 @@ def backward_parameters(
 
 
 def heads_at_once(*, heads: int, bytes_a_head: int, blocks: int, cache_bytes: int) -> int:
-    """How many heads programs work on together: about as many as the cache holds, and enough to keep the machine filled.
+    """How many heads programs work on together: about as many as the cache holds, enough to keep the machine filled.
 
     All rounds have about as many heads: a few left for a last round would leave the machine half empty.
 
