@@ -7,9 +7,10 @@ Each folder below FOLDER is one model and holds any number of `--output_path` fo
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 RULER = (
@@ -29,9 +30,15 @@ def runs(model: Path) -> Iterator[Run]:
 
 
 def samples(run: Run, task: str) -> list[dict[str, Any]]:
-    folder = run[0]
-    files = sorted(folder.glob(f"samples_{task}_2*.jsonl"))
-    return [json.loads(line) for line in files[-1].read_text(encoding="utf-8").splitlines()] if files else []
+    """Returns the logged samples of a task; a file that holds fewer than were scored is an error."""
+    files = sorted(run[0].glob(f"samples_{task}_2*.jsonl"))
+    rows = [json.loads(line) for line in files[-1].read_text(encoding="utf-8").splitlines()] if files else []
+    scored = run[1]["n-samples"][task]["effective"]
+    if len(rows) != scored:
+        raise SystemExit(
+            f"{run[0]}: expected {scored} samples of {task}, found {len(rows)}: the run was ended as it wrote"
+        )
+    return rows
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -47,37 +54,28 @@ def grid_of(run: Run, task: str) -> bool:
     return any(key == "depths" for key in run[1]["configs"][task]["metadata"])
 
 
-def values(models: dict[str, list[Run]], task: str, metric: str, *, grid: bool) -> dict[str, dict[int, list[float]]]:
-    """Returns model to length to the values of all samples, over runs with or without a grid of depths."""
-    found: dict[str, dict[int, list[float]]] = {}
-    for model, own in models.items():
-        by_length: dict[int, list[float]] = {}
-        for run in own:
-            if task in run[1]["results"] and grid_of(run, task) == grid:
-                for sample in samples(run, task):
-                    for length in sample["doc"]["lengths"]:
-                        by_length.setdefault(length, []).append(sample[f"{metric}@{length:07d}"])
-        if by_length:
-            found[model] = dict(sorted(by_length.items()))
-    return found
-
-
-def shown(numbers: list[float] | None, digits: int = 2) -> str:
-    if not numbers:
-        return ""
-    error = f" ± {stdev(numbers) / len(numbers) ** 0.5:.{digits}f}" if len(numbers) >= FEWEST_FOR_AN_ERROR else ""
-    return f"{mean(numbers):.{digits}f}{error}"
-
-
 def by_length(models: dict[str, list[Run]], tasks: Sequence[str], metric: str, digits: int = 2) -> str:
-    found = {task: values(models, f"sb_{task}", metric, grid=False) for task in tasks}
-    lengths = sorted({length for own in found.values() for rows in own.values() for length in rows})
-    rows = [
-        [task, model, *(shown(numbers.get(length), digits) for length in lengths)]
-        for task, own in found.items()
-        for model, numbers in own.items()
-    ]
+    """Returns the scores of all samples as the results files give them, which a run writes before its samples."""
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for task in tasks:
+        for model, own in models.items():
+            for run in own:
+                results = run[1]["results"].get(f"sb_{task}", {})
+                label = f"{task}, grid of depths" if results and grid_of(run, f"sb_{task}") else task
+                for key, value in results.items():
+                    if match := re.fullmatch(rf"{metric}@(\d+),none", key):
+                        error = results[f"{metric}@{match[1]}_stderr,none"]
+                        cell = shown(value, error, results["sample_len"], digits)
+                        found.setdefault((label, model), {})[int(match[1])] = cell
+    lengths = sorted({length for cells in found.values() for length in cells})
+    rows = [[*names, *(cells.get(length, "") for length in lengths)] for names, cells in found.items()]
     return table(["task", "model", *map(size, lengths)], rows)
+
+
+def shown(value: float, error: float | str, count: int, digits: int) -> str:
+    if count < FEWEST_FOR_AN_ERROR or isinstance(error, str):
+        return f"{value:.{digits}f}"
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def depth_grid(models: dict[str, list[Run]], task: str, metric: str) -> str:

@@ -2,7 +2,7 @@
 # RULER, recall and spans of the two demo checkpoints. Needs .carry/essays (a folder of .txt files) and, beside torch,
 # the wheels of lm-eval, datasets, wonderwords and scipy. Results go to build/ruler, archives to $OUT; a second call on
 # the same machine goes on with the jobs that have no results yet.
-#   run.sh            on a GPU, about 240 s
+#   run.sh            on a GPU; more than 205 s
 #   SIZE=tiny ...     the same jobs on a CPU, two samples at 1K and 2K
 #   DEADLINE=270      seconds after which nothing new is started, what runs is ended, and what exists is packed
 set -u
@@ -14,7 +14,7 @@ if [ "${SIZE:-full}" = tiny ]; then
   DEVICE=cpu AT=1 N=2 N_GRID=3 N_FORCED=2 BATCH_TOKENS=16384 SPANS=2 DTYPE=float32
   LENGTHS=1024,2048 CWE=1152,2048 MQRAR_PAIRS=32,64 NBACK_LENGTHS=1024 GRID=3
 else
-  DEVICE=cuda AT=${AT:-12} N=${N:-50} N_GRID=110 N_FORCED=100 BATCH_TOKENS=${BATCH_TOKENS:-262144} SPANS=8 DTYPE=bfloat16
+  DEVICE=cuda AT=${AT:-6} N=${N:-50} N_GRID=110 N_FORCED=100 BATCH_TOKENS=${BATCH_TOKENS:-524288} SPANS=8 DTYPE=bfloat16
   LENGTHS=1024,2048,4096,8192,16384 CWE=1152,2048,4096,8192,16384 MQRAR_PAIRS=32,64,96,128,160,192
   NBACK_LENGTHS=1024,4096,16384 GRID=11
 fi
@@ -25,17 +25,12 @@ mkdir -p "$WORK" "${OUT:?}"
 STARTED=$(date +%s)
 say() { echo "[$(($(date +%s) - STARTED)) s] $*"; }
 
-# name | tasks | samples | metadata beside the lengths; the longest jobs first
+# name | tasks | samples | metadata beside the lengths; those of one forward pass a sample first, since they are
+# quick: RULER sets no stop sequence, so each of its answers takes all 128 steps, which many processes on one GPU wait for
 jobs() {
   local ruler="\"context_lengths\": [$LENGTHS], \"essays\": \"$ESSAYS\""
   local needles="\"context_lengths\": [512, $LENGTHS], \"essays\": \"$ESSAYS\""
   cat <<JOBS
-ruler1|sb_niah_single_1,sb_niah_single_2,sb_niah_single_3|$N|$needles, "num_samples": $N
-ruler2|sb_niah_multikey_1,sb_niah_multikey_2,sb_niah_multikey_3|$N|$needles, "num_samples": $N
-ruler3|sb_niah_multivalue,sb_niah_multiquery|$N|$needles, "num_samples": $N
-ruler4|sb_ruler_vt,sb_ruler_cwe,sb_ruler_fwe|$N|$ruler, "num_samples": $N, "sb_ruler_cwe": {"context_lengths": [$CWE]}
-grid1|sb_niah_single_1|$N_GRID|$ruler, "num_samples": $N_GRID, "depths": $GRID
-grid2|sb_niah_multikey_1|$N_GRID|$ruler, "num_samples": $N_GRID, "depths": $GRID
 forced|sb_niah_forced|$N_FORCED|$needles, "num_samples": $N_FORCED
 forced_grid|sb_niah_single_1_forced,sb_niah_multikey_1_forced|$N_GRID|$ruler, "num_samples": $N_GRID, "depths": $GRID
 span|sb_span|$SPANS|"context_lengths": [$LENGTHS], "num_samples": $SPANS
@@ -44,13 +39,19 @@ text_mqrar_1|sb_mqrar_text,sb_flipflop|$N|"context_lengths": [$LENGTHS], "num_sa
 text_mqrar_2|sb_mqrar_text|$N|"context_lengths": [$NBACK_LENGTHS], "num_samples": $N, "n_back": 2
 text_mqrar_3|sb_mqrar_text|$N|"context_lengths": [$NBACK_LENGTHS], "num_samples": $N, "n_back": 3
 text_mqrar_4|sb_mqrar_text|$N|"context_lengths": [$NBACK_LENGTHS], "num_samples": $N, "n_back": 4
+ruler1|sb_niah_single_1,sb_niah_single_2,sb_niah_single_3|$N|$needles, "num_samples": $N
+ruler2|sb_niah_multikey_1,sb_niah_multikey_2,sb_niah_multikey_3|$N|$needles, "num_samples": $N
+ruler3|sb_niah_multivalue,sb_niah_multiquery|$N|$needles, "num_samples": $N
+ruler4|sb_ruler_vt,sb_ruler_cwe,sb_ruler_fwe|$N|$ruler, "num_samples": $N, "sb_ruler_cwe": {"context_lengths": [$CWE]}
+grid1|sb_niah_single_1|$N_GRID|$ruler, "num_samples": $N_GRID, "depths": $GRID
+grid2|sb_niah_multikey_1|$N_GRID|$ruler, "num_samples": $N_GRID, "depths": $GRID
 JOBS
 }
 
 one() {  # model, job line
   local model=$1 name tasks samples metadata; IFS='|' read -r name tasks samples metadata <<<"$2"
   local folder=$WORK/results/$model/$name
-  compgen -G "$folder/*/results_*.json" >/dev/null && { say "$model $name was there"; return; }
+  [ -e "$folder/finished" ] && { say "$model $name was there"; return; }
   [ $(($(date +%s) - STARTED)) -gt "$DEADLINE" ] && { say "$model $name not started"; return; }
   mkdir -p "$folder"
   local options=(--model_args "pretrained=$ROOT/sbeval/demo/checkpoints/$model,dtype=$DTYPE,max_length=16384,max_batch_tokens=$BATCH_TOKENS"
@@ -60,7 +61,7 @@ one() {  # model, job line
   (cd "$WORK" && timeout -k 2 $((DEADLINE - begun + STARTED + 1)) $PY -c 'import sys; from sbeval.lm_eval_command import run; run(sys.argv[1:])' "${options[@]}") >"$folder/log.txt" 2>&1
   local code=$?
   say "$model $name: exit $code after $(($(date +%s) - begun)) s"
-  [ $code = 0 ] || tail -n 4 "$folder/log.txt"
+  if [ $code = 0 ]; then touch "$folder/finished"; else tail -n 4 "$folder/log.txt"; fi  # ended as it wrote is not finished
 }
 export -f one say; export WORK STARTED ROOT DEVICE DTYPE BATCH_TOKENS DEADLINE PY
 ls "$ESSAYS"/*.txt >/dev/null || exit 1
@@ -86,4 +87,4 @@ CODE
 for model in stickbreaking rope; do
   [ -d "$WORK/results/$model" ] && tar -C "$WORK/results" -czf "$OUT/ruler-$model.tar.gz" "$model"
 done
-say "done: $(find "$WORK/results" -name 'results_*.json' | wc -l) of 28 results, $(du -ch "$OUT"/ruler-*.tar.gz | tail -n 1 | cut -f 1)"
+say "done: $(find "$WORK/results" -name finished | wc -l) of 28 jobs, $(du -ch "$OUT"/ruler-*.tar.gz | tail -n 1 | cut -f 1)"
