@@ -87,7 +87,17 @@ def command(run: PlannedRun, launcher: Sequence[str] | None) -> list[str]:
 
 def _run(run: PlannedRun, launcher: Sequence[str] | None) -> str | None:
     """Runs one run; returns why it has no results, None where it has them."""
+    from filelock import FileLock, Timeout
+
     run.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(run.folder / "running.lock", timeout=0):
+            return _run_alone(run, launcher)
+    except Timeout:
+        return "another sweep is at it in the same folder: wait for that one, or use another output folder"
+
+
+def _run_alone(run: PlannedRun, launcher: Sequence[str] | None) -> str | None:
     remove_results(run.folder)
     run.config_file.write_text(yaml.safe_dump(json.loads(json.dumps(run.config)), sort_keys=False), encoding="utf-8")
     run.weights_file.write_text(json.dumps(run.weights), encoding="utf-8")
