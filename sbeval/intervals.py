@@ -5,7 +5,11 @@ comes from which documents were drawn, not from tokens or windows. Clusters are 
 ratio is studentised by its linearised standard error in every resample (Efron & Tibshirani 1993, section 12.5), which
 keeps coverage near its name where the percentile interval is too short. Simulated with clusters whose sizes and NLL are
 skewed and correlated (`tests/test_intervals.py`, 3,000 draws), 95 % intervals cover 92.3 % at 20 clusters and 93.5 % at
-62; most misses lie above the upper end.
+62; most misses lie above the upper end. What is missing is the price of that skew: where sizes and NLL are mild, or
+sizes equal, 20 clusters cover 94.6 to 95.8 %. Nothing else tried did better on one to two thousand of the same draws at
+20 clusters: the t interval covers 87.9 %, BCa 88.1 %, BCa with t quantiles 90.5 %, the symmetric studentised interval
+91.8 %, and calibration by a second level of resamples 90.7 %; jackknife errors, or a scale on which the error is
+stable, gain less than a point for wider intervals.
 
 Legend: C clusters, B resamples.
 """
@@ -29,7 +33,7 @@ class RatioEstimate(NamedTuple):
         estimate: sum of numerators over sum of denominators; NaN where the denominators sum to zero.
         low: lower end, None below `MINIMUM_CLUSTERS` clusters.
         high: upper end, None below `MINIMUM_CLUSTERS` clusters.
-        clusters: clusters with a denominator above zero.
+        clusters: clusters with a numerator or a denominator.
     """
 
     estimate: float
@@ -54,7 +58,8 @@ def ratio_interval(
 
     Args:
         numerators: [C] one sum a cluster, such as NLL in nats.
-        denominators: [C] one sum a cluster, such as tokens; clusters without any are left aside.
+        denominators: [C] one sum a cluster, such as tokens; a cluster of two zeros is left aside. It may be zero alone,
+            such as the words that begin in the middle of a long word: the numerator counts.
         seed: seed of the resampling; equal seeds and cluster counts draw the same resamples.
         confidence: coverage the interval is named after.
         resamples: B.
@@ -64,9 +69,10 @@ def ratio_interval(
     x_C = np.asarray(denominators, np.float64)
     if y_C.shape != x_C.shape or y_C.ndim != 1:
         raise ValueError(f"expected two vectors of one length, found shapes {y_C.shape} and {x_C.shape}")
-    y_C, x_C = y_C[x_C != 0], x_C[x_C != 0]
+    there = (x_C != 0) | (y_C != 0)
+    y_C, x_C = y_C[there], x_C[there]
     clusters = len(x_C)
-    if clusters == 0 or not (np.isfinite(x_C).all() and np.isfinite(y_C).all()):
+    if not x_C.any() or not (np.isfinite(x_C).all() and np.isfinite(y_C).all()):
         return RatioEstimate(float("nan"), None, None, clusters)
     estimate = float(y_C.sum() / x_C.sum())
     if clusters < max(minimum_clusters, 2):
@@ -84,7 +90,8 @@ def ratio_interval(
             )
         ]
     )
-    low_t, high_t = np.quantile(t_B, [(1 - confidence) / 2, (1 + confidence) / 2])
+    # a resample without any denominator has no ratio
+    low_t, high_t = np.nanquantile(t_B, [(1 - confidence) / 2, (1 + confidence) / 2])
     return RatioEstimate(estimate, estimate - float(high_t) * error, estimate - float(low_t) * error, clusters)
 
 
@@ -95,6 +102,7 @@ def _standard_error(
     clusters = len(x_C)
     moments = np.stack([residual_C, x_C, residual_C**2, residual_C * x_C, x_C**2], axis=1)
     r_B, x_B, rr_B, rx_B, xx_B = (weights_BC @ moments).T
+    x_B = np.where(x_B == 0, np.nan, x_B)
     shift_B = r_B / x_B
     squares_B = np.maximum(rr_B - 2 * shift_B * rx_B + shift_B**2 * xx_B, 0)
     return shift_B, np.sqrt(squares_B * clusters / (clusters - 1)) / x_B

@@ -110,6 +110,8 @@ def test_hash_follows_text_names_and_order(tmp_path: Path) -> None:
         ("program", b"\x7fELF\x02\0\xff\xd0", "binary"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', "line 2"),
         ("field.jsonl", json.dumps({"body": "a"}).encode(), "text_field"),
+        ("half.jsonl", b'{"text": "a"}\n{"text": "cut \\ud83d"}\n', "line 2.*surrogate"),
+        ("deep.jsonl", b"[" * 100_000, "line 1"),
     ],
 )
 def test_bad_files_are_one_clear_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -232,6 +234,29 @@ def test_files_that_are_not_what_their_name_says(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": ["one"]}), tmp_path / "b.parquet")
     with pytest.raises(UserError, match=r"\['body'\]"):
         list(local_corpus(tmp_path / "b.parquet").documents())
+    for values in ([1, 2], [["one"]]):
+        pq.write_table(pa.table({"text": values}), tmp_path / "c.parquet")
+        with pytest.raises(UserError, match=r"values of type (int64|list)"):
+            list(local_corpus(tmp_path / "c.parquet").documents())
+
+
+def test_a_pair_of_surrogates_is_one_character(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "\\ud83d\\ude00"}\n')
+    (document,) = local_corpus(tmp_path / "a.jsonl").documents()
+    assert (document.text, document.original_bytes) == ("\U0001f600", 4)
+
+
+def test_hidden_files_of_a_folder_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    for name in (".DS_Store", ".git/index"):
+        (tmp_path / name).write_bytes(b"\0\1")
+    (tmp_path / "a.txt").write_text("one")
+    assert [document.name for document in local_corpus(tmp_path).documents()] == ["a.txt"]
+
+
+def test_a_file_that_cannot_be_read_is_one_clear_error() -> None:
+    with pytest.raises(UserError, match="/proc/self/mem"):
+        list(local_corpus(Path("/proc/self/mem")).documents())
 
 
 def test_missing_path_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The flat token array: whole documents, exact shares of words and bytes, and keys that any process resolves."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbeval.corpora import Layout, resolve_tokens, store, token_key, tokenize_corpus, tokenizer_sha256
+from sbeval.corpora.encode import words_and_bytes_before
 from sbeval.errors import UserError
 
 TEXTS = [random_text(60, 1), "é", random_text(20, 2), "  leading and trailing \n", random_text(90, 3)]
@@ -76,6 +78,19 @@ def test_a_tokens_bytes_are_those_of_its_text() -> None:
     fox = tokenizer.encode(" fox")
     tail = corpus.document_sums(len(ids) - len(fox), np.ones(len(fox)))[0]
     assert (tail.bytes, tail.words) == (4.0, 1.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.one_of(st.text(), st.text("ab \n\t\x1c"), st.text("a \x85\xa0é\u2003\u3000\u3001\U0001f600")),
+    data=st.data(),
+)
+def test_words_begin_where_a_split_at_white_space_puts_them(text: str, data: st.DataObject) -> None:
+    ends = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    words, sizes = words_and_bytes_before(text, np.asarray(ends, np.int64))
+    gaps = [match.start() for match in re.finditer(r"\s+", text)]
+    assert words.tolist() == [sum(gap < end for gap in gaps) for end in ends]
+    assert sizes.tolist() == [len(text[:end].encode()) for end in ends]
 
 
 def test_a_slow_tokenizer_has_no_shares_but_has_tokens() -> None:

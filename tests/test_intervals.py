@@ -46,6 +46,22 @@ def test_clusters_without_targets_do_not_count() -> None:
     assert padded == ratio_interval(nll, tokens, seed=3)
 
 
+def test_a_cluster_without_a_denominator_keeps_its_numerator() -> None:
+    """A source document whose targets lie inside one long word has NLL and no word that begins in it."""
+    nll, words = clusters(25, 0)
+    words[3] = 0
+    found = ratio_interval(nll, words, seed=0)
+    assert found.estimate == pytest.approx(nll.sum() / words.sum())
+    assert found.clusters == 25
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.estimate < found.high
+    mostly_none = ratio_interval(np.ones(20), [*np.zeros(19), 5.0], seed=0)
+    assert mostly_none.estimate == pytest.approx(4.0)
+    assert np.isfinite([mostly_none.low, mostly_none.high]).all()  # type: ignore[list-item]
+    assert np.isnan(ratio_interval(np.ones(20), np.zeros(20), seed=0).estimate)
+
+
 def test_nothing_at_all_is_nan_not_zero() -> None:
     assert np.isnan(ratio_interval([], [], seed=0).estimate)
     assert np.isnan(ratio_interval([1.0, 2.0], [float("nan"), 1.0], seed=0).estimate)

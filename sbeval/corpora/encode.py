@@ -3,7 +3,6 @@
 Legend: n tokens of one document, separators included.
 """
 
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 from sbeval.corpora.documents import Document
 from sbeval.corpora.tokens import Layout
 
-_SPACE = re.compile(r"\s+")
+# by code point; the last entry stands for all above white space's last, U+3000
+_SPACE_TABLE = np.array([chr(point).isspace() for point in range(0x3002)])
 UNKNOWN = -1
 
 
@@ -64,20 +64,23 @@ def _row(
     words, sizes = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), np.int32)
     if spans is None or not ids:
         return EncodedDocument(document, tokens, words, sizes, UNKNOWN, UNKNOWN)
-    ends = np.maximum.accumulate(np.asarray(spans, np.int64)[:, 1])
+    ends = np.maximum.accumulate(np.fromiter((end for _, end in spans), np.int64, len(spans)))
     ends[int(np.argmax(ends)) :] = len(document.text)
-    words[: len(ids)] = np.diff(_words_before(document.text, ends), prepend=0)
+    words_before, bytes_before = words_and_bytes_before(document.text, ends)
+    words[: len(ids)] = np.diff(words_before, prepend=0)
     words[0] += 1
-    sizes[: len(ids)] = np.diff(_bytes_before(document.text, ends), prepend=0)
+    sizes[: len(ids)] = np.diff(bytes_before, prepend=0)
     return EncodedDocument(document, tokens, words, sizes, int(words.sum()), int(sizes.sum()))
 
 
-def _words_before(text: str, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    spaces = np.fromiter((match.start() for match in _SPACE.finditer(text)), np.int64)
-    return np.searchsorted(spaces, ends, side="left").astype(np.int64)
-
-
-def _bytes_before(text: str, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[ends]
+def words_and_bytes_before(text: str, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns runs of white space that begin before each end, and UTF-8 bytes before it, int64 [n] each."""
+    if text.isascii():
+        spaces, sizes_before = _SPACE_TABLE[np.frombuffer(text.encode("ascii"), np.uint8)], ends
+    else:
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        spaces = _SPACE_TABLE[np.minimum(points, len(_SPACE_TABLE) - 1)]
+        sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+        sizes_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[ends]
+    begins = spaces & ~np.concatenate([np.zeros(1, bool), spaces[:-1]])
+    return np.searchsorted(np.flatnonzero(begins), ends, side="left").astype(np.int64), sizes_before

@@ -5,6 +5,7 @@ Files are read piece by piece, so that memory holds one document and not one cor
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from sbeval.corpora.documents import Corpus, Document, make_document
 from sbeval.errors import UserError
 
 MOST_DOCUMENT_BYTES = 512 * 2**20
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _PIECE_BYTES = 2**20
 _COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
 
@@ -22,7 +24,7 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
     """Returns the documents of a file, or of a folder of files in the order of their names.
 
     A .jsonl file holds one document a line, a .parquet file one a row; any other file is one document. Ends .zst and
-    .gz name a compressed file.
+    .gz name a compressed file. Hidden files of a folder are left out.
 
     Args:
         path: file or folder.
@@ -33,7 +35,7 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
         raise UserError(f"Expected text at data_path {str(path)!r}, found nothing there: check the path.")
 
     def documents() -> Iterator[Document]:
-        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        files = list(_folder_files(path)) if path.is_dir() else [path]
         found = False
         for file in files:
             base = file.relative_to(path).as_posix() if path.is_dir() else file.name
@@ -67,6 +69,13 @@ def read_text(path: Path) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def _folder_files(folder: Path) -> Iterator[Path]:
+    """Yields a folder's files in the order of their names; hidden ones are a system's or an editor's, not text."""
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts):
+            yield file
+
+
 def _file_documents(file: Path, name: str, text_field: str) -> Iterator[Document]:
     kind = Path(file.stem).suffix if file.suffix in _COMPRESSIONS else file.suffix
     if kind == ".parquet":
@@ -96,7 +105,7 @@ def _jsonl_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
 def _jsonl_text(line: bytes, file: Path, number: int, text_field: str) -> str:
     try:
         value: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(
             f"Expected JSON in UTF-8 in line {number} of {str(file)!r}, found something else: write one JSON value a "
             "line."
@@ -106,6 +115,11 @@ def _jsonl_text(line: bytes, file: Path, number: int, text_field: str) -> str:
         raise UserError(
             f"Expected a string, or an object with a string {text_field!r}, in line {number} of {str(file)!r}, found "
             'neither: name the field that holds the text with --metadata \'{"text_field": "..."}\'.'
+        )
+    if _SURROGATE.search(text):
+        raise UserError(
+            f"Expected Unicode text in line {number} of {str(file)!r}, found half of a surrogate pair (such as "
+            "\\ud83d alone), which no tokenizer takes: mend or leave out that line."
         )
     return text
 
@@ -126,19 +140,32 @@ def _parquet_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
             f"Expected a column {text_field!r} in {str(file)!r}, found {table.schema_arrow.names}: "
             'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
         )
+    kind = table.schema_arrow.field(text_field).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise UserError(
+            f"Expected text in the column {text_field!r} of {str(file)!r}, found values of type {kind}: "
+            'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
+        )
     number = 0
     for batch in table.iter_batches(batch_size=64, columns=[text_field]):
         for text in batch.column(0).to_pylist():
             number += 1
-            yield number, str(text or "")
+            yield number, text or ""
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
     compression = _COMPRESSIONS.get(path.suffix)
     if compression is None:
-        with path.open("rb") as stream:
-            yield stream
+        try:
+            with path.open("rb") as stream:
+                yield stream
+        except OSError as error:
+            raise UserError(
+                f"Expected a file that can be read at {str(path)!r}, found that it cannot ({error.strerror}): "
+                "check its permissions and its disk."
+            ) from error
         return
     import pyarrow as pa
 

@@ -2,18 +2,17 @@
 
 import dataclasses
 import json
-import os
 import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
 import yaml
 
+from sbeval.sweep.child import SweepEnded, run_to_end
 from sbeval.sweep.plan import PlannedRun, plan
 from sbeval.sweep.results import other_settings, remove_results, what_is_missing
 from sbeval.sweep.settings import SweepSettings
@@ -62,7 +61,11 @@ def run_sweep(settings: SweepSettings, *, dry_run: bool = False, replace: bool =
         else:
             print(f"running, log in {run.log_file}", flush=True)
             began = time.monotonic()
-            failed = _run(run, settings.launcher)
+            try:
+                failed = _run(run, settings.launcher)
+            except SweepEnded as ended:
+                print(f"    {ended}: the same command goes on where this one stopped", flush=True)
+                raise
             seconds = time.monotonic() - began
             print(f"    {'failed' if failed else 'done'} after {seconds:.0f} s", flush=True)
             if failed:
@@ -84,7 +87,17 @@ def command(run: PlannedRun, launcher: Sequence[str] | None) -> list[str]:
 
 def _run(run: PlannedRun, launcher: Sequence[str] | None) -> str | None:
     """Runs one run; returns why it has no results, None where it has them."""
+    from filelock import FileLock, Timeout
+
     run.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(run.folder / "running.lock", timeout=0):
+            return _run_alone(run, launcher)
+    except Timeout:
+        return "another sweep is at it in the same folder: wait for that one, or use another output folder"
+
+
+def _run_alone(run: PlannedRun, launcher: Sequence[str] | None) -> str | None:
     remove_results(run.folder)
     run.config_file.write_text(yaml.safe_dump(json.loads(json.dumps(run.config)), sort_keys=False), encoding="utf-8")
     run.weights_file.write_text(json.dumps(run.weights), encoding="utf-8")
@@ -93,9 +106,7 @@ def _run(run: PlannedRun, launcher: Sequence[str] | None) -> str | None:
         log.write(f"{shlex.join(started)}\n")
         log.flush()
         try:
-            # unbuffered, so that the log ends with what was said last
-            environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-            code = subprocess.run(started, stdout=log, stderr=subprocess.STDOUT, env=environment).returncode
+            code = run_to_end(started, log)
         except OSError as error:
             return f"the command {started[0]!r} does not start ({error.strerror})"
     if code == 0:

@@ -11,6 +11,8 @@ PAPER_LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 BABILONG_LENGTHS = (4096, 8192, 16384, 32768, 65536)
 # room for the answer behind a prompt of the longest length
 _RULER_ANSWER_TOKENS = 256
+# BABILong counts with GPT-2's tokenizer and without its instructions and examples; a prompt must not be cut for that
+_BABILONG_ROOM = 2
 
 
 def suite_runs(name: str, context_lengths: Lengths) -> tuple[RunSettings, ...]:
@@ -63,18 +65,29 @@ def _ruler(lengths: Lengths) -> tuple[RunSettings, ...]:
 
 
 def _long_context(lengths: Lengths) -> tuple[RunSettings, ...]:
-    """BABILong's length is a configuration of its dataset, one a run; LongBench's texts have the lengths they have."""
+    """BABILong's length is a configuration of its dataset; LongBench's and many-shot's is what the model may read.
+
+    Without lengths LongBench and many-shot are one run each, at the length the model was given.
+    """
     babilong = [
         RunSettings(
             name=f"babilong-{length // 1024}k",
             tasks=("babilong_longctx",),
+            model_args={"max_length": _BABILONG_ROOM * length},
             metadata={"max_seq_lengths": f"{length // 1024}k"},
         )
         for length in _thousands(lengths or BABILONG_LENGTHS)
     ]
-    longbench = RunSettings(name="longbench", tasks=("longbench",))
-    many_shot = RunSettings(name="many-shot", tasks=("longbench2_many_shot",))
-    return (*babilong, longbench, many_shot)
+    cut = [
+        RunSettings(
+            name=name if length is None else f"{name}-{length}",
+            tasks=(task,),
+            model_args={} if length is None else {"max_length": length},
+        )
+        for name, task in (("longbench", "longbench"), ("many-shot", "longbench2_many_shot"))
+        for length in lengths or (None,)
+    ]
+    return (*babilong, *cut)
 
 
 def _thousands(lengths: tuple[int, ...]) -> tuple[int, ...]:

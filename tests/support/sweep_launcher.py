@@ -3,9 +3,11 @@
 python sweep_launcher.py BEHAVIOUR -m sbeval run --config RUN.yaml
 """
 
+import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,7 +30,18 @@ def main() -> None:
         sys.exit(3)
     if behaviour == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "hang":
+        hang(count.with_name("held.lock"))
     write_results(Path(config["output_path"]), samples=1 if behaviour == "cut" else 2)
+
+
+def hang(lock: Path) -> None:
+    """Holds a lock until this process and one that it starts have both ended."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        worker = subprocess.Popen(["sleep", "300"], pass_fds=(file.fileno(),))
+        lock.with_name("hanging.txt").touch()
+        worker.wait()
 
 
 def write_results(folder: Path, *, samples: int = 2) -> None:

@@ -1,13 +1,18 @@
 """A sweep goes on after a failed run, skips what is complete, and never takes a part for the whole."""
 
+import fcntl
 import json
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sweep_launcher
 import yaml
+from filelock import FileLock
 from fresh_process import run
 
 from sbeval.sweep import CheckpointSettings, RunSettings, SweepSettings, run_sweep
@@ -71,6 +76,35 @@ def test_a_killed_run_is_named_by_its_signal(tmp_path: Path) -> None:
     assert failure.reason.startswith("ended by SIGKILL")
 
 
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_sweep_that_is_ended_ends_its_run_and_the_runs_own_workers(tmp_path: Path, ending: signal.Signals) -> None:
+    written = {
+        "output": str(tmp_path / "out"),
+        "checkpoints": ["one", "two"],
+        "runs": [{"name": "t", "tasks": ["t"]}],
+        "launcher": [sys.executable, str(sweep_launcher.__file__), "hang"],
+    }
+    (tmp_path / "out").mkdir()
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(written), encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "sbeval", "sweep", str(tmp_path / "sweep.yaml")]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for _ in range(600):
+            if (tmp_path / "out" / "hanging.txt").exists():
+                break
+            time.sleep(0.05)
+        process.send_signal(ending)
+        printed, _ = process.communicate(timeout=30)
+    with (tmp_path / "out" / "held.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while a process of the run is left
+    assert process.returncode == 128 + ending
+    assert "Traceback" not in printed
+    assert printed.splitlines()[-1] == f"    ended by {ending.name}: the same command goes on where this one stopped"
+    assert started(tmp_path / "out") == 1
+    assert run_sweep(sweep(tmp_path / "out")) == []
+
+
 def test_a_launcher_that_does_not_exist_fails_its_runs(tmp_path: Path) -> None:
     (failure,) = run_sweep(replace(sweep(tmp_path), launcher=("/nowhere/launcher",)))
     assert "/nowhere/launcher" in failure.reason
@@ -91,6 +125,15 @@ def test_results_of_other_settings_are_kept_unless_replaced(tmp_path: Path) -> N
     assert run_sweep(sweep(tmp_path, limit=3), replace=True) == []
     assert started(tmp_path) == 2
     assert len(list(tmp_path.rglob("results_*.json"))) == 1
+
+
+def test_two_sweeps_never_write_into_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "one" / "t").mkdir(parents=True)
+    with FileLock(tmp_path / "one" / "t" / "running.lock"):
+        (failure,) = run_sweep(sweep(tmp_path))
+    assert "another sweep" in failure.reason
+    assert not (tmp_path / "started.txt").exists()
+    assert run_sweep(sweep(tmp_path)) == []
 
 
 def test_other_settings_do_not_stand_in_the_way_of_a_run_that_failed(tmp_path: Path) -> None:

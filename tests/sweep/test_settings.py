@@ -106,6 +106,17 @@ def test_ruler_leaves_room_for_an_answer_and_babilong_has_a_run_a_length() -> No
     assert ruler.model_args["max_length"] > 16384
     babilong = [run for run in suite_runs("long-context", (4096, 131072)) if run.name.startswith("babilong")]
     assert [run.metadata["max_seq_lengths"] for run in babilong] == ["4k", "128k"]
+    assert all(run.model_args["max_length"] > length for run, length in zip(babilong, (4096, 131072), strict=True))
+
+
+def test_longbench_and_many_shot_are_cut_to_the_lengths_asked_for() -> None:
+    runs = {run.name: run for run in suite_runs("long-context", (4096, 16384))}
+    for name, task in (("longbench", "longbench"), ("many-shot", "longbench2_many_shot")):
+        for length in (4096, 16384):
+            assert runs[f"{name}-{length}"].tasks == (task,)
+            assert runs[f"{name}-{length}"].model_args == {"max_length": length}
+    whole = {run.name: run for run in suite_runs("long-context", None)}
+    assert whole["longbench"].model_args == whole["many-shot"].model_args == {}
 
 
 @pytest.mark.parametrize(
