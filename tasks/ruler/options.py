@@ -78,7 +78,8 @@ def _check_entry(name: str) -> None:
 @functools.cache
 def _packaged() -> tuple[frozenset[str], frozenset[str]]:
     """Returns the names of the packaged tasks and groups."""
-    tasks, groups = set(), set()
+    tasks: set[str] = set()
+    groups: set[str] = set()
     for path in _TASKS.rglob("sb_*.yaml"):
         lines = path.read_text(encoding="utf-8").splitlines()
         (groups if any(line.startswith("group:") for line in lines) else tasks).add(path.stem)
