@@ -63,13 +63,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _make_room(chosen: argparse.Namespace, configured: Mapping[str, Any]) -> None:
-    """Sets `max_length` to the longest context length asked for, where the model would stop at fewer tokens."""
+    """Sets `max_length` to the longest context length asked for by any task, where the model would stop before it."""
     from lm_eval.utils import simple_parse_args_string
 
     parts = (chosen.model_args or configured.get("model_args"), chosen.metadata or configured.get("metadata"))
     model_args, metadata = (simple_parse_args_string(part) if isinstance(part, str) else part or {} for part in parts)
-    asked = metadata.get("context_lengths", ())
-    lengths = [n for n in (asked if isinstance(asked, list | tuple) else [asked]) if type(n) is int]
+    of_one_task = [value for value in metadata.values() if isinstance(value, Mapping)]
+    asked = [options.get("context_lengths", ()) for options in (metadata, *of_one_task)]
+    lengths = [n for one in asked for n in (one if isinstance(one, list | tuple) else [one]) if type(n) is int]
     if not lengths or "max_length" in model_args or "max_length" in metadata:
         return
     longest = max(lengths)

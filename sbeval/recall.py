@@ -1,4 +1,4 @@
-"""Multi-query repeated associative recall (MQRAR) at the level of tokens: one generator for the task and the trainer.
+"""Multi-query repeated associative recall (MQRAR) at the level of tokens: its definition, and the task's sequences.
 
 A sequence is key, value, key, value, ... Every key is first given a value; from then on keys come back at random, each
 followed by a new value. At a key that comes back the target is the value it had *before* the one that follows it, so
@@ -12,7 +12,6 @@ Shape suffixes: L sequence length, T targets.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,6 @@ from sbeval.errors import UserError
 LENGTH_TOKENS = 768
 PAIRS = (32, 64, 96, 128, 160, 192)
 VOCABULARY = 8192
-IGNORED = -100
 
 
 class RecallSequence(NamedTuple):
@@ -117,44 +115,6 @@ def with_other_values(setting: Mqrar, sequence: RecallSequence, seed: int, index
     inputs = sequence.inputs_L.copy()
     inputs[1::2] = half + (inputs[1::2] - half + rng.integers(1, values)) % values
     return sequence._replace(inputs_L=inputs)
-
-
-def shifted_labels(sequence: RecallSequence) -> NDArray[np.int64]:
-    """Returns labels for a model that shifts them itself, int64 [L], `IGNORED` where nothing is asked.
-
-    Such a model compares its output at position t with label t + 1, so each target stands one behind its position.
-    The last position is never asked for: it holds a value.
-    """
-    labels = np.full(len(sequence.inputs_L), IGNORED, dtype=np.int64)
-    labels[sequence.positions_T + 1] = sequence.targets_T
-    return labels
-
-
-class MqrarDataset:
-    """Sequences for a trainer: `{"input_ids": [L], "labels": [L]}`, with the pairs of each drawn from a list.
-
-    Args:
-        settings: settings to draw from; sequence `i` takes setting `i % len(settings)`.
-        seed: with an index, it alone decides a sequence. Evaluation uses another seed than training.
-        count: how many sequences there are.
-    """
-
-    def __init__(self, settings: list[Mqrar], *, seed: int, count: int) -> None:
-        if not settings:
-            raise UserError("Expected at least one MQRAR setting, found none.")
-        self.settings, self.seed, self.count = list(settings), seed, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
-        if not 0 <= index < self.count:
-            raise IndexError(index)
-        sequence = self.settings[index % len(self.settings)].sequence(self.seed, index)
-        return {"input_ids": sequence.inputs_L, "labels": shifted_labels(sequence)}
-
-    def __iter__(self) -> Iterator[dict[str, NDArray[np.int64]]]:
-        return (self[index] for index in range(self.count))
 
 
 def _digest(*name: object) -> int:

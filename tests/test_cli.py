@@ -71,11 +71,12 @@ def test_only_what_is_missing_is_added(arguments: list[str], model: str, log_sam
     [
         (["--metadata", '{"context_lengths": [1024, 4096]}'], 4096),
         (["--metadata", "context_lengths=2048"], 2048),
+        (["--metadata", '{"context_lengths": [1024], "sb_ruler_cwe": {"context_lengths": [3000]}}'], 3000),
         (["--metadata", '{"context_lengths": [256]}'], None),
         ([], None),
         (["--model", "hf", "--metadata", '{"context_lengths": [4096]}'], None),
     ],
-    ids=["two lengths", "one length", "within the model's own", "none asked for", "another model"],
+    ids=["two lengths", "one length", "one task's own", "within the model's own", "none asked for", "another model"],
 )
 def test_the_longest_length_asked_for_becomes_max_length(
     options: list[str], max_length: int | None, tmp_path: Path

@@ -1,12 +1,11 @@
 """MQRAR sequences against the definition, replayed with a dictionary."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sbeval.errors import UserError
-from sbeval.recall import IGNORED, PAIRS, Mqrar, MqrarDataset, shifted_labels, with_other_values
+from sbeval.recall import PAIRS, Mqrar, with_other_values
 
 settings = st.builds(
     lambda pairs, n_back, extra, vocabulary: Mqrar(
@@ -63,22 +62,6 @@ def test_the_papers_settings_are_possible_and_sequences_differ() -> None:
         assert len(first.targets_T) == 384 - pairs
         assert (first.inputs_L != second.inputs_L).any()
         assert (first.inputs_L == setting.sequence(0, 0).inputs_L).all()
-
-
-def test_labels_meet_a_model_that_shifts_them() -> None:
-    sequence = Mqrar(pairs=32).sequence(1, 2)
-    labels = shifted_labels(sequence)
-    asked = np.flatnonzero(labels[1:] != IGNORED)
-    assert asked.tolist() == sequence.positions_T.tolist()
-    assert labels[1:][asked].tolist() == sequence.targets_T.tolist()
-
-
-def test_a_dataset_goes_through_its_settings() -> None:
-    data = MqrarDataset([Mqrar(pairs=32), Mqrar(pairs=64)], seed=5, count=3)
-    asked = [int((example["labels"] != IGNORED).sum()) for example in data]
-    assert asked == [384 - 32, 384 - 64, 384 - 32]
-    with pytest.raises(IndexError):
-        data[3]
 
 
 @pytest.mark.parametrize(

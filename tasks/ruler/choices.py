@@ -6,19 +6,22 @@ from typing import Any
 from sbeval.errors import UserError
 from sbeval.tasks.ruler.options import whole_number
 
+FIXED = frozenset({"dataset"})
+"""Keys of a definition that are what the task's name says, so that no option changes them."""
+
 
 class Choices:
     """Reads one task's options and refuses values that make no sense.
 
     Args:
         task: named in errors.
-        defaults: the task's definition; its keys are the options there are.
+        defaults: the task's definition; its keys but for `FIXED` are the options there are.
         metadata: what the user gave.
     """
 
     def __init__(self, task: str, defaults: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
         self._task = task
-        self.values = {**defaults, **{key: metadata[key] for key in defaults if key in metadata}}
+        self.values = {**defaults, **{key: metadata[key] for key in defaults.keys() - FIXED if key in metadata}}
         self._metadata = metadata
 
     def one_of(self, key: str, allowed: Sequence[str]) -> str:

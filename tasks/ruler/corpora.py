@@ -1,12 +1,20 @@
 """Which corpus a task needs: essays for its haystack, or questions with their documents."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from sbeval.tasks.ruler.choices import Choices
+from sbeval.tasks.ruler.choices import FIXED, Choices
 from sbeval.tasks.ruler.essays import SENTENCE_RULE, Essays, load_essays
+from sbeval.tasks.ruler.options import RUN_KEYS
 from sbeval.tasks.ruler.qa_corpora import QaCorpus, load_qa
 
 PATH_KEYS = frozenset({"essays", "squad", "hotpot"})
+
+
+def option_keys(definition: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the options of a task with some definition; only needles are put at depths of one's choice."""
+    shared = RUN_KEYS if "type_needle_k" in definition else RUN_KEYS - {"depths"}
+    return shared | PATH_KEYS | (definition.keys() - FIXED)
 
 
 class CorpusFacts(NamedTuple):

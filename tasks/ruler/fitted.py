@@ -15,7 +15,7 @@ from sbeval.tasks.ruler.fit import Fit, Fitter
 from sbeval.tasks.ruler.prompt import Frame
 from sbeval.tasks.ruler.tokens import TokenCounter
 
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 3
 _LIKE_ONE_ANOTHER = 4
 
 

@@ -1,12 +1,15 @@
 """What a user sets with `--metadata`: lengths, samples, seed, depths, and everything RULER lets one configure.
 
 lm-eval merges `--metadata` and `--model_args` into one mapping and hands it to every task, so a key that a task does
-not know is left aside; `{"sb_niah_multikey_1": {...}}` sets keys for one task alone, and there unknown keys are errors.
+not know is left aside, unless it is nearly one the task knows; `{"sb_niah_multikey_1": {...}}` sets keys for one task
+alone, and there unknown keys are errors.
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from sbeval.errors import UserError
 
 DEFAULT_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 GRID_DEPTHS = 11
+_LEAST_LIKENESS = 0.85
+_TASKS = Path(__file__).parent.parent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +44,8 @@ def task_metadata(metadata: Mapping[str, Any], task: str, known: frozenset[str])
     """Returns the metadata as one task sees it: its own entry on top of what all tasks share.
 
     Raises:
-        UserError: the task's own entry is no mapping or has a key the task does not know.
+        UserError: the task's own entry is no mapping or has a key the task does not know, a shared key is nearly one it
+            knows, or an entry is for a task there is not.
     """
     own = metadata.get(task, {})
     if not isinstance(own, Mapping):
@@ -47,7 +53,37 @@ def task_metadata(metadata: Mapping[str, Any], task: str, known: frozenset[str])
     unknown = sorted(set(own) - known)
     if unknown:
         raise UserError(f"{task} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
+    for key, value in metadata.items():
+        if key.startswith("sb_") and isinstance(value, Mapping):
+            if key != task:
+                _check_entry(key)
+        elif key not in known and (near := get_close_matches(key, known, n=1, cutoff=_LEAST_LIKENESS)):
+            raise UserError(f"{task} expected {near[0]} in --metadata and found {key}; correct the name.")
     return {**metadata, **own}
+
+
+def _check_entry(name: str) -> None:
+    """Refuses options under a name that is no packaged task's, which would reach none."""
+    tasks, groups = _packaged()
+    if name in tasks:
+        return
+    if name in groups:
+        raise UserError(f"{name} is a group, and options are for one task: give them to all tasks, or under each name.")
+    near = get_close_matches(name, tasks, n=3) or sorted(tasks)
+    raise UserError(
+        f"Expected options in --metadata under the name of a task, found {name}; did you mean {' or '.join(near)}?"
+    )
+
+
+@functools.cache
+def _packaged() -> tuple[frozenset[str], frozenset[str]]:
+    """Returns the names of the packaged tasks and groups."""
+    tasks: set[str] = set()
+    groups: set[str] = set()
+    for path in _TASKS.rglob("sb_*.yaml"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        (groups if any(line.startswith("group:") for line in lines) else tasks).add(path.stem)
+    return frozenset(tasks), frozenset(groups)
 
 
 RUN_KEYS = frozenset({"context_lengths", "seed", "num_samples", "depths"})

@@ -8,9 +8,9 @@ from typing import Any
 from lm_eval.tasks import TaskManager
 
 from sbeval.tasks.ruler.choices import Choices
-from sbeval.tasks.ruler.corpora import PATH_KEYS, task_essays, task_questions
+from sbeval.tasks.ruler.corpora import option_keys, task_essays, task_questions
 from sbeval.tasks.ruler.missing import Missing, MissingCorpus
-from sbeval.tasks.ruler.options import RUN_KEYS, task_metadata
+from sbeval.tasks.ruler.options import task_metadata
 
 _TASKS = Path(__file__).parent.parent
 
@@ -27,8 +27,7 @@ def check_corpora(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
     """
     missing: dict[Missing, list[str]] = {}
     for name, definition in _definitions(tasks).items():
-        known = RUN_KEYS | PATH_KEYS | definition.keys()
-        choices = Choices(name, definition, task_metadata(metadata, name, known))
+        choices = Choices(name, definition, task_metadata(metadata, name, option_keys(definition)))
         try:
             task_essays(choices)
             task_questions(choices)

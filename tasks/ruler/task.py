@@ -15,11 +15,11 @@ from lm_eval.api.task import ConfigurableTask
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
 from sbeval.tasks.ruler.choices import Choices
-from sbeval.tasks.ruler.corpora import PATH_KEYS, corpus_facts
+from sbeval.tasks.ruler.corpora import corpus_facts, option_keys
 from sbeval.tasks.ruler.drafts import Generator
 from sbeval.tasks.ruler.fit import Fit, Fitter, needs_at_least
 from sbeval.tasks.ruler.fitted import FittedSamples
-from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, RUN_KEYS, RunOptions, run_options, task_metadata
+from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, RunOptions, run_options, task_metadata
 from sbeval.tasks.ruler.prompt import PROMPT_MARK, Frame, prompt_text, rendered_frame
 from sbeval.tasks.ruler.scoring import parse_answer, string_match_all
 from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
@@ -57,7 +57,7 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads options and tokenizer and lists the samples."""
         name, definition = str(self.config.task), self.config.metadata["ruler"]
-        settings = task_metadata(self.config.metadata, name, RUN_KEYS | PATH_KEYS | definition.keys())
+        settings = task_metadata(self.config.metadata, name, option_keys(definition))
         self.options: RunOptions = run_options(settings, name, DEFAULT_LENGTHS)
         self.choices = Choices(name, definition, settings)
         self.counter: TokenCounter = load_counter(settings, name)

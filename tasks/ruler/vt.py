@@ -1,5 +1,6 @@
 """Variable tracking: chains of assignments in a haystack, behind one worked example."""
 
+import bisect
 import functools
 import itertools
 import random
@@ -16,7 +17,8 @@ from sbeval.tasks.ruler.tokens import TokenCounter
 from sbeval.tasks.ruler.wording import niah_wording, vt_wording
 
 DEMONSTRATION_TOKENS = 500
-_LEAST_DEMONSTRATION_LINES = 5
+_LEAST_DEMONSTRATION_LINES, _LEAST_DEMONSTRATION_WORDS = 5, 50
+_MOST_DEMONSTRATION_HOPS = 10
 
 
 class VtGenerator:
@@ -52,13 +54,14 @@ class VtGenerator:
         values = rng.sample(range(10000, 100000), self._chains)
         chains = [names[i :: self._chains] for i in range(self._chains)]
         lines = [_statements(chain, str(value)) for chain, value in zip(chains, values, strict=True)]
-        inserts = self._inserts(lines, seeded_random(*self._name, index, "depths"))
+        depths = seeded_random(*self._name, index, "depths")
+        inserts = self._inserts(lines, self._fractions(depths, len(names)), depths)
         opening, question = self._question(str(values[0]))
         return HaystackDraft(
             references=chains[0],
             answer_prefix=self._wording.answer_prefix.format(query=values[0], num_v=self._hops + 1),
             opening=[*self._demonstrations(index), opening],
-            closing=question,
+            closing=("\n" if self._inline else "") + question,
             haystack=self._haystack,
             inserts=inserts,
             least_units=len(inserts),
@@ -77,13 +80,14 @@ class VtGenerator:
         line = niah_wording().noise + "\n"
         return NoiseHaystack(line=line, line_tokens=int(self._counter.count_pieces([line])[0]))
 
-    def _inserts(self, chains: Sequence[Sequence[str]], rng: random.Random) -> list[Insert]:
-        """Places the statements: each chain in its order, chains mixed at random."""
-        total = sum(len(chain) for chain in chains)
+    def _fractions(self, rng: random.Random, count: int) -> list[float]:
+        """Draws relative depths, ascending."""
         if self._inline:
-            fractions = sorted(depth / 100 for depth in rng.sample(DEPTHS, total))
-        else:
-            fractions = sorted(rng.random() for _ in range(total))
+            return sorted(depth / 100 for depth in rng.sample(DEPTHS, count))
+        return sorted(rng.random() for _ in range(count))
+
+    def _inserts(self, chains: Sequence[Sequence[str]], fractions: Sequence[float], rng: random.Random) -> list[Insert]:
+        """Places the statements: each chain in its order, chains mixed at random."""
         turns = [number for number, chain in enumerate(chains) for _ in chain]
         rng.shuffle(turns)
         rest = [list(chain) for chain in chains]
@@ -95,22 +99,23 @@ class VtGenerator:
         ]
 
     @functools.cached_property
-    def _demonstration_shape(self) -> tuple[int, list[int]]:
-        """Returns noise lines of the worked example and before which of them its statements stand.
+    def _demonstration_units(self) -> int:
+        """Returns how many lines of noise or words of essays the worked example has.
 
-        RULER gives it as many lines as fit 500 tokens, at least five.
+        RULER gives it as many as fit 500 tokens, at least five lines or 50 words.
         """
-        lines = max(_LEAST_DEMONSTRATION_LINES, self._hops + 1)
-        while self._demonstration_tokens(lines + 1) <= DEMONSTRATION_TOKENS:
-            lines += 1
-        return lines, self._demonstration_positions(lines)
+        statements = self._chains * (self._demonstration_hops + 1)
+        least = _LEAST_DEMONSTRATION_WORDS if self._inline else max(_LEAST_DEMONSTRATION_LINES, statements)
+        sizes = range(least, max(least, DEMONSTRATION_TOKENS) + 1)
+        fitting = bisect.bisect_right(sizes, DEMONSTRATION_TOKENS, key=self._demonstration_tokens)
+        return sizes[max(0, fitting - 1)]
 
-    def _demonstration_positions(self, lines: int) -> list[int]:
-        return sorted(seeded_random(*self._name, "demonstration", lines).sample(range(lines), self._hops + 1))
+    @property
+    def _demonstration_hops(self) -> int:
+        return min(self._hops, _MOST_DEMONSTRATION_HOPS)
 
-    def _demonstration_tokens(self, lines: int) -> int:
-        rng = seeded_random(*self._name, "demonstration")
-        pieces = self._demonstration_pieces(rng, lines, self._demonstration_positions(lines))
+    def _demonstration_tokens(self, units: int) -> int:
+        pieces = self._demonstration_pieces(seeded_random(*self._name, "demonstration"), units)
         shown = "".join(pieces)
         asked = shown[: shown.rindex(pieces[-1].rsplit(": ", 1)[1])].rstrip()  # without the answer, as RULER has it
         return int(self._counter.count_pieces([asked])[0])
@@ -119,22 +124,44 @@ class VtGenerator:
         pieces: list[str] = []
         for shot in range(self._shots):
             name = (*self._name, index, "demonstration", *([shot] if shot else []))
-            pieces += self._demonstration_pieces(seeded_random(*name), *self._demonstration_shape)
+            pieces += self._demonstration_pieces(seeded_random(*name), self._demonstration_units)
         return pieces
 
-    def _demonstration_pieces(self, rng: random.Random, lines: int, positions: Sequence[int]) -> list[str]:
-        names = _variables(rng, 3, self._hops + 1)
-        value = str(rng.randrange(10000, 100000))
-        opening, question = self._question(value)
+    def _demonstration_pieces(self, rng: random.Random, units: int) -> list[str]:
+        """Writes one worked example with as many chains as the question behind it."""
+        hops = self._demonstration_hops
+        names = _variables(rng, 3, self._chains * (hops + 1))
+        values: dict[str, None] = {}
+        while len(values) < self._chains:
+            values[str(rng.randrange(10000, 100000))] = None
+        asked = next(iter(values))
+        chains = [names[i :: self._chains] for i in range(self._chains)]
+        statements = [_statements(chain, value) for chain, value in zip(chains, values, strict=True)]
+        opening, question = self._question(asked)
+        places = seeded_random(*self._name, "demonstration", units)
+        answer = self._wording.answer_prefix.format(query=asked, num_v=hops + 1)
+        ending = f"{question} {answer} {' '.join(chains[0])}\n\n"
+        if self._inline:
+            inserts = self._inserts(statements, self._fractions(places, len(names)), rng)
+            draft = HaystackDraft(
+                references=(),
+                answer_prefix="",
+                opening=(),
+                closing="",
+                haystack=self._haystack,
+                inserts=inserts,
+                least_units=units,
+                counter=self._counter,
+            )
+            return [opening, draft.body(units) + "\n", ending]
+        positions = sorted(places.sample(range(units), len(names)))
         noise = niah_wording().noise + "\n"
         pieces = [opening]
         last = 0
-        for statement, position in zip(_statements(names, value), positions, strict=True):
-            pieces += [noise] * (position - last) + [statement + "\n"]
+        for insert, position in zip(self._inserts(statements, positions, rng), positions, strict=True):
+            pieces += [noise] * (position - last) + [insert.text]
             last = position
-        pieces += [noise] * (lines - last)
-        answer = self._wording.answer_prefix.format(query=value, num_v=self._hops + 1)
-        return [*pieces, f"{question} {answer} {' '.join(names)}\n\n"]
+        return [*pieces, *[noise] * (units - last), ending]
 
 
 def _variables(rng: random.Random, letters: int, count: int) -> list[str]:

@@ -1,6 +1,6 @@
-"""Whole batches of MQRAR (`sbeval.recall`) at once: fast enough to train on sequences that never repeat.
+"""MQRAR (`sbeval.recall`) as a dataset for a trainer: whole batches at once, fast enough for sequences never repeated.
 
-Shape suffixes: B sequences, S slots (pairs of tokens) of a sequence, T targets.
+Shape suffixes: B sequences, S slots (pairs of tokens) of a sequence, P pairs, N keys there are, T targets.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from sbeval.errors import UserError
 from sbeval.recall import Mqrar
 
 
@@ -24,17 +23,18 @@ def recall_batch(setting: Mqrar, rng: np.random.Generator, sequences: int) -> di
     Returns:
         `input_ids` [B, 2 S], `positions` [B, T] at whose output a value is asked for, and `targets` [B, T].
     """
-    if setting.n_back != 1:
-        raise UserError(f"expected n_back 1, found {setting.n_back}: batches ask for the last value only")
     slots, half, values = (
         setting.length_tokens // 2,
         setting.vocabulary // 2,
         setting.vocabulary - setting.vocabulary // 2,
     )
-    names_BP = 1 + rng.random((sequences, half - 1), np.float32).argpartition(setting.pairs, axis=1)[:, : setting.pairs]
-    first_BP = rng.permuted(np.tile(np.arange(setting.pairs), (sequences, 1)), axis=1)
-    later_BS = rng.integers(setting.pairs, size=(sequences, slots - setting.pairs))
-    keys_BS = np.concatenate([first_BP, later_BS], axis=1)
+    drawn_BN = rng.random((sequences, half - 1), np.float32).argpartition(min(setting.pairs, half - 2), axis=1)
+    names_BP = 1 + drawn_BN[:, : setting.pairs]
+    in_order_BP = np.tile(np.arange(setting.pairs), (sequences, 1))
+    first = [rng.permuted(in_order_BP, axis=1) for _ in range(setting.n_back)]
+    asked_T = np.arange(setting.pairs * setting.n_back, slots)
+    later_BT = rng.integers(setting.pairs, size=(sequences, len(asked_T)))
+    keys_BS = np.concatenate([*first, later_BT], axis=1)
 
     # one key's slots lie side by side in this order, the oldest first
     order_BS = np.argsort(keys_BS, axis=1, kind="stable")
@@ -45,12 +45,11 @@ def recall_batch(setting: Mqrar, rng: np.random.Generator, sequences: int) -> di
     sorted_values_BS = steps_BS.cumsum(axis=1) % values
     values_BS, before_BS = np.empty_like(keys_BS), np.empty_like(keys_BS)
     np.put_along_axis(values_BS, order_BS, sorted_values_BS, 1)
-    np.put_along_axis(before_BS, order_BS, np.roll(sorted_values_BS, 1, axis=1), 1)
+    np.put_along_axis(before_BS, order_BS, np.roll(sorted_values_BS, setting.n_back, axis=1), 1)
 
     inputs_BL = np.empty((sequences, 2 * slots), np.int64)
     inputs_BL[:, 0::2] = np.take_along_axis(names_BP, keys_BS, 1)
     inputs_BL[:, 1::2] = half + values_BS
-    asked_T = np.arange(setting.pairs, slots)
     return {
         "input_ids": inputs_BL,
         "positions": np.broadcast_to(2 * asked_T, (sequences, len(asked_T))).copy(),

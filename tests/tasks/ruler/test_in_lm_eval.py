@@ -118,6 +118,17 @@ def test_single_samples_can_be_chosen(metadata: dict[str, Any]) -> None:
         ("sb_niah_single_1", {"num_samples": 0}, "num_samples to be a whole number of at least 1"),
         ("sb_niah_single_1", {"type_haystack": "straw"}, "type_haystack to be one of noise, needle, essay"),
         ("sb_niah_single_1", {"sb_niah_single_1": {"needles": 3}}, "has no option needles"),
+        (
+            "sb_niah_single_1",
+            {"context_length": [2000]},
+            "expected context_lengths in --metadata and found context_length",
+        ),
+        ("sb_niah_single_1", {"type_haystak": "noise"}, "expected type_haystack in --metadata and found type_haystak"),
+        ("sb_ruler_qa_hotpot", {"hotpotqa": "FILE"}, "expected hotpot in --metadata and found hotpotqa"),
+        ("sb_niah_single_1", {"sb_ruler_vtt": {"num_hops": 6}}, "found sb_ruler_vtt; did you mean sb_ruler_vt"),
+        ("sb_niah_single_1", {"sb_niah": {"depths": 5}}, "sb_niah is a group, and options are for one task"),
+        ("sb_ruler_vt", {"sb_ruler_vt": {"depths": 5}}, "sb_ruler_vt has no option depths"),
+        ("sb_ruler_qa_squad", {"sb_ruler_qa_squad": {"dataset": "hotpotqa"}}, "has no option dataset"),
         ("sb_niah_single_1", {"tokenizer": None}, "found none: give the model with --model_args"),
         ("sb_niah_single_2", {"essays": "/no/such/folder"}, "folder of them at /no/such/folder, and found none"),
         ("sb_niah_single_2", {"num_needle_k": 41}, "40 depths in essays"),
@@ -132,6 +143,18 @@ def test_what_a_user_can_mend_is_one_sentence(
     with pytest.raises(UserError, match=message) as raised:
         load_task(task, {**metadata, **options})
     assert "\n" not in str(raised.value)
+
+
+def test_options_of_other_tasks_and_arguments_of_the_model_are_no_misspelt_ones(metadata: dict[str, Any]) -> None:
+    other = {"sb_ruler_vt": {"num_hops": 6}, "sb_mqrar": {"pairs": 8}, "num_chains": 2, "freq_cw": 9, "pairs": 4}
+    model = {"max_length": 4096, "add_bos_token": True, "max_batch_tokens": 9, "training_length": 4, "seed": 1}
+    assert load_task("sb_niah_single_1", {**metadata, **other, **model}).lengths == (2000, 3000)
+
+
+def test_a_dataset_named_for_another_task_leaves_the_questions_alone(metadata: dict[str, Any]) -> None:
+    for dataset in ("hotpotqa", "deepmind/narrativeqa"):
+        task = load_task("sb_ruler_qa_squad", {**metadata, "dataset": dataset})
+        assert task.record().corpus == "squad"
 
 
 def test_a_file_in_another_layout_is_refused(metadata: dict[str, Any]) -> None:

@@ -130,6 +130,33 @@ def load_tokens(metadata: dict[str, Any], text: str) -> list[int]:
     return tokens
 
 
+@pytest.mark.parametrize("haystack", ["noise", "essay"])
+def test_a_worked_example_has_the_questions_own_chains_and_haystack(metadata: dict[str, Any], haystack: str) -> None:
+    options = {"type_haystack": haystack, "num_chains": 2, "num_hops": 3}
+    end = r"\." if haystack == "essay" else " ?\n"
+    for prompt, doc in read("sb_ruler_vt", {**metadata, **options}):
+        example, real = prompt.split("\n\nMemorize and track")
+        for text, letters in ((example, 3), (real, 5)):
+            body, question = text.rsplit("\nQuestion: Find all variables that are assigned the value ", 1)
+            name = f"[A-Z]{{{letters}}}"
+            values = dict(re.findall(rf"VAR ({name}) = (\d{{5}}){end}", body + "\n"))
+            hops = re.findall(rf"VAR ({name}) = VAR ({name}){end}", body + "\n")
+            assert (len(values), len(set(values.values())), len(hops)) == (2, 2, 6)
+            chain = [next(name for name, value in values.items() if value == question[:5])]
+            for new, old in hops:
+                if old == chain[-1]:
+                    chain.append(new)
+            answer = " ".join(chain) if text is example else ""
+            assert question.endswith(
+                f"text above, 4 variables are assgined the value {question[:5]}, they are: {answer}".strip()
+            )
+            assert (NOISE in body) == (haystack == "noise")
+        assert chain == doc["references"]
+        assert 400 < len(load_tokens(metadata, example)) < 800  # 500, or as many lines as there are statements
+        assert doc["prompt_tokens"] == [len(load_tokens(metadata, prompt))]
+        assert 3000 - 30 - 40 < doc["prompt_tokens"][0] <= 3000 - 30
+
+
 def test_chains_and_hops_are_configurable(metadata: dict[str, Any]) -> None:
     options = {"sb_ruler_vt": {"num_chains": 3, "num_hops": 2}}
     for prompt, doc in read("sb_ruler_vt", {**metadata, **options}):
