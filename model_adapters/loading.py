@@ -83,7 +83,9 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
             "tokenizer this model was trained with as tokenizer=... in --model_args."
         )
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= entries:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)  # padding is masked: any token the model knows will do
+        # padding is masked, and what follows the end of an answer is cut: any token the model knows will do
+        end = tokenizer.eos_token_id
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end if end is not None and end < entries else 0)
 
 
 def _first_line(error: BaseException) -> str:
