@@ -54,7 +54,8 @@ def growing_cache(model: Any, cache_implementation: str | None) -> DynamicCache 
         return None
     if not any(type(layer) is DynamicLayer for layer in cache.layers):
         return None
-    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    growing: Any = GrowingLayer
+    cache.layers = [growing() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 

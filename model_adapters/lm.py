@@ -40,6 +40,7 @@ class StickBreakingLM(GeneratingLM):
         self.options = AdapterOptions.pop(kwargs)
         check_shared_arguments(kwargs)
         self._dtype = kwargs.get("dtype", "auto")
+        self._arguments = dict(kwargs)
         self.meter = Meter()
         find_processes()
         super().__init__(pretrained, **kwargs)
@@ -92,7 +93,7 @@ class StickBreakingLM(GeneratingLM):
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Takes lm-eval's response cache, new or made with the same settings."""
         if cache_hook.dbdict is not None and self.backend == "causal":
-            stamp(cache_hook.dbdict, run_settings(self, self.options, self.rope.in_force))
+            stamp(cache_hook.dbdict, run_settings(self, self.options, self.rope.in_force, self._arguments))
         super().set_cache_hook(cache_hook)
 
     def get_model_info(self) -> dict[str, Any]:
