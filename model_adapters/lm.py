@@ -1,11 +1,12 @@
 """The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in `hf`'s place."""
 
+from pathlib import Path
 from typing import Any
 
 from lm_eval.api.model import CacheHook
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-from sbeval.checkpoints import LoadedCheckpoint, register_fla_models
+from sbeval.checkpoints import LoadedCheckpoint, check_shards, register_fla_models
 from sbeval.learned_positions import learned_positions
 from sbeval.model_adapters.faster import make_faster
 from sbeval.model_adapters.generating_lm import GeneratingLM
@@ -67,6 +68,7 @@ class StickBreakingLM(GeneratingLM):
                     trust_remote_code=bool(kwargs.get("trust_remote_code")),
                 )
             if self.loaded is None:
+                check_shards(Path(pretrained).expanduser() / kwargs.get("subfolder", ""))
                 register_fla_models()
                 super()._get_config(pretrained, **kwargs)
             else:
