@@ -1,5 +1,7 @@
 """The cache of generation: what transformers' own would hold, in memory that is not copied for every token."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.cache_utils import DynamicLayer
 
+from sbeval.attention.impl.triton import decode as triton_decode
 from sbeval.model_adapters import growing_cache as module
 from sbeval.model_adapters.growing_cache import GrowingLayer, growing_cache
 from sbeval.model_adapters.lm import StickBreakingLM
@@ -114,3 +117,29 @@ def test_another_kind_of_cache_is_used_where_one_is_asked_for(checkpoint: Checkp
     assert growing_cache(lm.model, "static") is None
     request = (LINES[0], {"until": ["\n\n"], "max_gen_toks": 3, "cache_implementation": "static"})
     assert len(lm.generate_until(instances("generate_until", [request]), disable_tqdm=True)) == 1
+
+
+def test_decoding_runs_the_decode_kernel_on_the_cache_as_it_lies(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU the kernels run in Triton's interpreter
+    prompts = ["Beautiful is better than ugly. " * 2, "Explicit is better than implicit."]
+    requests = [(prompt, {"until": ["\n\n"], "max_gen_toks": 4, "min_new_tokens": 4}) for prompt in prompts]
+    calls: list[tuple[int, bool, bool]] = []
+    own = triton_decode.decode
+
+    def watched(q: Any, k: Any, v: Any, scale: float, current: bool, seq_start: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append((q.shape[2], k.is_contiguous(), seq_start is not None))
+        return own(q, k, v, scale, current, seq_start, *args, **kwargs)
+
+    monkeypatch.setattr(triton_decode, "FEWEST_KEYS", 16)  # so that short prompts will do
+    monkeypatch.setattr("sbeval.attention.impl.triton.function.decode", watched)
+    texts = []
+    for kernels in ("triton", "reference"):
+        lm = StickBreakingLM(
+            str(checkpoint("stickbreaking")), device=device, dtype="float32", batch_size=2, kernels=kernels
+        )
+        texts.append(lm.generate_until(instances("generate_until", requests), disable_tqdm=True))
+    layers = lm.model.config.num_hidden_layers
+    assert calls == [(1, False, True)] * (3 * layers)  # the first token comes from the prompts' own pass
+    assert texts[0] == texts[1]
