@@ -53,8 +53,8 @@ class AlignedLinear(nn.Linear):
 def align_linears(model: nn.Module) -> int:
     """Replaces every linear map of a model whose widths are not aligned, and returns how many that were.
 
-    Maps that share their weight with another module, that have hooks of accelerate, or that are of a class of their own
-    (quantised ones, adapters) are left as they are.
+    Maps that share their weight with another module, that have hooks of accelerate, or that are or hold something of a
+    class of its own (adapters, quantised or distributed weights) are left as they are.
     """
     owners: dict[int, int] = {}
     for module in model.modules():
@@ -73,6 +73,9 @@ def align_linears(model: nn.Module) -> int:
 
 
 def _unaligned(module: nn.Linear) -> bool:
+    plain = type(module.weight) is nn.Parameter  # neither quantised nor spread over devices
     hooked = hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks
+    if not plain or hooked:
+        return False
     sizes = [width * module.weight.element_size() for width in module.weight.shape]
-    return not hooked and module.weight.device.type != "meta" and any(size % ROW_BYTES for size in sizes)
+    return module.weight.device.type != "meta" and any(size % ROW_BYTES for size in sizes)

@@ -52,7 +52,7 @@ def _fused(module: Any) -> FusedRMSNorm | None:
     weight = getattr(module, "weight", None)
     if not type(module).__name__.endswith("RMSNorm") or isinstance(module, nn.RMSNorm | FusedRMSNorm):
         return None
-    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float):
+    if type(weight) is not nn.Parameter or weight.dim() != 1 or not isinstance(eps, float):
         return None
     if hasattr(module, "_hf_hook") or weight.device.type == "meta" or len(list(module.parameters())) != 1:
         return None

@@ -11,8 +11,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from tqdm import tqdm
 
+from sbeval.errors import UserError
 from sbeval.model_adapters.batching import run_in_batches
-from sbeval.model_adapters.generation import answer_text, encode_prompt, pad_left
+from sbeval.model_adapters.generation import answer_text, encode_prompt, pad_left, up_to_end
+from sbeval.model_adapters.growing_cache import growing_cache
 from sbeval.model_adapters.probing_lm import ProbingLM
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
 
@@ -70,18 +72,28 @@ class GeneratingLM(ProbingLM):
 
     def _generate(self, prompts: Sequence[Prompt], setting: Any) -> list[str]:
         kwargs = dict(setting)
-        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        end = self.eot_token_id
+        eos = None if end is None else self.tok_decode(end, skip_special_tokens=False)
         stop = handle_stop_sequences(list(kwargs.pop("until")), eos=eos)
         budget = kwargs.pop("max_gen_toks")
         input_ids, mask = pad_left(prompts, self.tokenizer.pad_token_id, self.device)
-        output = self._model_generate(
-            context=input_ids,
-            attention_mask=mask,
-            stop=stop,
-            max_length=kwargs.pop("max_length", input_ids.shape[1] + budget),
-            **kwargs,
-        )
-        continuations = output[:, input_ids.shape[1] :].tolist()
+        if kwargs.get("past_key_values") is None:
+            cache = growing_cache(self.model, kwargs.get("cache_implementation"))
+            kwargs |= {} if cache is None else {"past_key_values": cache}
+        longest = kwargs.pop("max_length", input_ids.shape[1] + budget)
+        try:
+            output = self._model_generate(
+                context=input_ids, attention_mask=mask, stop=stop, max_length=longest, **kwargs
+            )
+        except ValueError as error:
+            if "`model_kwargs` are not used" not in str(error):
+                raise
+            raise UserError(
+                f"Expected generation arguments that transformers knows, but {error}: correct them in --gen_kwargs or "
+                "the task."
+            ) from error
+        ends = kwargs.get("eos_token_id", self.model.generation_config.eos_token_id)
+        continuations = [up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
         return [answer_text(self.tokenizer, tokens, stop, self.think_end_token) for tokens in continuations]
 
 

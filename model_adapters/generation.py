@@ -33,6 +33,18 @@ def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device)
     return torch.from_numpy(input_ids).to(device), torch.from_numpy(mask).to(device)
 
 
+def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
+    """Returns a row of generated tokens without the padding that fills it while other rows of its batch go on.
+
+    Args:
+        tokens: what was generated.
+        ends: the tokens that end an answer; the first of them is kept.
+    """
+    ends = [ends] if isinstance(ends, int) else list(ends or ())
+    first = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[: first + 1]
+
+
 def answer_text(tokenizer: Any, tokens: list[int], stop: list[str], think_end_token: str | int | None) -> str:
     """Returns the text of a continuation up to its first stop sequence, without what a model thinks before it.
 

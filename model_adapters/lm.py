@@ -1,11 +1,12 @@
 """The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in `hf`'s place."""
 
+from pathlib import Path
 from typing import Any
 
 from lm_eval.api.model import CacheHook
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-from sbeval.checkpoints import LoadedCheckpoint, register_fla_models
+from sbeval.checkpoints import LoadedCheckpoint, check_shards, register_fla_models
 from sbeval.learned_positions import learned_positions
 from sbeval.model_adapters.faster import make_faster
 from sbeval.model_adapters.generating_lm import GeneratingLM
@@ -40,6 +41,7 @@ class StickBreakingLM(GeneratingLM):
         self.options = AdapterOptions.pop(kwargs)
         check_shared_arguments(kwargs)
         self._dtype = kwargs.get("dtype", "auto")
+        self._arguments = dict(kwargs)
         self.meter = Meter()
         find_processes()
         super().__init__(pretrained, **kwargs)
@@ -66,6 +68,7 @@ class StickBreakingLM(GeneratingLM):
                     trust_remote_code=bool(kwargs.get("trust_remote_code")),
                 )
             if self.loaded is None:
+                check_shards(Path(pretrained).expanduser() / kwargs.get("subfolder", ""))
                 register_fla_models()
                 super()._get_config(pretrained, **kwargs)
             else:
@@ -92,7 +95,7 @@ class StickBreakingLM(GeneratingLM):
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Takes lm-eval's response cache, new or made with the same settings."""
         if cache_hook.dbdict is not None and self.backend == "causal":
-            stamp(cache_hook.dbdict, run_settings(self, self.options, self.rope.in_force))
+            stamp(cache_hook.dbdict, run_settings(self, self.options, self.rope.in_force, self._arguments))
         super().set_cache_hook(cache_hook)
 
     def get_model_info(self) -> dict[str, Any]:

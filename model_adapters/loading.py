@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
@@ -15,6 +16,11 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.batching import out_of_memory
 
 logger = logging.getLogger(__name__)
+
+_FAILURES = (
+    *(OSError, ValueError, KeyError, EOFError, RuntimeError),
+    *(SafetensorError, pickle.UnpicklingError, StrictDataclassError),
+)
 
 
 @contextlib.contextmanager
@@ -40,7 +46,12 @@ def loading(name: Any, what: str) -> Iterator[None]:
             f"Expected arguments that lm-eval's hf, this adapter or the model knows, found {unknown[1]}: correct it in "
             "--model_args."
         ) from error
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
+    except ImportError as error:
+        raise UserError(
+            f"Expected the packages that {what} at pretrained={name} asks for, but {_first_line(error)}: install them, "
+            "or leave out the argument of --model_args that asks for them."
+        ) from error
+    except _FAILURES as error:
         if not isinstance(name, str) or out_of_memory(error):
             raise
         place = Path(name)
@@ -83,8 +94,12 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
             "tokenizer this model was trained with as tokenizer=... in --model_args."
         )
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= entries:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)  # padding is masked: any token the model knows will do
+        # padding is masked, and what follows the end of an answer is cut: any token the model knows will do
+        end = tokenizer.eos_token_id
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end if end is not None and end < entries else 0)
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # a configuration's error names the field in its first line and what is wrong with it in the next
+    return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")

@@ -68,7 +68,7 @@ def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str |
     if (head_dim := _stickbreaking_head_dim(config)) is not None:
         if chosen != "auto":
             return chosen
-        supported = device.type == "cuda" and head_dim <= 128 and dtype_of(model) != torch.float64
+        supported = device.type == "cuda" and head_dim <= 256 and dtype_of(model) != torch.float64
         return "triton" if supported else "blockwise"
     implementation: str | None = getattr(config, "_attn_implementation", None)
     return implementation

@@ -1,6 +1,7 @@
 """The adapter's own arguments, taken out of `--model_args` before lm-eval's Hugging Face model sees them."""
 
 import dataclasses
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ import torch
 
 from sbeval.errors import UserError
 from sbeval.models.rope import parse_rope_scaling
+
+logger = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "triton", "blockwise", "reference"]
 KvExpand = Literal["auto", "interleave", "tile"]
@@ -76,9 +79,20 @@ def check_shared_arguments(arguments: Mapping[str, Any]) -> None:
     Raises:
         UserError: naming the argument, what it may be and what it is.
     """
-    dtype = arguments.get("dtype")
-    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise UserError(f"Expected dtype to be auto or a type such as bfloat16, found {dtype!r}: correct it.")
+    for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
+        dtype = arguments.get(name)
+        if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise UserError(f"Expected {name} to be auto or a type such as bfloat16, found {dtype!r}: correct it.")
+    if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
+        logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")
+    device = re.fullmatch(r"cuda:(\d+)", str(arguments.get("device")))
+    if device and int(device[1]) >= torch.cuda.device_count():
+        raise UserError(
+            f"Expected device to be one there is, found {device[0]} with {torch.cuda.device_count()} CUDA devices: "
+            "correct --device."
+        )
+    if arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
+        raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
     batch_size = arguments.get("batch_size", 1)
     if not re.fullmatch(r"auto(:\d+(\.\d+)?)?|[1-9]\d*", str(batch_size)):
         raise UserError(

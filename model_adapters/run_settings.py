@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sbeval.model_adapters.model_facts import kernels_in_use, weights_sha256
@@ -10,38 +11,64 @@ from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.response_cache import parameters_sha256
 
 HASH_CHARACTERS = 16
+# what separates tokenizers of one vocabulary: BOS, normalisation, spaces, digits, merges
+PROBE = "  The café's 1234567 tokens,\n\n\tthe UNUSUAL ones: \U0001f600 <s></s>"
+# arguments that answers do not depend on, or that have a setting of their own
+APART = {
+    *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
+    *("offload_folder", "logits_cache", "trust_remote_code", "tokenizer", "revision", "subfolder", "dtype"),
+    *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),
+}
 # keys of a configuration that answers do not depend on, or that have a setting of their own
 ELSEWHERE = {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation"}
 
 
-def run_settings(lm: Any, options: AdapterOptions, rope_scaling: Mapping[str, Any] | None) -> dict[str, Any]:
+def run_settings(
+    lm: Any, options: AdapterOptions, rope_scaling: Mapping[str, Any] | None, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the settings by name, JSON-ready.
 
     Args:
         lm: lm-eval's Hugging Face model, loaded.
         options: our own arguments.
         rope_scaling: the scaling in force.
+        arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
     """
-    hub_id = f"{lm.pretrained}@{lm.revision}" if isinstance(lm.pretrained, str) else None
-    weights = weights_sha256(lm.pretrained) if hub_id else parameters_sha256(lm.model)
+    subfolder = arguments.get("subfolder") or ""
+    if isinstance(lm.pretrained, str):
+        commit = getattr(lm.model.config, "_commit_hash", None) or lm.revision
+        model = _weights(str(Path(lm.pretrained) / subfolder)) or f"{lm.pretrained}/{subfolder}@{commit}"
+    else:
+        model = parameters_sha256(lm.model)[:HASH_CHARACTERS]
     return {
-        "model": weights[:HASH_CHARACTERS] if weights else hub_id,
+        "model": model,
         "configuration": _sha256(_configuration(lm.model.config)),
-        "tokenizer": _sha256(str(sorted(lm.tokenizer.get_vocab().items()))),
+        "tokenizer": _sha256(str((sorted(lm.tokenizer.get_vocab().items()), lm.tokenizer(PROBE)["input_ids"]))),
         "dtype": str(lm.model.dtype),
         "mixed_precision_dtype": str(lm.mixed_precision_dtype) if lm.mixed_precision_dtype else None,
-        "peft": lm.peft,
-        "delta": lm.delta,
+        "peft": (_weights(lm.peft) or lm.peft) if lm.peft else None,
+        "delta": (_weights(lm.delta) or lm.delta) if lm.delta else None,
         "max_length": lm.max_length,
         "training_length": options.training_length,
         "rope_scaling": dict(rope_scaling) if rope_scaling else None,
         "kernels": kernels_in_use(lm.model, options.kernels, lm.device),
         "skip_threshold": options.skip_threshold,
         "kv_expand": options.kv_expand,
+        "truncation": options.truncation,
         "add_bos_token": lm.add_bos_token,
         "prefix_token_id": lm.prefix_token_id,
         "think_end_token": lm.think_end_token,
+        "arguments": {name: _json_ready(value) for name, value in sorted(arguments.items()) if name not in APART},
     }
+
+
+def _weights(folder: str) -> str | None:
+    digest = weights_sha256(folder)
+    return digest[:HASH_CHARACTERS] if digest else None
+
+
+def _json_ready(value: Any) -> Any:
+    return json.loads(json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__))
 
 
 def _configuration(config: Any) -> str:

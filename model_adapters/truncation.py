@@ -51,8 +51,10 @@ def fit_prompts(
 
     Raises:
         UserError: a prompt of one of our own tasks is too long, any prompt is and `truncation` is "error", or a
-            generation budget leaves no room for a prompt.
+            generation budget leaves no room for a prompt or is none.
     """
+    if min(budgets, default=1) < 1:
+        raise UserError(f"Expected max_gen_toks of at least one token, found {min(budgets)}: check the task.")
     needed = [len(tokens) + budget for tokens, budget in zip(prompts, budgets, strict=True)]
     _refuse("prompts and the tokens to generate", needed, task_names, max_length=max_length, truncation=truncation)
     over = [index for index, length in enumerate(needed) if length > max_length]

@@ -21,7 +21,9 @@ def _kernel(logits, target, logprob, greedy, vocabulary, row_stride, BLOCK: tl.c
     row = tl.program_id(0)
     logits += row.to(tl.int64) * row_stride
     wanted = tl.load(target + row)
-    chosen = tl.load(logits + wanted).to(tl.float32)
+    # what lies beyond a row is another row's: a token the model does not know has no log-probability
+    known = (wanted >= 0) & (wanted < vocabulary)
+    chosen = tl.load(logits + wanted, mask=known, other=float("nan")).to(tl.float32)
     # every lane keeps its own maximum and sum; they meet once, after the loop
     highest = tl.full([BLOCK], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)

@@ -82,21 +82,22 @@ class TokenScorer:
             after: from `read`: tokens before every row, which positions do not count. It can be used again.
 
         Raises:
-            UserError: a log-probability is not finite.
+            UserError: a log-probability is not finite, or the model does not know a target.
         """
         if self._splits(input_ids_BL):
             hidden_BLD = self._hidden(input_ids_BL) if after is None else self._hidden_after(after, input_ids_BL)
             rows, positions = row_N.to(hidden_BLD.device), position_N.to(hidden_BLD.device)
             scores = self._in_chunks(
                 lambda chunk: self._head(hidden_BLD[rows[chunk], positions[chunk]][None])[0],
-                target_N.to(hidden_BLD.device),
+                target_N,
+                hidden_BLD.device,
             )
         else:
             logits_BLV = self._own_logits(input_ids_BL)
             virtual_tokens = logits_BLV.shape[1] - input_ids_BL.shape[1]  # a learned prompt stands before the input
             rows, positions = row_N.to(logits_BLV.device), position_N.to(logits_BLV.device) + virtual_tokens
             scores = self._in_chunks(
-                lambda chunk: logits_BLV[rows[chunk], positions[chunk]], target_N.to(logits_BLV.device)
+                lambda chunk: logits_BLV[rows[chunk], positions[chunk]], target_N, logits_BLV.device
             )
         _check_finite(scores.logprobs, row_N.cpu(), position_N.cpu())
         return scores
@@ -117,13 +118,20 @@ class TokenScorer:
             self._hidden(prefix_P[None], cache)
         return cache
 
-    def _in_chunks(self, logits_of: Callable[[slice], Tensor], target_N: Tensor) -> TokenScores:
+    def _in_chunks(self, logits_of: Callable[[slice], Tensor], target_N: Tensor, device: torch.device) -> TokenScores:
         logprobs, greedy = [], []
-        most = self.chunk_logits or CHUNK_LOGITS.get(target_N.device.type, CHUNK_LOGITS["cpu"])
+        lowest, highest = (int(target_N.min()), int(target_N.max())) if len(target_N) else (0, 0)
+        target_N = target_N.to(device)
+        most = self.chunk_logits or CHUNK_LOGITS.get(device.type, CHUNK_LOGITS["cpu"])
         chunk_tokens = max(1, most // self._vocabulary())
         for first in range(0, len(target_N), chunk_tokens):
             chunk = slice(first, first + chunk_tokens)
             logits_CV = logits_of(chunk)
+            if lowest < 0 or highest >= logits_CV.shape[1]:
+                raise UserError(
+                    f"Expected token ids below {logits_CV.shape[1]}, the number of the model's logits, found "
+                    f"{highest if lowest >= 0 else lowest} among the targets: check that the tokenizer is the model's."
+                )
             chunk_logprobs, chunk_greedy = target_logprobs(logits_CV, target_N[chunk].to(logits_CV.device))
             logprobs.append(chunk_logprobs)
             greedy.append(chunk_greedy)

@@ -47,6 +47,14 @@ def test_logits_that_are_not_finite_give_no_finite_number(value: float) -> None:
     assert not torch.isfinite(logprobs).any()
 
 
+@pytest.mark.parametrize("target", [-1, 100, 5000])
+def test_a_target_beyond_the_row_gives_no_finite_number(target: int) -> None:
+    logits = torch.zeros(2, 100, device=DEVICE)
+    logprobs, greedy = kernel_target_logprobs(logits, torch.tensor([target, 3], device=DEVICE))
+    assert torch.isfinite(logprobs).tolist() == [False, True]
+    assert greedy.tolist() == [False, False]
+
+
 def test_a_row_where_everything_but_the_target_is_impossible() -> None:
     logits = torch.full((1, 9000), -torch.inf, device=DEVICE)
     logits[0, 8000] = -3.0

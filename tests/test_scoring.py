@@ -123,3 +123,13 @@ def test_a_number_that_is_not_finite_is_an_error_naming_position_and_length(valu
     scored_from = "4" if value != value else "7"  # NaN spoils the sum of every position, -inf the token itself
     with pytest.raises(UserError, match=f"{value} for the token after position {scored_from} of an input of 20 tokens"):
         TokenScorer(model).score(input_ids, torch.zeros(16, dtype=torch.long), position, position)
+
+
+@pytest.mark.parametrize("target", [-1, VOCABULARY])
+def test_a_target_the_model_does_not_know_is_named(target: int) -> None:
+    with pytest.raises(
+        UserError, match=f"token ids below {VOCABULARY}, the number of the model's logits, found {target}"
+    ):
+        TokenScorer(gemma2()).score(
+            torch.arange(20)[None], torch.zeros(2, dtype=torch.long), torch.tensor([3, 19]), torch.tensor([5, target])
+        )

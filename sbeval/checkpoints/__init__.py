@@ -1,6 +1,7 @@
 """Every checkpoint format this project reads, found by looking at the files."""
 
 from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
+from sbeval.checkpoints.files import check_shards
 from sbeval.checkpoints.load import (
     LoadedCheckpoint,
     load_checkpoint,
@@ -12,6 +13,7 @@ from sbeval.checkpoints.load import (
 
 __all__ = [
     "LoadedCheckpoint",
+    "check_shards",
     "convert_checkpoint",
     "load_checkpoint",
     "load_whole",

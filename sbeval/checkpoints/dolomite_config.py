@@ -79,6 +79,12 @@ def read_dolomite_config(config: Mapping[str, Any]) -> DolomiteConfig:
         raise UserError(f"normalization_function {norm!r} is not supported; supported are layernorm and rmsnorm")
     positions = config.get("position_embedding_type", "learned_absolute")
     hidden_size = shared.pop("hidden_size")
+    rotated = config.get("rope_dim")
+    if positions == "rope" and shared["mixer"] == "softmax" and rotated not in (None, hidden_size // shared["heads"]):
+        raise UserError(
+            f"rope_dim {rotated} of a softmax model is not supported: its heads have {hidden_size // shared['heads']} "
+            "dimensions, and all of them are rotated here"
+        )
     return DolomiteConfig(
         model_type=str(config["model_type"]),
         blocks=blocks,
@@ -137,6 +143,8 @@ def _blocks(config: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"mlp_type {mlp['mlp_type']!r} of layer {layer} is not supported: dense MLPs only")
         if mixer.get("sliding_window") is not None:
             raise UserError(f"sliding_window of layer {layer} is not supported")
+        if mlp.get("use_interleaved_weights"):
+            raise UserError(f"use_interleaved_weights of layer {layer} is not supported")
     hidden_size = config.get("hidden_size", 768)
 
     def shared(blocks: list[Mapping[str, Any]], name: str, default: Any) -> Any:

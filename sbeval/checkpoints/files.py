@@ -62,6 +62,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def check_shards(folder: Path) -> None:
+    """Checks that every tensor named by an index of shards is there, in a shard that can be read.
+
+    Raises:
+        UserError: a shard is missing, damaged, or lacks a tensor.
+    """
+    for whole, index in ((_SAFETENSORS[1], _SAFETENSORS[0]), (_PICKLES[1], _PICKLES[0])):
+        if (folder / whole).is_file():
+            return
+        if (folder / index).is_file():
+            Weights(folder)
+            return
+
+
 class Weights:
     """The tensors of a checkpoint by name, each taken once and checked for its shape."""
 
@@ -87,7 +101,7 @@ class Weights:
             return
         try:
             index: dict[str, str] = json.loads(path.read_text())["weight_map"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise UserError(f"{path} is no index of shards: {error!r}") from error
         shards: dict[str, set[str]] = {}
         for tensor, shard in index.items():

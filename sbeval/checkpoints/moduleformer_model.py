@@ -203,7 +203,7 @@ class ModuleFormerModel(ModuleFormerPreTrainedModel):  # type: ignore[no-untyped
     ) -> BaseModelOutputWithPast:
         """Runs the blocks on tokens [B, L]; `attention_mask` may pad on the left."""
         if self.config.use_cache if use_cache is None else use_cache:
-            past_key_values = past_key_values or DynamicCache(config=self.config)
+            past_key_values = DynamicCache(config=self.config) if past_key_values is None else past_key_values
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
         seq_start_B = sequence_starts(attention_mask, keys=past + input_ids.shape[1], has_past=past > 0)
         hidden = self.wte(input_ids)

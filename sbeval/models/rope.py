@@ -15,6 +15,16 @@ from sbeval.errors import UserError
 
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 _BY_FACTOR = ("linear", "dynamic", "yarn")
+_OF_ALL = ("rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+_OF_KIND: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "longrope": ("factor", "attention_factor", "short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""What the kinds of scaling known here read; transformers may know others."""
 
 
 class RopeFrequencies(NamedTuple):
@@ -65,7 +75,7 @@ def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     else:
         try:
             scaling = json.loads(spec) if isinstance(spec, str) else dict(spec)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, TypeError, ValueError) as error:
             raise UserError(f"rope_scaling is no JSON object ({error}): {spec!r}") from error
         if "type" in scaling:
             scaling.setdefault("rope_type", scaling.pop("type"))
@@ -73,6 +83,11 @@ def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     known = ("default", *ROPE_INIT_FUNCTIONS)
     if scaling["rope_type"] not in known:
         raise UserError(f"rope_scaling's rope_type must be one of {', '.join(known)}, got {scaling['rope_type']!r}")
+    known = (*_OF_ALL, *_OF_KIND.get(scaling["rope_type"], tuple(scaling)))
+    if unknown := sorted(set(scaling) - set(known)):
+        raise UserError(
+            f"rope_scaling of type {scaling['rope_type']!r} takes {', '.join(known)}, got {', '.join(unknown)}"
+        )
     given = scaling.get("factor")
     if scaling["rope_type"] in (*_BY_FACTOR, "llama3") or given is not None:
         number = isinstance(given, int | float) and not isinstance(given, bool)
@@ -117,6 +132,11 @@ def rope_frequencies(
         inv_freq_F, factor = ROPE_INIT_FUNCTIONS[rope_type](settings, torch.device("cpu"), seq_len=length_tokens)
     except KeyError as error:
         raise UserError(f"RoPE scaling of type {rope_type!r} needs the key {error.args[0]!r}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"RoPE scaling of type {rope_type!r} does not fit the model: {reason}") from error
     return RopeFrequencies(inv_freq_F, float(factor))
 
 

@@ -157,6 +157,10 @@ def _activation(config: dict[str, Any]) -> None:
         (_mixture, "'MoE' of layer 1"),
         (_wider, "24 in layer 0, 99 in layer 1"),
         (_activation, "'mish'"),
+        (
+            lambda config: config["mlp_blocks"][0].update(use_interleaved_weights=True),
+            "use_interleaved_weights of layer 0",
+        ),
         (lambda config: config.update(attention_blocks=[]), "attention_blocks"),
         (lambda config: config.update(num_layers=3), "num_layers is 3"),
         (lambda config: config.update(vocab_size=99), r"wte.weight should be \[99, 32\]"),
@@ -167,6 +171,14 @@ def test_unsupported_parts_are_refused_by_name(change: Any, words: str, tmp_path
     change(config)
     with pytest.raises(UserError, match=words):
         load_checkpoint(save(tmp_path, config, tensors))
+
+
+def test_heads_rotated_in_part_are_refused(tmp_path: Path) -> None:
+    config, tensors = dolomite(**C, model_type="gpt_dolomite", mixer="softmax")
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    load_checkpoint(save(tmp_path, {**config, "rope_dim": head_dim}, tensors))
+    with pytest.raises(UserError, match=f"rope_dim {head_dim // 2} of a softmax model is not supported"):
+        load_checkpoint(save(tmp_path, {**config, "rope_dim": head_dim // 2}, tensors))
 
 
 @pytest.mark.parametrize("name", ["transformer.wpe.weight", "transformer.h.1.sequence_mixer.rotary.weight"])

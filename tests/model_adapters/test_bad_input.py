@@ -18,7 +18,10 @@ from tests.model_adapters.small import Checkpoints
 
 
 def load(pretrained: Path | str, **kwargs: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(pretrained), device="cpu", **{"dtype": "float32", **kwargs})
+    return StickBreakingLM(str(pretrained), **{"device": "cpu", "dtype": "float32", **kwargs})
+
+
+SETTING = {"until": ["\n"], "max_gen_toks": 8}
 
 
 def prompts(task: str, *texts: str, max_gen_toks: int = 8) -> list[Instance]:
@@ -54,11 +57,13 @@ def test_a_checkpoint_without_weights_is_named(checkpoint: Checkpoints, tmp_path
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("a missing shard", r"No such file.*model-00002"),
+        ("a missing shard", r"names 6 shards, of which 1 are missing in .*: model-00002"),
         ("a truncated shard", "file not fully covered"),
         ("a truncated pickle", "Expected a model's weights"),
         ("another shape", r"down_proj.weight should be \[32, 52\] by the configuration, but is \[32, 48\]"),
-        ("a missing tensor", "lacks tensors: model.embed_tokens.weight"),
+        ("a missing tensor", "lacks tensors its index names: model.embed_tokens.weight"),
+        ("a tensor no shard holds", "lacks tensors its index names: model.layers.7.mlp.up_proj.weight"),
+        ("an index that is none", "model.safetensors.index.json is no index of shards"),
     ],
 )
 @pytest.mark.parametrize("architecture", ["llama", "rope"])
@@ -83,6 +88,12 @@ def test_damaged_weights_are_one_error_before_any_evaluation(
     elif damage == "another shape":
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 52}))
+    elif damage == "a tensor no shard holds":
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        index["weight_map"]["model.layers.7.mlp.up_proj.weight"] = shard.name
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif damage == "an index that is none":
+        (folder / "model.safetensors.index.json").write_text("[]")
     else:
         kept = load_file(shard)
         del kept[min(kept)]
@@ -202,6 +213,18 @@ def test_added_tokens_without_an_embedding_are_a_warning(
         ({"training_length": -1}, "training_length to be a positive number of tokens, found -1"),
         ({"max_batch_tokens": "many"}, "max_batch_tokens to be a positive number of tokens, found 'many'"),
         ({"dtype": "float99"}, "dtype to be auto or a type such as bfloat16, found 'float99'"),
+        ({"softmax_dtype": "float99"}, "softmax_dtype to be auto or a type such as bfloat16, found 'float99'"),
+        ({"device": "cuda:99"}, "device to be one there is, found cuda:99 with"),
+        ({"enable_thinking": True}, "think_end_token beside enable_thinking=True, found none"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "betafast": 3}},
+            "type 'yarn' takes .*, got betafast",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "rope_theta": "x"}},
+            "of type 'yarn' does not fit the model",
+        ),
+        ({"rope_scaling": [1]}, "rope_scaling is no JSON object"),
         ({"batch_size": "many"}, "batch_size to be a positive number or auto, found 'many'"),
         ({"batch_size": 0}, "batch_size to be a positive number or auto, found 0"),
         ({"max_length": 0}, "max_length to be a positive number of tokens, found 0"),
@@ -276,6 +299,35 @@ def test_prompts_of_our_own_tasks_are_never_cut(checkpoint: Checkpoints) -> None
 def test_a_generation_budget_that_leaves_no_room_is_an_error(checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match="max_gen_toks to be less than max_length=64, found 64"):
         load(checkpoint("llama"), max_length=64).generate_until(prompts("t", "a", max_gen_toks=64), disable_tqdm=True)
+
+
+def test_a_generation_budget_of_nothing_is_an_error(checkpoint: Checkpoints) -> None:
+    with pytest.raises(UserError, match="max_gen_toks of at least one token, found 0"):
+        load(checkpoint("llama")).generate_until(prompts("t", "a", max_gen_toks=0), disable_tqdm=True)
+
+
+def test_generation_arguments_nobody_knows_are_named(checkpoint: Checkpoints) -> None:
+    request = Instance(
+        request_type="generate_until", doc={}, arguments=("a", {**SETTING, "temprature": 1}), idx=0,
+        metadata=("t", 0, 1),
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"arguments that transformers knows, .*\['temprature'\].*: correct them in"):
+        load(checkpoint("llama")).generate_until([request], disable_tqdm=True)
+
+
+def test_a_configuration_transformers_refuses_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": "four"}))
+    with pytest.raises(UserError, match=r"does not hold one that can be read .*'num_attention_heads'"):
+        load(folder)
+
+
+def test_another_softmax_dtype_is_said_to_change_nothing(
+    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(checkpoint("llama"), softmax_dtype="float64")
+    assert "softmax_dtype is not used" in caplog.text
 
 
 def test_a_continuation_longer_than_max_length_is_an_error(checkpoint: Checkpoints) -> None:

@@ -67,6 +67,21 @@ def test_padding_changes_no_product(inputs: int, outputs: int, bias: bool, dtype
     assert padded(x).stride(-2) * dtype.itemsize % 16 == 0
 
 
+class Quantised(torch.Tensor):
+    """Stands for weights of a class of their own."""
+
+
+def test_weights_of_a_class_of_their_own_stay_as_they_are() -> None:
+    model = odd("llama")
+    mlp, norm = model.model.layers[0].mlp, model.model.norm
+    for module in (mlp.up_proj, norm):
+        module.weight = nn.Parameter(module.weight.detach().as_subclass(Quantised), requires_grad=False)
+    make_faster(model)
+    assert type(mlp.up_proj) is nn.Linear
+    assert type(mlp.gate_proj) is AlignedLinear
+    assert type(model.model.norm) is type(norm)
+
+
 def test_maps_that_are_aligned_tied_or_hooked_stay_as_they_are() -> None:
     model = nn.ModuleDict({name: nn.Linear(51, 51) for name in ("tied", "hooked", "free")})
     model["twin"] = nn.Embedding(51, 51)

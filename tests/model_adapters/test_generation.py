@@ -1,5 +1,9 @@
 """Batched generation: what padding, prefill and repeated prompts may not change."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -42,6 +46,30 @@ def test_left_padding_in_bf16_stays_within_the_error_of_bf16(architecture: str, 
         )
         rounding = torch.finfo(torch.bfloat16).eps * float(expected.norm())
         assert error <= 2 * error_alone + rounding
+
+
+@pytest.mark.parametrize("end_is_known", [True, False])
+def test_the_padding_behind_a_finished_answer_is_no_text(
+    end_is_known: bool, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
+    plain = json.loads((folder / "tokenizer.json").read_text())
+    for token in plain["added_tokens"]:
+        token["special"] = False  # so that whatever pads an answer would be part of its text
+    (folder / "tokenizer.json").write_text(json.dumps(plain))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    if end_is_known:
+        tokenizer.eos_token = "</s>"
+    tokenizer.add_special_tokens({"pad_token": "<beyond the embeddings>"})
+    tokenizer.save_pretrained(folder)
+    answers = []
+    for batch_size in (1, len(LINES)):
+        lm = StickBreakingLM(str(folder), device="cpu", dtype="float32", batch_size=batch_size)
+        lm.model.generation_config.eos_token_id = list(range(100, 200))  # answers of many lengths
+        setting = {"until": ["\n\n"], "max_gen_toks": 12}
+        answers.append(lm.generate_until(instances("generate_until", [(x, setting) for x in LINES]), disable_tqdm=True))
+    assert answers[0] == answers[1]
+    assert len({len(answer) for answer in answers[0]}) > 1
 
 
 def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(checkpoint: Checkpoints) -> None:

@@ -1,14 +1,20 @@
 """lm-eval's `--use_cache`: a killed run goes on where it was, and never reads another run's answers."""
 
+import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+import transformers
 from lm_eval.api.model import CachingLM
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.options import AdapterOptions
+from sbeval.model_adapters.run_settings import run_settings
 from tests.model_adapters.small import Checkpoints, english, instances
 
 LINES = [line for line in english().splitlines() if line]
@@ -67,6 +73,10 @@ def test_a_killed_run_repeats_no_finished_request(kind: str, checkpoint: Checkpo
         ({"rope_scaling": "linear:2"}, "rope_scaling=None instead of"),
         ({"add_bos_token": True}, "add_bos_token=None instead of True"),
         ({"training_length": 64}, "training_length=None instead of 64"),
+        ({"truncation": "error"}, "truncation='left' instead of 'error'"),
+        ({"attn_implementation": "eager"}, "kernels='sdpa' instead of 'eager'"),
+        ({"think_end_token": "x"}, "think_end_token=None instead of 'x'"),
+        ({"chat_template_args": {"depth": 2}}, "arguments={} instead of {'chat_template_args': {'depth': 2}}"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -75,7 +85,7 @@ def test_a_cache_made_with_other_settings_is_refused(
 ) -> None:
     database = str(tmp_path / "cache.db")
     CachingLM(load(checkpoint("llama")), database).dbdict.close()
-    with pytest.raises(UserError, match=f"found one made with {difference}"):
+    with pytest.raises(UserError, match=f"found one made with .*{difference}"):
         CachingLM(load(checkpoint("llama"), **options), database)
     CachingLM(load(checkpoint("llama")), database).dbdict.close()
 
@@ -97,6 +107,38 @@ def test_a_cache_made_with_other_weights_is_refused(checkpoint: Checkpoints, tmp
     lm.tokenizer.save_pretrained(tmp_path / "trained")
     with pytest.raises(UserError, match="found one made with model="):
         CachingLM(load(tmp_path / "trained"), database)
+
+
+def test_a_cache_made_with_another_lora_adapter_at_the_same_place_is_refused(
+    checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    database, adapter = str(tmp_path / "cache.db"), str(tmp_path / "adapter")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    for seed, difference in ((0, None), (0, None), (1, "found one made with peft=")):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+        peft.get_peft_model(model, config).save_pretrained(adapter)
+        with pytest.raises(UserError, match=difference) if difference else contextlib.nullcontext():
+            CachingLM(load(checkpoint("llama"), peft=adapter), database).dbdict.close()
+
+
+def test_a_cache_made_with_a_tokenizer_that_adds_bos_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    database = str(tmp_path / "cache.db")
+    CachingLM(load(checkpoint("llama")), database).dbdict.close()
+    with pytest.raises(UserError, match="found one made with tokenizer="):
+        CachingLM(load(checkpoint("llama"), tokenizer=str(checkpoint("llama", adds_bos=True))), database)
+
+
+def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    database = str(tmp_path / "cache.db")
+    for options in ({}, {"batch_size": 4, "max_batch_tokens": 512}, {"logits_cache": False, "trust_remote_code": True}):
+        CachingLM(load(checkpoint("llama"), **options), database).dbdict.close()
+
+
+def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint: Checkpoints) -> None:
+    lm = load(checkpoint("llama"))
+    stamped = run_settings(lm, lm.options, None, {})
+    assert {field.name for field in dataclasses.fields(AdapterOptions)} - set(stamped) == {"max_batch_tokens"}
 
 
 def test_a_cache_without_settings_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""A key/value cache with room to grow: a new token's keys and values are written behind the earlier ones.
+
+transformers' own cache is concatenated anew for every token, which at 64K tokens copies gigabytes for each.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+GROWTH_TOKENS = 256
+
+
+class GrowingLayer(DynamicLayer):
+    """One layer's keys and values, [B, G, K, D]: views of memory that is `GROWTH_TOKENS` longer whenever it is made.
+
+    Crops, reordered beams and repeated rows leave tensors that are no such views, or shorter ones; both are gone on
+    from as they are.
+    """
+
+    _key_room: Tensor | None = None
+    _value_room: Tensor | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Appends [B, G, Q, D] each and returns all keys and all values; with gradients, as transformers does."""
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            appended: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+            return appended
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)  # type: ignore[no-untyped-call]
+        self.keys, self._key_room = _append(self.keys, self._key_room, key_states)
+        self.values, self._value_room = _append(self.values, self._value_room, value_states)
+        return self.keys, self.values
+
+
+def growing_cache(model: Any, cache_implementation: str | None) -> DynamicCache | None:
+    """Returns an empty cache for `generate`, or None where the model is better left to make its own.
+
+    Layers of other kinds, such as sliding windows, are transformers' own.
+
+    Args:
+        model: what generates.
+        cache_implementation: the kind of cache asked for; None asks for none.
+    """
+    supports: Any = getattr(model, "_supports_default_dynamic_cache", None)
+    asked = cache_implementation or getattr(getattr(model, "generation_config", None), "cache_implementation", None)
+    if asked is not None or hasattr(model, "peft_config") or supports is None or not supports():
+        return None
+    try:
+        cache = DynamicCache(config=model.config)
+    except (AttributeError, KeyError, TypeError):
+        return None
+    if not any(type(layer) is DynamicLayer for layer in cache.layers):
+        return None
+    growing: Any = GrowingLayer
+    cache.layers = [growing() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def _append(held: Tensor | None, room: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
+    length = 0 if held is None or held.numel() == 0 else held.shape[-2]
+    total = length + new.shape[-2]
+    if room is None or held is None or not _fits(held, room, new, total):
+        room = new.new_empty((*new.shape[:-2], total + GROWTH_TOKENS, new.shape[-1]))
+        if held is not None and length:
+            room[..., :length, :] = held
+    room[..., length:total, :] = new
+    return room[..., :total, :], room
+
+
+def _fits(held: Tensor, room: Tensor, new: Tensor, total: int) -> bool:
+    """Whether `held` is the beginning of `room`, with space behind it."""
+    same = held.data_ptr() == room.data_ptr() and held.stride() == room.stride()
+    return same and held.shape[:-2] == room.shape[:-2] == new.shape[:-2] and total <= room.shape[-2]
