@@ -57,7 +57,7 @@ def claims_page(found: Found) -> str:
         "numbers of tokens or on `stream` alone holds in part at most. `claims.py` holds the rules, `write_pages.py` "
         "applies them to the result files.",
         "",
-        "| where | claim | found | numbers (NLL in nats per token; differences with 95 % intervals over files) |",
+        "| where | claim | found | numbers (NLL in nats per token; differences with 95% intervals over files) |",
         "|---|---|---|---|",
     ]
     return "\n".join([*header, *rows]) + "\n"
@@ -209,7 +209,7 @@ def _needles(found: Found) -> Claim:
 
 
 def _speed(found: Found) -> Claim:
-    where, claim = "training speed", "Training with stick-breaking is about 29 % slower than with FlashAttention."
+    where, claim = "training speed", "Training with stick-breaking is about 29% slower than with FlashAttention."
     rates = {(row["size"], row["attention"]): row["tokens_per_second"] for row in found.speed}
     parts = [
         f"{size}, {kind}: {rate / rates[size, 'rope'] - 1:+.1%}"

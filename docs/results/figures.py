@@ -16,8 +16,8 @@ EXTENSION = ("stickbreaking", "stickbreaking_extended", "rope_dynamic4", "rope_e
 NEEDLES = ("stickbreaking", "stickbreaking_extended", "rope", "rope_extended")
 LABELS = {
     "scheme_stickbreaking": "stick-breaking",
-    "checkpoint (stickbreaking)": "stick-breaking, extended",
-    "checkpoint (rope, dynamic RoPE x4)": "RoPE dynamic:4, extended",
+    "scheme_stickbreaking_extended": "stick-breaking, extended",
+    "scheme_rope_extended": "RoPE dynamic:4, extended",
 }
 SCHEME_LABELS = LABELS | {
     "scheme_rope": "RoPE",

@@ -73,7 +73,7 @@ class Found:
         return [name for name in named if (name, STREAM) in self.metrics]
 
     def gain(self, one: tuple[str, float], other: tuple[str, float], task: str) -> tuple[float, float, float] | None:
-        """NLL of one (scheme, multiple) minus that of the other on the same targets, with its 95 % interval."""
+        """NLL of one (scheme, multiple) minus that of the other on the same targets, with its 95% interval."""
         columns = []
         for scheme, multiple in (one, other):
             sums = self.sums.get((scheme, task))

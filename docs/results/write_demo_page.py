@@ -132,7 +132,7 @@ def commands(runs: Sequence[Run]) -> list[str]:
 
 
 def smaller_beyond(claims: dict[str, LengthClaims]) -> list[str]:
-    """Says where a length is better than the training length although it is not measurably better than a shorter one."""
+    """Says where NLL is below that at the training length although no step there is measurable by itself."""
     lines = []
     for model, claim in claims.items():
         later = [
@@ -143,8 +143,8 @@ def smaller_beyond(claims: dict[str, LengthClaims]) -> list[str]:
         if later:
             last = later[-1]
             lines.append(
-                f"{NAMES[model]}: beyond {length_text(claim.lowers_to_tokens or 0)} no step is measurable by itself, but "
-                f"against {length_text(claim.reference_tokens or 0)} NLL stays measurably lower to "
+                f"{NAMES[model]}: beyond {length_text(claim.lowers_to_tokens or 0)} no step is measurable by itself, "
+                f"but against {length_text(claim.reference_tokens or 0)} NLL stays measurably lower to "
                 f"{length_text(last.context_length_tokens)}: {signed((last.estimate, last.low, last.high))}."
             )
     return [*lines, ""] if lines else []
@@ -167,9 +167,10 @@ def page(folder: Path) -> str:
     lines = [
         "# The demo's two checkpoints over the whole standard library",
         "",
-        f"Stick-breaking against softmax with RoPE, trained at {trained:,} tokens, evaluated to 64 times that on the text kept "
-        f"out of training ({records[MODELS[0]]['data']['held_out']['what']}); {model.gpu}, {model.dtype}, nothing skipped, no `--limit`, {seconds:.0f} s in "
-        "all. NLL in nats per token; brackets are 95 % intervals over source documents. Written by "
+        f"Stick-breaking against softmax with RoPE, trained at {trained:,} tokens, evaluated to 64 times that on the "
+        f"text kept out of training ({records[MODELS[0]]['data']['held_out']['what']}); {model.gpu}, {model.dtype}, "
+        f"nothing skipped, no `--limit`, {seconds:.0f} s in "
+        "all. NLL in nats per token; brackets are 95% intervals over source documents. Written by "
         "`docs/results/write_demo_page.py` from `results.tar.xz`. `make demo` runs a small part of this on a CPU, too "
         "little for intervals.",
         "",
@@ -178,15 +179,16 @@ def page(folder: Path) -> str:
         *verdicts(claims),
         *smaller_beyond(claims[FIXED]),
         "By the rules of `reports/claims.py`, on the same targets at all lengths: more context lowers NLL up to the "
-        "shortest length from which no longer one is measurably lower (bands simultaneous over all pairs of lengths); it "
-        "hurts where NLL is measurably above that at the training length. In `fixed_target` only the context before the "
-        "targets grows, so it alone shows that context is used; `stream` falls with length for any model that does not "
-        "break.",
+        "shortest length from which no longer one is measurably lower (bands simultaneous over all pairs of lengths); "
+        "it hurts where NLL is measurably above that at the training length. In `fixed_target` only the context before "
+        "the targets grows, so it alone shows that context is used; `stream` falls with length for any model that does "
+        "not break.",
         "",
-        f"## `{FIXED}`: {targets[FIXED]:,} targets, the same at every length, in {claims[FIXED][MODELS[0]].clusters} files",
+        f"## `{FIXED}`: {targets[FIXED]:,} targets, the same at every length, in "
+        f"{claims[FIXED][MODELS[0]].clusters} files",
         "",
         *levels(metrics, sums, FIXED),
-        f"NLL minus NLL at {length_text(trained)}, paired over files; 95 % bands, simultaneous over a row:",
+        f"NLL minus NLL at {length_text(trained)}, paired over files; 95% bands, simultaneous over a row:",
         "",
         *differences(claims[FIXED]),
         "![NLL against context length, identical targets](figures/fixed_target.png)",
@@ -201,8 +203,8 @@ def page(folder: Path) -> str:
         "",
         f"## `{POSITION}`: one pass at {length_text(metrics[MODELS[0], POSITION]['position_nll'][-1][1])}",
         "",
-        "Mean NLL of the targets at these positions. These files hold no sums by document and position, so there are no "
-        "intervals here.",
+        "Mean NLL of the targets at these positions. These files hold no sums by document and position, so there are "
+        "no intervals here.",
         "",
         *by_position(metrics),
         "![NLL by position](figures/position.png)",

@@ -160,7 +160,7 @@ def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weig
     spec = everything["demo-sb: span of every head"].variants["span"]
     parts = {part["title"]["text"]: part for part in spec["concat"]}
     assert len(parts) == 5 * 4
-    rows = parts["16K: 90 %"]["data"]["values"]
+    rows = parts["16K: 90%"]["data"]["values"]
     assert len(rows) == 8 * 3
     assert next(row for row in rows if (row["layer"], row["head"]) == (0, 2))["span90"] is None
     assert next(row for row in rows if (row["layer"], row["head"]) == (2, 1))["span90"] == pytest.approx(16384 * 0.9)
