@@ -45,11 +45,16 @@ def positions_section(
             drawings.append(
                 _differences(others, title, f"{stem}-difference", baseline, looks, training_lengths, bases, publish)
             )
+    bands = (
+        "Bands: 95% intervals over source documents, point by point."
+        if positions["ci95_low"].notna().any()
+        else "No bands: the results hold no intervals by position."
+    )
     return Section(
         identifier="positions",
         title="NLL by position",
-        lead="One pass at the longest context; every point is the mean over targets that far into the window. Bands: "
-        "95% intervals over source documents, point by point. A last bin cut short by the window's end is not drawn.",
+        lead=f"One pass at the longest context; every point is the mean over targets that far into the window. {bands} "
+        "A last bin cut short by the window's end is not drawn.",
         drawings=tuple(drawings),
         legend=looks,
     )
