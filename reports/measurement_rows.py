@@ -39,8 +39,7 @@ def task_rows(
     for key, value in task.metrics.items():
         name, _, filter_name = key.partition(",")
         if name == "position_nll" and isinstance(value, list):
-            length = record.lengths[0] if record and record.lengths else math.nan
-            one_pass = context | {"context_length_tokens": length}
+            one_pass = context | {"context_length_tokens": record.lengths[0] if record and record.lengths else math.nan}
             positions += _position_rows(one_pass, value, task.metrics, filter_name)
             continue
         parsed = _metric_and_length(name, record)
