@@ -81,7 +81,12 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
             panels, looks=looks, parents=parents, training_lengths=training_lengths, claims=claims, publish=publish
         ),
         positions_section(
-            results.positions, looks=positioned, training_lengths=training_lengths, baseline=base, publish=publish
+            results.positions,
+            looks=positioned,
+            training_lengths=training_lengths,
+            rope_scalings={setting.label: setting.model.rope_scaling for setting in results.settings},
+            baseline=base,
+            publish=publish,
         ),
         needles_section(results.needles, results.settings, publish),
         ruler_section(

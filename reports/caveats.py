@@ -18,7 +18,7 @@ def caveats(claims: Mapping[tuple[str, str, str], LengthClaims]) -> list[str]:
             "Whether context is used is judged on identical targets only, in paired differences between lengths. More "
             "context lowers NLL up to the shortest length from which no longer one is measurably lower; it raises NLL "
             "from the shortest length beyond the training length that is measurably above it. Measurably means: the "
-            "whole 95 % band, simultaneous over the differences compared (max-t, bootstrap over documents), is on one "
+            "whole 95% band, simultaneous over the differences compared (max-t, bootstrap over documents), is on one "
             "side of zero."
         )
     if alone := _without_identical_targets(claims, usable):

@@ -73,7 +73,7 @@ class Comparison:
 
     def text(self) -> str:
         """Returns the comparison as lines for a terminal."""
-        lines = [f"{self.candidate} minus {self.reference}, paired; simultaneous 95 % bands"]
+        lines = [f"{self.candidate} minus {self.reference}, paired; simultaneous 95% bands"]
         for corpus, protocol, unit in dict.fromkeys((one.corpus, one.protocol, one.unit) for one in self.lengths):
             own = [one for one in self.lengths if (one.corpus, one.protocol) == (corpus, protocol)]
             lines += ["", f"{corpus}, {protocol} ({unit}, {own[0].clusters} documents; above zero is worse)"]

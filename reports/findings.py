@@ -59,7 +59,7 @@ def setting_facts(setting: Setting) -> str:
     if setting.seeds > 1:
         parts.append(f"mean of {setting.seeds} training seeds")
     if model.extended_from:
-        parts.append(f"extended from {model.extended_from.get('name', 'a parent not named')}")
+        parts.append(f"extended from {setting.parent or model.extended_from.get('name', 'a parent not named')}")
     return ", ".join(parts)
 
 

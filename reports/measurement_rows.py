@@ -39,7 +39,8 @@ def task_rows(
     for key, value in task.metrics.items():
         name, _, filter_name = key.partition(",")
         if name == "position_nll" and isinstance(value, list):
-            positions += _position_rows(context, value)
+            one_pass = context | {"context_length_tokens": record.lengths[0] if record and record.lengths else math.nan}
+            positions += _position_rows(one_pass, value, task.metrics, filter_name)
             continue
         parsed = _metric_and_length(name, record)
         if parsed is None:
@@ -75,27 +76,54 @@ def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int |
     parsed = parse_metric_key(name)
     if parsed is not None:
         return None if parsed[0].endswith("_ci95") or parsed[0] in ("tokens", "clusters") else parsed
+    if name.startswith("position_"):
+        return None
     if name.isdigit():  # lm-eval's own ruler names its metrics by length alone
         return "score", int(name)
     return name, None
 
 
-def _position_rows(context: Mapping[str, Any], bins: Sequence[Any]) -> list[dict[str, Any]]:
+def _position_rows(
+    context: Mapping[str, Any], bins: Sequence[Any], metrics: Mapping[str, Any], filter_name: str
+) -> list[dict[str, Any]]:
+    intervals = _list_beside(metrics, "position_nll_ci95", filter_name, len(bins))
+    clusters = _list_beside(metrics, "position_clusters", filter_name, len(bins))
     rows = []
-    for item in bins:
+    for item, ends, count in zip(bins, intervals, clusters, strict=True):
         if (
             isinstance(item, list)
             and len(item) == 4
             and all(_finite(part) is not None for part in item)
             and item[3] > 0
         ):
-            rows.append({**context, "first": item[0], "last": item[1], "nll": item[2], "tokens": item[3]})
+            low, high = _ends(ends)
+            number = _finite(count)
+            rows.append(
+                {
+                    **context,
+                    "first": item[0],
+                    "last": item[1],
+                    "nll": item[2],
+                    "ci95_low": low,
+                    "ci95_high": high,
+                    "tokens": item[3],
+                    "clusters": math.nan if number is None else number,
+                }
+            )
     return rows
+
+
+def _list_beside(metrics: Mapping[str, Any], name: str, filter_name: str, length: int) -> Sequence[Any]:
+    value = metrics.get(f"{name},{filter_name}", metrics.get(name))
+    return value if isinstance(value, list) and len(value) == length else [None] * length
 
 
 def _interval(metrics: Mapping[str, Any], metric: str, length: int | None, filter_name: str) -> tuple[float, float]:
     name = f"{metric}_ci95" if length is None else metric_key(f"{metric}_ci95", length)
-    value = metrics.get(f"{name},{filter_name}", metrics.get(name))
+    return _ends(metrics.get(f"{name},{filter_name}", metrics.get(name)))
+
+
+def _ends(value: Any) -> tuple[float, float]:
     if isinstance(value, list) and len(value) == 2:
         low, high = _finite(value[0]), _finite(value[1])
         if low is not None and high is not None:

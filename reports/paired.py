@@ -19,7 +19,7 @@ class PairedDifference:
 
     Attributes:
         estimate: mean difference.
-        low: lower end of its 95 % interval, NaN below 20 samples.
+        low: lower end of its 95% interval, NaN below 20 samples.
         high: upper end.
         samples: how many samples both have.
     """

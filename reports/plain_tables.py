@@ -91,7 +91,7 @@ def _panel_table(panel: Panel) -> PlainTable:
         body.append((label, *[_with_interval(own.get(length), digits) for length in lengths]))
     return PlainTable(
         stem=panel.stem,
-        caption=f"{panel.title}: {METRIC_WORDS[metric]} [95 % interval]",
+        caption=f"{panel.title}: {METRIC_WORDS[metric]} [95% interval]",
         header=("model", *map(length_text, lengths)),
         rows=tuple(body),
     )
@@ -123,7 +123,7 @@ def _difference_table(panel: Panel, claims: Mapping[tuple[str, str, str], Length
         body.append((f"{label} (to {reference})", *cells))
     return PlainTable(
         stem=f"{panel.stem}-differences",
-        caption=f"{panel.title}: paired NLL difference to the training length [simultaneous 95 % band]",
+        caption=f"{panel.title}: paired NLL difference to the training length [simultaneous 95% band]",
         header=("model", *map(length_text, lengths)),
         rows=tuple(body),
     )
@@ -156,7 +156,7 @@ def _ruler_tables(results: Results, report: Report) -> list[PlainTable]:
         PlainTable(
             stem="ruler",
             caption="RULER: mean score, and effective lengths at the benchmark's threshold and of its own score",
-            header=("model", *map(length_text, lengths), "effective, 85.6 %", "effective, 85 % of own"),
+            header=("model", *map(length_text, lengths), "effective, 85.6%", "effective, 85% of own"),
             rows=tuple(body),
         )
     ]

@@ -79,7 +79,7 @@ def difference_tables(
             rows,
             caption=f"RULER: difference to {baseline}, paired by sample",
             explanation=(
-                "Mean over the tasks both ran, in percentage points; band simultaneous over the lengths (95 %), over "
+                "Mean over the tasks both ran, in percentage points; band simultaneous over the lengths (95%), over "
                 "the samples both answered."
             ),
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from sbeval.records import ModelRecord, TaskRecord
 from sbeval.reports.files import samples_file
+from sbeval.reports.names import telling_name
 from sbeval.reports.notes import Notes
 
 
@@ -113,7 +114,8 @@ def _model_record(
     written = config.get("sbeval")
     if isinstance(written, dict):
         try:
-            return ModelRecord.from_json(written), True
+            record = ModelRecord.from_json(written)
+            return dataclasses.replace(record, name=telling_name(record.name, _pretrained(config))), True
         except TypeError as error:
             notes.add(path, f"its model record (`config.sbeval`) is incomplete and was not used: {error}.")
     name = str(content.get("model_name") or config.get("model") or path.parent.name)
@@ -128,6 +130,19 @@ def _model_record(
         ),
         False,
     )
+
+
+def _pretrained(config: Mapping[str, Any]) -> str:
+    return argument(_arguments_text(config.get("model_args")), "pretrained") or ""
+
+
+def argument(model_args: str, name: str) -> str | None:
+    """Returns one of lm-eval's comma-separated model arguments."""
+    for part in model_args.split(","):
+        key, equals, value = part.partition("=")
+        if equals and key.strip() == name:
+            return value.strip()
+    return None
 
 
 def _task_result(

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sbeval.intervals import MINIMUM_CLUSTERS
 from sbeval.reports.claims import LengthClaims
 from sbeval.reports.figures.curves import METRICS, curve_figure
 from sbeval.reports.figures.theme import Look, within
@@ -84,8 +85,14 @@ def _legend(panels: Sequence[Panel], looks: Mapping[str, Look], parents: Mapping
 
 
 def _lead(panels: Sequence[Panel]) -> str:
-    words = "Lower is better. Bands: 95 % intervals over source documents. Dotted line: training length."
-    several = any("seed_low" in rows and rows["seed_low"].notna().any() for p in panels for rows in p.tables.values())
+    tables = [rows for panel in panels for rows in panel.tables.values()]
+    bands = (
+        "Bands: 95% intervals over source documents."
+        if any(rows["ci95_low"].notna().any() for rows in tables)
+        else f"No bands: intervals need {MINIMUM_CLUSTERS} documents."
+    )
+    words = f"Lower is better. {bands} Dotted line: training length."
+    several = any("seed_low" in rows and rows["seed_low"].notna().any() for rows in tables)
     bars = " A line over several training seeds is their mean; bars reach from the lowest seed to the highest."
     return words + bars if several else words
 
@@ -126,10 +133,10 @@ def panel_table(panel: Panel, claims: Mapping[tuple[str, str, str], LengthClaims
         if claim is not None and claim.differences and metric == "nll":
             body.append([_difference_title(claim), *[_difference_cell(claim, length) for length in lengths]])
     explanation = (
-        "Small print: 95 % interval. A second line is the paired difference to the training length on the same "
-        "targets, with its simultaneous 95 % band."
+        "Small print: 95% interval. A second line is the paired difference to the training length on the same "
+        "targets, with its simultaneous 95% band."
         if any(len(row) and "difference" in row[0] for row in body)
-        else "Small print: 95 % interval."
+        else "Small print: 95% interval."
     )
     caption = f"{panel.title}: {METRIC_WORDS[metric]}"
     content = table(["model", *map(length_text, lengths)], body, caption=caption, explanation=explanation)

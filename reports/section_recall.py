@@ -20,7 +20,7 @@ _TASKS = {
     "sb_mqrar_text": ("MQRAR as text", "Numbers assigned to names again and again, each shown before it changes."),
     "sb_flipflop": ("Flip-flop", "Write, ignore and read a bit; a read shows the bit written last."),
 }
-_TOOLTIP = {"setting": "model", "x_text": "", "value_text": "exact answers", "interval_text": "95 % interval"}
+_TOOLTIP = {"setting": "model", "x_text": "", "value_text": "exact answers", "interval_text": "95% interval"}
 
 
 def recall_section(
@@ -42,7 +42,7 @@ def recall_section(
         title="Recall",
         lead=(
             f"Share of answers whose every token is the model's most probable one. Solved means at least {SOLVED:.0%}. "
-            "Bands: 95 % intervals over samples."
+            "Bands: 95% intervals over samples."
         ),
         drawings=tuple(drawings),
         legend=shown,

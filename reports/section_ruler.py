@@ -81,7 +81,7 @@ def ruler_section(
     return Section(
         identifier="ruler",
         title="RULER",
-        lead="Share of the expected answers found in the generated text. Bands: 95 % intervals.",
+        lead="Share of the expected answers found in the generated text. Bands: 95% intervals.",
         drawings=tuple(drawings),
         legend=looks,
         content=(

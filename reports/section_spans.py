@@ -16,7 +16,7 @@ from sbeval.reports.table import records
 
 _MOST_CELLS = 6000
 _SHOWN = 2
-_MEANS = {"span90": "90 % of the weight", "remainder": "remaining stick"}
+_MEANS = {"span90": "90% of the weight", "remainder": "remaining stick"}
 
 
 def spans_section(
@@ -33,7 +33,7 @@ def spans_section(
         identifier="spans",
         title="Effective attention span",
         lead=(
-            "How many keys, counted back from the newest, it takes to reach 50, 90 and 99 % of a query's weight; mean "
+            "How many keys, counted back from the newest, it takes to reach 50, 90 and 99% of a query's weight; mean "
             "over the last queries of a window. What a stick-breaking head leaves unbroken is its remaining stick."
         ),
         drawings=tuple(drawings),
@@ -53,7 +53,7 @@ def _means_drawing(
     for label in order:
         last = rows[rows["setting"] == label].sort_values("context_length_tokens").iloc[-1]
         parts.append(f"{label} {last['value']:,.0f} keys at {length_text(int(last['context_length_tokens']))}")
-    title, finding = "Span at 90 %, mean over heads", "; ".join(parts[:4]) + "."
+    title, finding = "Span at 90%, mean over heads", "; ".join(parts[:4]) + "."
     marks = training_marks(training_lengths, order)
     spec = line_figure(
         length_rows(rows, order, ",.1f"),
@@ -68,7 +68,7 @@ def _means_drawing(
         marks=marks,
         tooltip={"setting": "model", "length_text": "context", "value_text": "keys"},
         title=title,
-        subtitle="keys until 90 % of a query's weight",
+        subtitle="keys until 90% of a query's weight",
         description=f"{title}. {finding}",
     )
     picture, links = publish(spec, "span-means")
@@ -128,7 +128,7 @@ def _finding(label: str, heads: pd.DataFrame) -> str:
         return f"At {length}, none of {label}'s {len(heads)} heads gives weight to a key."
     widest = known.sort_values("span90").iloc[-1]
     return (
-        f"At {length}, half of {label}'s {len(heads)} heads reach 90 % of their weight within "
+        f"At {length}, half of {label}'s {len(heads)} heads reach 90% of their weight within "
         f"{known['span90'].median():,.0f} keys; the widest, head {int(widest['head'])} of layer "
         f"{int(widest['layer'])}, needs {widest['span90']:,.0f}."
     )

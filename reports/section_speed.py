@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from sbeval.reports.findings import parameters_text
-from sbeval.reports.html import Markup, element, name, table
+from sbeval.reports.html import element, name, table
+from sbeval.reports.names import shown_name
 from sbeval.reports.runs import Run
 from sbeval.reports.sections import Section
 from sbeval.reports.settings import Setting, length_text
@@ -18,6 +19,7 @@ SPEED_HEADER = (
     "dtype",
     "machine",
 )
+_TASKS_AT_MOST = 2
 _NOT_RECORDED = "not recorded"
 
 
@@ -29,9 +31,11 @@ def speed_rows(settings: Sequence[Setting]) -> list[list[str]]:
 def speed_section(settings: Sequence[Setting]) -> Section:
     """Builds the section."""
     rows: list[list[object]] = []
-    for setting, row in zip([s for s in settings for _ in s.runs], speed_rows(settings), strict=True):
+    runs = [(setting, run) for setting in settings for run in setting.runs]
+    for (setting, run), row in zip(runs, speed_rows(settings), strict=True):
         parameters = setting.model.parameters
-        small = element("small", f"{parameters_text(parameters)} parameters") if parameters else Markup("")
+        size = f"{parameters_text(parameters)} parameters, " if parameters else ""
+        small = element("small", size + _tasks(run))
         cells = [
             element("td", cell, attributes={"class": "missing" if cell == _NOT_RECORDED else None}) for cell in row[1:]
         ]
@@ -46,6 +50,11 @@ def speed_section(settings: Sequence[Setting]) -> Section:
         ),
     )
     return Section(identifier="speed", title="Speed and memory", content=(content,))
+
+
+def _tasks(run: Run) -> str:
+    names = [shown_name(task.name) for task in run.tasks]
+    return ", ".join(names) if len(names) <= _TASKS_AT_MOST else f"{names[0]} and {len(names) - 1} more tasks"
 
 
 def _row(setting: Setting, run: Run) -> list[str]:

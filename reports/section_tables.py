@@ -41,7 +41,7 @@ def _suite_table(rows: Sequence[SuiteRow], labels: Sequence[str], baseline: str)
         body,
         caption="Ordinary tasks",
         explanation=(
-            "Small print: standard error, and the difference to the baseline with its 95 % interval. It is paired over "
+            "Small print: standard error, and the difference to the baseline with its 95% interval. It is paired over "
             "the same questions where both runs logged their samples; where marked unpaired, the runs are taken as "
             "independent, which makes the interval wider."
         ),

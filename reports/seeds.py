@@ -153,8 +153,9 @@ def _positions(rows: pd.DataFrame, pooled_label: Mapping[str, str]) -> pd.DataFr
     inside = rows["setting"].isin(pooled_label.keys())
     own = rows[inside].copy()
     own["original"], own["setting"] = own["setting"], own["setting"].map(pooled_label)
-    keys = [column for column in rows.columns if column not in ("nll", "tokens")]
-    means = own.groupby(keys, dropna=False, sort=False).agg({"nll": "mean", "tokens": "min", "original": "nunique"})
+    values = {**dict.fromkeys(("nll", "ci95_low", "ci95_high"), "mean"), **dict.fromkeys(("tokens", "clusters"), "min")}
+    keys = [column for column in rows.columns if column not in values]
+    means = own.groupby(keys, dropna=False, sort=False).agg({**values, "original": "nunique"})
     means = means.reset_index()
     ran = own.groupby(["setting", "task"])["original"].nunique()
     wanted = [ran[key] for key in zip(means["setting"], means["task"], strict=True)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sbeval.records import ModelRecord
 from sbeval.reports.names import shown_name
-from sbeval.reports.runs import Run
+from sbeval.reports.runs import Run, argument
 
 SettingKey = tuple[str, ...]
 
@@ -79,15 +79,6 @@ def _key(run: Run) -> SettingKey:
 
 def _limit_text(run: Run) -> str | None:
     return f"--limit {run.limit:g}" if run.limit is not None else None
-
-
-def argument(model_args: str, name: str) -> str | None:
-    """Returns one of lm-eval's comma-separated model arguments."""
-    for part in model_args.split(","):
-        key, equals, value = part.partition("=")
-        if equals and key.strip() == name:
-            return value.strip()
-    return None
 
 
 def length_text(tokens: int) -> str:

@@ -1,8 +1,8 @@
 """Simultaneous intervals for paired differences of ratios, over clusters.
 
-Several differences are looked at together (one a context length), so each single 95 % interval would be wrong more
+Several differences are looked at together (one a context length), so each single 95% interval would be wrong more
 often than it says. The max-t band holds for all of them at once: documents are resampled, every difference is divided
-by its own standard error in that resample, and the band's width is the 95 % point of the largest of them (Westfall &
+by its own standard error in that resample, and the band's width is the 95% point of the largest of them (Westfall &
 Young 1993; Efron & Tibshirani 1993 for the studentised bootstrap).
 
 Legend: C clusters, K differences, B resamples.
@@ -78,7 +78,7 @@ def simultaneous_band(
 
 
 def wilson_interval(successes: float, trials: float, *, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Returns Wilson's 95 % interval of a proportion; it stays inside 0 to 1 and is honest at the ends.
+    """Returns Wilson's 95% interval of a proportion; it stays inside 0 to 1 and is honest at the ends.
 
     `successes` may be a sum of scores between 0 and 1; the interval is then conservative.
     """

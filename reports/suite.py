@@ -24,7 +24,7 @@ class SuiteCell:
 
 
 class SuiteDifference(NamedTuple):
-    """A difference with its 95 % interval; `samples` is None where it is not paired over samples."""
+    """A difference with its 95% interval; `samples` is None where it is not paired over samples."""
 
     estimate: float
     low: float
@@ -64,7 +64,7 @@ class SuiteRow:
         return frozenset(label for label, cell in self.cells.items() if cell.value == top)
 
     def difference(self, label: str, baseline: str) -> SuiteDifference | None:
-        """Returns the difference to the baseline with its 95 % interval.
+        """Returns the difference to the baseline with its 95% interval.
 
         Paired over samples where both runs logged them and their mean is the task's number; else from the two standard
         errors, as if the runs had different questions, which is wider.

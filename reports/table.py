@@ -45,7 +45,21 @@ MEASUREMENT_COLUMNS = [
     "run_date",
     "results_file",
 ]
-POSITION_COLUMNS = ["setting", "task", "corpus", "corpus_sha256", "first", "last", "nll", "tokens", "tokenizer_sha256"]
+POSITION_COLUMNS = [
+    "setting",
+    "task",
+    "corpus",
+    "corpus_sha256",
+    "context_length_tokens",
+    "first",
+    "last",
+    "nll",
+    "ci95_low",
+    "ci95_high",
+    "tokens",
+    "clusters",
+    "tokenizer_sha256",
+]
 _CONTEXT_KEYS = [
     "setting",
     "task",

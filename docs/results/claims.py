@@ -7,6 +7,8 @@ import dataclasses
 
 from found import FIXED, NAMES, STREAM, Found, multiple_name, number, signed
 
+from sbeval.reports.claims import length_claims
+
 FULL, PART, NOT = "holds", "holds in part", "does not hold"
 OPEN = "not measured"
 
@@ -57,21 +59,26 @@ def claims_page(found: Found) -> str:
         "numbers of tokens or on `stream` alone holds in part at most. `claims.py` holds the rules, `write_pages.py` "
         "applies them to the result files.",
         "",
-        "| where | claim | found | numbers (NLL in nats per token; differences with 95 % intervals over files) |",
+        "| where | claim | found | numbers (NLL in nats per token; differences with 95% intervals over files) |",
         "|---|---|---|---|",
     ]
     return "\n".join([*header, *rows]) + "\n"
 
 
 def _uses(found: Found) -> Claim:
-    where, claim = "5.2, Figure 5", "Stick-breaking uses contexts beyond its training length (here to 16x)."
-    runs = found.seeds("stickbreaking")
+    where, claim = "5.2, Figure 5", "Stick-breaking uses contexts beyond its training length."
+    runs = [run for run in found.seeds("stickbreaking") if found.gain((run, 16), (run, 1), FIXED) is not None]
     gains = [gain for run in runs if (gain := found.gain((run, 16), (run, 1), FIXED)) is not None]
     if not gains:
         return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
-    used = [high < 0 for _, _, high in gains]
+    limits = [length_claims(found.sums.get((run, FIXED)), found.length).lowers_to_tokens or 0 for run in runs]
+    used = [high < 0 and limit > found.length for (_, _, high), limit in zip(gains, limits, strict=True)]
     verdict = (FULL if len(gains) >= 2 else PART) if all(used) else PART if any(used) else NOT
-    evidence = f"identical targets, 16x against 1x, seed by seed: {'; '.join(map(signed, gains))}"
+    reached = ", ".join(multiple_name(limit / found.length) if limit else "nowhere" for limit in limits)
+    evidence = (
+        f"identical targets, 16x against 1x, seed by seed: {'; '.join(map(signed, gains))}; measurable gains from one "
+        f"length to a longer one end at {reached}"
+    )
     return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
 
 
@@ -209,7 +216,7 @@ def _needles(found: Found) -> Claim:
 
 
 def _speed(found: Found) -> Claim:
-    where, claim = "training speed", "Training with stick-breaking is about 29 % slower than with FlashAttention."
+    where, claim = "training speed", "Training with stick-breaking is about 29% slower than with FlashAttention."
     rates = {(row["size"], row["attention"]): row["tokens_per_second"] for row in found.speed}
     parts = [
         f"{size}, {kind}: {rate / rates[size, 'rope'] - 1:+.1%}"

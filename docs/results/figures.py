@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,8 @@ EXTENSION = ("stickbreaking", "stickbreaking_extended", "rope_dynamic4", "rope_e
 NEEDLES = ("stickbreaking", "stickbreaking_extended", "rope", "rope_extended")
 LABELS = {
     "scheme_stickbreaking": "stick-breaking",
-    "checkpoint (stickbreaking)": "stick-breaking, extended",
-    "checkpoint (rope, dynamic RoPE x4)": "RoPE dynamic:4, extended",
+    "scheme_stickbreaking_extended": "stick-breaking, extended",
+    "scheme_rope_extended": "RoPE dynamic:4, extended",
 }
 SCHEME_LABELS = LABELS | {
     "scheme_rope": "RoPE",
@@ -40,30 +40,35 @@ def draw(folder: Path, target: Path) -> None:
     ):
         for protocol in ("stream", "fixed_target"):
             found = _report(folder, schemes, f"sb_stdlib_{protocol}", labels)
-            _keep(found, f"stdlib-{protocol}*-nll", target / f"{name}-{protocol}")
+            keep(found, f"stdlib-{protocol}*-nll", target / f"{name}-{protocol}")
     for task in ("sb_niah_single_1", "sb_niah_multikey_1"):
         found = _report(folder, NEEDLES, task, SCHEME_LABELS)
-        _keep(found, f"needles-{task.removeprefix('sb_')}", target / task.removeprefix("sb_"))
+        keep(found, f"needles-{task.removeprefix('sb_')}", target / task.removeprefix("sb_"))
     for attention in ("stickbreaking", "rope"):
         weights = folder / "mqrar" / f"{attention}_16.npz"
         if weights.is_file():
             write_png(picture(np.load(weights)["weights"]), target / f"attention-{attention}-16-pairs.png")
 
 
-def _report(folder: Path, schemes: Sequence[str], task: str, labels: dict[str, str]) -> Path:
+def _report(folder: Path, schemes: Sequence[str], task: str, labels: Mapping[str, str]) -> Path:
     files = [
         file
         for scheme in schemes
         for file in sorted(folder.glob(f"results/scheme_{scheme}/*/results_*.json"))
         if task in json.loads(file.read_text(encoding="utf-8"))["results"]
     ]
-    out = Path(tempfile.mkdtemp(dir=folder))
+    return report_figures(files, folder, labels)
+
+
+def report_figures(files: Sequence[Path], scratch: Path, labels: Mapping[str, str]) -> Path:
+    """Returns the folder of the figures that `sbeval report` draws from these results files."""
+    out = Path(tempfile.mkdtemp(dir=scratch))
     if files:
-        build_report(files, out, labels=labels, image_formats=("png", "svg"))
+        build_report(list(files), out, labels=labels, image_formats=("png", "svg"))
     return out / "figures"
 
 
-def _keep(figures: Path, pattern: str, target: Path) -> None:
+def keep(figures: Path, pattern: str, target: Path) -> None:
     """Keeps the figure with the most lines: the one over all schemes, where there are several."""
     images = sorted(figures.glob(f"{pattern}.svg"), key=lambda file: file.stat().st_size)
     if images:

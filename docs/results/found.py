@@ -73,7 +73,7 @@ class Found:
         return [name for name in named if (name, STREAM) in self.metrics]
 
     def gain(self, one: tuple[str, float], other: tuple[str, float], task: str) -> tuple[float, float, float] | None:
-        """NLL of one (scheme, multiple) minus that of the other on the same targets, with its 95 % interval."""
+        """NLL of one (scheme, multiple) minus that of the other on the same targets, with its 95% interval."""
         columns = []
         for scheme, multiple in (one, other):
             sums = self.sums.get((scheme, task))
@@ -89,8 +89,10 @@ class Found:
         return float(band.estimates[0]), float(band.lows[0]), float(band.highs[0])
 
 
-def read(folder: Path) -> Found:
-    """Reads the unpacked archive."""
+def read_tasks(
+    folder: Path,
+) -> tuple[dict[tuple[str, str], dict[str, Any]], dict[tuple[str, str], DocumentSums]]:
+    """Reads lm-eval's files below `results/`: metrics and per-document sums by scheme and task."""
     metrics: dict[tuple[str, str], dict[str, Any]] = {}
     sums: dict[tuple[str, str], DocumentSums] = {}
     for file in sorted(folder.glob("results/*/*/results_*.json")):
@@ -101,6 +103,12 @@ def read(folder: Path) -> Found:
             samples = file.with_name(f"samples_{task}_{date}.jsonl")
             if samples.is_file() and (found := read_document_sums(samples, Notes())) is not None:
                 sums[scheme, task] = found
+    return metrics, sums
+
+
+def read(folder: Path) -> Found:
+    """Reads the unpacked archive."""
+    metrics, sums = read_tasks(folder)
     lines = (folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines()
     jobs = [json.loads(line) for line in lines]
     log = (folder / "queue.log").read_text(encoding="utf-8").splitlines()

@@ -43,7 +43,7 @@ def seed_spread(found: Found) -> list[str]:
             width = f"{ci[0]:.3f} to {ci[1]:.3f}" if isinstance(ci, list) and None not in ci else "-"
             spread = f"{min(values):.3f} to {max(values):.3f} ({len(values)})" if values else "-"
             rows.append([NAMES[scheme], multiple_name(multiple), spread, width])
-    return table(["scheme", "context", "lowest to highest of the seeds", "95 % interval over documents, seed 0"], rows)
+    return table(["scheme", "context", "lowest to highest of the seeds", "95% interval over documents, seed 0"], rows)
 
 
 def searches(found: Found) -> list[str]:

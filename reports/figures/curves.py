@@ -21,7 +21,7 @@ _TOOLTIP = {
     "setting": "model",
     "length_text": "context",
     "value_text": "value",
-    "interval_text": "95 % interval",
+    "interval_text": "95% interval",
     "tokens_text": "scored tokens",
     "clusters_text": "documents",
 }

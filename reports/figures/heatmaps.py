@@ -147,7 +147,7 @@ def _grid(
         "length": "context",
         "depth_text": "depth",
         "score_text": "score",
-        "interval_text": "95 % interval",
+        "interval_text": "95% interval",
         "samples_text": "samples",
     }
     legend = {

@@ -6,12 +6,19 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.figures.curves import training_marks
+from sbeval.reports.figures.curves import count_text, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.table import records
 
-_TOOLTIP = {"setting": "model", "range_text": "positions", "value_text": "value", "tokens_text": "scored tokens"}
+_TOOLTIP = {
+    "setting": "model",
+    "range_text": "positions",
+    "value_text": "value",
+    "interval_text": "95% interval",
+    "tokens_text": "scored tokens",
+    "clusters_text": "documents",
+}
 
 
 def position_figure(
@@ -28,7 +35,7 @@ def position_figure(
     """Returns the Vega-Lite specification of NLL against position.
 
     Args:
-        table: columns setting, first, last, nll, tokens; one row a bin of positions.
+        table: columns setting, first, last, nll, ci95_low, ci95_high, tokens, clusters; one row a bin of positions.
         looks: how to draw each setting.
         training_lengths: setting to its training length in tokens, where known.
         title: heading of the image files.
@@ -62,22 +69,34 @@ def position_figure(
 
 
 def difference_to_baseline(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Subtracts the baseline's NLL in every bin both have; the baseline itself is left out."""
+    """Subtracts the baseline's NLL in every bin both have; the baseline itself is left out.
+
+    The differences carry no intervals: those of the two levels say nothing about a paired difference.
+    """
     base = table[table["setting"] == baseline].set_index(["first", "last"])["nll"]
     others = table[table["setting"] != baseline].copy()
     bins = pd.MultiIndex.from_frame(others[["first", "last"]])
     others["nll"] = others["nll"].to_numpy() - base.reindex(bins).to_numpy()
+    others["ci95_low"], others["ci95_high"] = math.nan, math.nan
     return others.dropna(subset=["nll"]).reset_index(drop=True)
 
 
 def _row(row: Mapping[str, Any], perplexity: bool) -> dict[str, Any]:
     first, last = float(row["first"]), float(row["last"])
-    value = math.exp(row["nll"]) if perplexity else float(row["nll"])
+    measured = math.isfinite(row["ci95_low"])
+    value, low, high = (
+        math.exp(row[key]) if perplexity else float(row[key]) for key in ("nll", "ci95_low", "ci95_high")
+    )
+    digits = ",.3f" if perplexity else ".4f"
     return {
         "setting": row["setting"],
         "x": math.sqrt(max(1.0, first) * max(1.0, last)),
         "y": value,
         "range_text": f"{int(first):,} to {int(last):,}",
-        "value_text": f"{value:,.3f}" if perplexity else f"{value:.4f}",
+        "low": low if measured else None,
+        "high": high if measured else None,
+        "value_text": format(value, digits),
+        "interval_text": f"{low:{digits}} to {high:{digits}}" if measured else "none",
         "tokens_text": f"{int(row['tokens']):,}",
+        "clusters_text": count_text(row["clusters"]),
     }

@@ -9,7 +9,7 @@ from sbeval.reports.figures.curves import length_domain, length_rows, training_m
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 
-_TOOLTIP = {"setting": "model", "length_text": "context", "value_text": "score", "interval_text": "95 % interval"}
+_TOOLTIP = {"setting": "model", "length_text": "context", "value_text": "score", "interval_text": "95% interval"}
 
 
 def score_figure(

@@ -9,7 +9,7 @@ import pandas as pd
 from sbeval.reports.settings import length_text
 from sbeval.reports.table import records
 
-SHARES = {"span50": "50 % of the weight", "span90": "90 %", "span99": "99 %"}
+SHARES = {"span50": "50% of the weight", "span90": "90%", "span99": "99%"}
 REMAINDER = "remaining stick"
 _SHORTEST_SIDE_PIXELS, _LONGEST_SIDE_PIXELS, _CELL_PIXELS = 96, 190, 16
 

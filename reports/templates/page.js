@@ -43,7 +43,7 @@
     } else {
       spec.width = "container";
       spec.autosize = { type: "fit-x", contains: "padding" };
-      if (narrow || spec.padding.right > 0.34 * width) {  // the buttons name the lines where no room is left
+      if (narrow || spec.usermeta?.labelRoomPixels > 0.34 * width) {  // the buttons name the lines where no room is left
         spec.padding = { left: 2, top: 6, bottom: 6, right: 16 };
         spec.layer = spec.layer.filter((layer) => !["series-text", "leader"].includes(layer.mark.style));
       }

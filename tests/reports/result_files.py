@@ -240,6 +240,8 @@ def position_task(curve: list[float], *, corpus: str = "stdlib", longest: int = 
         known = np.interp(math.log2(last), [math.log2(length) for length in LENGTHS], curve)
         start = 4.0 / math.sqrt(last) if last < 512 else 0.0
         bins.append([first, last, float(known + start - 0.1), 4 * (last - first + 1)])
+    bins.append([longest + 1, longest + 1, 9.0, 4])  # cut short by the window's end
+    intervals = [[nll - 0.1, nll + 0.2] for _, _, nll, _ in bins[:-1]] + [None]
     name = f"sb_{corpus}_position"
     record = TaskRecord(
         family="perplexity",
@@ -250,7 +252,16 @@ def position_task(curve: list[float], *, corpus: str = "stdlib", longest: int = 
         tokenizer_sha256=TOKENIZER,
         bos="text",
     )
-    return name, {"alias": name, "position_nll,none": bins, "position_nll_stderr,none": "N/A"}, record.to_json(), []
+    results = {
+        "alias": name,
+        "position_nll,none": bins,
+        "position_nll_stderr,none": "N/A",
+        "position_nll_ci95,none": intervals,
+        "position_nll_ci95_stderr,none": "N/A",
+        "position_clusters,none": [40] * (len(bins) - 1) + [4],
+        "position_clusters_stderr,none": "N/A",
+    }
+    return name, results, record.to_json(), []
 
 
 def ruler_task(

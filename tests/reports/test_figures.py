@@ -1,6 +1,7 @@
 """Figures by their values: every specification is valid Vega-Lite and holds the table's numbers."""
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import altair
 import pandas as pd
 import pytest
 from experiment_files import mqrar_task, write_everything
-from result_files import CURVES, LENGTHS, model_record, perplexity_task, ruler_task, write_run
+from result_files import CURVES, LENGTHS, model_record, perplexity_task, position_task, ruler_task, write_run
 
 from sbeval.reports import load_results
 from sbeval.reports.assemble import assemble
@@ -160,7 +161,7 @@ def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weig
     spec = everything["demo-sb: span of every head"].variants["span"]
     parts = {part["title"]["text"]: part for part in spec["concat"]}
     assert len(parts) == 5 * 4
-    rows = parts["16K: 90 %"]["data"]["values"]
+    rows = parts["16K: 90%"]["data"]["values"]
     assert len(rows) == 8 * 3
     assert next(row for row in rows if (row["layer"], row["head"]) == (0, 2))["span90"] is None
     assert next(row for row in rows if (row["layer"], row["head"]) == (2, 1))["span90"] == pytest.approx(16384 * 0.9)
@@ -179,3 +180,30 @@ def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everythin
 
 def test_flip_flop_is_drawn_by_context_length(everything: dict[str, Drawing]) -> None:
     assert "demo-rope solves up to 1K" in everything["Flip-flop"].finding
+
+
+def test_positions_show_their_intervals_and_no_last_bin_that_the_window_cuts_short(
+    everything: dict[str, Drawing],
+) -> None:
+    drawing = everything["Python standard library: NLL by position"]
+    rows = drawing.variants["nll"]["data"]["values"]
+    assert rows
+    for row in rows:
+        assert (row["low"], row["high"]) == pytest.approx((row["y"] - 0.1, row["y"] + 0.2))
+        assert row["clusters_text"] == "40"
+    assert max(row["y"] for row in rows) < 9
+    logarithmic = drawing.variants["token_perplexity"]["data"]["values"]
+    assert [row["high"] for row in logarithmic] == pytest.approx([math.exp(row["high"]) for row in rows])
+    differences = everything["Python standard library: difference to demo-rope"].variants["nll"]["data"]["values"]
+    assert differences
+    assert all(row["low"] is None for row in differences)
+
+
+def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it(tmp_path: Path) -> None:
+    for kind in ("dynamic", "linear"):
+        scaled = model_record("rope", name=f"rope-{kind}", rope_scaling={"rope_type": kind, "factor": 4.0})
+        write_run(tmp_path / kind, scaled, [position_task(CURVES["rope"])], log_samples=False)
+    drawing = drawings(tmp_path)["Python standard library: NLL by position"]
+    sentence = "rope-dynamic: RoPE's base is set for 64K at every position."
+    assert drawing.explanation == sentence
+    assert drawing.variants["nll"]["title"]["subtitle"] == sentence

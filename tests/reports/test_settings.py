@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ from result_files import CURVES, model_record, perplexity_task, write_run
 from sbeval.errors import UserError
 from sbeval.reports import load_results
 from sbeval.reports.figures.theme import DARK, LIGHT, looks, within
+from sbeval.reports.findings import setting_facts
+from sbeval.reports.names import telling_name
 from sbeval.reports.panels import perplexity_panels
 from sbeval.reports.selection import choose_baseline, restrict
 from sbeval.reports.table import Results
@@ -146,3 +149,39 @@ def test_tasks_run_with_different_limits_are_one_model_and_one_task_run_twice_is
     task = perplexity_task("stream", CURVES["rope"])
     write_run(tmp_path / "again", model, [task], log_samples=False, limit=5)
     assert sorted(labels(load_results([tmp_path]))) == [f"demo-rope (--limit {limit})" for limit in (1, 3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "pretrained", "shown"),
+    [
+        ("checkpoint", "build/runs/rope_extended/checkpoint", "rope_extended"),
+        ("final", "rope/checkpoints/final/", "rope"),
+        ("checkpoint-500", "runs/rope/checkpoint-500", "rope/checkpoint-500"),
+        ("checkpoint", "checkpoint", "checkpoint"),
+        ("stickbreaking", "sbeval/demo/checkpoints/stickbreaking", "stickbreaking"),
+        ("model", "", "model"),
+    ],
+)
+def test_a_checkpoint_named_like_any_other_is_called_after_the_folder_above(
+    name: str, pretrained: str, shown: str
+) -> None:
+    assert telling_name(name, pretrained) == shown
+
+
+def test_extended_checkpoints_of_one_folder_name_keep_apart_and_name_their_parent(tmp_path: Path) -> None:
+    write(tmp_path / "parent", "rope", checkpoint_sha256="a" * 64)
+    for index, scheme in enumerate(("one", "two")):
+        record = model_record(
+            "rope",
+            name="checkpoint",
+            checkpoint_sha256=str(index) * 64,
+            training_length_tokens=4096,
+            extended_from={"name": "checkpoint", "sha256": "a" * 64, "training_length_tokens": 1024},
+        )
+        path = write_run(tmp_path / scheme, record, [perplexity_task("stream", CURVES["rope"])], log_samples=False)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["config"]["model_args"] = {"pretrained": f"runs/{scheme}_extended/checkpoint"}
+        path.write_text(json.dumps(content), encoding="utf-8")
+    results = load_results([tmp_path])
+    assert {"one_extended", "two_extended"} < set(labels(results))
+    assert setting_facts(results.setting("one_extended")).endswith("extended from demo-rope")
