@@ -4,6 +4,7 @@ Triton's kernels run in Triton's interpreter where there is no GPU; that must be
 """
 
 import os
+import signal
 import subprocess
 import sys
 import venv
@@ -15,6 +16,9 @@ from source_tree import ROOT
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# a shell that starts the tests in the background has them, and every process they start, ignore this signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -90,8 +90,6 @@ def lines_of_watch(tmp_path: Path) -> Iterator[Callable[[str], None]]:
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=tmp_path,
-            # a shell that starts the tests in the background has them ignore this signal
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def wait_for(words: str) -> None:
