@@ -86,7 +86,8 @@ def check_shared_arguments(arguments: Mapping[str, Any]) -> None:
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
         logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")
     device = re.fullmatch(r"cuda:(\d+)", str(arguments.get("device")))
-    if device and int(device[1]) >= torch.cuda.device_count():
+    # lm-eval names cuda:0 where --device is not given, and hf takes the CPU where there is no GPU
+    if device and int(device[1]) >= max(1, torch.cuda.device_count()):
         raise UserError(
             f"Expected device to be one there is, found {device[0]} with {torch.cuda.device_count()} CUDA devices: "
             "correct --device."

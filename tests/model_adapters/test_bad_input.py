@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.options import check_shared_arguments
 from tests.model_adapters.small import Checkpoints
 
 
@@ -334,3 +335,7 @@ def test_a_continuation_longer_than_max_length_is_an_error(checkpoint: Checkpoin
     request = Instance(request_type="loglikelihood", doc={}, arguments=("a", "b" * 99), idx=0, metadata=("t", 0, 1))
     with pytest.raises(UserError, match="continuations of at most max_length=64 tokens, found one of 99"):
         load(checkpoint("llama"), max_length=64).loglikelihood([request], disable_tqdm=True)
+
+
+def test_the_device_that_lm_eval_names_by_default_is_never_refused() -> None:
+    check_shared_arguments({"device": "cuda:0"})
