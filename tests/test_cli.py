@@ -6,21 +6,12 @@ from pathlib import Path
 
 import pytest
 from fresh_process import run, run_code
+from tiny_task import TINY_TASK
 
 from sbeval import lm_eval_command
 from sbeval.plugin import tasks_folder
 
 SBEVAL = Path(sys.executable).with_name("sbeval")
-TASK = """
-task: tiny
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: [a, b]
-doc_to_target: 0
-"""
 
 
 def test_help_names_the_commands_without_importing_torch() -> None:
@@ -105,7 +96,7 @@ def test_parsing_leaves_the_command_line_of_this_process_alone() -> None:
 def test_run_is_lm_eval_with_any_of_its_models_and_tasks(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "tiny.yaml").write_text(TASK.format(data=tmp_path / "data.jsonl"))
+    (tmp_path / "tasks" / "tiny.yaml").write_text(TINY_TASK.format(data=tmp_path / "data.jsonl"))
     out = tmp_path / "out"
     process = run(
         [

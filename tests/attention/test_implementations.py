@@ -4,6 +4,7 @@ import pytest
 import torch
 from attention_problems import (
     DEVICE,
+    assert_kernels_within_budget,
     assert_within_budget,
     largest_logit,
     outputs_and_gradients,
@@ -42,31 +43,14 @@ def test_blockwise_equals_reference(shape: dict, attend_current: bool, monkeypat
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 def test_kernels_meet_the_error_budget(shape: dict, dtype: torch.dtype) -> None:
     low = problem(**shape, dtype=dtype)
-    exact = outputs_and_gradients(low.to(torch.float64), impl="reference")
-    rounded = outputs_and_gradients(low, impl="reference")
-    found = outputs_and_gradients(low, impl="triton")
-    for name in exact:
-        assert_within_budget(
-            found[name], exact[name], rounded[name].to(dtype), name, largest_logit=largest_logit(low), dtype=dtype
-        )
+    assert_kernels_within_budget(low)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter's bf16 products are wrong, so bf16 needs a GPU")
 @pytest.mark.parametrize("head_dim", [32, 50, 64, 96, 128, 256])
 def test_kernels_meet_the_error_budget_in_bf16(head_dim: int) -> None:
     low = problem(queries=700, keys=900, head_dim=head_dim, dtype=torch.bfloat16)
-    exact = outputs_and_gradients(low.to(torch.float64), impl="reference")
-    rounded = outputs_and_gradients(low, impl="reference")
-    found = outputs_and_gradients(low, impl="triton")
-    for name in exact:
-        assert_within_budget(
-            found[name],
-            exact[name],
-            rounded[name].to(torch.bfloat16),
-            name,
-            largest_logit=largest_logit(low),
-            dtype=torch.bfloat16,
-        )
+    assert_kernels_within_budget(low)
 
 
 @pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
@@ -147,18 +131,7 @@ def test_gradients_are_right_where_rows_of_one_block_stopped_at_different_keys(
     low.k[..., 0] = 6.0
     low.q[..., 0] = -6.0
     low.q[:, :, 128:192, 0] = 15.0
-    exact = outputs_and_gradients(low.to(torch.float64), impl="reference")
-    rounded = outputs_and_gradients(low, impl="reference")
-    found = outputs_and_gradients(low, impl="triton")
-    for name in exact:
-        assert_within_budget(
-            found[name],
-            exact[name],
-            rounded[name].to(torch.float16),
-            name,
-            largest_logit=largest_logit(low),
-            dtype=torch.float16,
-        )
+    assert_kernels_within_budget(low)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])

@@ -89,3 +89,13 @@ def largest_logit(p: Problem) -> float:
     """Largest size of a logit at the default scale, in base 2."""
     k = p.k.repeat_interleave(p.q.shape[1] // p.k.shape[1], dim=1)
     return float((p.q.double() @ k.double().mT).abs().max() * p.q.shape[-1] ** -0.5 * 1.4426950408889634)
+
+
+def assert_kernels_within_budget(low: Problem) -> None:
+    """Results and gradients of the kernels on a problem in a low dtype, each within its error budget."""
+    exact = outputs_and_gradients(low.to(torch.float64), impl="reference")
+    rounded = outputs_and_gradients(low, impl="reference")
+    found = outputs_and_gradients(low, impl="triton")
+    limits = {"largest_logit": largest_logit(low), "dtype": low.q.dtype}
+    for name in exact:
+        assert_within_budget(found[name], exact[name], rounded[name].to(low.q.dtype), name, **limits)

@@ -11,6 +11,7 @@ from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from numpy.typing import NDArray
+from partial_model import PartialModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import sbeval.tasks
@@ -57,7 +58,7 @@ def write_folder(folder: Path, sizes: list[int]) -> Path:
     return folder
 
 
-class KnownLM(LM):  # type: ignore[misc]
+class KnownLM(PartialModel):
     """A model whose log-probability of a token is a formula in it, the token before, and the tokens read so far."""
 
     def __init__(self) -> None:
@@ -80,15 +81,6 @@ class KnownLM(LM):  # type: ignore[misc]
             nll = self.nll(inputs, targets, np.arange(1, length + 1))
             answers.append(TokenLogprobs((-nll[length - scored :]).astype(np.float32)))
         return answers
-
-    def loglikelihood(self, requests: list[Any]) -> Any:
-        raise NotImplementedError
-
-    def loglikelihood_rolling(self, requests: list[Any]) -> Any:
-        raise NotImplementedError
-
-    def generate_until(self, requests: list[Any]) -> Any:
-        raise NotImplementedError
 
 
 def tiny_llama(*, sharpness: float = 6.0) -> transformers.PreTrainedModel:

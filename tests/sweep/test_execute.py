@@ -14,21 +14,11 @@ import sweep_launcher
 import yaml
 from filelock import FileLock
 from fresh_process import run
+from tiny_task import TINY_TASK
 
 from sbeval.sweep import CheckpointSettings, RunSettings, SweepSettings, run_sweep
 from sbeval.sweep.plan import PlannedRun, plan
 from sbeval.sweep.results import other_settings, what_is_missing
-
-TASK = """
-task: tiny
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: [a, b]
-doc_to_target: 0
-"""
 
 
 def sweep(folder: Path, *checkpoints: str, behaviour: str = "write", limit: float | None = None) -> SweepSettings:
@@ -196,7 +186,7 @@ def test_a_part_is_not_the_whole(whole: PlannedRun, what: str, content: str | No
 def test_a_real_sweep_of_lm_eval_ends_with_one_results_file_each(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "tiny.yaml").write_text(TASK.format(data=tmp_path / "data.jsonl"))
+    (tmp_path / "tasks" / "tiny.yaml").write_text(TINY_TASK.format(data=tmp_path / "data.jsonl"))
     settings = {
         "output": str(tmp_path / "out"),
         "include_path": str(tmp_path / "tasks"),

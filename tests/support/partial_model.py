@@ -1,0 +1,23 @@
+"""A language model for tests that lm-eval may ask some things only."""
+
+from typing import Any
+
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+
+
+class PartialModel(LM):  # type: ignore[misc]
+    """A test fails where a request is asked that its model does not answer; lm-eval wants every model to have all three.
+
+    Tests derive from it and answer the types they are about.
+    """
+
+    def loglikelihood(self, requests: list[Instance]) -> Any:
+        pytest.fail(f"loglikelihood was asked {len(requests)} times, and this test's task should not ask it")
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> Any:
+        pytest.fail(f"loglikelihood_rolling was asked {len(requests)} times, and this test's task should not ask it")
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
+        pytest.fail(f"generate_until was asked {len(requests)} times, and this test's task should not ask it")
