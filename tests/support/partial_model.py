@@ -8,7 +8,7 @@ from lm_eval.api.model import LM
 
 
 class PartialModel(LM):  # type: ignore[misc]
-    """A test fails where a request is asked that its model does not answer; lm-eval wants every model to have all three.
+    """lm-eval wants every model to answer three types of requests; here a test fails where one comes unexpected.
 
     Tests derive from it and answer the types they are about.
     """

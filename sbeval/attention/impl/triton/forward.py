@@ -10,7 +10,15 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly
 from sbeval.attention.impl.triton.launch import LOG2_E, forward_parameters, heads_at_once
-from sbeval.attention.impl.triton.primitives import add_in_tile, bounded, load_tile, place, spent_by, two_sum
+from sbeval.attention.impl.triton.primitives import (
+    add_in_tile,
+    bounded,
+    first_visible,
+    load_tile,
+    place,
+    spent_by,
+    two_sum,
+)
 
 
 @triton.jit
@@ -74,12 +82,7 @@ def _forward_kernel(
     position = keys - queries + block_m * BLOCK_M
     # rows past the end attend nothing
     last_key = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
-    if STARTS == "row":
-        first_key = tl.load(start_ptr + tl.minimum(row, queries - 1)).to(tl.int32)
-    elif STARTS == "batch":
-        first_key = tl.load(start_ptr + batch + tl.zeros_like(row)).to(tl.int32)
-    else:
-        first_key = tl.zeros_like(row)
+    first_key = first_visible(start_ptr, batch, row, queries, STARTS)
     minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
 
     # keys up to `end` are seen by some row, blocks from `first_full` to `full` by every row

@@ -22,6 +22,18 @@ def place(blocks, all_heads, heads_at_once):
 
 
 @triton.jit
+def first_visible(start_ptr, batch, row, queries, STARTS: tl.constexpr):
+    """The first key each row may see: of its own (packed sequences), of its sequence in the batch (padding), or 0."""
+    if STARTS == "row":
+        first = tl.load(start_ptr + tl.minimum(row, queries - 1)).to(tl.int32)
+    elif STARTS == "batch":
+        first = tl.load(start_ptr + batch + tl.zeros_like(row)).to(tl.int32)
+    else:
+        first = tl.zeros_like(row)
+    return first
+
+
+@triton.jit
 def load_tile(
     base, descriptor, offsets, batch, group, block, stride, limit,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, COPY: tl.constexpr,
