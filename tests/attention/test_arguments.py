@@ -5,7 +5,7 @@ import torch
 from attention_problems import outputs_and_gradients, problem
 
 from sbeval.attention import stickbreaking_attention
-from sbeval.attention.impl.triton.launch import backward_parameters, forward_parameters
+from sbeval.attention.impl.triton.launch import backward_parameters, forward_parameters, training_block_keys
 
 P = problem(batch=2, heads=4, groups=2, queries=5, keys=7)
 
@@ -41,11 +41,13 @@ def test_inputs_that_do_not_fit_are_refused(changes: dict, message: str) -> None
 def test_launch_parameters_are_powers_of_two_that_cover_the_head(
     head_dim: int, queries: int, element_bytes: int, shared_memory_bytes: int
 ) -> None:
-    forward = forward_parameters(head_dim=head_dim, queries=queries, element_bytes=element_bytes)
-    backward = backward_parameters(
-        head_dim=head_dim, queries=queries, element_bytes=element_bytes, shared_memory_bytes=shared_memory_bytes
-    )
-    for launch in (forward, backward):
+    sizes = {"head_dim": head_dim, "element_bytes": element_bytes}
+    block_keys = training_block_keys(**sizes, shared_memory_bytes=shared_memory_bytes)
+    inference = forward_parameters(**sizes, queries=queries, training_block_keys=None)
+    forward = forward_parameters(**sizes, queries=queries, training_block_keys=block_keys)
+    backward = backward_parameters(**sizes, queries=queries, shared_memory_bytes=shared_memory_bytes)
+    assert forward.block_keys == backward.block_keys, "the backward pass starts from what tiles were left"
+    for launch in (inference, forward, backward):
         for size in (launch.block_queries, launch.block_keys, launch.block_head_dim):
             assert size >= 16
             assert size & (size - 1) == 0

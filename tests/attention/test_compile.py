@@ -97,9 +97,7 @@ def test_registered_operators_keep_their_promises(impl: str, call: str, dtype: t
     if impl == "triton":
         inputs.append(True)
     torch.library.opcheck(module._forward, inputs)
-    _, remainder, *kept = (tensor.detach() for tensor in module._forward(*inputs))
-    if impl == "blockwise":
-        kept = [remainder, *kept]
+    _, *kept = (tensor.detach() for tensor in module._forward(*inputs))
     own = [tensor.detach() for tensor in (q, p.k, p.v)]
     torch.library.opcheck(
         module._backward, [*own, p.d_output, p.d_remainder.float(), *kept, 0.25, current, seq_start, packed]

@@ -124,8 +124,8 @@ def test_strided_inputs_give_the_same_result(impl: str) -> None:
 def test_gradients_are_right_where_rows_of_one_block_stopped_at_different_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # the backward pass then takes blocks of more rows than the forward pass
-    monkeypatch.setattr("sbeval.attention.impl.triton.backward.shared_memory_bytes", lambda tensor: 227 * 1024)
+    for each in ("forward", "backward"):
+        monkeypatch.setattr(f"sbeval.attention.impl.triton.{each}.shared_memory_bytes", lambda tensor: 227 * 1024)
     low = problem(queries=256, head_dim=128, dtype=torch.float16)
     # 64 rows spend their stick within a tile, those around them look at every key
     low.k[..., 0] = 6.0

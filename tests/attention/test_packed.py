@@ -12,6 +12,7 @@ LENGTHS = [
     pytest.param([1, 16, 40, 1, 33], id="ragged"),
     pytest.param([0, 33, 0, 0, 50, 0], id="empty-ones"),
     pytest.param([1] * 6, id="single-tokens"),
+    pytest.param([9, 140, 51], id="over-several-blocks"),
 ]
 
 
@@ -53,7 +54,7 @@ def test_packed_sequences_skip_within_the_bound(impl: str, monkeypatch: pytest.M
     assert (found["output"] - exact["output"]).abs().max() <= 5e-2 * p.v.abs().max() + 1e-5
     assert (found["remainder"] - exact["remainder"]).abs().max() <= 5e-2 + 1e-6
     for name in ("dq", "dk", "dv"):
-        assert relative_error(found[name], exact[name]) < 0.2, name
+        assert relative_error(found[name], exact[name]) < 0.05, name
     plain = stickbreaking_attention(p.q, p.k, p.v, impl=impl, **options)
     assert not torch.equal(found["remainder"], plain.remainder), "nothing was skipped"
 

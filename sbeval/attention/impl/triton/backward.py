@@ -1,7 +1,7 @@
 """Backward kernel: each program walks the keys its rows visited, oldest to newest (paper, equation 6).
 
-The logits are computed again. What each row needs of the forward pass is the log2 of its final stick, kept as an
-unevaluated sum: added up over thousands of tiles, plain fp32 would be off by more than bf16 rounding.
+The logits are computed again. The stick that reaches a tile is known where the forward pass kept it; to every newer
+tile comes what came to the one before, divided by what the tile itself leaves.
 
 A tile's gradients of keys and values are added atomically in fp32, so their last bits may change from run to run.
 """
@@ -13,23 +13,85 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly, shared_memory_bytes
 from sbeval.attention.impl.triton.launch import LOG2_E, backward_parameters, heads_at_once
-from sbeval.attention.impl.triton.primitives import (
-    add_in_tile,
-    add_tile,
-    bounded,
-    first_visible,
-    load_tile,
-    place,
-    spent_by,
-    two_sum,
+from sbeval.attention.impl.triton.primitives import add_tile, first_visible, load_tile, place
+from sbeval.attention.impl.triton.sticks import (
+    before_groups,
+    in_columns,
+    in_groups,
+    keys_of_columns,
+    reciprocal,
+    share_between_threads,
+    sums_of_older,
+    take_one_by_one,
 )
+
+
+@triton.jit
+def tile_weights(z, block, stick, kept, kept_block, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Weights of a tile.
+
+    Args:
+        z: [M, N] logits times log2 e, column order.
+        block: which tile this is.
+        stick: [M, 2, 2] what reaches the next older tile.
+        kept: [M, 2, 2] what the forward pass kept of each row's stick.
+        kept_block: [M, 2, 2] the tile which that reaches.
+        M: rows.
+        N: keys.
+        ASSEMBLY: whether inline assembly runs.
+
+    Returns:
+        The share each key takes of what reaches it, and the weights, both as four tensors (`in_groups`), and what
+        reaches this tile.
+    """
+    left, s0, s1, s2, s3, w0, w1, w2, w3 = take_one_by_one(tl.exp2(z), M, N, ASSEMBLY)
+    newer, all_left = share_between_threads(left, (w0 + w1) + (w2 + w3), M, N // 16)
+    # a tile that leaves nothing is the one kept, or older, and is not divided by
+    reaches = tl.where(block == kept_block, kept, 0.0)
+    stick = tl.where(block > kept_block, stick * reciprocal(all_left, ASSEMBLY), reaches)
+    before = before_groups(left, (stick * newer).reshape(M, 4), M, N // 16)
+    return s0, s1, s2, s3, w0 * before, w1 * before, w2 * before, w3 * before, stick
+
+
+@triton.jit
+def logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, M: tl.constexpr, N: tl.constexpr):
+    """Gradient [M, N] of a tile's logits, and `older` with this tile.
+
+    Args:
+        s0: share that each key takes of what reaches it, with s1, s2 and s3.
+        s1: see s0.
+        s2: see s0.
+        s3: see s0.
+        w0: weights, with w1, w2 and w3.
+        w1: see w0.
+        w2: see w0.
+        w3: see w0.
+        d_weight: [M, N] gradient of the weights, column order.
+        older: [M, 2, 2] sum over all older keys, and the remainder, of weight times gradient.
+        M: rows.
+        N: keys.
+    """
+    g0, g1, g2, g3 = in_groups(d_weight, M, N)
+    t0, t1, t2, t3 = w0 * g0, w1 * g1, w2 * g2, w3 * g3
+    older0, older1, older2, older3, older = sums_of_older(t0, t1, t2, t3, older, M, N)
+    # a logit gains what its own key takes, less a share of that and of all that older keys take
+    dz = in_columns(
+        t0 - s0 * (t0 + older0), t1 - s1 * (t1 + older1), t2 - s2 * (t2 + older2), t3 - s3 * (t3 + older3), M, N
+    )
+    return dz, older
+
+
+@triton.jit
+def of_threads(x, M: tl.constexpr):
+    """[M] to [M, 2, 2], the same for the four threads of a row."""
+    return x[:, None, None] + tl.zeros([M, 2, 2], x.dtype)
 
 
 @triton.jit
 def _tile(
     q, do, k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, dk_base, dk_desc, dv_base, dv_desc,
-    batch, group, block, keys, last_key, first_key, minus_newer, minus_older, dq, stick, stick_lo, older, qk_scale,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+    batch, group, block, keys, last_key, first_key, dq, stick, kept, kept_block, older, qk_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
     COPY: tl.constexpr, REDUCE: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sends the gradients of a block of rows through one tile of keys."""
@@ -39,37 +101,32 @@ def _tile(
     v = load_tile(
         v_base, v_desc, v_offsets, batch, group, block, v_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
     )
-    z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
+    z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
     if MASKED:
-        key = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        key = block * BLOCK_N + keys_of_columns(BLOCK_N)[None, :]
         z = tl.where((key <= last_key[:, None]) & (key >= first_key[:, None]), z, float("-inf"))
-    spent = spent_by(z, EXACT)
-    stick, stick_lo = two_sum(stick, stick_lo, tl.sum(spent, 1))
-    took = z - spent
-    weight = tl.exp2(add_in_tile(took + (stick + stick_lo)[:, None], spent, minus_newer, EXACT, ASSEMBLY))
-    dv = tl.dot(tl.trans(weight.to(do.dtype)), do, input_precision="ieee")
-    add_tile(dv, dv_base, dv_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, REDUCE)
-    taken = weight * tl.dot(do, tl.trans(v), input_precision="ieee")
-    # minus what older keys took of the row's gradient; its own part, which cancels where `took` is near 1, is exact
-    past = -older[:, None] + tl.zeros_like(taken)
-    past = tl.dot(taken.to(minus_older.dtype), minus_older, past, input_precision="ieee")
-    dz = (taken + tl.exp2(took) * (past - taken)).to(k.dtype)
-    older += tl.sum(taken, 1)
+    s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(z, block, stick, kept, kept_block, BLOCK_M, BLOCK_N, ASSEMBLY)
+    weight = in_columns(w0, w1, w2, w3, BLOCK_M, BLOCK_N).to(do.dtype)
+    dv = tl.dot(tl.trans(weight), do, input_precision="ieee")
+    add_tile(dv, dv_base, dv_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, REDUCE)
+    d_weight = tl.dot(do, tl.trans(v), input_precision="ieee")
+    dz, older = logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, BLOCK_M, BLOCK_N)
+    dz = dz.to(k.dtype)
     dq = tl.dot(dz, k, dq, input_precision="ieee")
     dk = tl.dot(tl.trans(dz), q, input_precision="ieee")
-    add_tile(dk, dk_base, dk_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, REDUCE)
-    return dq, stick, stick_lo, older
+    add_tile(dk, dk_base, dk_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, REDUCE)
+    return dq, stick, older
 
 
 @triton.jit
 def _backward_kernel(
-    q_ptr, k_ptr, v_ptr, k_desc, v_desc, do_ptr, dq_ptr, dk_ptr, dv_ptr, dk_desc, dv_desc, drem_ptr, stick_ptr,
+    q_ptr, k_ptr, v_ptr, k_desc, v_desc, do_ptr, dq_ptr, dk_ptr, dv_ptr, dk_desc, dv_desc, drem_ptr, rem_ptr, stick_ptr,
     stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     do_stride_b, do_stride_h, do_stride_l,
     heads, shared, all_heads, heads_at_once, queries, keys, qk_scale, scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr, EXACT: tl.constexpr, COPY: tl.constexpr, REDUCE: tl.constexpr,
+    ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr, COPY: tl.constexpr, REDUCE: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     block_m, all_head = place(tl.cdiv(queries, BLOCK_M), all_heads, heads_at_once)
@@ -86,19 +143,18 @@ def _backward_kernel(
     do = tl.load(do_ptr + do_offsets + dim[None, :], mask=row_inside, other=0.0)
     row_at = all_head.to(tl.int64) * queries + row
     # rows past the end have no stick: they give every key the weight 0
-    stick = tl.load(stick_ptr + row_at * 2, mask=row < queries, other=-1e30)
-    stick_lo = tl.load(stick_ptr + row_at * 2 + 1, mask=row < queries, other=0.0)
+    kept = of_threads(tl.load(stick_ptr + row_at * 2, mask=row < queries, other=0.0), BLOCK_M)
+    kept_block = of_threads(tl.load(stick_ptr + row_at * 2 + 1, mask=row < queries, other=0.0), BLOCK_M).to(tl.int32)
+    stick = tl.zeros([BLOCK_M, 2, 2], tl.float32)
     # the remainder is one more thing the logits took from: it behaves like a key older than all others
-    older = tl.load(drem_ptr + row_at, mask=row < queries, other=0.0) * tl.exp2(stick + stick_lo)
+    remainder = tl.load(rem_ptr + row_at, mask=row < queries, other=0.0)
+    older = of_threads(tl.load(drem_ptr + row_at, mask=row < queries, other=0.0) * remainder, BLOCK_M)
 
     position = keys - queries + block_m * BLOCK_M
     # rows past the end attend nothing
     last_key = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
     first_key = first_visible(start_ptr, batch, row, queries, STARTS)
-    tile = tl.arange(0, BLOCK_N)
-    minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
-    minus_older = -(tile[:, None] < tile[None, :]).to(tl.float32 if EXACT else q_ptr.dtype.element_ty)
-
+    tile = keys_of_columns(BLOCK_N)
     group_at = batch.to(tl.int64) * (heads // shared) + group
     k_base = k_ptr + batch.to(tl.int64) * k_stride_b + group.to(tl.int64) * k_stride_h
     v_base = v_ptr + batch.to(tl.int64) * v_stride_b + group.to(tl.int64) * v_stride_h
@@ -117,32 +173,32 @@ def _backward_kernel(
     first_full = tl.cdiv(tl.max(first_key, 0), BLOCK_N)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     while block < tl.minimum(first_full, end_block):
-        dq, stick, stick_lo, older = _tile(
+        dq, stick, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, minus_newer, minus_older, dq, stick,
-            stick_lo, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, COPY, REDUCE, ASSEMBLY,
+            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, dq, stick, kept,
+            kept_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
         block += 1
     for inner in tl.range(block, full, num_stages=STAGES):
-        dq, stick, stick_lo, older = _tile(
+        dq, stick, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, inner, keys, last_key, first_key, minus_newer, minus_older, dq, stick,
-            stick_lo, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, COPY, REDUCE, ASSEMBLY,
+            dv_base, dv_desc, batch, group, inner, keys, last_key, first_key, dq, stick, kept,
+            kept_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, False, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
     block = tl.maximum(block, full)
     while block < end_block:
-        dq, stick, stick_lo, older = _tile(
+        dq, stick, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, minus_newer, minus_older, dq, stick,
-            stick_lo, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, COPY, REDUCE, ASSEMBLY,
+            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, dq, stick, kept,
+            kept_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
         block += 1
     tl.store(dq_ptr + q_offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row_inside)
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, stick: Tensor, stop: Tensor,
-    scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, remainder: Tensor, stick: Tensor,
+    stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Launches the backward kernel.
 
@@ -152,6 +208,7 @@ def backward(
         v: see q.
         d_output: [B, H, Q, D], last dimension contiguous.
         d_remainder: [B, H, Q] fp32, contiguous.
+        remainder: what the forward pass returned.
         stick: what the forward pass kept.
         stop: what the forward pass kept.
         scale: factor of the logits.
@@ -186,12 +243,12 @@ def backward(
     tile = (launch.block_keys, launch.block_head_dim)
     _backward_kernel[(batch * heads * blocks,)](
         q, k, v, *(describe(each, *tile) if copy else each for each in (k, v)), d_output, dq, dk, dv,
-        *(describe(each, *tile) if reduce else each for each in (dk, dv)), d_remainder, stick, stop,
+        *(describe(each, *tile) if reduce else each for each in (dk, dv)), d_remainder, remainder, stick, stop,
         row_start if row_start is not None else seq_start if seq_start is not None else q,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_output.stride()[:3],
         heads, heads // k.shape[1], batch * heads, together, queries, k.shape[2], scale * LOG2_E, scale,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
-        STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts, EXACT=q.dtype == torch.float32,
+        STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts,
         COPY=copy, REDUCE=reduce, ASSEMBLY=has_assembly(q), num_warps=launch.num_warps,
         maxnreg=launch.max_registers,
     )  # fmt: skip

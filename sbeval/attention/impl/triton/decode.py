@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import has_assembly
 from sbeval.attention.impl.triton.launch import LOG2_E
-from sbeval.attention.impl.triton.primitives import add_in_tile, bounded, spent_by, two_sum
+from sbeval.attention.impl.triton.logarithms import add_in_tile, bounded, spent_by, two_sum
 
 MOST_ROWS = 16
 FEWEST_KEYS = 512

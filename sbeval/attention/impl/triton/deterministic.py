@@ -5,8 +5,8 @@ every row before each block of keys; then programs that own keys add up, row blo
 One stripe's states are all that is kept, so memory grows with L alone. Slower than the kernel with atomic additions:
 every tile's logits are computed twice.
 
-A row's state before a block of keys: the log2 of what was left of its stick for that block, and what all older keys
-and the remainder took of its gradient.
+A row's state before a block of keys: the stick that reaches the next older block, and what all older keys and the
+remainder took of its gradient.
 """
 
 import torch
@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sbeval.attention.impl.triton.hardware import has_assembly
-from sbeval.attention.impl.triton.launch import LOG2_E
-from sbeval.attention.impl.triton.primitives import add_in_tile, bounded, spent_by, two_sum
+from sbeval.attention.impl.triton.backward import logit_gradients, of_threads, tile_weights
+from sbeval.attention.impl.triton.hardware import has_assembly, shared_memory_bytes
+from sbeval.attention.impl.triton.launch import LOG2_E, training_block_keys
+from sbeval.attention.impl.triton.sticks import in_columns, keys_of_columns
 
 STRIPE_BLOCKS = 32
 
@@ -47,42 +48,34 @@ def _seen(
 
 
 @triton.jit
-def _logits(q, k, key, first_key, last_key, qk_scale, EXACT: tl.constexpr):
-    z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
-    z = tl.where((key[None, :] <= last_key[:, None]) & (key[None, :] >= first_key[:, None]), z, float("-inf"))
-    return z, spent_by(z, EXACT)
+def _logits(q, k, key, first_key, last_key, qk_scale):
+    z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+    return tl.where((key[None, :] <= last_key[:, None]) & (key[None, :] >= first_key[:, None]), z, float("-inf"))
 
 
 @triton.jit
-def _gradients(z, spent, do, v, stick, older, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Weights of a tile, what each took of its row's gradient, and the gradient of the tile's logits."""
-    tile = tl.arange(0, z.shape[1])
-    minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
-    minus_older = -(tile[:, None] < tile[None, :]).to(do.dtype)
-    took = z - spent
-    weight = tl.exp2(add_in_tile(took + stick[:, None], spent, minus_newer, EXACT, ASSEMBLY))
-    taken = weight * tl.dot(do, tl.trans(v), input_precision="ieee")
-    past = -older[:, None] + tl.zeros_like(taken)
-    past = tl.dot(taken.to(do.dtype), minus_older, past, input_precision="ieee")
-    return weight, taken, taken + tl.exp2(took) * (past - taken)
+def _kept(stick_ptr, row_at, inside, ROWS: tl.constexpr):
+    """What the forward pass kept of each row: a stick, and the tile it reaches."""
+    kept = of_threads(tl.load(stick_ptr + row_at * 2, mask=inside, other=0.0), ROWS)
+    return kept, of_threads(tl.load(stick_ptr + row_at * 2 + 1, mask=inside, other=0.0), ROWS).to(tl.int32)
 
 
 @triton.jit
 def _rows_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, row_state_ptr, state_ptr, stop_ptr, start_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, stick_ptr, row_state_ptr, state_ptr, stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     do_stride_b, do_stride_h, do_stride_l, heads, shared, queries, keys, qk_scale, stripe,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STRIPE: tl.constexpr, STARTS: tl.constexpr,
-    ATTEND_CURRENT: tl.constexpr, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, STRIPE: tl.constexpr,
+    STARTS: tl.constexpr, ATTEND_CURRENT: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Takes one block of rows through one stripe, oldest key first."""
     program = tl.program_id(0)
     batch = (program // heads).to(tl.int64)
     head = (program % heads).to(tl.int64)
-    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     first_key, last_key = _seen(start_ptr, stop_ptr, program, batch, row, queries, keys, STARTS, ATTEND_CURRENT)
-    first = tl.maximum(tl.min(first_key, 0) // BLOCK, stripe)
-    end = tl.minimum(tl.max(last_key, 0) // BLOCK + 1, stripe + STRIPE)
+    first = tl.maximum(tl.min(first_key, 0) // KEYS, stripe)
+    end = tl.minimum(tl.max(last_key, 0) // KEYS + 1, stripe + STRIPE)
     if first < end:
         q = _rows(q_ptr + batch * q_stride_b + head * q_stride_h, row, queries, q_stride_l, HEAD_DIM, BLOCK_D)
         do = _rows(do_ptr + batch * do_stride_b + head * do_stride_h, row, queries, do_stride_l, HEAD_DIM, BLOCK_D)
@@ -90,69 +83,77 @@ def _rows_kernel(
         v_base = v_ptr + batch * v_stride_b + head // shared * v_stride_h
         row_at = program.to(tl.int64) * queries + row
         inside = row < queries
-        stick = tl.load(row_state_ptr + row_at * 3, mask=inside, other=0.0)
-        stick_lo = tl.load(row_state_ptr + row_at * 3 + 1, mask=inside, other=0.0)
-        older = tl.load(row_state_ptr + row_at * 3 + 2, mask=inside, other=0.0)
+        kept, kept_block = _kept(stick_ptr, row_at, inside, ROWS)
+        stick = of_threads(tl.load(row_state_ptr + row_at * 2, mask=inside, other=0.0), ROWS)
+        older = of_threads(tl.load(row_state_ptr + row_at * 2 + 1, mask=inside, other=0.0), ROWS)
         dim = tl.arange(0, BLOCK_D)
         dq_at = dq_ptr + row_at[:, None] * HEAD_DIM + dim[None, :]
         dq_inside = inside[:, None] & (dim < HEAD_DIM)[None, :]
         dq = tl.load(dq_at, mask=dq_inside, other=0.0)
         for block in range(first, end):
-            key = block * BLOCK + tl.arange(0, BLOCK)
+            key = block * KEYS + keys_of_columns(KEYS)
             k = _rows(k_base, key, keys, k_stride_l, HEAD_DIM, BLOCK_D)
             v = _rows(v_base, key, keys, v_stride_l, HEAD_DIM, BLOCK_D)
-            z, spent = _logits(q, k, key, first_key, last_key, qk_scale, EXACT)
-            stick, stick_lo = two_sum(stick, stick_lo, tl.sum(spent, 1))
             state_at = state_ptr + ((program.to(tl.int64) * STRIPE + block - stripe) * queries + row) * 2
-            tl.store(state_at, stick + stick_lo, mask=inside)
-            tl.store(state_at + 1, older, mask=inside)
-            _, taken, dz = _gradients(z, spent, do, v, stick + stick_lo, older, EXACT, ASSEMBLY)
-            older += tl.sum(taken, 1)
+            tl.store(state_at, tl.max(tl.max(stick, 2), 1), mask=inside)
+            tl.store(state_at + 1, tl.max(tl.max(older, 2), 1), mask=inside)
+            z = _logits(q, k, key, first_key, last_key, qk_scale)
+            s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(
+                z, block, stick, kept, kept_block, ROWS, KEYS, ASSEMBLY
+            )
+            d_weight = tl.dot(do, tl.trans(v), input_precision="ieee")
+            dz, older = logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, ROWS, KEYS)
             dq = tl.dot(dz.to(k.dtype), k, dq, input_precision="ieee")
-        tl.store(row_state_ptr + row_at * 3, stick, mask=inside)
-        tl.store(row_state_ptr + row_at * 3 + 1, stick_lo, mask=inside)
-        tl.store(row_state_ptr + row_at * 3 + 2, older, mask=inside)
+        tl.store(row_state_ptr + row_at * 2, tl.max(tl.max(stick, 2), 1), mask=inside)
+        tl.store(row_state_ptr + row_at * 2 + 1, tl.max(tl.max(older, 2), 1), mask=inside)
         tl.store(dq_at, dq, mask=dq_inside)
 
 
 @triton.jit
 def _keys_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, state_ptr, stop_ptr, start_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, stick_ptr, state_ptr, stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     do_stride_b, do_stride_h, do_stride_l, heads, shared, queries, keys, qk_scale, scale, stripe,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STRIPE: tl.constexpr, STARTS: tl.constexpr,
-    ATTEND_CURRENT: tl.constexpr, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, STRIPE: tl.constexpr,
+    STARTS: tl.constexpr, ATTEND_CURRENT: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Adds up the gradients of one block of keys over all rows that visited it."""
     groups = heads // shared
     batch = (tl.program_id(0) // groups).to(tl.int64)
     group = (tl.program_id(0) % groups).to(tl.int64)
     block = stripe + tl.program_id(1)
-    key = block * BLOCK + tl.arange(0, BLOCK)
+    key = block * KEYS + keys_of_columns(KEYS)
     k = _rows(k_ptr + batch * k_stride_b + group * k_stride_h, key, keys, k_stride_l, HEAD_DIM, BLOCK_D)
     v = _rows(v_ptr + batch * v_stride_b + group * v_stride_h, key, keys, v_stride_l, HEAD_DIM, BLOCK_D)
-    dk = tl.zeros([BLOCK, BLOCK_D], tl.float32)
-    dv = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+    dk = tl.zeros([KEYS, BLOCK_D], tl.float32)
+    dv = tl.zeros([KEYS, BLOCK_D], tl.float32)
     # the first row that sees one of the keys; all later ones do, if their sequence and their stick reach so far
-    first_row = block * BLOCK - (keys - queries) + (0 if ATTEND_CURRENT else 1)
-    first_row_block = tl.maximum(first_row, 0) // BLOCK
+    first_row = block * KEYS - (keys - queries) + (0 if ATTEND_CURRENT else 1)
+    first_row_block = tl.maximum(first_row, 0) // ROWS
     for member in range(shared):
         head = group * shared + member
         program = batch * heads + head
-        for row_block in range(first_row_block, tl.cdiv(queries, BLOCK)):
-            row = row_block * BLOCK + tl.arange(0, BLOCK)
+        for row_block in range(first_row_block, tl.cdiv(queries, ROWS)):
+            row = row_block * ROWS + tl.arange(0, ROWS)
             first_key, last_key = _seen(start_ptr, stop_ptr, program, batch, row, queries, keys, STARTS, ATTEND_CURRENT)
-            if (block >= tl.min(first_key, 0) // BLOCK) & (block <= tl.max(last_key, 0) // BLOCK):
+            if (block >= tl.min(first_key, 0) // KEYS) & (block <= tl.max(last_key, 0) // KEYS):
                 q_base = q_ptr + batch * q_stride_b + head * q_stride_h
                 do_base = do_ptr + batch * do_stride_b + head * do_stride_h
                 q = _rows(q_base, row, queries, q_stride_l, HEAD_DIM, BLOCK_D)
                 do = _rows(do_base, row, queries, do_stride_l, HEAD_DIM, BLOCK_D)
+                inside = row < queries
+                kept, kept_block = _kept(stick_ptr, program * queries + row, inside, ROWS)
                 state_at = state_ptr + ((program * STRIPE + block - stripe) * queries + row) * 2
-                stick = tl.load(state_at, mask=row < queries, other=0.0)
-                older = tl.load(state_at + 1, mask=row < queries, other=0.0)
-                z, spent = _logits(q, k, key, first_key, last_key, qk_scale, EXACT)
-                weight, _, dz = _gradients(z, spent, do, v, stick, older, EXACT, ASSEMBLY)
-                dv = tl.dot(tl.trans(weight.to(do.dtype)), do, dv, input_precision="ieee")
+                stick = of_threads(tl.load(state_at, mask=inside, other=0.0), ROWS)
+                older = of_threads(tl.load(state_at + 1, mask=inside, other=0.0), ROWS)
+                z = _logits(q, k, key, first_key, last_key, qk_scale)
+                s0, s1, s2, s3, w0, w1, w2, w3, _ = tile_weights(
+                    z, block, stick, kept, kept_block, ROWS, KEYS, ASSEMBLY
+                )
+                weight = in_columns(w0, w1, w2, w3, ROWS, KEYS).to(do.dtype)
+                dv = tl.dot(tl.trans(weight), do, dv, input_precision="ieee")
+                d_weight = tl.dot(do, tl.trans(v), input_precision="ieee")
+                dz, _ = logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, ROWS, KEYS)
                 dk = tl.dot(tl.trans(dz.to(q.dtype)), q, dk, input_precision="ieee")
     dim = tl.arange(0, BLOCK_D)
     grad_at = (tl.program_id(0).to(tl.int64) * keys + key)[:, None] * HEAD_DIM + dim[None, :]
@@ -162,18 +163,18 @@ def _keys_kernel(
 
 
 def deterministic_backward(
-    q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, stick: Tensor, stop: Tensor,
-    scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, remainder: Tensor, stick: Tensor,
+    stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Takes and returns what `backward` does."""
     batch, heads, queries, head_dim = q.shape
     groups, keys = k.shape[1], k.shape[2]
     block_d = max(16, 1 << (head_dim - 1).bit_length())
-    # q, do, k and v of a tile fit the shared memory of a small GPU
-    block = 32 if block_d * q.element_size() <= 256 else 16
-    stages = 1 if q.element_size() == 4 else 3
-    older = d_remainder * torch.exp2(stick.sum(-1))
-    row_state = torch.cat([stick, older[..., None]], dim=-1)
+    rows = 32 if block_d * q.element_size() <= 256 else 16
+    block_keys = training_block_keys(
+        head_dim=head_dim, element_bytes=q.element_size(), shared_memory_bytes=shared_memory_bytes(q)
+    )
+    row_state = torch.stack([torch.zeros_like(remainder), d_remainder * remainder], dim=-1)
     state = torch.empty((batch, heads, STRIPE_BLOCKS, queries, 2), dtype=torch.float32, device=q.device)
     dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     dk, dv = (torch.empty(each.shape, dtype=each.dtype, device=q.device) for each in (k, v))
@@ -182,18 +183,18 @@ def deterministic_backward(
     strides = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_output.stride()[:3]]
     sizes = [heads, heads // groups, queries, keys, scale * LOG2_E]
     constants = {
-        "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "STRIPE": STRIPE_BLOCKS, "STARTS": starts,
-        "ATTEND_CURRENT": attend_current, "EXACT": q.dtype == torch.float32, "ASSEMBLY": has_assembly(q),
+        "HEAD_DIM": head_dim, "BLOCK_D": block_d, "ROWS": rows, "KEYS": block_keys, "STRIPE": STRIPE_BLOCKS,
+        "STARTS": starts, "ATTEND_CURRENT": attend_current, "ASSEMBLY": has_assembly(q),
     }  # fmt: skip
-    key_blocks = triton.cdiv(keys, block)
+    key_blocks = triton.cdiv(keys, block_keys)
     for stripe in range(0, key_blocks, STRIPE_BLOCKS):
-        _rows_kernel[(batch * heads, triton.cdiv(queries, block))](
-            q, k, v, d_output, dq, row_state, state, stop, start, *strides, *sizes, stripe, **constants,
-            num_stages=stages,
+        _rows_kernel[(batch * heads, triton.cdiv(queries, rows))](
+            q, k, v, d_output, dq, stick, row_state, state, stop, start, *strides, *sizes, stripe, **constants,
+            num_stages=1,
         )  # fmt: skip
         _keys_kernel[(batch * groups, min(STRIPE_BLOCKS, key_blocks - stripe))](
-            q, k, v, d_output, dk, dv, state, stop, start, *strides, *sizes, scale, stripe, **constants,
-            num_stages=stages,
+            q, k, v, d_output, dk, dv, stick, state, stop, start, *strides, *sizes, scale, stripe, **constants,
+            num_stages=1,
         )  # fmt: skip
     own = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     return own.copy_(dq.mul_(scale)), dk, dv

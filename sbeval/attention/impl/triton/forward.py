@@ -1,6 +1,7 @@
 """Forward kernel: each program walks the keys newest to oldest for one block of queries of one head.
 
-Names in the kernel: `stick` is the log2 of what is left of each row's stick, `_lo` what its rounding dropped.
+For the backward pass each row keeps one number and one tile: the oldest tile that at least FLOOR of its stick reaches,
+and what does. From there the sticks of newer tiles follow by division, and older tiles have no weight to speak of.
 """
 
 import torch
@@ -8,25 +9,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly
-from sbeval.attention.impl.triton.launch import LOG2_E, forward_parameters, heads_at_once
-from sbeval.attention.impl.triton.primitives import (
-    add_in_tile,
-    bounded,
-    first_visible,
-    load_tile,
-    place,
-    spent_by,
-    two_sum,
+from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly, shared_memory_bytes
+from sbeval.attention.impl.triton.launch import LOG2_E, forward_parameters, heads_at_once, training_block_keys
+from sbeval.attention.impl.triton.primitives import first_visible, load_tile, place
+from sbeval.attention.impl.triton.sticks import (
+    LARGEST_PRODUCT,
+    before_groups,
+    in_columns,
+    keys_of_columns,
+    share_between_threads,
+    take_in_fours,
+    take_one_by_one,
 )
+
+FLOOR: tl.constexpr = tl.constexpr(2.0**-100)
 
 
 @triton.jit
 def _tile(
     q, k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, batch, group, block, keys,
-    last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
-    BOUNDED: tl.constexpr, EXACT: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr,
+    last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr, ONE_BY_ONE: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of keys to a block of rows."""
     k = load_tile(
@@ -36,29 +40,46 @@ def _tile(
         v_base, v_desc, v_offsets, batch, group, block, v_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
     )
     z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
-    if BOUNDED:
-        z = bounded(z)
     if MASKED:
-        key = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        key = block * BLOCK_N + keys_of_columns(BLOCK_N)[None, :]
         z = tl.where((key <= last_key[:, None]) & (key >= first_key[:, None]), z, float("-inf"))
-    spent = spent_by(z, EXACT)
-    weight = tl.exp2(add_in_tile((z - spent) + stick[:, None], spent, minus_newer, EXACT, ASSEMBLY))
+    if SAVE:
+        reached = stick >= FLOOR
+        if MASKED:
+            # the backward pass need not come to tiles where a row sees no key
+            reached &= (first_key < (block + 1) * BLOCK_N)[:, None, None]
+        kept = tl.where(reached, stick, kept)
+        kept_block = tl.where(reached, block, kept_block)
+    e = tl.exp2(z)
+    if ONE_BY_ONE:
+        left, _, _, _, _, w0, w1, w2, w3 = take_one_by_one(e, BLOCK_M, BLOCK_N, ASSEMBLY)
+        newer, all_left = share_between_threads(left, (w0 + w1) + (w2 + w3), BLOCK_M, BLOCK_N // 16)
+        before = before_groups(left, (stick * newer).reshape(BLOCK_M, 4), BLOCK_M, BLOCK_N // 16)
+        weight = in_columns(w0 * before, w1 * before, w2 * before, w3 * before, BLOCK_M, BLOCK_N)
+        stick *= all_left
+    else:
+        weight, stick, largest = take_in_fours(e, stick, largest, BLOCK_M, BLOCK_N, ASSEMBLY)
     out = tl.dot(weight.to(v.dtype), v, out, input_precision="ieee")
-    stick, stick_lo = two_sum(stick, stick_lo, -tl.sum(spent, 1))
-    return out, stick, stick_lo
+    return out, stick, largest, kept, kept_block
+
+
+@triton.jit
+def _of_rows(stick):
+    """[M, 2, 2], the same for the four threads of a row, to [M]."""
+    return tl.max(tl.max(stick, 2), 1)
 
 
 @triton.jit
 def _largest_stick(stick, inside, first_key, oldest):
-    """Largest stick of the rows that have keys older than `oldest`."""
-    return tl.max(tl.where(inside & (first_key < oldest), stick, float("-inf")), 0)
+    """Largest stick of the rows that have keys older than `oldest`; -1 where there is none."""
+    return tl.max(tl.where(inside & (first_key < oldest), _of_rows(stick), -1.0), 0)
 
 
 @triton.jit
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, k_desc, v_desc, out_ptr, rem_ptr, stick_ptr, stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
-    heads, shared, all_heads, heads_at_once, queries, keys, qk_scale, log2_threshold, stop_entries,
+    heads, shared, all_heads, heads_at_once, queries, keys, qk_scale, threshold, stop_entries,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr, ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr,
     EXACT: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr, SAVE: tl.constexpr,
@@ -73,7 +94,7 @@ def _forward_kernel(
     q_offsets = batch.to(tl.int64) * q_stride_b + head.to(tl.int64) * q_stride_h
     q_offsets += row.to(tl.int64)[:, None] * q_stride_l + dim[None, :]
     q = tl.load(q_ptr + q_offsets, mask=row_inside, other=0.0)
-    tile = tl.arange(0, BLOCK_N)
+    tile = keys_of_columns(BLOCK_N)
     k_base = k_ptr + batch.to(tl.int64) * k_stride_b + group.to(tl.int64) * k_stride_h
     v_base = v_ptr + batch.to(tl.int64) * v_stride_b + group.to(tl.int64) * v_stride_h
     k_offsets = tile[:, None] * k_stride_l + dim[None, :]
@@ -83,7 +104,6 @@ def _forward_kernel(
     # rows past the end attend nothing
     last_key = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
     first_key = first_visible(start_ptr, batch, row, queries, STARTS)
-    minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
 
     # keys up to `end` are seen by some row, blocks from `first_full` to `full` by every row
     end = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
@@ -97,59 +117,62 @@ def _forward_kernel(
         first_full = tl.cdiv(tl.max(first_key, 0), BLOCK_N)
 
     out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    stick = tl.zeros([BLOCK_M], tl.float32)
-    stick_lo = tl.zeros([BLOCK_M], tl.float32)
+    stick = tl.full([BLOCK_M, 2, 2], 1.0, tl.float32)
+    largest = tl.zeros([BLOCK_M, 4], tl.float32)
+    kept = tl.zeros([BLOCK_M, 2, 2], tl.float32)
+    kept_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
     block = end_block
     while (block > first_block) & (block > full):
         block -= 1
-        out, stick, stick_lo = _tile(
+        out, stick, largest, kept, kept_block = _tile(
             q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group, block, keys,
-            last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
-            HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, EXACT, COPY, ASSEMBLY,
+            last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+            HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
         )  # fmt: skip
-    going = _largest_stick(stick, row < queries, first_key, block * BLOCK_N) >= log2_threshold
+    going = _largest_stick(stick, row < queries, first_key, block * BLOCK_N) >= threshold
     # few tiles between the first looks at the sticks, for heads that look back a little, many between the later ones
     chunk = 2
     while going & (block > first_full):
         steps = tl.minimum(block - first_full, chunk)
         for step in tl.range(0, steps, num_stages=STAGES):
-            out, stick, stick_lo = _tile(
+            out, stick, largest, kept, kept_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
-                block - 1 - step, keys, last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
-                HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, EXACT, COPY, ASSEMBLY,
+                block - 1 - step, keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+                HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, False, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
         block -= steps
         chunk = tl.minimum(2 * chunk, CHUNK)
-        going = _largest_stick(stick, row < queries, first_key, block * BLOCK_N) >= log2_threshold
+        going = _largest_stick(stick, row < queries, first_key, block * BLOCK_N) >= threshold
     if STARTS != "none":
         while going & (block > first_block):
             block -= 1
-            out, stick, stick_lo = _tile(
+            out, stick, largest, kept, kept_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group, block,
-                keys, last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
-                HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, EXACT, COPY, ASSEMBLY,
+                keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+                HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
-    # an infinite logit makes NaN of infinity minus infinity: a block with NaN in it walks again with bounded logits
-    broken = False if EXACT else tl.max((out != out).to(tl.int32)) > 0
+    # four logits in a row that add up to more than 126 overflow their product: the block walks again, key by key
+    broken = False if EXACT else tl.max(tl.max(largest, 1), 0) > LARGEST_PRODUCT
     if broken:
         out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        stick = tl.zeros([BLOCK_M], tl.float32)
-        stick_lo = tl.zeros([BLOCK_M], tl.float32)
+        stick = tl.full([BLOCK_M, 2, 2], 1.0, tl.float32)
+        kept = tl.zeros([BLOCK_M, 2, 2], tl.float32)
+        kept_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
         block = end_block
         while block > first_block:
             block -= 1
-            out, stick, stick_lo = _tile(
+            out, stick, largest, kept, kept_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
-                block, keys, last_key, first_key, minus_newer, out, stick, stick_lo, qk_scale,
-                HEAD_DIM, BLOCK_D, BLOCK_N, True, True, EXACT, COPY, ASSEMBLY,
+                block, keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+                HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, True, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
 
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
     row_at = all_head.to(tl.int64) * queries + row
-    tl.store(rem_ptr + row_at, tl.exp2(stick + stick_lo), mask=row < queries)
+    tl.store(rem_ptr + row_at, _of_rows(stick), mask=row < queries)
     if SAVE:
-        tl.store(stick_ptr + row_at * 2, stick, mask=row < queries)
-        tl.store(stick_ptr + row_at * 2 + 1, stick_lo, mask=row < queries)
+        tl.store(stick_ptr + row_at * 2, _of_rows(kept), mask=row < queries)
+        tl.store(stick_ptr + row_at * 2 + 1, _of_rows(kept_block).to(tl.float32), mask=row < queries)
         # for every 16 rows, so that the backward pass may choose row blocks of its own
         entry = block_m * (BLOCK_M // 16) + tl.arange(0, BLOCK_M // 16)
         stop_at = stop_ptr + all_head.to(tl.int64) * stop_entries + entry
@@ -158,7 +181,7 @@ def _forward_kernel(
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None,
-    row_start: Tensor | None, log2_threshold: float, save: bool,
+    row_start: Tensor | None, threshold: float, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Launches the forward kernel.
 
@@ -170,15 +193,25 @@ def forward(
         attend_current: whether a query attends its own position.
         seq_start: [B] integers, the first key each sequence's rows may see, or None.
         row_start: [Q] integers, the first key each row may see, never falling, or None.
-        log2_threshold: log2 of the stick below which older keys are not visited; -inf visits every key.
+        threshold: the stick below which older keys are not visited; 0 visits every key.
         save: keep what the backward pass needs.
 
     Returns:
-        output like q; remainder [B, H, Q] fp32; stick [B, H, Q, 2] fp32, log2 of the remainder as an unevaluated sum;
-        stop [B, H, ceil(Q / 16)] int32, the oldest key that each 16 rows visited. The last two are empty unless `save`.
+        output like q; remainder [B, H, Q] fp32; stick [B, H, Q, 2] fp32, what is kept of each row: a stick and the
+        tile of `training_block_keys` keys it reaches; stop [B, H, ceil(Q / 16)] int32, the oldest key that each 16 rows
+        visited. The last two are empty unless `save`.
     """
     batch, heads, queries, head_dim = q.shape
-    launch = forward_parameters(head_dim=head_dim, queries=queries, element_bytes=q.element_size())
+    training = (
+        training_block_keys(
+            head_dim=head_dim, element_bytes=q.element_size(), shared_memory_bytes=shared_memory_bytes(q)
+        )
+        if save
+        else None
+    )
+    launch = forward_parameters(
+        head_dim=head_dim, queries=queries, element_bytes=q.element_size(), training_block_keys=training
+    )
     blocks = triton.cdiv(queries, launch.block_queries)
     out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
@@ -198,13 +231,11 @@ def forward(
         out, remainder, stick, stop,
         row_start if row_start is not None else seq_start if seq_start is not None else q,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        heads, heads // k.shape[1], batch * heads, together, queries, k.shape[2], scale * LOG2_E, log2_threshold,
+        heads, heads // k.shape[1], batch * heads, together, queries, k.shape[2], scale * LOG2_E, threshold,
         stop_entries,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
         CHUNK=launch.chunk_tiles, STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts,
         EXACT=q.dtype == torch.float32, COPY=copy, ASSEMBLY=has_assembly(q), SAVE=save,
         num_warps=launch.num_warps, maxnreg=launch.max_registers,
-        # z - spent has to be 0 for a huge logit, and scale * product - spent fused into one operation is not
-        enable_fp_fusion=False,
     )  # fmt: skip
     return out, remainder, stick, stop

@@ -18,8 +18,8 @@ from sbeval.attention.impl.triton.deterministic import deterministic_backward
 from sbeval.attention.impl.triton.forward import forward
 from sbeval.attention.packed import row_starts
 
-# a stick below 2^-150 is zero in fp32, so visiting older keys could not change a bit of the output
-LOG2_NOTHING_LEFT = -150.0
+# the smallest normal number of fp32: what is left of a stick below it changes no bit of an output
+LOG2_NOTHING_LEFT = -126.0
 
 
 def triton_attention(
@@ -68,7 +68,7 @@ def _forward(
             skipping = skip_threshold is not None
             output, remainder = decode(q, k, v, scale, attend_current, seq_start, log2_threshold, skipping=skipping)
             return output, remainder, remainder.new_empty(0), remainder.new_empty(0, dtype=torch.int32)
-        return forward(q, k, v, scale, attend_current, seq_start, row_start, log2_threshold, save)
+        return forward(q, k, v, scale, attend_current, seq_start, row_start, 2.0**log2_threshold, save)
 
 
 @_forward.register_fake
@@ -99,6 +99,7 @@ def _backward(
     v: Tensor,
     d_output: Tensor,
     d_remainder: Tensor,
+    remainder: Tensor,
     stick: Tensor,
     stop: Tensor,
     scale: float,
@@ -109,7 +110,7 @@ def _backward(
     # looked at when the pass runs, inside a compiled graph as well
     run = deterministic_backward if torch.are_deterministic_algorithms_enabled() else backward
     with _device_of(q):
-        return run(q, k, v, d_output, d_remainder, stick, stop, scale, attend_current, seq_start, row_start)
+        return run(q, k, v, d_output, d_remainder, remainder, stick, stop, scale, attend_current, seq_start, row_start)
 
 
 @_backward.register_fake
@@ -119,6 +120,7 @@ def _(
     v: Tensor,
     d_output: Tensor,
     d_remainder: Tensor,
+    remainder: Tensor,
     stick: Tensor,
     stop: Tensor,
     scale: float,
@@ -132,7 +134,7 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, scale, attend_current, seq_start, row_start, _, _ = inputs
-    ctx.save_for_backward(q, k, v, *output[2:], seq_start, row_start)
+    ctx.save_for_backward(q, k, v, *output[1:], seq_start, row_start)
     ctx.settings = (scale, attend_current)
     ctx.set_materialize_grads(False)
 
@@ -140,10 +142,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(
     ctx: Any, d_output: Tensor | None, d_remainder: Tensor | None, *unused: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    q, k, v, stick, stop, seq_start, row_start = ctx.saved_tensors
+    q, k, v, remainder, stick, stop, seq_start, row_start = ctx.saved_tensors
     d_output = torch.zeros_like(q) if d_output is None else _dense(d_output.to(q.dtype))
     d_remainder = q.new_zeros(q.shape[:3], dtype=torch.float32) if d_remainder is None else d_remainder.contiguous()
-    dq, dk, dv = _backward(q, k, v, d_output, d_remainder, stick, stop, *ctx.settings, seq_start, row_start)
+    dq, dk, dv = _backward(q, k, v, d_output, d_remainder, remainder, stick, stop, *ctx.settings, seq_start, row_start)
     return dq, dk, dv, None, None, None, None, None, None
 
 

@@ -22,14 +22,25 @@ def copies(tensor: Tensor) -> bool:
     )
 
 
-def describe(tensor: Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
-    """A descriptor of `tensor` [B, G, K, D] for tiles of it; what lies outside is read as 0 and never written."""
+def describe(tensor: Tensor, block_keys: int, block_columns: int) -> TensorDescriptor:
+    """A descriptor of `tensor` [B, G, K, D] for tiles of `block_keys` keys in the order of `sticks.keys_of_columns`.
+
+    Keys are seen as [K / J, J] with J = block_keys / 8, last first, so that one copy brings them in that order. What
+    lies outside is read as 0 and never written; so are up to J - 1 keys at the end, where J does not divide K.
+    """
+    batch, groups, keys, columns = tensor.shape
     aligned = COPY_ALIGNMENT_BYTES // tensor.element_size()
     # the stride of a dimension of one means nothing to torch, and must be a valid one here
     strides = [
         stride if size > 1 else aligned for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
     ]
-    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], [1, 1, block_rows, block_columns])
+    each = block_keys // 8
+    return TensorDescriptor(
+        tensor,
+        [batch, groups, each, max(1, keys // each), columns],
+        [*strides, strides[2] * each, 1],
+        [1, 1, each, 8, block_columns],
+    )
 
 
 def has_assembly(tensor: Tensor) -> bool:

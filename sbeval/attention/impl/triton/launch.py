@@ -35,26 +35,37 @@ class LaunchParameters:
     max_registers: int | None = None
 
 
-def forward_parameters(*, head_dim: int, queries: int, element_bytes: int) -> LaunchParameters:
-    """Parameters of the forward kernel for a head_dim up to 256."""
+def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_bytes: int) -> int:
+    """Keys of a tile in both passes where gradients are wanted: the backward pass starts from what tiles were left."""
+    padded = _padded(head_dim)
+    if element_bytes == 4:
+        return 16 if padded > 128 else 32
+    return 64 if padded <= 64 or (padded == 128 and shared_memory_bytes >= ROOMY_SHARED_MEMORY_BYTES) else 32
+
+
+def forward_parameters(
+    *, head_dim: int, queries: int, element_bytes: int, training_block_keys: int | None
+) -> LaunchParameters:
+    """Parameters of the forward kernel for a head_dim up to 256; `training_block_keys` where gradients are wanted."""
     padded = _padded(head_dim)
     if element_bytes == 4:
         return LaunchParameters(
             block_queries=min(64, _rows(queries)),
-            block_keys=32,
+            block_keys=training_block_keys or 32,
             block_head_dim=padded,
             chunk_tiles=4,
             num_warps=4,
             num_stages=1 if padded > 64 else 2,
         )
+    wide = padded == 128 and training_block_keys == 64 and queries > 64
     return LaunchParameters(
-        block_queries=min(64, _rows(queries)),
-        block_keys=64 if padded <= 64 else 32,
+        block_queries=min(128 if wide else 64, _rows(queries)),
+        block_keys=training_block_keys or (64 if padded <= 64 else 32),
         block_head_dim=padded,
         chunk_tiles=32,
-        num_warps=4,
-        num_stages=3 if padded <= 32 else 2,
-        max_registers=112 if padded <= 32 else 128 if padded <= 128 else None,
+        num_warps=8 if wide else 4,
+        num_stages=3 if padded <= 64 or wide else 2,
+        max_registers=128 if padded == 64 else None,
     )
 
 
@@ -63,10 +74,13 @@ def backward_parameters(
 ) -> LaunchParameters:
     """Parameters of the backward kernel for a head_dim up to 256, where a program may use so much shared memory."""
     padded = _padded(head_dim)
+    block_keys = training_block_keys(
+        head_dim=head_dim, element_bytes=element_bytes, shared_memory_bytes=shared_memory_bytes
+    )
     if element_bytes == 4:
         return LaunchParameters(
             block_queries=min(32, _rows(queries)),
-            block_keys=32,
+            block_keys=block_keys,
             block_head_dim=padded,
             chunk_tiles=1,
             num_warps=4,
@@ -76,7 +90,7 @@ def backward_parameters(
     tall = padded == 128 and queries > 64 and roomy
     return LaunchParameters(
         block_queries=min(128 if tall else 64, _rows(queries)),
-        block_keys=64 if padded <= 64 or tall else 32,
+        block_keys=block_keys,
         block_head_dim=padded,
         chunk_tiles=1,
         num_warps=8 if tall or (padded > 128 and queries > 32) else 4,
