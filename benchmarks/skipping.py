@@ -3,10 +3,11 @@
     python benchmarks/skipping.py [--checkpoint FOLDER] [--length 65536] [--growth 4096 16384 65536 262144]
 
 Queries, keys and values of every layer are captured while the model reads one window of the standard library. On them,
-in one run: the time of all layers' attention, dense (no stop at all), with the exact stop (the stick is zero in fp32;
-the default without a threshold), at several thresholds, and of PyTorch's FlashAttention-2; how much the outputs change;
-shares of tiles and times by layer and head; how times grow with the length. Then the model scores the window: its NLL
-and tokens a second at each setting. The checkpoint is the shipped one by default; a CPU computes small lengths.
+in one run: the time of all layers' attention, dense (no stop at all), with the exact stop (the stick is below fp32's
+normal numbers; the default without a threshold), at several thresholds, and of PyTorch's FlashAttention-2; how much the
+outputs change; shares of tiles and times by layer and head; how times grow with the length. Then the model scores the
+window: its NLL and tokens a second at each setting, and once more, over several windows, in fp32, where rounding does
+not hide what a threshold changes. The checkpoint is the shipped one by default; a CPU computes small lengths.
 """
 
 import argparse
@@ -29,7 +30,9 @@ from sbeval.attention.impl.triton import function
 from sbeval.models.attention import Kernels
 from sbeval.scoring import TokenScorer
 
-SETTINGS: dict[str, float | None] = {"dense": None, "exact stop": None, "1e-6": 1e-6, "1e-5": 1e-5, "1e-4": 1e-4}
+SETTINGS: dict[str, float | None] = {
+    "dense": None, "exact stop": None, "1e-6": 1e-6, "1e-5": 1e-5, "1e-4": 1e-4, "1e-3": 1e-3,
+}  # fmt: skip
 CHOSEN = "1e-5"
 FLASH = "flash (SDPA)"
 TILE_ROWS, TILE_KEYS = 64, 64
@@ -167,6 +170,36 @@ def scoring(model: Any, tokens: Tensor, milliseconds: float) -> None:
         print(f"{row}{speed:,.0f} | {times['dense'][1] / times[name][1]:.2f} |", flush=True)
 
 
+def changes_of_nll(checkpoint: Path, tokenizer: Any, device: str, length: int, windows: int) -> None:
+    """What each threshold changes in the NLL of several windows, in fp32 and in the GPU's bf16."""
+    numbers = range(windows)
+    print(
+        f"\nThe NLL of {windows} windows of {length} tokens, nats a token: its change against dense, mean over windows"
+    )
+    print("with its standard error, and the largest of one window.\n")
+    print("| setting | dtype | NLL | mean change | standard error | largest of a window |")
+    print("|---|---|---|---|---|---|")
+    for dtype in (torch.float32, torch.bfloat16):
+        model, _ = load(checkpoint, device=device, dtype=dtype)
+        scorer = TokenScorer(model)
+        found: dict[str, Tensor] = {}
+        for name in SETTINGS:
+            set_kernels(model, Kernels(skip_threshold=SETTINGS[name]))
+            means = []
+            for number in numbers:
+                tokens = text_window(tokenizer, length, number=number)
+                targets = tokens[0, 1:]
+                rows, positions = torch.zeros_like(targets), torch.arange(len(targets))
+                with stopping(name):
+                    scored = scorer.score(tokens.to(device), rows, positions, targets)
+                means.append(-scored.logprobs.double().mean())
+            found[name] = torch.stack(means)
+            change = found[name] - found["dense"]
+            error = change.std() / windows**0.5
+            row = f"| {name} | {str(dtype).removeprefix('torch.')} | {found[name].mean():.6f} | {change.mean():+.1e} | "
+            print(f"{row}{error:.1e} | {change.abs().max():.1e} |", flush=True)
+
+
 @torch.no_grad()
 def main() -> None:
     """Prints the tables."""
@@ -174,6 +207,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=SHIPPED)
     parser.add_argument("--length", type=int, help="65536 on a GPU, 1024 on a CPU")
     parser.add_argument("--growth", type=int, nargs="*", help="4096 16384 65536 262144 on a GPU, 256 1024 on a CPU")
+    parser.add_argument("--windows", type=int, default=4, help="windows whose NLL is compared")
     parser.add_argument("--milliseconds", type=float, default=200.0, help="how long each setting is timed")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -190,6 +224,7 @@ def main() -> None:
     print(f"{machine()}\n\n{arguments.checkpoint.name}, {len(layers)} layers, queries {shape}, {dtype}")
     whole(layers, arguments.milliseconds)
     scoring(model, tokens, arguments.milliseconds)
+    changes_of_nll(arguments.checkpoint, tokenizer, device, length, arguments.windows)
     set_kernels(model, Kernels())
     growth(model, tokenizer, lengths, arguments.milliseconds)
     by_head(layers, arguments.milliseconds / 8)

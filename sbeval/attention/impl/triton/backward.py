@@ -112,8 +112,8 @@ def _tile(
     d_weight = tl.dot(do, tl.trans(v), input_precision="ieee")
     dz, older = logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, BLOCK_M, BLOCK_N)
     dz = dz.to(k.dtype)
-    dq = tl.dot(dz, k, dq, input_precision="ieee")
     dk = tl.dot(tl.trans(dz), q, input_precision="ieee")
+    dq = tl.dot(dz, k, dq, input_precision="ieee")
     add_tile(dk, dk_base, dk_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, REDUCE)
     return dq, stick, older
 

@@ -64,8 +64,8 @@ def forward_parameters(
         block_head_dim=padded,
         chunk_tiles=32,
         num_warps=8 if wide else 4,
-        num_stages=3 if padded <= 64 or wide else 2,
-        max_registers=128 if padded == 64 else None,
+        num_stages=3 if padded <= 128 else 2,
+        max_registers=None if wide or padded > 128 else 96 if padded <= 32 else 144 if padded == 64 else 168,
     )
 
 
@@ -94,7 +94,8 @@ def backward_parameters(
         block_head_dim=padded,
         chunk_tiles=1,
         num_warps=8 if tall or (padded > 128 and queries > 32) else 4,
-        num_stages=1 if padded > 128 or (padded == 128 and not tall) else 2 if tall or not roomy else 3,
+        num_stages=1 if padded > 128 or (padded == 128 and not tall) else 3 if roomy else 2,
+        max_registers=168 if padded <= 32 else None,
     )
 
 
