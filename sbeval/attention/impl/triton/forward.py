@@ -23,6 +23,7 @@ from sbeval.attention.impl.triton.sticks import (
 )
 
 FLOOR: tl.constexpr = tl.constexpr(2.0**-100)
+SMALLEST: tl.constexpr = tl.constexpr(2.0**-126)
 
 
 @triton.jit
@@ -169,7 +170,9 @@ def _forward_kernel(
 
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
     row_at = all_head.to(tl.int64) * queries + row
-    tl.store(rem_ptr + row_at, _of_rows(stick), mask=row < queries)
+    remainder = _of_rows(stick)
+    # the walk ends below the smallest normal number, short of what a remainder that small would come to
+    tl.store(rem_ptr + row_at, tl.where(remainder < SMALLEST, 0.0, remainder), mask=row < queries)
     if SAVE:
         tl.store(stick_ptr + row_at * 2, _of_rows(kept), mask=row < queries)
         tl.store(stick_ptr + row_at * 2 + 1, _of_rows(kept_block).to(tl.float32), mask=row < queries)
