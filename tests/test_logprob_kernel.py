@@ -39,12 +39,23 @@ def test_the_first_of_equal_logits_is_the_most_probable_token() -> None:
     assert greedy.tolist() == [True, False, False]
 
 
+@pytest.mark.parametrize("place", [60, 4200])
+@pytest.mark.parametrize("target", [60, 61, 8999])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_give_no_finite_number(value: float) -> None:
-    logits = torch.zeros(1, 100, device=DEVICE)
-    logits[0, 60] = value
-    logprobs, _ = kernel_target_logprobs(logits, torch.tensor([60], device=DEVICE))
+def test_logits_that_are_not_finite_give_no_finite_number(value: float, target: int, place: int) -> None:
+    logits = torch.zeros(1, 9000, device=DEVICE)
+    logits[0, place] = value
+    logprobs, _ = kernel_target_logprobs(logits, torch.tensor([target], device=DEVICE))
     assert not torch.isfinite(logprobs).any()
+
+
+@pytest.mark.parametrize("before", [0, 4095, 4096, 4100])
+def test_an_equal_logit_before_the_target_is_the_most_probable_token_instead(before: int) -> None:
+    logits = torch.zeros(2, 9000, device=DEVICE)
+    logits[:, 4101] = 1.0
+    logits[1, before] = 1.0
+    _, greedy = kernel_target_logprobs(logits, torch.tensor([4101, 4101], device=DEVICE))
+    assert greedy.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("target", [-1, 100, 5000])

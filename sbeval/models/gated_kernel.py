@@ -24,6 +24,7 @@ def _kernel(
     up,
     out,
     width,
+    readable,
     out_width,
     gate_stride,
     up_stride,
@@ -32,9 +33,8 @@ def _kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    known = column < width
-    g = tl.load(gate + row * gate_stride + column, mask=known, other=0.0).to(tl.float32)
-    u = tl.load(up + row * up_stride + column, mask=known, other=0.0).to(tl.float32)
+    g = tl.load(gate + row * gate_stride + column, mask=column < readable, other=0.0).to(tl.float32)
+    u = tl.load(up + row * up_stride + column, mask=column < readable, other=0.0).to(tl.float32)
     if ACTIVATION == "silu":
         active = g / (1.0 + tl.exp(-g))
     elif ACTIVATION == "gelu":
@@ -45,7 +45,7 @@ def _kernel(
     else:
         active = tl.where(g < 0.0, 0.0, g)
     # what lies behind a row are zeros: they meet weights that are zeros too, and must not be NaN
-    result = tl.where(known, active * u, 0.0)
+    result = tl.where(column < width, active * u, 0.0)
     tl.store(out + row * out_width + column, result.to(out.dtype.element_ty), mask=column < out_width)
 
 
@@ -74,6 +74,7 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
                 up_NF,
                 out_NW,
                 width,
+                max(width, min(out_width, _readable(gate_NF), _readable(up_NF))),
                 out_width,
                 gate_NF.stride(0),
                 up_NF.stride(0),
@@ -82,3 +83,9 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
                 num_warps=4,
             )
     return out_NW.view(*gate.shape[:-1], out_width)
+
+
+def _readable(x_NF: Tensor) -> int:
+    """How far each row goes on in memory, F and what lies between rows: loads of 16 bytes may end there, not at F."""
+    elements = x_NF.untyped_storage().nbytes() // x_NF.element_size() - x_NF.storage_offset()
+    return min(x_NF.stride(0), elements - (len(x_NF) - 1) * x_NF.stride(0))
