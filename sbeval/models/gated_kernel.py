@@ -88,4 +88,4 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
 def _readable(x_NF: Tensor) -> int:
     """How far each row goes on in memory, F and what lies between rows: loads of 16 bytes may end there, not at F."""
     elements = x_NF.untyped_storage().nbytes() // x_NF.element_size() - x_NF.storage_offset()
-    return min(x_NF.stride(0), elements - (len(x_NF) - 1) * x_NF.stride(0))
+    return int(min(x_NF.stride(0), elements - (len(x_NF) - 1) * x_NF.stride(0)))
