@@ -13,7 +13,7 @@
 Scoring rows score the same text, the standard library's own sources, through lm-eval's `loglikelihood_rolling` at
 `max_length = length`. `skipping` times four times as many windows, which take some hundredths of a second each. One
 window is scored before the clock starts, but for `large` and `biases`, which run once, on
-one window. Tokenising is the same for both adapters and not timed. Memory is the peak above what the loaded model
+one window, after one of a sixteenth of the length. Tokenising is the same for both adapters and not timed. Memory is the peak above what the loaded model
 holds: allocated on a GPU, resident on a CPU, where each row has a process of its own. A Llama through `sb` gets a speed
 only where its log-likelihood is the one of `hf`. Random weights break every stick within some twenty tokens, so the
 queries and keys of a random stick-breaking model are shifted until none breaks and every key has to be visited; what
@@ -174,8 +174,8 @@ def scored(lm: Any, row: Row) -> dict[str, float]:
 
     once = row.question in ("large", "biases")
     seconds = value = float("nan")
-    for windows in (1,) if once else (1, row.windows):
-        text = text_of(row.length * windows, lm.tokenizer)
+    for length in (row.length // 16, row.length) if once else (row.length, row.length * row.windows):
+        text = text_of(length, lm.tokenizer)
         tokens = len(lm.tok_encode(text))
         request = Instance(request_type="loglikelihood_rolling", doc={}, arguments=(text,), idx=0, metadata=("", 0, 1))
         started = time.perf_counter()
