@@ -11,13 +11,13 @@
 | generation | a random Llama through `hf` and `sb`, and stick-breaking: greedy tokens after a prompt |
 
 Scoring rows score the same text, the standard library's own sources, through lm-eval's `loglikelihood_rolling` at
-`max_length = length`. `skipping` times four times as many windows, which take some hundredths of a second each. One
-window is scored before the clock starts, but for `large` and `biases`, which run once, on
-one window, after one of a sixteenth of the length. Tokenising is the same for both adapters and not timed. Memory is the peak above what the loaded model
-holds: allocated on a GPU, resident on a CPU, where each row has a process of its own. A Llama through `sb` gets a speed
-only where its log-likelihood is the one of `hf`. Random weights break every stick within some twenty tokens, so the
-queries and keys of a random stick-breaking model are shifted until none breaks and every key has to be visited; what
-skipping saves is measured on a trained checkpoint alone. Without a GPU everything is small.
+`max_length = length`. One window is scored before the clock starts; before those of `large` and `biases`, which run
+once, on one window, it is one of a sixteenth of the length. `skipping` times four times as many windows, which take
+hundredths of a second each. Tokenising is the same for both adapters and not timed. Memory is the peak above what the
+loaded model holds: allocated on a GPU, resident on a CPU, where each row has a process of its own. A Llama through `sb`
+gets a speed only where its log-likelihood is the one of `hf`. Random weights break every stick within some twenty
+tokens, so the queries and keys of a random stick-breaking model are shifted until none breaks and every key has to be
+visited; what skipping saves is measured on a trained checkpoint alone. Without a GPU everything is small.
 """
 
 import argparse

@@ -34,7 +34,7 @@ def make_bias(kind: str, heads: int) -> Bias | None:
     return bias.to(DEVICE)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     kind=st.sampled_from(["none", "alibi", "fire"]),
     length=st.sampled_from([1, 60, 128, 300]),
