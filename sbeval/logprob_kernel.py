@@ -73,7 +73,9 @@ def kernel_target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor,
     rows, vocabulary = logits_NV.shape
     logprob_N = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
     greedy_N = torch.empty(rows, dtype=torch.bool, device=logits_NV.device)
-    width = _LOAD_BYTES // logits_NV.element_size()
+    # rows that begin anywhere are not read in pieces, and lanes of several columns would be spread over threads
+    aligned = logits_NV.stride(0) % 16 == 0 and logits_NV.data_ptr() % _LOAD_BYTES == 0
+    width = _LOAD_BYTES // logits_NV.element_size() if aligned else 1
     with torch.cuda.device(logits_NV.device) if logits_NV.is_cuda else contextlib.nullcontext():
         _kernel[(rows,)](
             logits_NV,
