@@ -11,12 +11,13 @@
 | generation | a random Llama through `hf` and `sb`, and stick-breaking: greedy tokens after a prompt |
 
 Scoring rows score the same text, the standard library's own sources, through lm-eval's `loglikelihood_rolling` at
-`max_length = length`. One window is scored before the clock starts, but for `large` and `biases`, which run once, on
-one window. Tokenising is the same for both adapters and not timed. Memory is the peak above what the loaded model
-holds: allocated on a GPU, resident on a CPU, where each row has a process of its own. A Llama through `sb` gets a speed
-only where its log-likelihood is the one of `hf`. Random weights break every stick within some twenty tokens, so the
-queries and keys of a random stick-breaking model are shifted until none breaks and every key has to be visited; what
-skipping saves is measured on a trained checkpoint alone. Without a GPU everything is small.
+`max_length = length`. One window is scored before the clock starts; before those of `large` and `biases`, which run
+once, on one window, it is one of a sixteenth of the length. `skipping` times four times as many windows, which take
+hundredths of a second each. Tokenising is the same for both adapters and not timed. Memory is the peak above what the
+loaded model holds: allocated on a GPU, resident on a CPU, where each row has a process of its own. A Llama through `sb`
+gets a speed only where its log-likelihood is the one of `hf`. Random weights break every stick within some twenty
+tokens, so the queries and keys of a random stick-breaking model are shifted until none breaks and every key has to be
+visited; what skipping saves is measured on a trained checkpoint alone. Without a GPU everything is small.
 """
 
 import argparse
@@ -43,6 +44,7 @@ QUESTIONS = ("dense", "skipping", "large", "biases", "generation")
 SKIP_THRESHOLD = 1e-5
 STICK_LOGIT = -9.0
 NEW_TOKENS = 64
+SHORT_WINDOWS = 4
 DEMO = Path(sbeval.demo.evaluation.__file__).with_name("checkpoints") / "stickbreaking"
 SMALL: dict[str, Any] = {
     "vocab_size": 4096,
@@ -172,8 +174,8 @@ def scored(lm: Any, row: Row) -> dict[str, float]:
 
     once = row.question in ("large", "biases")
     seconds = value = float("nan")
-    for windows in (1,) if once else (1, row.windows):
-        text = text_of(row.length * windows, lm.tokenizer)
+    for length in (row.length // 16, row.length) if once else (row.length, row.length * row.windows):
+        text = text_of(length, lm.tokenizer)
         tokens = len(lm.tok_encode(text))
         request = Instance(request_type="loglikelihood_rolling", doc={}, arguments=(text,), idx=0, metadata=("", 0, 1))
         started = time.perf_counter()
@@ -255,7 +257,7 @@ def rows(arguments: argparse.Namespace) -> list[Row]:
             fields = transformers.AutoConfig.from_pretrained(arguments.checkpoint).to_dict()
             names = [*SMALL, "num_key_value_heads", "head_dim", "tie_word_embeddings", "training_length_tokens"]
             shape = {name: fields[name] for name in names}
-            common["checkpoint"] = str(arguments.checkpoint)
+            common |= {"checkpoint": str(arguments.checkpoint), "windows": SHORT_WINDOWS * arguments.windows}
         models: list[tuple[str, str, float | None]] = {
             "dense": [("hf", "llama", None), ("sb", "llama", None), ("sb", "stickbreaking", None)],
             "skipping": [
@@ -272,6 +274,7 @@ def rows(arguments: argparse.Namespace) -> list[Row]:
             for adapter, model, skip in models
         ]
         common.pop("checkpoint", None)
+        common["windows"] = arguments.windows
     return wanted
 
 
@@ -295,8 +298,8 @@ def line(row: Row, found: dict[str, float], first: dict[str, float]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main() -> None:
-    """Prints one table."""
+def options() -> argparse.ArgumentParser:
+    """What to measure."""
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser()
     parser.add_argument("--questions", default=",".join(QUESTIONS))
@@ -305,6 +308,13 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--checkpoint", type=Path, default=DEMO, help="of the question `skipping`")
     parser.add_argument("--dtype")
+    return parser
+
+
+def main() -> None:
+    """Prints one table."""
+    gpu = torch.cuda.is_available()
+    parser = options()
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.row:

@@ -37,9 +37,14 @@ class AlignedLinear(nn.Linear):
             self.bias = nn.Parameter(self._padded_bias[: of.out_features], requires_grad=False)
         self.train(of.training)
 
+    @property
+    def padded_in_features(self) -> int:
+        """Width of an input that needs no copy: `in_features` values and zeros behind them."""
+        return int(self._padded_weight.shape[1])
+
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features], a view of the padded product."""
-        columns = self._padded_weight.shape[1] - self.in_features
+        """[..., in_features or padded_in_features] to [..., out_features], a view of the padded product."""
+        columns = self.padded_in_features - input.shape[-1]
         output = linear(pad(input, (0, columns)) if columns else input, self._padded_weight, self._padded_bias)
         return output[..., : self.out_features]
 

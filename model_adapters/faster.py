@@ -6,8 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sbeval.model_adapters.agreement import same_but_for_rounding
 from sbeval.model_adapters.aligned_linear import AlignedLinear, align_linears
+from sbeval.model_adapters.fused_mlp import fuse_mlps
 from sbeval.model_adapters.fused_norm import fuse_norms
+from sbeval.model_adapters.fused_rotation import fuse_rotations, unfuse_rotations
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +19,7 @@ _SAMPLE_TOKENS = 16
 
 @torch.no_grad()
 def make_faster(model: nn.Module) -> bool:
-    """Pads unaligned linear maps and fuses norms; a model that then differs gets its own parts back.
+    """Pads unaligned linear maps, fuses norms, MLPs and rotations; a model that then differs gets its own parts back.
 
     Args:
         model: a causal language model where it will run.
@@ -28,27 +31,22 @@ def make_faster(model: nn.Module) -> bool:
     if expected is None:
         return False
     norms = fuse_norms(model)
-    if not align_linears(model) and not norms:
+    aligned = align_linears(model)
+    mlps = fuse_mlps(model)
+    rotations = fuse_rotations(model)
+    if not (norms or aligned or mlps or rotations):
         return False
     found = _logits(model)
-    if found is not None and _same(found, expected):
+    if found is not None and same_but_for_rounding(found, expected):
         return True
+    unfuse_rotations(rotations)
+    for name, module in {**mlps, **norms}.items():
+        model.set_submodule(name, module)
     for name, module in list(model.named_modules()):
         if isinstance(module, AlignedLinear):
             model.set_submodule(name, module.plain())
-    for name, norm in norms.items():
-        model.set_submodule(name, norm)
-    logger.warning("%s is run as it is: with padded linear maps and fused norms it differs", type(model).__name__)
+    logger.warning("%s is run as it is: with padded and fused parts it differs", type(model).__name__)
     return False
-
-
-def _same(found: Tensor, expected: Tensor) -> bool:
-    if found.shape != expected.shape:
-        return False
-    # as `sbeval.scoring` compares a model's two halves with the whole
-    rounding = torch.finfo(expected.dtype).eps ** (1.0 if expected.dtype.itemsize < 4 else 0.75)
-    near = 8 * rounding * float(expected.nan_to_num().abs().max())
-    return torch.allclose(found.double(), expected.double(), rtol=0.0, atol=near, equal_nan=True)
 
 
 def _logits(model: Any) -> Tensor | None:

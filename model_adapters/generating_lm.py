@@ -74,7 +74,7 @@ class GeneratingLM(ProbingLM):
         kwargs = dict(setting)
         end = self.eot_token_id
         eos = None if end is None else self.tok_decode(end, skip_special_tokens=False)
-        stop = handle_stop_sequences(list(kwargs.pop("until")), eos=eos)
+        stop = handle_stop_sequences(_stop_sequences(kwargs.pop("until")), eos=eos)
         budget = kwargs.pop("max_gen_toks")
         input_ids, mask = pad_left(prompts, self.tokenizer.pad_token_id, self.device)
         if kwargs.get("past_key_values") is None:
@@ -95,6 +95,22 @@ class GeneratingLM(ProbingLM):
         ends = kwargs.get("eos_token_id", self.model.generation_config.eos_token_id)
         continuations = [up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
         return [answer_text(self.tokenizer, tokens, stop, self.think_end_token) for tokens in continuations]
+
+
+def _stop_sequences(until: Sequence[Any]) -> list[str]:
+    """Returns the texts among stop sequences; null, alone or in the list, is none.
+
+    Raises:
+        UserError: one is neither.
+    """
+    given = [text for text in until if text is not None]
+    for text in given:
+        if not isinstance(text, str):
+            raise UserError(
+                f"Expected until to be text, a list of texts or null, found {text!r} in it: put it in quotes in "
+                "--gen_kwargs or the task."
+            )
+    return given
 
 
 def _same_answers(prompts: Sequence[Prompt], settings: Sequence[Any]) -> Iterable[Mapping[int, Sequence[int]]]:

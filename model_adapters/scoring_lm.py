@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from sbeval.errors import UserError
@@ -19,7 +18,7 @@ from sbeval.model_adapters.request_rope import RequestRope
 from sbeval.model_adapters.response_cache import cached_response
 from sbeval.model_adapters.shared_prefixes import ON_CPU, ON_GPU, score_after_prefixes, shared_prefixes
 from sbeval.model_adapters.truncation import fit_contexts, record_cut
-from sbeval.model_adapters.windows import RunScores, Window, requested_window, score_windows, window
+from sbeval.model_adapters.windows import RunScores, Window, requested_window, rolling_windows, score_windows, window
 from sbeval.scoring import TokenScorer
 from sbeval.token_logprobs import REQUEST_TYPE, TokenLogprobs, TokenLogprobsRequest
 
@@ -107,15 +106,10 @@ class ScoringLM(HFLM):  # type: ignore[misc]
         windows: list[Window] = []
         text_of: list[int] = []
         for index, request in enumerate(requests):
-            cuts = get_rolling_token_windows(
-                token_list=self.tok_encode(request.args[0]),
-                prefix_token=self.prefix_token_id,
-                max_seq_len=self.max_length,
-                context_len=1,
-            )
-            for context, targets in map(make_disjoint_window, cuts):
-                windows.append(window((context + targets)[:-1], [targets]))
-                text_of.append(index)
+            tokens = self.tok_encode(request.args[0])
+            cuts = rolling_windows(tokens, lead_in=self.prefix_token_id, max_length=self.max_length)
+            windows += cuts
+            text_of += [index] * len(cuts)
         waiting = np.bincount(np.asarray(text_of, dtype=np.int64), minlength=len(requests))
         totals = [0.0] * len(requests)
         progress = self._progress(len(windows), "loglikelihood_rolling", disable_tqdm)
@@ -207,6 +201,7 @@ class ScoringLM(HFLM):  # type: ignore[misc]
                 hold=self.rope.hold,
                 meter=self.meter,
                 done=done,
+                ahead=0 if self.device.type == "cpu" else 1,
             )
 
     def _autocast(self) -> torch.autocast:

@@ -1,6 +1,9 @@
 """Scores windows of tokens in length-sorted batches: the one path from every scoring request to the model."""
 
+import contextlib
+import functools
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -10,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens
+from sbeval.errors import UserError
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.meter import Meter
-from sbeval.scoring import Prefix, TokenScorer
+from sbeval.scoring import PendingScores, Prefix, TokenScorer, to_device
 from sbeval.token_logprobs import TokenLogprobsRequest
 
 Tokens = NDArray[np.int64]
@@ -65,6 +69,30 @@ def window(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> Windo
     return Window(len(inputs), lambda: loaded)
 
 
+def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> list[Window]:
+    """Returns the windows of `loglikelihood_rolling`: every token is a target once, after up to `max_length` inputs.
+
+    They are those of lm-eval for one token of context. The last one reaches back over targets of the one before.
+
+    Args:
+        tokens: a text.
+        lead_in: stands before its first token.
+        max_length: most inputs of a window.
+    """
+
+    def load(first: int, stop: int, scored: int) -> LoadedWindow:
+        before = [lead_in, *tokens[:stop]] if first == 0 else tokens[first - 1 : stop]
+        read = np.asarray(before, dtype=np.int64)
+        return LoadedWindow(read[:-1], [read[-scored:]])
+
+    windows = []
+    for begin in range(0, len(tokens), max_length):
+        stop = min(begin + max_length, len(tokens))
+        first = max(0, stop - max_length) if begin else 0
+        windows.append(Window(stop - first, functools.partial(load, first, stop, stop - begin)))
+    return windows
+
+
 def requested_window(request: TokenLogprobsRequest) -> Window:
     """Returns the window a task asks for: the lead-in and all but the last of the tokens its key names."""
 
@@ -89,36 +117,77 @@ def score_windows(
     hold: Callable[[int], AbstractContextManager[None]],
     meter: Meter,
     done: Callable[[int, list[RunScores]], None],
+    ahead: int = 0,
 ) -> None:
     """Scores every window, longest first, and calls `done(index, scores of each run)` as each batch finishes.
 
-    A batch runs inside `hold(its longest window's length)`.
+    A batch runs inside `hold(its longest window's length)`. A device that is not waited for can have the next `ahead`
+    batches to go on with while the scores of one are read; whatever ends the loop, the scores of batches it has been
+    given are read first.
     """
+    waiting: deque[tuple[Sequence[int], PendingBatch]] = deque()
+    clock = time.perf_counter()
 
-    def run(batch: Sequence[int]) -> None:
-        started = time.perf_counter()
-        loaded = [windows[index].load() for index in batch]
-        with hold(windows[batch[0]].length):
-            scores = score_batch(loaded, scorer, device)
-        meter.add(sum(windows[index].length for index in batch), time.perf_counter() - started)
+    def finish() -> None:
+        nonlocal clock
+        batch, pending = waiting.popleft()
+        scores = pending.result()
+        now = time.perf_counter()
+        meter.add(sum(windows[index].length for index in batch), now - clock)
+        clock = now
         for index, window_scores in zip(batch, scores, strict=True):
             done(index, window_scores)
 
+    def run(batch: Sequence[int]) -> None:
+        loaded = [windows[index].load() for index in batch]
+        with hold(windows[batch[0]].length):
+            waiting.append((batch, start_batch(loaded, scorer, device)))
+        while len(waiting) > ahead:
+            finish()
+
     order = sorted(range(len(windows)), key=lambda index: -windows[index].length)
-    run_in_batches(
-        order,
-        run,
-        length_tokens=lambda index: windows[index].length,
-        max_rows=max_rows,
-        max_tokens=max_tokens,
-        same_length=same_length,
-    )
+    try:
+        run_in_batches(
+            order,
+            run,
+            length_tokens=lambda index: windows[index].length,
+            max_rows=max_rows,
+            max_tokens=max_tokens,
+            same_length=same_length,
+        )
+    except BaseException:
+        with contextlib.suppress(UserError):  # the first error is the one to tell
+            while waiting:
+                finish()
+        raise
+    while waiting:
+        finish()
 
 
-def score_batch(
+class PendingBatch(NamedTuple):
+    """Scores of a batch that a device may still be computing.
+
+    Attributes:
+        scores: of all targets, one run after another.
+        run_tokens: targets of each run of each window.
+    """
+
+    scores: PendingScores
+    run_tokens: list[list[int]]
+
+    def result(self) -> list[list[RunScores]]:
+        """Waits for the scores of each run of each window."""
+        scores = self.scores.result()
+        ends = np.cumsum([tokens for window in self.run_tokens for tokens in window])[:-1]
+        logprobs = iter(np.split(scores.logprobs.numpy(), ends))
+        greedy = iter(np.split(scores.greedy.numpy(), ends))
+        return [[RunScores(next(logprobs), bool(next(greedy).all())) for _ in window] for window in self.run_tokens]
+
+
+def start_batch(
     batch: Sequence[LoadedWindow], scorer: TokenScorer, device: torch.device, *, after: Prefix | None = None
-) -> list[list[RunScores]]:
-    """Returns the scores of each run of each window, in one call of the model.
+) -> PendingBatch:
+    """Begins to score each run of each window, in one call of the model.
 
     Args:
         batch: windows, padded here on the right.
@@ -136,14 +205,18 @@ def score_batch(
             rows.append(np.full(len(run), row))
             positions.append(np.arange(length - len(run), length))
             targets.append(run)
-    scores = scorer.score(
-        torch.from_numpy(input_ids).to(device),
+    pending = scorer.start(
+        to_device(torch.from_numpy(input_ids), device),
         torch.from_numpy(np.concatenate(rows)),
         torch.from_numpy(np.concatenate(positions)),
         torch.from_numpy(np.concatenate(targets).astype(np.int64)),
         after=after,
     )
-    ends = np.cumsum([len(run) for run in targets])[:-1]
-    logprobs = iter(np.split(scores.logprobs.numpy(), ends))
-    greedy = iter(np.split(scores.greedy.numpy(), ends))
-    return [[RunScores(next(logprobs), bool(next(greedy).all())) for _ in window.target_runs] for window in batch]
+    return PendingBatch(pending, [[len(run) for run in window.target_runs] for window in batch])
+
+
+def score_batch(
+    batch: Sequence[LoadedWindow], scorer: TokenScorer, device: torch.device, *, after: Prefix | None = None
+) -> list[list[RunScores]]:
+    """Returns the scores of each run of each window; see `start_batch`."""
+    return start_batch(batch, scorer, device, after=after).result()

@@ -14,35 +14,49 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096
+_LOAD_BYTES = 16
 
 
 @triton.jit
-def _kernel(logits, target, logprob, greedy, vocabulary, row_stride, BLOCK: tl.constexpr):
+def _columns(first, LANES: tl.constexpr, WIDTH: tl.constexpr):
+    """Columns [LANES, WIDTH] of a block; those of a lane are neighbours, which one thread reads in one piece."""
+    return first + WIDTH * tl.arange(0, LANES)[:, None] + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def _add_blocks(logits, first, stop, vocabulary, highest, total, LANES: tl.constexpr, WIDTH: tl.constexpr):
+    # every lane keeps its own maximum and sum, which is rescaled once for all its columns of a block
+    for begin in range(first, stop, LANES * WIDTH):
+        column = _columns(begin, LANES, WIDTH)
+        value = tl.load(logits + column, mask=column < vocabulary, other=-float("inf")).to(tl.float32)
+        raised = tl.maximum(highest, tl.max(value, 1))
+        base = tl.where(raised == -float("inf"), 0.0, raised)
+        total = total * tl.exp(highest - base) + tl.sum(tl.exp(value - base[:, None]), 1)
+        highest = raised
+    return highest, total
+
+
+@triton.jit
+def _kernel(logits, target, logprob, greedy, vocabulary, row_stride, LANES: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.program_id(0)
     logits += row.to(tl.int64) * row_stride
     wanted = tl.load(target + row)
     # what lies beyond a row is another row's: a token the model does not know has no log-probability
     known = (wanted >= 0) & (wanted < vocabulary)
     chosen = tl.load(logits + wanted, mask=known, other=float("nan")).to(tl.float32)
-    # every lane keeps its own maximum and sum; they meet once, after the loop
-    highest = tl.full([BLOCK], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    before = tl.full([BLOCK], -float("inf"), tl.float32)
-    spoilt = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, vocabulary, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        value = tl.load(logits + column, mask=column < vocabulary, other=-float("inf")).to(tl.float32)
-        spoilt += (value != value).to(tl.int32)
-        raised = tl.maximum(highest, value)
-        base = tl.where(raised == -float("inf"), 0.0, raised)
-        total = total * tl.exp(highest - base) + tl.exp(value - base)
-        highest = raised
-        before = tl.maximum(before, tl.where(column < wanted, value, -float("inf")))
+    # the blocks before the target's, whose maximum is needed for itself, then its own and those after it
+    own = tl.where(known, wanted, 0).to(tl.int32) // (LANES * WIDTH) * (LANES * WIDTH)
+    highest = tl.full([LANES], -float("inf"), tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    before, total = _add_blocks(logits, 0, own, vocabulary, highest, total, LANES, WIDTH)
+    highest, total = _add_blocks(logits, own, vocabulary, vocabulary, before, total, LANES, WIDTH)
+    column = _columns(own, LANES, WIDTH)
+    value = tl.load(logits + column, mask=(column < wanted) & known, other=-float("inf")).to(tl.float32)
+    before = tl.maximum(before, tl.max(value, 1))
+    # the lanes meet once; NaN and infinite logits have made a sum NaN
     top = tl.max(highest, 0)
     base = tl.where(top == -float("inf"), 0.0, top)
-    result = chosen - (base + tl.log(tl.sum(total * tl.exp(highest - base), 0)))
-    result = tl.where(tl.sum(spoilt, 0) > 0, float("nan"), result)
-    tl.store(logprob + row, result)
+    tl.store(logprob + row, chosen - (base + tl.log(tl.sum(total * tl.exp(highest - base), 0))))
     # of equal logits the first one is the most probable token, as argmax has it
     tl.store(greedy + row, (chosen == top) & (tl.max(before, 0) < top))
 
@@ -59,9 +73,19 @@ def kernel_target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor,
     rows, vocabulary = logits_NV.shape
     logprob_N = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
     greedy_N = torch.empty(rows, dtype=torch.bool, device=logits_NV.device)
-    place = torch.cuda.device(logits_NV.device) if logits_NV.is_cuda else contextlib.nullcontext()
-    with place:
+    # rows that begin anywhere are not read in pieces, and lanes of several columns would be spread over threads
+    aligned = logits_NV.stride(0) % 16 == 0 and logits_NV.data_ptr() % _LOAD_BYTES == 0
+    width = _LOAD_BYTES // logits_NV.element_size() if aligned else 1
+    with torch.cuda.device(logits_NV.device) if logits_NV.is_cuda else contextlib.nullcontext():
         _kernel[(rows,)](
-            logits_NV, target_N, logprob_N, greedy_N, vocabulary, logits_NV.stride(0), BLOCK=_BLOCK, num_warps=8
+            logits_NV,
+            target_N,
+            logprob_N,
+            greedy_N,
+            vocabulary,
+            logits_NV.stride(0),
+            LANES=_BLOCK // width,
+            WIDTH=width,
+            num_warps=8,
         )
     return logprob_N, greedy_N

@@ -44,6 +44,36 @@ class TokenScores(NamedTuple):
     greedy: Tensor
 
 
+class PendingScores:
+    """Scores that a device may still be computing.
+
+    Args:
+        logprobs_N: float32 [N] on the device.
+        greedy_N: bool [N] on the device.
+        check: called with the log-probabilities on the CPU before they are handed out.
+    """
+
+    def __init__(self, logprobs_N: Tensor, greedy_N: Tensor, check: Callable[[Tensor], None]) -> None:
+        self._check = check
+        self._copied: torch.cuda.Event | None = None
+        self._scores = TokenScores(logprobs_N.to("cpu", non_blocking=True), greedy_N.to("cpu", non_blocking=True))
+        if logprobs_N.is_cuda:
+            with torch.cuda.device(logprobs_N.device):
+                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._copied.record()
+
+    def result(self) -> TokenScores:
+        """Waits for the device, for this work alone.
+
+        Raises:
+            UserError: a log-probability is not finite.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._check(self._scores.logprobs)
+        return self._scores
+
+
 class TokenScorer:
     """Scores tokens with one causal language model.
 
@@ -60,7 +90,6 @@ class TokenScorer:
         self._comes_apart: bool | None = None if self._body is not None else False
         self._output_class: type[Any] | None = None
 
-    @torch.no_grad()
     def score(
         self,
         input_ids_BL: Tensor,
@@ -70,37 +99,55 @@ class TokenScorer:
         *,
         after: Prefix | None = None,
     ) -> TokenScores:
+        """Scores tokens as `start` does, and waits for the result.
+
+        Raises:
+            UserError: a log-probability is not finite, or the model does not know a target.
+        """
+        return self.start(input_ids_BL, row_N, position_N, target_N, after=after).result()
+
+    @torch.no_grad()
+    def start(
+        self,
+        input_ids_BL: Tensor,
+        row_N: Tensor,
+        position_N: Tensor,
+        target_N: Tensor,
+        *,
+        after: Prefix | None = None,
+    ) -> PendingScores:
         """Scores target n as the token that follows `input_ids_BL[row_N[n], : position_N[n] + 1]`.
 
-        Rows shorter than L are padded on the right, with any valid token.
+        Rows shorter than L are padded on the right, with any valid token. A GPU is given its work and not waited for.
 
         Args:
             input_ids_BL: int64 [B, L] model inputs.
-            row_N: int64 [N], the row of each target.
+            row_N: int64 [N], the row of each target. On the CPU, as the next two, or the device is waited for.
             position_N: int64 [N], the input position whose output predicts the target.
             target_N: int64 [N] token ids.
             after: from `read`: tokens before every row, which positions do not count. It can be used again.
 
         Raises:
-            UserError: a log-probability is not finite, or the model does not know a target.
+            UserError: the model does not know a target.
         """
-        if self._splits(input_ids_BL):
+        splits = self._splits(input_ids_BL)
+        if splits:
             hidden_BLD = self._hidden(input_ids_BL) if after is None else self._hidden_after(after, input_ids_BL)
-            rows, positions = row_N.to(hidden_BLD.device), position_N.to(hidden_BLD.device)
-            scores = self._in_chunks(
-                lambda chunk: self._head(hidden_BLD[rows[chunk], positions[chunk]][None])[0],
-                target_N,
-                hidden_BLD.device,
-            )
+            device, skipped = hidden_BLD.device, 0
         else:
             logits_BLV = self._own_logits(input_ids_BL)
-            virtual_tokens = logits_BLV.shape[1] - input_ids_BL.shape[1]  # a learned prompt stands before the input
-            rows, positions = row_N.to(logits_BLV.device), position_N.to(logits_BLV.device) + virtual_tokens
-            scores = self._in_chunks(
-                lambda chunk: logits_BLV[rows[chunk], positions[chunk]], target_N, logits_BLV.device
-            )
-        _check_finite(scores.logprobs, row_N.cpu(), position_N.cpu())
-        return scores
+            # a learned prompt stands before the input
+            device, skipped = logits_BLV.device, logits_BLV.shape[1] - input_ids_BL.shape[1]
+        rows, positions, targets = (to_device(x, device) for x in (row_N, position_N + skipped, target_N))
+
+        def logits_of(chunk: slice) -> Tensor:
+            if splits:
+                return self._head(hidden_BLD[rows[chunk], positions[chunk]][None])[0]
+            return logits_BLV[rows[chunk], positions[chunk]]
+
+        lowest, highest = (int(target_N.min()), int(target_N.max())) if len(target_N) else (0, 0)
+        logprobs, greedy = self._in_chunks(logits_of, targets, lowest, highest)
+        return PendingScores(logprobs, greedy, lambda found: _check_finite(found, row_N.cpu(), position_N.cpu()))
 
     @torch.no_grad()
     def read(self, prefix_P: Tensor) -> Prefix | None:
@@ -118,11 +165,12 @@ class TokenScorer:
             self._hidden(prefix_P[None], cache)
         return cache
 
-    def _in_chunks(self, logits_of: Callable[[slice], Tensor], target_N: Tensor, device: torch.device) -> TokenScores:
-        logprobs, greedy = [], []
-        lowest, highest = (int(target_N.min()), int(target_N.max())) if len(target_N) else (0, 0)
-        target_N = target_N.to(device)
-        most = self.chunk_logits or CHUNK_LOGITS.get(device.type, CHUNK_LOGITS["cpu"])
+    def _in_chunks(
+        self, logits_of: Callable[[slice], Tensor], target_N: Tensor, lowest: int, highest: int
+    ) -> tuple[Tensor, Tensor]:
+        logprobs = [torch.empty(0, device=target_N.device)]
+        greedy = [torch.empty(0, dtype=torch.bool, device=target_N.device)]
+        most = self.chunk_logits or CHUNK_LOGITS.get(target_N.device.type, CHUNK_LOGITS["cpu"])
         chunk_tokens = max(1, most // self._vocabulary())
         for first in range(0, len(target_N), chunk_tokens):
             chunk = slice(first, first + chunk_tokens)
@@ -133,9 +181,9 @@ class TokenScorer:
                     f"{highest if lowest >= 0 else lowest} among the targets: check that the tokenizer is the model's."
                 )
             chunk_logprobs, chunk_greedy = target_logprobs(logits_CV, target_N[chunk].to(logits_CV.device))
-            logprobs.append(chunk_logprobs)
-            greedy.append(chunk_greedy)
-        return TokenScores(torch.cat(logprobs).cpu(), torch.cat(greedy).cpu())
+            logprobs.append(chunk_logprobs.to(target_N.device))
+            greedy.append(chunk_greedy.to(target_N.device))
+        return torch.cat(logprobs), torch.cat(greedy)
 
     def _splits(self, input_ids_BL: Tensor) -> bool:
         if self._comes_apart is None:
@@ -211,6 +259,13 @@ class TokenScorer:
             type(self._whole).__name__,
         )
         return False
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a tensor of the CPU to a device without waiting for the work a GPU has been given before."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:

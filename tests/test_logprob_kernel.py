@@ -10,19 +10,21 @@ from sbeval.logprob_kernel import kernel_target_logprobs
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU the kernel runs in Triton's interpreter
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     rows=st.integers(1, 4),
     vocabulary=st.sampled_from([1, 61, 4096, 4097, 9000]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     scale=st.sampled_from([0.1, 3.0, 40.0]),
+    aligned=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_log_probabilities_and_greedy_tokens_equal_pytorch(
-    rows: int, vocabulary: int, dtype: torch.dtype, scale: float, seed: int
+    rows: int, vocabulary: int, dtype: torch.dtype, scale: float, aligned: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    padded = (scale * torch.randn(rows, vocabulary + 3, generator=generator)).to(DEVICE, dtype)
+    width = -(-vocabulary // 16) * 16 + (0 if aligned else 3)
+    padded = (scale * torch.randn(rows, width, generator=generator)).to(DEVICE, dtype)
     logits = padded[:, :vocabulary]  # rows that lie apart
     target = torch.randint(0, vocabulary, (rows,), generator=generator).to(DEVICE)
     target[0] = logits[0].argmax()
@@ -39,12 +41,23 @@ def test_the_first_of_equal_logits_is_the_most_probable_token() -> None:
     assert greedy.tolist() == [True, False, False]
 
 
+@pytest.mark.parametrize("place", [60, 4200])
+@pytest.mark.parametrize("target", [60, 61, 8999])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_give_no_finite_number(value: float) -> None:
-    logits = torch.zeros(1, 100, device=DEVICE)
-    logits[0, 60] = value
-    logprobs, _ = kernel_target_logprobs(logits, torch.tensor([60], device=DEVICE))
+def test_logits_that_are_not_finite_give_no_finite_number(value: float, target: int, place: int) -> None:
+    logits = torch.zeros(1, 9008, device=DEVICE)
+    logits[0, place] = value
+    logprobs, _ = kernel_target_logprobs(logits, torch.tensor([target], device=DEVICE))
     assert not torch.isfinite(logprobs).any()
+
+
+@pytest.mark.parametrize("before", [0, 4095, 4096, 4100])
+def test_an_equal_logit_before_the_target_is_the_most_probable_token_instead(before: int) -> None:
+    logits = torch.zeros(2, 9008, device=DEVICE)
+    logits[:, 4101] = 1.0
+    logits[1, before] = 1.0
+    _, greedy = kernel_target_logprobs(logits, torch.tensor([4101, 4101], device=DEVICE))
+    assert greedy.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("target", [-1, 100, 5000])

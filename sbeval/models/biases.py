@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
+from sbeval.models.flex import ScoreMod
+
 FIRE_WIDTH = 32
 FIRE_INITIAL_SCALE = 0.1
 FIRE_INITIAL_THRESHOLD = 512.0
@@ -41,6 +43,15 @@ class AlibiBias(nn.Module):
         slope_H = torch.tensor(self.slopes, dtype=torch.float32, device=distance_RC.device)
         return -slope_H[:, None, None] * distance_RC[None, None]
 
+    def score_mod(self, position_Q: Tensor | None, device: torch.device) -> ScoreMod:
+        """Returns the same for FlexAttention, in fp32."""
+        slope_H = torch.tensor(self.slopes, dtype=torch.float32, device=device)
+
+        def add(logit: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return logit - slope_H[head] * (query - key)
+
+        return add
+
 
 class FireBias(nn.Module):
     """A learned function of the log-distance as a share of the log-position (Li et al. 2023, arXiv 2310.04418).
@@ -69,3 +80,22 @@ class FireBias(nn.Module):
             share_BRC = log_distance_RC / ((scale * reach_BR).log1p() + _FIRE_EPS)[..., None]
             inner = relu(linear(share_BRC[..., None], self.hidden.weight.float(), self.hidden.bias.float()))
             return linear(inner, self.output.weight.float(), self.output.bias.float()).permute(0, 3, 1, 2)
+
+    def score_mod(self, position_Q: Tensor | None, device: torch.device) -> ScoreMod:
+        """Returns the same for FlexAttention, in fp32."""
+        assert position_Q is not None
+        scale = self.scale.detach().float().abs()
+        reach_Q = torch.maximum(position_Q.float(), self.threshold.detach().float().abs())
+        per_log_distance_Q = 1.0 / ((scale * reach_Q).log1p() + _FIRE_EPS)
+        inner_2W = torch.stack([self.hidden.weight.detach().float()[:, 0], self.hidden.bias.detach().float()])
+        output = (self.output.weight.detach().float(), self.output.bias.detach().float()[:, None])
+        outer_HW = torch.cat(output, dim=1)  # the bias behind the weights
+
+        def add(logit: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            share = (scale * (query - key).clamp_min(0)).log1p() * per_log_distance_Q[query]
+            added = outer_HW[head, FIRE_WIDTH]
+            for unit in range(FIRE_WIDTH):
+                added = added + outer_HW[head, unit] * relu(inner_2W[0, unit] * share + inner_2W[1, unit])
+            return logit + added
+
+        return add

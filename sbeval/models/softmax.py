@@ -1,7 +1,8 @@
 """Causal softmax attention of the baselines: PyTorch's own, over blocks of queries where a mask or bias is needed.
 
 No [L, L] tensor is ever held. A mask or bias that depends on distance alone is made once, for one block of rows, and
-every block takes its newest columns; any other is made for each block, and again in the backward pass.
+every block takes its newest columns; any other is made for each block, and again in the backward pass. Where
+FlexAttention is faster, neither is made at all.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim, R rows of a block, C keys a
 block can see.
@@ -14,6 +15,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
+
+from sbeval.models.flex import ScoreMod, compiled_flex_attention, suits_flex
 
 MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Most elements of one block's mask or bias, by device: small enough for memory, large enough to keep it busy."""
@@ -35,6 +38,9 @@ class Bias(Protocol):
 
     def __call__(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
         """From positions [B or 1, R] of queries and distances to keys (>= 0 where seen) to [B or 1, H, R, C]."""
+
+    def score_mod(self, position_Q: Tensor | None, device: torch.device) -> ScoreMod:
+        """The same for FlexAttention, from positions [Q] of all queries."""
 
 
 def softmax_attention(
@@ -72,6 +78,19 @@ def softmax_attention(
         return scaled_dot_product_attention(
             q_BHQD, k_BGKD, v_BGKD, is_causal=queries == keys > 1, scale=scale, enable_gqa=heads != k_BGKD.shape[1]
         )
+    one_text = seq_start_B is None and (bias is None or bias.by_distance or _rows(position_ids_BQ) == 1)
+    if one_text and suits_flex(q_BHQD, k_BGKD):
+        position_Q = None if position_ids_BQ is None else position_ids_BQ[0]
+        output_BHQD = compiled_flex_attention(
+            q_BHQD,
+            k_BGKD,
+            v_BGKD,
+            scale=scale,
+            sliding_window=sliding_window,
+            score_mod=None if bias is None else bias.score_mod(position_Q, q_BHQD.device),
+        )
+        if output_BHQD is not None:
+            return output_BHQD
     k_BHKD, v_BHKD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGKD, v_BGKD))
     by_distance = seq_start_B is None and (bias is None or bias.by_distance)
     per_row = seq_start_B is not None or (not by_distance and position_ids_BQ is not None and len(position_ids_BQ) > 1)
@@ -125,6 +144,10 @@ def _masked_attention(q_BHRD: Tensor, k_BHCD: Tensor, v_BHCD: Tensor, mask: Tens
         return scaled_dot_product_attention(q_BHRD, k_BHCD, v_BHCD, attn_mask=mask, scale=scale)
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         return scaled_dot_product_attention(q_BHRD, k_BHCD, v_BHCD, attn_mask=mask, scale=scale)
+
+
+def _rows(position_ids_BQ: Tensor | None) -> int:
+    return 0 if position_ids_BQ is None else len(position_ids_BQ)
 
 
 def _rows_of_a_block(queries: int, keys: int, sliding_window: int, layers: int, device: torch.device) -> int:

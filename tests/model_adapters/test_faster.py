@@ -1,4 +1,4 @@
-"""Padded linear maps and fused norms compute what the model's own parts do."""
+"""Padded linear maps, fused norms, MLPs and rotations compute what the model's own parts do."""
 
 import copy
 
@@ -12,7 +12,9 @@ from torch import nn
 
 from sbeval.model_adapters.aligned_linear import AlignedLinear, align_linears
 from sbeval.model_adapters.faster import make_faster
+from sbeval.model_adapters.fused_mlp import FusedGatedMLP, fuse_mlps
 from sbeval.model_adapters.fused_norm import FusedRMSNorm
+from sbeval.model_adapters.fused_rotation import fuse_rotations
 from tests.model_adapters.small import ARCHITECTURES
 
 TOKENS = torch.arange(40)[None]
@@ -50,6 +52,66 @@ def test_gemmas_norms_are_left_alone_and_llamas_are_fused() -> None:
         assert any(isinstance(module, FusedRMSNorm) for module in model.modules()) == fused
 
 
+def rotated(model: nn.Module) -> list[str]:
+    """The modules whose forward is a copy of their class's."""
+    return [name for name, module in model.named_modules() if "forward" in vars(module)]
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_rotations_of_halves_and_gated_mlps_are_fused(architecture: str) -> None:
+    model = odd(architecture)
+    own = {type(module): type(module).forward for module in model.modules()}
+    make_faster(model)
+    # Cohere rotates neighbours, our own family has its kernel in its own rotation
+    turned = 0 if architecture in ("cohere", "gpt2", "rope", "stickbreaking") else len(model.base_model.layers)
+    assert len(rotated(model)) == turned
+    gated = 0 if architecture in ("gpt2", "gpt_neox") else len(model.base_model.layers)
+    assert sum(isinstance(module, FusedGatedMLP) for module in model.modules()) == gated
+    assert all(kind.forward is forward for kind, forward in own.items())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox", "stickbreaking"])
+def test_gradients_of_a_faster_model_are_its_own(architecture: str) -> None:
+    model = odd(architecture)
+
+    def gradient() -> torch.Tensor:
+        embeddings = model.get_input_embeddings().weight
+        (gradient,) = torch.autograd.grad(model(TOKENS).logits.square().sum(), embeddings)
+        return gradient
+
+    expected = gradient()
+    make_faster(model)
+    torch.testing.assert_close(gradient(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu", "quick_gelu", "relu2"])
+def test_an_mlp_is_fused_where_its_activation_is_known(activation: str) -> None:
+    config = ARCHITECTURES["llama"](64)
+    config.hidden_act = activation
+    model = nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(config))
+    x = 2.0 * torch.randn(1, 3, config.hidden_size, generator=torch.Generator().manual_seed(0))
+    expected = model(x)
+    assert len(fuse_mlps(model)) == (activation not in ("quick_gelu", "relu2"))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), expected)
+
+
+def test_an_mlp_that_does_something_else_stays_as_it_is() -> None:
+    class Doubled(transformers.models.llama.modeling_llama.LlamaMLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2.0 * super().forward(x)
+
+    model = nn.Sequential(Doubled(ARCHITECTURES["llama"](64)))
+    assert not fuse_mlps(model)
+
+
+def test_an_attention_with_a_forward_of_its_own_stays_as_it_is() -> None:
+    model = odd("llama")
+    first, second = (layer.self_attn for layer in model.model.layers)
+    first.forward = first.forward
+    assert fuse_rotations(model) == [second]
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     inputs=st.integers(1, 70),
@@ -64,6 +126,8 @@ def test_padding_changes_no_product(inputs: int, outputs: int, bias: bool, dtype
     padded = AlignedLinear(plain)
     near = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(padded(x), plain(x), rtol=near, atol=near * inputs**0.5)
+    zeros = nn.functional.pad(x, (0, padded.padded_in_features - inputs))
+    assert torch.equal(padded(zeros), padded(x))
     assert padded(x).stride(-2) * dtype.itemsize % 16 == 0
 
 
@@ -99,7 +163,8 @@ def test_a_model_that_would_differ_gets_its_own_parts_back(caplog: pytest.LogCap
     own = mlp.forward
     mlp.forward = lambda hidden: own(hidden) * (1.0 if type(mlp.up_proj) is nn.Linear else 2.0)
     assert not make_faster(model)
-    assert not any(isinstance(module, AlignedLinear | FusedRMSNorm) for module in model.modules())
+    assert not any(isinstance(module, AlignedLinear | FusedGatedMLP | FusedRMSNorm) for module in model.modules())
+    assert rotated(model) == ["model.layers.0.mlp"]  # this test's own
     assert torch.equal(model(TOKENS).logits, expected)
     assert "is run as it is" in caplog.text
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances
 
@@ -83,3 +84,20 @@ def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(c
     torch.manual_seed(0)
     texts = lm.generate_until(instances("generate_until", sampled), disable_tqdm=True)
     assert len(set(texts)) > 1
+
+
+def test_no_stop_sequence_may_be_written_as_null(checkpoint: Checkpoints) -> None:
+    lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", dtype="float32")
+    answers = [
+        lm.generate_until(instances("generate_until", [(LINES[0], {**setting, "max_gen_toks": 6})]), disable_tqdm=True)
+        for setting in ({"until": []}, {"until": None}, {"until": [None]}, {})
+    ]
+    assert answers == answers[:1] * 4
+
+
+def test_a_stop_sequence_that_is_no_text_is_named(checkpoint: Checkpoints) -> None:
+    lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", dtype="float32")
+    with pytest.raises(UserError, match="until to be text, a list of texts or null, found 7 in it"):
+        lm.generate_until(
+            instances("generate_until", [(LINES[0], {"until": ["x", 7], "max_gen_toks": 6})]), disable_tqdm=True
+        )

@@ -1,0 +1,89 @@
+"""Attention of transformers' models whose rotary embedding is one kernel for the queries and one for the keys.
+
+Each of its modelling files has a function `apply_rotary_pos_emb`, which the attention's forward calls by that name.
+That forward is kept: a module gets a copy of it in which the name means the kernel, and transformers stays as it is.
+"""
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbeval.models.rope import rotate
+from sbeval.triton_devices import runs_triton
+
+_NAME = "apply_rotary_pos_emb"
+Forward = Callable[..., Any]
+
+
+class FusedRotation:
+    """Stands in for `apply_rotary_pos_emb`, and calls it where the kernel would not do the same.
+
+    Args:
+        own: the function of the model's file.
+    """
+
+    def __init__(self, own: Forward) -> None:
+        self._own = own
+
+    def __call__(self, q_BHLD: Tensor, k_BGLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor, *args: Any, **kw: Any) -> Any:
+        """Returns the rotated queries and keys; cosine and sine hold each of their values twice."""
+        plain = args or kw or cos_BLD.dim() != 3 or not cos_BLD.dtype == q_BHLD.dtype == k_BGLD.dtype
+        if plain or q_BHLD.dtype == torch.float64 or not runs_triton(q_BHLD):
+            return self._own(q_BHLD, k_BGLD, cos_BLD, sin_BLD, *args, **kw)
+        from sbeval.models.rotary_kernel import rotate_in_one_pass
+
+        pairs = cos_BLD.shape[-1] // 2
+        cos_BLF, sin_BLF = cos_BLD[..., :pairs], sin_BLD[..., :pairs]
+        return tuple(rotate_in_one_pass(x, cos_BLF, sin_BLF) for x in (q_BHLD, k_BGLD))
+
+
+def fuse_rotations(model: nn.Module) -> list[nn.Module]:
+    """Gives every attention module whose rotation is of the kernel's kind the kernel, and returns those modules."""
+    changed = []
+    for module in model.modules():
+        hooked = "forward" in vars(module)  # accelerate's, or a caller's
+        fused = None if hooked else _fused(type(module).forward)
+        if fused is not None:
+            module.forward = types.MethodType(fused, module)
+            changed.append(module)
+    return changed
+
+
+def unfuse_rotations(modules: list[nn.Module]) -> None:
+    """Gives modules from `fuse_rotations` the forward of their class again."""
+    for module in modules:
+        del module.forward
+
+
+@functools.cache
+def _fused(forward: Forward) -> Forward | None:
+    if not isinstance(forward, types.FunctionType) or _NAME not in forward.__code__.co_names:
+        return None
+    own = forward.__globals__.get(_NAME)
+    if own is None or not _turns_halves(own):
+        return None
+    names = {**forward.__globals__, _NAME: FusedRotation(own)}
+    fused = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    fused.__kwdefaults__ = forward.__kwdefaults__
+    return functools.update_wrapper(fused, forward)
+
+
+@torch.no_grad()
+def _turns_halves(own: Forward) -> bool:
+    """Whether a function rotates pairs (x_f, x_{f + F}), as most models do; some rotate neighbours."""
+    generator = torch.Generator().manual_seed(0)
+    q_BHLD, k_BGLD = (torch.randn(2, heads, 3, 8, generator=generator) for heads in (2, 1))
+    cos_BLF, sin_BLF = torch.randn(2, 2, 3, 4, generator=generator)
+    try:
+        found = own(q_BHLD, k_BGLD, *(torch.cat([a, a], dim=-1) for a in (cos_BLF, sin_BLF)))
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return False
+    expected = (rotate(x, cos_BLF[:, None], sin_BLF[:, None]) for x in (q_BHLD, k_BGLD))
+    return isinstance(found, tuple) and all(
+        isinstance(f, Tensor) and f.shape == e.shape and torch.allclose(f, e, atol=1e-5)
+        for f, e in zip(found, expected, strict=False)
+    )

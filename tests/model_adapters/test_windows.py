@@ -1,0 +1,117 @@
+"""Windows of a text are lm-eval's, and none is lost where several are under way at once."""
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from sbeval.errors import UserError
+from sbeval.model_adapters.meter import Meter
+from sbeval.model_adapters.windows import RunScores, rolling_windows, score_windows, window
+from sbeval.scoring import PendingScores, TokenScorer
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens=st.lists(st.integers(0, 9), max_size=30), max_length=st.integers(1, 12))
+def test_rolling_windows_are_those_of_lm_eval(tokens: list[int], max_length: int) -> None:
+    cuts = get_rolling_token_windows(tokens, prefix_token=77, max_seq_len=max_length, context_len=1)
+    expected = [((context + targets)[:-1], [targets]) for context, targets in map(make_disjoint_window, cuts)]
+    found = rolling_windows(tokens, lead_in=77, max_length=max_length)
+    loaded = [window.load() for window in found]
+    assert [(x.inputs.tolist(), [run.tolist() for run in x.target_runs]) for x in loaded] == expected
+    assert [window.length for window in found] == [len(inputs) for inputs, _ in expected]
+
+
+class Killed(BaseException):
+    pass
+
+
+class Scorer(TokenScorer):
+    """Gives each target minus its own number, and NaN for 66; dies when it is given 99."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Identity())
+        self.started: list[int] = []
+
+    def start(
+        self,
+        input_ids_BL: torch.Tensor,
+        row_N: torch.Tensor,
+        position_N: torch.Tensor,
+        target_N: torch.Tensor,
+        *,
+        after: object = None,
+    ) -> PendingScores:
+        if 99 in target_N.tolist():
+            raise Killed
+        self.started.append(int(target_N[0]))
+        logprobs = torch.where(target_N == 66, torch.nan, -target_N.float())
+
+        def check(found: torch.Tensor) -> None:
+            if found.isnan().any():
+                raise UserError("not finite")
+
+        return PendingScores(logprobs, target_N > 0, check)
+
+
+def run(targets: Sequence[int], ahead: int) -> tuple[list[str], dict[int, float], Meter]:
+    """What happened in which order, the scores, and the tokens counted, of windows that are one token long."""
+    events: list[str] = []
+    results: dict[int, float] = {}
+    scorer, meter = Scorer(), Meter()
+
+    def done(index: int, scores: list[RunScores]) -> None:
+        events.append(f"{len(scorer.started)} started, {targets[index]} done")
+        results[targets[index]] = scores[0].total
+
+    with contextlib.suppress(Killed):
+        score_windows(
+            [window([5], [[target]]) for target in targets],
+            scorer,
+            device=torch.device("cpu"),
+            max_rows=1,
+            max_tokens=None,
+            same_length=False,
+            hold=lambda _: contextlib.nullcontext(),
+            meter=meter,
+            done=done,
+            ahead=ahead,
+        )
+    return events, results, meter
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_each_window_is_scored_once_in_order(ahead: int) -> None:
+    targets = [4, 2, 3, 9]
+    events, results, meter = run(targets, ahead)
+    assert list(results.items()) == [(target, -float(target)) for target in targets]
+    assert events == [f"{min(1 + i + ahead, 4)} started, {target} done" for i, target in enumerate(targets)]
+    assert meter.tokens == len(targets)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_what_was_started_before_a_run_ended_is_done(ahead: int) -> None:
+    _, results, meter = run([4, 2, 99, 3], ahead)
+    assert list(results) == [4, 2]
+    assert meter.tokens == 2
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_an_error_in_the_scores_ends_the_run(ahead: int) -> None:
+    with pytest.raises(UserError, match="not finite"):
+        run([4, 66, 2, 3], ahead)
+
+
+def test_pending_scores_are_of_the_cpu() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    pending = PendingScores(
+        torch.zeros(3, device=device), torch.ones(3, dtype=torch.bool, device=device), lambda _: None
+    )
+    scores = pending.result()
+    np.testing.assert_array_equal(scores.logprobs.numpy(), np.zeros(3))
+    assert scores.greedy.tolist() == [True] * 3

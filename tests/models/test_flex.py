@@ -1,0 +1,123 @@
+"""FlexAttention with our biases and windows is the softmax of the definition, and nothing is lost where it fails."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
+from torch.testing import assert_close
+
+from sbeval.models.biases import AlibiBias, FireBias
+from sbeval.models.flex import CompiledFlexAttention, causal_blocks, flex_causal_attention
+from sbeval.models.softmax import Bias, softmax_attention
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+# compiling for a CPU takes minutes over all cases; not compiled it computes the same from all pairs
+ATTENTION = torch.compile(flex_attention, dynamic=True, fullgraph=True) if ON_GPU else flex_attention
+NEAR = {"rtol": 1e-4, "atol": 3e-4} if ON_GPU else {"rtol": 1e-5, "atol": 1e-5}  # TF32 or the like in its products
+
+
+def make_bias(kind: str, heads: int) -> Bias | None:
+    torch.manual_seed(0)
+    if kind == "none":
+        return None
+    if kind == "alibi":
+        return AlibiBias(heads)
+    bias = FireBias(heads)
+    for parameter in bias.parameters():
+        torch.nn.init.normal_(parameter)
+    with torch.no_grad():
+        bias.threshold.fill_(20.0)
+    return bias.to(DEVICE)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    kind=st.sampled_from(["none", "alibi", "fire"]),
+    length=st.sampled_from([1, 60, 128, 300]),
+    window=st.sampled_from([1, 37, 128, 200, 10**6]),
+    heads=st.sampled_from([(4, 4), (6, 2)]),
+    later=st.sampled_from([0, 1000]),
+)
+@torch.no_grad()
+def test_it_is_the_attention_of_the_definition(
+    kind: str, length: int, window: int, heads: tuple[int, int], later: int
+) -> None:
+    generator = torch.Generator().manual_seed(length)
+    q, k, v = (torch.randn(1, h, length, 16, generator=generator).to(DEVICE) for h in (heads[0], heads[1], heads[1]))
+    bias = make_bias(kind, heads[0])
+    positions = torch.arange(later, later + length, device=DEVICE)
+    expected = softmax_attention(
+        q.double(),
+        k.double(),
+        v.double(),
+        scale=0.3,
+        sliding_window=window,
+        bias=bias,
+        position_ids_BQ=positions[None],
+    )
+    found = flex_causal_attention(
+        q,
+        k,
+        v,
+        scale=0.3,
+        sliding_window=min(window, length),
+        score_mod=None if bias is None else bias.score_mod(positions, q.device),
+        attention=ATTENTION,
+    )
+    assert_close(found.double(), expected, **NEAR)
+
+
+@settings(max_examples=60, deadline=None)
+@given(length=st.integers(1, 900), window=st.integers(1, 1000))
+def test_blocks_hold_every_pair_that_is_seen_and_full_ones_no_other(length: int, window: int) -> None:
+    blocks = causal_blocks(length, window, torch.device("cpu"))
+    count = -(-length // 128)
+    index = torch.arange(count * 128)
+    distance = index[:, None] - index
+    seen = ((distance >= 0) & (distance < window)).view(count, 128, count, 128)
+    listed: dict[str, torch.Tensor] = {}
+    for name, counts, indices in (
+        ("partial", blocks.kv_num_blocks, blocks.kv_indices),
+        ("full", blocks.full_kv_num_blocks, blocks.full_kv_indices),
+    ):
+        listed[name] = torch.zeros(count, count, dtype=torch.bool)
+        for row in range(count):
+            listed[name][row, indices[0, 0, row, : counts[0, 0, row]].long()] = True
+    assert torch.equal(listed["full"], seen.all(3).all(1))
+    assert torch.equal(listed["full"] | listed["partial"], seen.any(3).any(1))
+    assert not bool((listed["full"] & listed["partial"]).any())
+
+
+def problem() -> dict[str, Any]:
+    q, k, v = torch.randn(3, 1, 2, 5, 16)
+    return {"q_BHLD": q, "k_BGLD": k, "v_BGLD": v, "scale": 0.3, "sliding_window": 5, "score_mod": None}
+
+
+def test_a_failure_to_compile_is_told_once_and_not_met_again(caplog: pytest.LogCaptureFixture) -> None:
+    calls = []
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        calls.append(args)
+        raise RuntimeError("there is no compiler\nand more")
+
+    attention = CompiledFlexAttention(fails)
+    assert attention(**problem()) is None
+    assert attention(**problem()) is None
+    assert len(calls) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "PyTorch's FlexAttention does not run here (there is no compiler): going on with blocks of rows"
+    ]
+
+
+def test_memory_that_runs_out_is_no_failure_to_compile() -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    attention = CompiledFlexAttention(fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        attention(**problem())
+    assert attention.works
