@@ -83,7 +83,7 @@ class Tiles:
         longest = max(stop - start for start, stop in itertools.pairwise(bounds))
         rows = max(1, min(longest, TILE_ROWS // shared))
         tile_keys = min(TILE_KEYS, max(1, TILE_LOGITS // (rows * shared)))
-        heads_at_once = batch * groups
+        heads_at_once = max(1, batch * groups)
         if q_BHQD.device.type == "cpu":
             visible = keys if cu_seqlens is None else longest
             heads_at_once = max(1, TILE_LOGITS // max(1, rows * shared * min(tile_keys, visible)))
