@@ -18,7 +18,7 @@ from sbeval.attention.impl.triton.sticks import (
     in_columns,
     keys_of_columns,
     share_between_threads,
-    take_in_fours,
+    take_in_eights,
     take_one_by_one,
 )
 
@@ -59,7 +59,7 @@ def _tile(
         weight = in_columns(w0 * before, w1 * before, w2 * before, w3 * before, BLOCK_M, BLOCK_N)
         stick *= all_left
     else:
-        weight, stick, largest = take_in_fours(e, stick, largest, BLOCK_M, BLOCK_N, ASSEMBLY)
+        weight, stick, largest = take_in_eights(e, stick, largest, BLOCK_M, BLOCK_N, ASSEMBLY)
     out = tl.dot(weight.to(v.dtype), v, out, input_precision="ieee")
     return out, stick, largest, kept, kept_block
 
@@ -152,7 +152,7 @@ def _forward_kernel(
                 keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
-    # four logits in a row that add up to more than 126 overflow their product: the block walks again, key by key
+    # eight logits in a row that add up to more than 126 overflow their product: the block walks again, key by key
     broken = False if EXACT else tl.max(tl.max(largest, 1), 0) > LARGEST_PRODUCT
     if broken:
         out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)

@@ -13,7 +13,7 @@ key order, oldest first, one for each place in a group; tensors [M, 2, 2] belong
 import triton
 import triton.language as tl
 
-# The product of four keys' 1 + e must not exceed this, past which its reciprocal is no normal number.
+# A product of 1 + e must not exceed this, past which its reciprocal is no normal number.
 LARGEST_PRODUCT: tl.constexpr = tl.constexpr(2.0**126)
 
 
@@ -102,13 +102,13 @@ def share_between_threads(left, taken, M: tl.constexpr, G: tl.constexpr):
 
 
 @triton.jit
-def take_in_fours(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Weights of a tile with one reciprocal for four keys.
+def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Weights of a tile with one reciprocal for eight keys. N is 32 at least.
 
     Args:
         e: [M, N] 2^logit, column order.
         stick: [M, 2, 2] what newer tiles leave.
-        largest: [M, 4] largest product of four keys so far: above LARGEST_PRODUCT the weights are wrong.
+        largest: [M, 4] largest product of eight keys so far: above LARGEST_PRODUCT the weights are wrong.
         M: see the module.
         N: see the module.
         ASSEMBLY: whether inline assembly runs.
@@ -116,10 +116,20 @@ def take_in_fours(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY:
     Returns:
         Weights [M, N] in column order; what the tile leaves of the stick; `largest` with this tile.
     """
-    G: tl.constexpr = N // 16
-    e0, e1, e2, e3 = in_groups(e, M, N)
+    G: tl.constexpr = N // 32
+    even, odd = _halves(e.reshape(M, N // 8, 8).trans(0, 2, 1).reshape(M, 4, N // 4), M, N // 4)
+    e04, e26 = _halves(even, M, N // 8)
+    e15, e37 = _halves(odd, M, N // 8)
+    e0, e4 = _halves(e04, M, N // 16)
+    e1, e5 = _halves(e15, M, N // 16)
+    e2, e6 = _halves(e26, M, N // 16)
+    e3, e7 = _halves(e37, M, N // 16)
     # the product of 1 + e less one, of which rounding takes nothing where all e are tiny
-    excess = tl.fma(e3, e2, e3 + e2)
+    excess = tl.fma(e7, e6, e7 + e6)
+    excess = tl.fma(excess, e5, excess + e5)
+    excess = tl.fma(excess, e4, excess + e4)
+    excess = tl.fma(excess, e3, excess + e3)
+    excess = tl.fma(excess, e2, excess + e2)
     excess = tl.fma(excess, e1, excess + e1)
     excess = tl.fma(excess, e0, excess + e0)
     largest = tl.maximum(largest, tl.max(excess, 2))
@@ -132,7 +142,19 @@ def take_in_fours(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY:
     remaining += w1
     w2 = e2 * remaining
     remaining += w2
-    return in_columns(w0, w1, w2, e3 * remaining, M, N), stick * all_left, largest
+    w3 = e3 * remaining
+    remaining += w3
+    w4 = e4 * remaining
+    remaining += w4
+    w5 = e5 * remaining
+    remaining += w5
+    w6 = e6 * remaining
+    remaining += w6
+    w7 = e7 * remaining
+    even = _woven(_woven(w0, w4, M, N // 16), _woven(w2, w6, M, N // 16), M, N // 8)
+    odd = _woven(_woven(w1, w5, M, N // 16), _woven(w3, w7, M, N // 16), M, N // 8)
+    weight = _woven(even, odd, M, N // 4).reshape(M, 8, N // 8).trans(0, 2, 1).reshape(M, N)
+    return weight, stick * all_left, largest
 
 
 @triton.jit
