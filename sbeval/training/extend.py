@@ -65,7 +65,9 @@ class Extension:
             )
 
 
-def extend(extension: Extension, out: Path, *, max_seconds: float | None = None, command: str = "") -> Path | None:
+def extend(
+    extension: Extension, out: Path, *, max_seconds: float | None = None, command: str = "", fsdp: bool = False
+) -> Path | None:
     """Continues training at a longer context, or goes on where an earlier call stopped.
 
     Args:
@@ -73,6 +75,7 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
         out: the run's folder: resumable states, the loss curve, and at the end `checkpoint/`.
         max_seconds: stop with a resumable state after this much time; None trains to the end.
         command: command line for the record.
+        fsdp: shard weights, gradients and the optimizer over the processes of `accelerate launch`.
 
     Returns:
         The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
@@ -86,7 +89,9 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
     from sbeval.checkpoints.load import load_checkpoint
 
     optimization = extension.optimization
-    run = Run.of(extension, out=out, length_tokens=extension.context_tokens, max_seconds=max_seconds, command=command)
+    run = Run.of(
+        extension, out=out, length_tokens=extension.context_tokens, max_seconds=max_seconds, command=command, fsdp=fsdp
+    )
     loaded = load_checkpoint(extension.checkpoint, dtype="float32")
     if loaded.folder is None:
         raise UserError(
@@ -123,8 +128,9 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
     # before the configuration is changed: the frequencies are worked out from the parent's
     with _pinned_rope(model, extension, parent):
         _prepare(model, extension, parent)
-        if not run.train(model, windows, loss):
-            return None
+        model = run.train(model, windows, loss)
+    if model is None:
+        return None
     checkpoint = out / "checkpoint"
 
     def record(parts: RunParts) -> dict[str, Any]:
@@ -216,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--save-every-steps", type=int, default=250)
     parser.add_argument("--log-every-steps", type=int, default=10)
     parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
+    parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     options = parser.parse_args(arguments)
     extension = Extension(
         checkpoint=options.checkpoint,
@@ -240,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         save_every_steps=options.save_every_steps,
     )
     command = shlex.join(["sbeval", "extend", *(sys.argv[1:] if arguments is None else arguments)])
-    extend(extension, options.out, max_seconds=options.max_seconds, command=command)
+    extend(extension, options.out, max_seconds=options.max_seconds, command=command, fsdp=options.fsdp)
 
 
 if __name__ == "__main__":

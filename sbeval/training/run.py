@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback
 
 from sbeval.errors import UserError
+from sbeval.training import sharding
 from sbeval.training.record import RunPart, RunParts, append_run, loss_curve, trim_log
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.trainer import (
@@ -22,6 +23,7 @@ from sbeval.training.trainer import (
     is_first_process,
     last_complete_state,
     next_token_loss,
+    process_count,
     schedule_factor,
     training_arguments,
 )
@@ -43,6 +45,7 @@ class Run:
         max_seconds: stop with a resumable state after this time; None trains to the end.
         command: command line for the record.
         started: `time.monotonic()` at the command's start.
+        fsdp: shard weights, gradients and the optimizer over the processes.
     """
 
     out: Path
@@ -55,6 +58,7 @@ class Run:
     max_seconds: float | None
     command: str
     started: float
+    fsdp: bool = False
 
     def claim(self, identity: Mapping[str, Any]) -> None:
         """Writes what this folder's run is; refuses a folder of another run, since its states would be resumed."""
@@ -71,7 +75,14 @@ class Run:
 
     @classmethod
     def of(
-        cls, settings: "RunSettings", *, out: Path, length_tokens: int, max_seconds: float | None, command: str
+        cls,
+        settings: "RunSettings",
+        *,
+        out: Path,
+        length_tokens: int,
+        max_seconds: float | None,
+        command: str,
+        fsdp: bool = False,
     ) -> Self:
         """Returns the run of a recipe or an extension that starts now."""
         return cls(
@@ -85,6 +96,7 @@ class Run:
             max_seconds=max_seconds,
             command=command,
             started=time.monotonic(),
+            fsdp=fsdp,
         )
 
     @property
@@ -94,15 +106,17 @@ class Run:
 
     def train(
         self, model: Any, windows: TrainingWindows, loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss
-    ) -> bool:
-        """Trains from the newest state; afterwards the model holds the last weights.
+    ) -> Any | None:
+        """Trains from the newest state.
 
         Returns:
-            Whether the run is at its end; False where time ran out before.
+            The trained model, whole in the first process; None where time ran out before the run's end.
 
         Raises:
-            UserError: the loss was not finite, or the disk is full.
+            UserError: the loss was not finite, the disk is full, or FSDP was asked for in a single process.
         """
+        if self.fsdp and process_count() == 1:
+            raise UserError("expected several processes for --fsdp, found one; start it with `accelerate launch`")
         steps = self.optimization.steps
         state = last_complete_state(self.out / "states")
         first_step = int(state.name.rpartition("-")[2]) if state else 0
@@ -122,7 +136,9 @@ class Run:
             seed=self.seed,
             log_every_steps=self.log_every_steps,
             save_every_steps=self.save_every_steps,
+            fsdp=self.fsdp,
         )
+        kind = type(model)
         trainer = WindowTrainer(
             factor=schedule_factor(self.optimization),
             window_loss=loss,
@@ -131,17 +147,12 @@ class Run:
             train_dataset=windows,
             callbacks=[watch],
         )
-        if trainer.is_fsdp_enabled:
-            raise UserError(
-                "expected data-parallel processes with the whole model each, found FSDP, whose sharded weights are not "
-                "written as a checkpoint here; launch without --use_fsdp, and take --gradient-checkpointing where "
-                "memory is short"
-            )
+        sharding.prepare(trainer, state)
         watch.trainer = trainer
         trainer.remove_callback(PrinterCallback)  # the watch prints
         if first_step >= steps and state is not None:
-            model.load_state_dict(type(model).from_pretrained(state).state_dict())
-            return True
+            model.load_state_dict(kind.from_pretrained(state).state_dict())
+            return model
         with _full_disk_named(self.out):
             trainer.train(resume_from_checkpoint=str(state) if state else None)
         if (bad_step := trainer.bad_step()) is not None:
@@ -161,7 +172,7 @@ class Run:
             append_run(self.out / "runs.jsonl", part)
         if watch.out_of_time and is_first_process():
             print(f"stopped at step {part.last_step} of {steps} with its state saved; run the same command to go on")
-        return not watch.out_of_time
+        return None if watch.out_of_time else sharding.whole_model(trainer, kind)
 
     def finish(self, model: Any, tokenizer: Any, folder: Path, record: Callable[[RunParts], dict[str, Any]]) -> None:
         """Writes bf16 weights, configuration, tokenizer and record as one Hugging Face folder, which appears whole.

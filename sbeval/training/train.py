@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from sbeval.errors import UserError
@@ -26,6 +27,7 @@ def train(
     max_seconds: float | None = None,
     data_folder: Path | None = None,
     command: str = "",
+    fsdp: bool = False,
 ) -> Path | None:
     """Trains a model from the recipe, or goes on where an earlier call stopped.
 
@@ -35,6 +37,7 @@ def train(
         max_seconds: stop with a resumable state after this much time; None trains to the end.
         data_folder: token arrays to read instead of the recipe's.
         command: command line for the record.
+        fsdp: shard weights, gradients and the optimizer over the processes of `accelerate launch`.
 
     Returns:
         The checkpoint's folder, or None where time ran out first.
@@ -46,7 +49,9 @@ def train(
 
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
-    run = Run.of(recipe, out=out, length_tokens=recipe.length_tokens, max_seconds=max_seconds, command=command)
+    run = Run.of(
+        recipe, out=out, length_tokens=recipe.length_tokens, max_seconds=max_seconds, command=command, fsdp=fsdp
+    )
     arrays = load_arrays(data_folder or Path(recipe.data.folder))
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
     windows = TrainingWindows(
@@ -59,8 +64,8 @@ def train(
     )
     run.claim({"recipe": as_json(recipe), "tokens_sha256": arrays.record["tokens_sha256"]})
     set_seed(recipe.seed)
-    model = SbevalForCausalLM(SbevalConfig(**recipe.model))
-    if not run.train(model, windows):
+    model = run.train(SbevalForCausalLM(SbevalConfig(**recipe.model)), windows)
+    if model is None:
         return None
     checkpoint = out / recipe.name
 
@@ -68,7 +73,9 @@ def train(
         made = training_record(
             recipe=recipe, data=arrays.record, epochs=windows.epochs, parameters=model.num_parameters(), parts=parts
         )
-        return made | {"validation": validation_loss(model, validation_tokens, recipe.length_tokens)}
+        # gathered weights lie in the host's memory
+        whole = model.to("cuda" if torch.cuda.is_available() else "cpu")
+        return made | {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
 
     run.finish(model, AutoTokenizer.from_pretrained(arrays.tokenizer), checkpoint, record)
     if is_first_process():
@@ -93,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="KEY=VALUE",
         help="change a setting: optimization.learning_rate=1e-3",
     )
+    parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     options = parser.parse_args(arguments)
     mapping, file = read_mapping(options.recipe)
     recipe = from_mapping(TrainRecipe, _with_changes(mapping, options.set), where=file.name)
@@ -102,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         max_seconds=options.max_seconds,
         data_folder=options.data,
         command=shlex.join(["sbeval", "train", *(sys.argv[1:] if arguments is None else arguments)]),
+        fsdp=options.fsdp,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler, SequentialSampler
@@ -69,7 +70,7 @@ class WindowTrainer(Trainer):
     def note_weights(self) -> None:
         """Notes whether the step just done left weights that are not finite: their loss would be known too late."""
         model: Any = self.model
-        finite = torch.stack([weight.detach().isfinite().all() for weight in model.parameters()]).all()
+        finite = torch.stack([_own_part(weight).isfinite().all() for weight in model.parameters()]).all()
         self._note(finite, self.state.global_step)
 
     def _note(self, finite: Tensor, step: int) -> None:
@@ -115,9 +116,11 @@ def training_arguments(
     seed: int,
     log_every_steps: int,
     save_every_steps: int,
+    fsdp: bool = False,
 ) -> TrainingArguments:
     """Translates our settings into transformers' own."""
-    processes = max(1, _world_size())
+    processes = process_count()
+    shard: Any = True if fsdp else None  # declared as text, which is going away
     micro = optimization.micro_batch_tokens or optimization.batch_tokens // processes
     micro_windows = micro // length_tokens
     return TrainingArguments(
@@ -145,6 +148,8 @@ def training_arguments(
         report_to="none",
         disable_tqdm=True,
         accelerator_config={"split_batches": False, "dispatch_batches": False},
+        fsdp=shard,
+        fsdp_config={"version": 2, "state_dict_type": "FULL_STATE_DICT"} if fsdp else None,
     )
 
 
@@ -192,6 +197,8 @@ class RunWatch(TrainerCallback):
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Marks the state just written as complete; an interrupted one has no mark."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()  # every process has written its part
         if state.is_world_process_zero:
             mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
             mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
@@ -225,6 +232,12 @@ def last_complete_state(states: Path) -> Path | None:
     return max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
 
 
+def _own_part(weight: Tensor) -> Tensor:
+    """The part of a weight that lies in this process, all of it where weights are not sharded."""
+    part: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
+    return part.detach()
+
+
 def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
     return {"window_tokens": batch if isinstance(batch, Tensor) else torch.stack(batch)}
 
@@ -234,6 +247,11 @@ def _smallest_over_processes(value: Tensor) -> float:
         value = value.clone()
         torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MIN)
     return float(value)
+
+
+def process_count() -> int:
+    """How many processes train together."""
+    return max(1, _world_size())
 
 
 def is_first_process() -> bool:

@@ -1,9 +1,6 @@
 import errno
 import json
 import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,6 +8,7 @@ import safetensors.torch
 import torch
 import yaml
 from training_problems import STEPS, tiny_recipe, weights
+from training_processes import run_processes
 
 from sbeval.errors import UserError
 from sbeval.training.record import as_json
@@ -53,16 +51,8 @@ def test_two_processes_train_what_one_does(tmp_path, data_folder):
     recipe = tiny_recipe(steps=3)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(as_json(recipe)))
     whole = train(recipe, tmp_path / "one", data_folder=data_folder)
-    command = [sys.executable, "-m", "sbeval.training.train", str(tmp_path / "tiny.yaml")]
-    command += ["--data", str(data_folder), "--out", str(tmp_path / "two")]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
-    processes = [
-        subprocess.Popen(command, env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"
-    ]
-    assert [process.wait(timeout=240) for process in processes] == [0, 0]
+    arguments = [str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(tmp_path / "two")]
+    run_processes("train", arguments)
     expected = weights(whole)
     for name, tensor in weights(tmp_path / "two" / "tiny_stickbreaking").items():
         torch.testing.assert_close(tensor, expected[name], rtol=2e-2, atol=2e-4)
