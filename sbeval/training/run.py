@@ -5,7 +5,7 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -28,6 +28,9 @@ from sbeval.training.trainer import (
     training_arguments,
 )
 from sbeval.training.windows import TrainingWindows
+
+_NO_ROOM = ("No space left", "Disk quota exceeded", "inline_container.cc", "PytorchStreamWriter failed")
+"""The operating system's words, and those of torch's writer, which a short write surprises at the end of a file."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,10 +64,11 @@ class Run:
     fsdp: bool = False
 
     def claim(self, identity: Mapping[str, Any]) -> None:
-        """Writes what this folder's run is; refuses a folder of another run, since its states would be resumed."""
+        """Writes what this folder's run is; refuses a folder with states of another run, which would be resumed."""
         wanted = json.dumps(identity, indent=1, sort_keys=True)
         file = self.out / "run.json"
-        if file.is_file() and file.read_text(encoding="utf-8") != wanted:
+        begun = any((self.out / "states").glob("checkpoint-*"))
+        if begun and file.is_file() and file.read_text(encoding="utf-8") != wanted:
             raise UserError(
                 f"expected {self.out} to hold the run of these settings and data, found another; choose another --out"
             )
@@ -153,7 +157,7 @@ class Run:
         if first_step >= steps and state is not None:
             model.load_state_dict(kind.from_pretrained(state).state_dict())
             return model
-        with _full_disk_named(self.out):
+        with full_disk_named(self.out):
             trainer.train(resume_from_checkpoint=str(state) if state else None)
         if (bad_step := trainer.bad_step()) is not None:
             raise UserError(
@@ -190,7 +194,7 @@ class Run:
             return
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        with _full_disk_named(self.out):
+        with full_disk_named(self.out):
             tokenizer.save_pretrained(partial)
             model.to(torch.bfloat16).save_pretrained(partial)
             parts = RunParts(loss_curve(self.out / "runs.jsonl"), loss_curve(self.out / "training_log.jsonl"))
@@ -228,14 +232,23 @@ class RunSettings(Protocol):
 
 
 @contextlib.contextmanager
-def _full_disk_named(out: Path) -> Any:
+def full_disk_named(out: Path) -> Iterator[None]:
+    """Turns what libraries raise where a disk is full into a `UserError` that names the run's folder."""
     try:
         yield
     except Exception as error:
-        # safetensors and torch wrap the operating system's error in their own kinds
-        if "No space left" not in str(error):
+        if not _no_room(error):
             raise
         raise UserError(
             f"expected room for a state in {out}, found a full disk; make room and run the same command: the state "
             "saved before is complete and is gone on from"
         ) from error
+
+
+def _no_room(error: BaseException | None) -> bool:
+    """Whether an error says that nothing more could be written; libraries wrap the operating system's in their own."""
+    while error is not None:
+        if any(words in str(error) for words in _NO_ROOM):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -62,9 +62,22 @@ def train(
         recall_share=recipe.data.recall_share,
         seed=recipe.data.seed,
     )
-    run.claim({"recipe": as_json(recipe), "tokens_sha256": arrays.record["tokens_sha256"]})
+    if windows.epochs > 1 and not recipe.data.allow_repeat:
+        raise UserError(
+            f"expected text for {recipe.optimization.steps} steps of {recipe.optimization.batch_tokens} tokens, found "
+            f"{len(training_tokens)} tokens: that is {windows.epochs:.1f} epochs; give more text, fewer total_tokens, "
+            "or data.allow_repeat: true in the recipe (--allow-repeat)"
+        )
     set_seed(recipe.seed)
-    model = run.train(SbevalForCausalLM(SbevalConfig(**recipe.model)), windows)
+    model = SbevalForCausalLM(SbevalConfig(**recipe.model))
+    tokenizer = AutoTokenizer.from_pretrained(arrays.tokenizer)
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"expected vocab_size of at least the tokenizer's {len(tokenizer)} in the recipe {recipe.name}, found "
+            f"{model.config.vocab_size}; raise it or tokenise the text with fewer"
+        )
+    run.claim({"recipe": as_json(recipe), "tokens_sha256": arrays.record["tokens_sha256"]})
+    model = run.train(model, windows)
     if model is None:
         return None
     checkpoint = out / recipe.name
@@ -77,7 +90,7 @@ def train(
         whole = model.to("cuda" if torch.cuda.is_available() else "cpu")
         return made | {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
 
-    run.finish(model, AutoTokenizer.from_pretrained(arrays.tokenizer), checkpoint, record)
+    run.finish(model, tokenizer, checkpoint, record)
     if is_first_process():
         print(
             f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens",
@@ -100,10 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="KEY=VALUE",
         help="change a setting: optimization.learning_rate=1e-3",
     )
+    parser.add_argument("--allow-repeat", action="store_true", help="let the run be more than one epoch")
     parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     options = parser.parse_args(arguments)
     mapping, file = read_mapping(options.recipe)
-    recipe = from_mapping(TrainRecipe, _with_changes(mapping, options.set), where=file.name)
+    changes = [*options.set, *(["data.allow_repeat=true"] if options.allow_repeat else [])]
+    recipe = from_mapping(TrainRecipe, _with_changes(mapping, changes), where=file.name)
     train(
         recipe,
         options.out or Path("build/runs") / recipe.name,

@@ -12,6 +12,7 @@ from training_processes import run_processes
 
 from sbeval.errors import UserError
 from sbeval.training.record import as_json
+from sbeval.training.run import full_disk_named
 from sbeval.training.train import main, train
 from sbeval.training.trainer import last_complete_state
 from sbeval.training.windows import TrainingWindows, load_arrays
@@ -151,3 +152,30 @@ def test_a_folder_of_another_run_is_refused(tmp_path, data_folder):
 def test_the_command_line_refuses_an_unknown_setting(tmp_path):
     with pytest.raises(UserError, match=r"unknown key 'learning_rat' in .*did you mean 'learning_rate'"):
         main(["demo_rope", "--out", str(tmp_path), "--set", "optimization.learning_rat=1"])
+
+
+def test_more_steps_than_there_is_text_for_must_be_asked_for(tmp_path, data_folder):
+    recipe = tiny_recipe()
+    tokens = len(load_arrays(data_folder).tokens)
+    steps = 2 * tokens // recipe.optimization.batch_tokens
+    long = replace(recipe, optimization=replace(recipe.optimization, total_tokens=steps * 256))
+    with pytest.raises(UserError, match=r"that is 1\.[78] epochs; .*--allow-repeat"):
+        train(long, tmp_path / "once", data_folder=data_folder)
+    repeated = replace(long, data=replace(long.data, allow_repeat=True))
+    assert train(repeated, tmp_path / "often", data_folder=data_folder, max_seconds=0.0) is None
+
+
+def test_a_mistake_in_the_model_does_not_spoil_the_folder(tmp_path, data_folder):
+    recipe = tiny_recipe(steps=2)
+    for wrong, words in ({"atention": "rope"}, "atention"), ({"vocab_size": 100}, "vocab_size of at least"):
+        with pytest.raises(UserError, match=words):
+            train(replace(recipe, model=recipe.model | wrong), tmp_path, data_folder=data_folder)
+    assert train(recipe, tmp_path, data_folder=data_folder) is not None
+
+
+@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs a device that is always full")
+def test_the_words_of_torch_s_own_writer_on_a_full_disk_are_known(tmp_path):
+    with pytest.raises(UserError, match="full disk"), full_disk_named(tmp_path):
+        torch.save(torch.zeros(2**20), "/dev/full")
+    with pytest.raises(ValueError, match="other"), full_disk_named(tmp_path):
+        raise ValueError("other")
