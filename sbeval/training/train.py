@@ -69,7 +69,7 @@ def train(
             "or data.allow_repeat: true in the recipe (--allow-repeat)"
         )
     set_seed(recipe.seed)
-    model = SbevalForCausalLM(SbevalConfig(**recipe.model))
+    model: Any = SbevalForCausalLM(SbevalConfig(**recipe.model))
     tokenizer = AutoTokenizer.from_pretrained(arrays.tokenizer)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
