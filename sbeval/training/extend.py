@@ -98,6 +98,11 @@ def extend(
             f"expected a checkpoint's folder on disk, got the hub id {extension.checkpoint}: download it and give its "
             "folder"
         )
+    if loaded.format == "moduleformer":
+        raise UserError(
+            "expected a checkpoint that can be saved again, found ModuleFormer, whose experts have no place in this "
+            "project's format and which is read for evaluation only; extend another"
+        )
     parent = {
         "name": loaded.folder.name,
         "sha256": _weights_sha256(loaded.folder),
