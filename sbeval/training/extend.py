@@ -1,18 +1,18 @@
 """`sbeval extend CKPT`: continue training at a longer context (Tan et al. 2025, appendix C.1)."""
 
 import argparse
-import contextlib
 import dataclasses
 import hashlib
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.extension_data import check_amount, extension_tokens
+from sbeval.training.extension_model import lengthen, pinned_rope
 from sbeval.training.record import RunParts, as_json, extension_record
 from sbeval.training.run import Run
 from sbeval.training.settings import OptimizationSettings
@@ -131,8 +131,11 @@ def extend(
     model: Any = loaded.model.train()
     loss = next_token_loss if extension.documents == "joined" else DocumentMaskedLoss(separator)
     # before the configuration is changed: the frequencies are worked out from the parent's
-    with _pinned_rope(model, extension, parent):
-        _prepare(model, extension, parent)
+    longer = (extension.context_tokens, extension.rope_scaling, parent)
+    with pinned_rope(model, *longer):
+        lengthen(model, *longer)
+        if extension.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
         model = run.train(model, windows, loss)
     if model is None:
         return None
@@ -153,45 +156,6 @@ def extend(
     if is_first_process():
         print(f"{checkpoint}: extended to {extension.context_tokens} tokens", flush=True)
     return checkpoint
-
-
-def _prepare(model: Any, extension: Extension, parent: dict[str, Any]) -> None:
-    """Writes the extension into the configuration, the scaling with the length it started from included."""
-    from sbeval.models import SbevalConfig
-    from sbeval.models.rope import parse_rope_scaling
-
-    config = model.config
-    original = parent["training_length_tokens"]
-    if original is not None and extension.context_tokens <= original:
-        raise UserError(
-            f"expected --context beyond the training length of {original} tokens, found {extension.context_tokens}"
-        )
-    if extension.rope_scaling is not None:
-        own = getattr(config, "rope_parameters", None)
-        if own is None or "rope_theta" not in own:
-            raise UserError("expected a RoPE model for --rope-scaling, found one without rotary embeddings; remove it")
-        unscaled = own.get("original_max_position_embeddings", original or config.max_position_embeddings)
-        scaling = parse_rope_scaling(extension.rope_scaling)
-        config.rope_parameters = own | scaling | {"original_max_position_embeddings": unscaled}
-    config.max_position_embeddings = extension.context_tokens
-    config.extended_from = dict(parent)
-    if isinstance(config, SbevalConfig):
-        config.training_length_tokens = extension.context_tokens
-    if extension.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-
-
-@contextlib.contextmanager
-def _pinned_rope(model: Any, extension: Extension, parent: dict[str, Any]) -> Iterator[None]:
-    """Holds one set of RoPE frequencies for the whole run: a dynamic kind would follow each segment's length."""
-    from sbeval.models import held_rope_frequencies
-    from sbeval.models.rope import parse_rope_scaling
-
-    scaling = None if extension.rope_scaling is None else parse_rope_scaling(extension.rope_scaling)
-    with held_rope_frequencies(
-        model, extension.context_tokens, scaling, original_length_tokens=parent["training_length_tokens"]
-    ):
-        yield
 
 
 def _weights_sha256(folder: Path) -> str:

@@ -1,11 +1,10 @@
 """One training run in its folder: claimed, resumed, trained, and left with its record of parts."""
 
-import contextlib
 import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -15,10 +14,11 @@ from transformers import PrinterCallback
 
 from sbeval.errors import UserError
 from sbeval.training import sharding
-from sbeval.training.record import RunPart, RunParts, append_run, loss_curve, trim_log
+from sbeval.training.full_disk import full_disk_named
+from sbeval.training.record import RunPart, RunParts, loss_curve, trim_log, write_runs
+from sbeval.training.run_watch import RunWatch
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.trainer import (
-    RunWatch,
     WindowTrainer,
     is_first_process,
     last_complete_state,
@@ -28,9 +28,6 @@ from sbeval.training.trainer import (
     training_arguments,
 )
 from sbeval.training.windows import TrainingWindows
-
-_NO_ROOM = ("No space left", "Disk quota exceeded", "inline_container.cc", "PytorchStreamWriter failed")
-"""The operating system's words, and those of torch's writer, which a short write surprises at the end of a file."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,11 +123,13 @@ class Run:
         first_step = int(state.name.rpartition("-")[2]) if state else 0
         if is_first_process():
             trim_log(self.out / "training_log.jsonl", first_step)
+        parts = self._earlier_parts(first_step)
         watch = RunWatch(
             log=self.out / "training_log.jsonl",
             batch_tokens=self.optimization.batch_tokens,
             max_seconds=self.max_seconds,
             started=self.started,
+            saved=lambda step: write_runs(self.out / "runs.jsonl", [*parts, self._part(first_step, step)]),
         )
         arguments = training_arguments(
             self.optimization,
@@ -164,19 +163,28 @@ class Run:
                 f"expected a finite loss and finite weights, found NaN or infinity at step {bad_step}; the last good "
                 f"state in {self.out / 'states'} is kept: lower the learning rate and start again"
             )
+        if is_first_process():
+            last_step = trainer.state.global_step
+            write_runs(self.out / "runs.jsonl", [*parts, self._part(first_step, last_step)])
+            if watch.out_of_time:
+                print(f"stopped at step {last_step} of {steps} with its state saved; run the same command to go on")
+        return None if watch.out_of_time else sharding.whole_model(trainer, kind)
+
+    def _earlier_parts(self, first_step: int) -> list[dict[str, Any]]:
+        """What earlier commands did; steps that are done again count once."""
+        parts = loss_curve(self.out / "runs.jsonl")
+        return [part | {"last_step": min(part["last_step"], first_step)} for part in parts]
+
+    def _part(self, first_step: int, last_step: int) -> dict[str, Any]:
         part = RunPart(
             command=self.command,
             first_step=first_step,
-            last_step=trainer.state.global_step,
+            last_step=last_step,
             seconds=round(time.monotonic() - self.started, 1),
             gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         )
-        if is_first_process():
-            append_run(self.out / "runs.jsonl", part)
-        if watch.out_of_time and is_first_process():
-            print(f"stopped at step {part.last_step} of {steps} with its state saved; run the same command to go on")
-        return None if watch.out_of_time else sharding.whole_model(trainer, kind)
+        return dataclasses.asdict(part)
 
     def finish(self, model: Any, tokenizer: Any, folder: Path, record: Callable[[RunParts], dict[str, Any]]) -> None:
         """Writes bf16 weights, configuration, tokenizer and record as one Hugging Face folder, which appears whole.
@@ -229,26 +237,3 @@ class RunSettings(Protocol):
     @property
     def save_every_steps(self) -> int:
         """Distance of resumable states."""
-
-
-@contextlib.contextmanager
-def full_disk_named(out: Path) -> Iterator[None]:
-    """Turns what libraries raise where a disk is full into a `UserError` that names the run's folder."""
-    try:
-        yield
-    except Exception as error:
-        if not _no_room(error):
-            raise
-        raise UserError(
-            f"expected room for a state in {out}, found a full disk; make room and run the same command: the state "
-            "saved before is complete and is gone on from"
-        ) from error
-
-
-def _no_room(error: BaseException | None) -> bool:
-    """Whether an error says that nothing more could be written; libraries wrap the operating system's in their own."""
-    while error is not None:
-        if any(words in str(error) for words in _NO_ROOM):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -1,11 +1,9 @@
 """transformers' Trainer on windows of tokens: the order of the data, the loss and the schedule are ours."""
 
 import functools
-import json
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from sbeval.training import schedule
 from sbeval.training.settings import OptimizationSettings
 
 COMPLETE_MARK = "complete.json"
-STEPS_BETWEEN_CLOCKS = 10
+"""Lies in a state that was written to its end."""
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
@@ -84,7 +82,7 @@ class WindowTrainer(Trainer):
         """
         if self.first_bad_step is None:
             return None
-        step = _smallest_over_processes(self.first_bad_step)
+        step = smallest_over_processes(self.first_bad_step)
         return int(step) if math.isfinite(step) else None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:
@@ -153,74 +151,6 @@ def training_arguments(
     )
 
 
-class RunWatch(TrainerCallback):
-    """Keeps the loss curve, stops in time, and never lets a broken state be saved."""
-
-    def __init__(self, *, log: Path, batch_tokens: int, max_seconds: float | None, started: float) -> None:
-        self.trainer: WindowTrainer | None = None
-        self.out_of_time = False
-        self._log = log
-        self._batch_tokens = batch_tokens
-        self._max_seconds = max_seconds
-        self._started = started
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stops the run, state saved, when its time is up."""
-        if self._max_seconds is not None and self._time_is_up(args.device, state.global_step):
-            self.out_of_time = state.global_step < state.max_steps
-            control.should_save = control.should_training_stop = True
-        if control.should_save and self._is_broken(weights_too=True):
-            control.should_save = False
-            control.should_training_stop = True
-
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        """Adds a point to the loss curve."""
-        if not logs or "loss" not in logs:
-            return
-        if self._is_broken():
-            control.should_save = False
-            control.should_training_stop = True
-            return
-        if not state.is_world_process_zero:
-            return
-        point = {
-            "step": state.global_step,
-            "tokens": state.global_step * self._batch_tokens,
-            "loss_nats": logs["loss"],
-            "gradient_norm": logs.get("grad_norm"),
-            "learning_rate": logs["learning_rate"],
-            "seconds": round(time.monotonic() - self._started, 2),
-        }
-        with self._log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(point) + "\n")
-        print(f"step {point['step']}/{state.max_steps}  loss {logs['loss']:.4f}  {point['seconds']:.0f} s", flush=True)
-
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Marks the state just written as complete; an interrupted one has no mark."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.barrier()  # every process has written its part
-        if state.is_world_process_zero:
-            mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
-            mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
-
-    def _time_is_up(self, device: torch.device, step: int) -> bool:
-        assert self._max_seconds is not None
-        left_seconds = self._max_seconds - (time.monotonic() - self._started)
-        if _world_size() == 1:
-            return left_seconds < 0
-        # processes must stop at the same step: the first to run out of time decides; asking waits for the device
-        return (
-            step % STEPS_BETWEEN_CLOCKS == 0 and _smallest_over_processes(torch.tensor(left_seconds, device=device)) < 0
-        )
-
-    def _is_broken(self, *, weights_too: bool = False) -> bool:
-        if self.trainer is None:
-            return False
-        if weights_too:
-            self.trainer.note_weights()
-        return self.trainer.bad_step() is not None
-
-
 def last_complete_state(states: Path) -> Path | None:
     """Returns the newest resumable state, None where there is none; removes states whose saving was interrupted."""
     complete = []
@@ -242,16 +172,12 @@ def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
     return {"window_tokens": batch if isinstance(batch, Tensor) else torch.stack(batch)}
 
 
-def _smallest_over_processes(value: Tensor) -> float:
+def smallest_over_processes(value: Tensor) -> float:
+    """Returns the smallest of a number that each process has; waits for the device."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         value = value.clone()
         torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MIN)
     return float(value)
-
-
-def process_count() -> int:
-    """How many processes train together."""
-    return max(1, _world_size())
 
 
 def is_first_process() -> bool:
@@ -259,5 +185,6 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+def process_count() -> int:
+    """How many processes train together."""
+    return max(1, int(os.environ.get("WORLD_SIZE", "1")))

@@ -11,8 +11,8 @@ from training_problems import STEPS, tiny_recipe, weights
 from training_processes import run_processes
 
 from sbeval.errors import UserError
+from sbeval.training.full_disk import full_disk_named
 from sbeval.training.record import as_json
-from sbeval.training.run import full_disk_named
 from sbeval.training.train import main, train
 from sbeval.training.trainer import last_complete_state
 from sbeval.training.windows import TrainingWindows, load_arrays
@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(tmp_path, data_fol
             train(recipe, tmp_path / "run", data_folder=data_folder)
     resumed = train(recipe, tmp_path / "run", data_folder=data_folder)
     runs = [json.loads(line) for line in (tmp_path / "run" / "runs.jsonl").read_text().splitlines()]
-    assert [(run["first_step"], run["last_step"]) for run in runs] == [(2, 4)]
+    assert [(run["first_step"], run["last_step"]) for run in runs] == [(0, 2), (2, 4)]
     expected = weights(whole)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(resumed).items())
 
