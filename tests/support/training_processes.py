@@ -1,7 +1,7 @@
 """Several processes of one training command, as `accelerate launch` starts them.
 
-Run as a script it is one of them, for a command whose weights are sharded: accelerate shards on accelerators alone, so
-its own record of the processes is told that these CPUs are some. Everything else is as it is on accelerators.
+Run as a script it is one of them. accelerate shards weights on accelerators alone, so where they are to be sharded its
+own record of the processes is told that these CPUs are some. Everything else is as it is on accelerators.
 """
 
 import os
@@ -11,10 +11,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+THEN = "--then"
 
-def run_processes(module: str, arguments: Sequence[str], *, sharded: bool = False, processes: int = 2) -> None:
-    """Runs `module` of `sbeval.training` in several processes on this machine's CPUs and waits for all."""
-    command = [sys.executable, __file__, module] if sharded else [sys.executable, "-m", f"sbeval.training.{module}"]
+
+def run_processes(module: str, *commands: Sequence[str], sharded: bool = False, processes: int = 2) -> None:
+    """Runs commands of a module of `sbeval.training`, one after the other, in several processes on CPUs."""
+    command = [sys.executable, __file__, module, str(int(sharded))]
+    arguments = [word for words in commands for word in (*words, THEN)]
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -42,5 +45,11 @@ def _shard_on_cpus() -> None:
 
 
 if __name__ == "__main__":
-    _shard_on_cpus()
-    import_module(f"sbeval.training.{sys.argv[1]}").main(sys.argv[2:])
+    _, name, is_sharded, *words = sys.argv
+    if int(is_sharded):
+        _shard_on_cpus()
+    main = import_module(f"sbeval.training.{name}").main
+    while words:
+        end = words.index(THEN)
+        main(words[:end])
+        words = words[end + 1 :]
