@@ -22,6 +22,9 @@ from found import FIXED, NAMES, STREAM, Found, multiple_name, number, read, tabl
 
 HERE = Path(__file__).parent
 MACHINE_FOLDERS = re.compile(r"(/[\w./-]*?)?\.carry/|/[\w./-]*?(?=build/|benchmarks/)")
+NEEDLE_TASKS = ("sb_niah_single_1", "sb_niah_multikey_1", "sb_niah_single_1_forced", "sb_niah_multikey_1_forced")
+PROBED = ("stickbreaking", "rope", "rope_dynamic4", "stickbreaking_extended", "rope_extended")
+"""The models that look for needles."""
 PATHS = ("data", "packed", "held_out", "out", "essays")
 
 
@@ -85,11 +88,11 @@ def edges(found: Found) -> list[str]:
 
 
 def missing(found: Found) -> list[str]:
-    """Names the jobs that did not end."""
-    done = {job["job"] for job in found.jobs if job["exit_code"] == 0}
-    wanted = [f"scheme_{scheme}-{task}" for scheme in NAMES for task in (STREAM, FIXED)]
+    """Names what has no result."""
+    wanted = [(scheme, task) for scheme in NAMES for task in (STREAM, FIXED)]
+    wanted += [(scheme, task) for scheme in PROBED for task in NEEDLE_TASKS]
     tried = {(run["attention"], run["pairs"]) for run in found.recall}
-    left = [name for name in wanted if name not in done]
+    left = [f"{scheme} {task}" for scheme, task in wanted if (scheme, task) not in found.metrics]
     left += [
         f"MQRAR {attention} {pairs}"
         for pairs in found.plan["recall_pairs"]
@@ -97,7 +100,7 @@ def missing(found: Found) -> list[str]:
         if (attention, pairs) not in tried
     ]
     return (
-        [f"Not run to its end when the machine's time was up: {', '.join(f'`{name}`' for name in left)}.", ""]
+        [f"Not run, or not to its end, for want of time on the machine: {', '.join(f'`{name}`' for name in left)}.", ""]
         if left
         else []
     )
@@ -158,7 +161,7 @@ def packed_table(found: Found) -> list[str]:
 
 def needles(found: Found) -> list[str]:
     lines = []
-    for task in ("sb_niah_single_1", "sb_niah_multikey_1", "sb_niah_single_1_forced", "sb_niah_multikey_1_forced"):
+    for task in NEEDLE_TASKS:
         metric = "exact_match" if task.endswith("forced") else "score"
         rows = []
         for scheme, name in NAMES.items():
