@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -165,8 +166,15 @@ def demo(
         Path | None, typer.Option(help="File or folder to read in place of Python's standard library.")
     ] = None,
 ) -> None:
-    """Evaluate the two shipped checkpoints past their training length and build the page."""
+    """Evaluate the two shipped checkpoints past their training length and build the page.
+
+    A second page, in the folder `extension` beside it, shows stored results from before and after context extension.
+    """
     folder = _load("sbeval.demo.evaluation", "evaluate")(results, text=text)
+    title, labels = (_load("sbeval.demo.extension", name) for name in ("TITLE", "LABELS"))
+    with tempfile.TemporaryDirectory() as stored:
+        _load("sbeval.demo.extension", "unpack")(Path(stored))
+        _build_report([Path(stored)], output / "extension", title, labels=labels)
     _build_report([folder], output, "Stick-breaking and RoPE past their training length")
 
 

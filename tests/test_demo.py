@@ -8,10 +8,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sbeval.demo import evaluation
+from sbeval.demo import evaluation, extension
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from sbeval.records import metric_key
+from sbeval.reports import build_report
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +101,22 @@ def test_lengths_go_from_a_quarter_of_the_training_length_to_its_multiple(
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.safetensors"):
         evaluation.require_checkpoint(tmp_path)
+
+
+def test_stored_results_show_four_models_before_and_after_extension(tmp_path: Path) -> None:
+    files = sorted(extension.unpack(tmp_path / "stored").rglob("results_*.json"))
+    page = build_report(files, tmp_path / "page", title=extension.TITLE, labels=extension.LABELS).read_text()
+    for label in extension.LABELS.values():
+        assert label in page
+    assert "not of this machine" in page
+    beyond = {}
+    for file in files:
+        for task, values in json.loads(file.read_text())["results"].items():
+            if task == "sb_stdlib_stream":
+                beyond[file.parents[1].name] = values[metric_key("nll", 65536) + ",none"]
+    assert sorted(beyond) == [
+        "scheme_rope_dynamic4",
+        "scheme_rope_extended",
+        "scheme_stickbreaking",
+        "scheme_stickbreaking_extended",
+    ]

@@ -30,6 +30,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
         ("reports", "templates/*", "sbeval/reports"),
         ("sbeval", "training/recipes/*.yaml", "sbeval"),
         ("sbeval", "demo/checkpoints/**/*", "sbeval"),
+        ("sbeval", "demo/*.tar.xz", "sbeval"),
         ("sbeval", "py.typed", "sbeval"),
     ],
 )

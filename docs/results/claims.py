@@ -192,7 +192,11 @@ def _recall(found: Found) -> Claim:
     tried = {kind: sorted({run["pairs"] for run in own}) for kind, own in runs.items()}
     ahead = max(solved["stickbreaking"], default=0) > max(solved["rope"], default=0)
     evidence = "; ".join(f"{kind} solved (0.99) {solved[kind]} of {tried[kind]} pairs" for kind in runs)
-    evidence += f"; one seed, at most {found.plan['recall_steps']} steps, which may be too few for either"
+    most = {kind: max(run["steps_taken"] for run in own) for kind, own in runs.items()}
+    evidence += (
+        f"; one seed; the longest run took {most['stickbreaking']} steps of stick-breaking and {most['rope']} of RoPE, "
+        "which may be too few"
+    )
     verdict = PART if ahead else NOT
     return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
 

@@ -44,8 +44,9 @@ class Found:
         recall: MQRAR runs.
         speed: rows of benchmarks/training.py.
         plan: settings of the experiment.
-        jobs: the ledger.
-        gpu_hours: accelerators times the time from the first job's start to the last one's end.
+        jobs: the ledgers of all sessions.
+        gpu_hours: accelerators times the time from the first job's start to the last one's end, over all sessions.
+        packed: short extensions on packed and on joined documents.
     """
 
     metrics: dict[tuple[str, str], dict[str, Any]]
@@ -56,6 +57,7 @@ class Found:
     plan: dict[str, Any]
     jobs: list[dict[str, Any]]
     gpu_hours: float
+    packed: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -109,8 +111,9 @@ def read_tasks(
 def read(folder: Path) -> Found:
     """Reads the unpacked archive."""
     metrics, sums = read_tasks(folder)
-    lines = (folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines()
-    jobs = [json.loads(line) for line in lines]
+    first_jobs = _lines(folder / "jobs.jsonl")
+    later_jobs = [job for file in sorted(folder.glob("sessions/*/*jobs.jsonl")) for job in _lines(file)]
+    sessions = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("sessions/*/session.json")]
     log = (folder / "queue.log").read_text(encoding="utf-8").splitlines()
     ended_seconds = max(float(line.split()[0]) for line in log if "  ended  " in line)
     speed = folder / "training_speed.json"
@@ -121,9 +124,20 @@ def read(folder: Path) -> Found:
         recall=[run for file in sorted(folder.glob("mqrar/*.json")) for run in json.loads(file.read_text("utf-8"))],
         speed=json.loads(speed.read_text(encoding="utf-8")) if speed.is_file() else [],
         plan=json.loads((folder / "plan.json").read_text(encoding="utf-8")),
-        jobs=jobs,
-        gpu_hours=len({job["gpu"] for job in jobs}) * ended_seconds / 3600,
+        jobs=first_jobs + later_jobs,
+        gpu_hours=(
+            len({job["gpu"] for job in first_jobs}) * ended_seconds
+            + sum(session["gpus"] * session["seconds"] for session in sessions)
+        )
+        / 3600,
+        packed=[
+            json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("sessions/*/packed_*.json"))
+        ],
     )
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

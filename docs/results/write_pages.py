@@ -6,16 +6,26 @@ The archive is what `sbeval.training.experiments.extrapolation` leaves: lm-eval'
 records, the MQRAR tables, the plan and the ledger of jobs.
 """
 
+import json
+import re
+import shlex
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from claims import claims_page
 from figures import draw
 from found import FIXED, NAMES, STREAM, Found, multiple_name, number, read, table
 
 HERE = Path(__file__).parent
+MACHINE_FOLDERS = re.compile(r"(/[\w./-]*?)?\.carry/|/[\w./-]*?(?=build/|benchmarks/)")
+NEEDLE_TASKS = ("sb_niah_single_1", "sb_niah_multikey_1", "sb_niah_single_1_forced", "sb_niah_multikey_1_forced")
+PROBED = ("stickbreaking", "rope", "rope_dynamic4", "stickbreaking_extended", "rope_extended")
+"""The models that look for needles."""
+PATHS = ("data", "packed", "held_out", "out", "essays")
 
 
 def multiples(found: Found, task: str) -> list[float]:
@@ -34,12 +44,12 @@ def curves(found: Found, task: str) -> list[str]:
     return table(["scheme", *map(multiple_name, columns)], rows)
 
 
-def seed_spread(found: Found) -> list[str]:
+def seed_spread(found: Found, task: str) -> list[str]:
     rows = []
     for scheme in ("stickbreaking", "rope"):
-        for multiple in (1, 4, 16, 64):
-            values = [v for run in found.seeds(scheme) if (v := found.nll(run, STREAM, multiple)) is not None]
-            ci = found.metrics.get((scheme, STREAM), {}).get(f"nll_ci95@{round(multiple * found.length):07d}")
+        for multiple in (1, 4, 16, 64) if task == STREAM else (1, 4, 16):
+            values = [v for run in found.seeds(scheme) if (v := found.nll(run, task, multiple)) is not None]
+            ci = found.metrics.get((scheme, task), {}).get(f"nll_ci95@{round(multiple * found.length):07d}")
             width = f"{ci[0]:.3f} to {ci[1]:.3f}" if isinstance(ci, list) and None not in ci else "-"
             spread = f"{min(values):.3f} to {max(values):.3f} ({len(values)})" if values else "-"
             rows.append([NAMES[scheme], multiple_name(multiple), spread, width])
@@ -78,11 +88,11 @@ def edges(found: Found) -> list[str]:
 
 
 def missing(found: Found) -> list[str]:
-    """Names the jobs that did not end."""
-    done = {job["job"] for job in found.jobs if job["exit_code"] == 0}
-    wanted = [f"scheme_{scheme}-{task}" for scheme in NAMES for task in (STREAM, FIXED)]
+    """Names what has no result."""
+    wanted = [(scheme, task) for scheme in NAMES for task in (STREAM, FIXED)]
+    wanted += [(scheme, task) for scheme in PROBED for task in NEEDLE_TASKS]
     tried = {(run["attention"], run["pairs"]) for run in found.recall}
-    left = [name for name in wanted if name not in done]
+    left = [f"{scheme} {task}" for scheme, task in wanted if (scheme, task) not in found.metrics]
     left += [
         f"MQRAR {attention} {pairs}"
         for pairs in found.plan["recall_pairs"]
@@ -90,7 +100,7 @@ def missing(found: Found) -> list[str]:
         if (attention, pairs) not in tried
     ]
     return (
-        [f"Not run to its end when the machine's time was up: {', '.join(f'`{name}`' for name in left)}.", ""]
+        [f"Not run, or not to its end, for want of time on the machine: {', '.join(f'`{name}`' for name in left)}.", ""]
         if left
         else []
     )
@@ -104,19 +114,54 @@ def recall_table(found: Found) -> list[str]:
         for count in pairs:
             runs = [run for run in found.recall if (run["attention"], run["pairs"]) == (attention, count)]
             best = max(runs, key=lambda run: run["accuracy"], default=None)
-            rate = (
-                ""
-                if best is None
-                else f", rate {best['learning_rate']:.1e}, {best['steps_taken']} steps, {len(runs)} rates"
-            )
-            row.append("-" if best is None else f"{best['accuracy']:.3f}{rate}")
+            row.append("-" if best is None else recall_cell(best, runs))
         rows.append(row)
     return table(["attention", *(f"{count} pairs" for count in pairs)], rows)
 
 
+def recall_cell(best: dict[str, Any], runs: Sequence[dict[str, Any]]) -> str:
+    """The best rate's accuracy, what it took, and what it was given."""
+    taken = f"{best['steps_taken']} steps"
+    if not best["solved"]:
+        taken += " (all)" if best["steps_taken"] == best["steps"] else f" of {best['steps']}, cut by time"
+    rates = len({run["learning_rate"] for run in runs})
+    return f"{best['accuracy']:.3f}, rate {best['learning_rate']:.1e}, {taken}, {rates} rates"
+
+
+def packed_table(found: Found) -> list[str]:
+    """What the short extensions of the demo's checkpoints on packed documents showed, nothing where none was run."""
+    if not found.packed:
+        return []
+    rows = []
+    for run in found.packed:
+        peak = run["peak_memory_bytes"]
+        rows.append(
+            [
+                run["name"],
+                f"{run['tokens_of_windows']:,}",
+                f"{run['padding_tokens']:,}",
+                str(run["texts"] or "-"),
+                f"{run['loss_first_nats']:.3f} to {run['loss_last_nats']:.3f}",
+                number(run["tokens_per_second"], 0),
+                "-" if peak is None else f"{peak / 2**20:,.0f} MiB",
+                f"{run['packed_against_alone_float32'][2]:+.1e}",
+            ]
+        )
+    header = ["checkpoint, documents", "tokens", "of padding", "texts packed", "loss", "tokens/s", "peak memory"]
+    return [
+        "## Packed documents in context extension",
+        "",
+        "The demo's checkpoints extended for some steps to 4x their length by `sbeval extend`. With `separate` "
+        "documents a step is one packed row (`cu_seqlens`) in which no document sees another; `joined` documents do. "
+        "Last column: the extended model's packed loss in fp32 minus that of each document alone.",
+        "",
+        *table([*header, "packed minus alone"], rows),
+    ]
+
+
 def needles(found: Found) -> list[str]:
     lines = []
-    for task in ("sb_niah_single_1", "sb_niah_multikey_1", "sb_niah_single_1_forced", "sb_niah_multikey_1_forced"):
+    for task in NEEDLE_TASKS:
         metric = "exact_match" if task.endswith("forced") else "score"
         rows = []
         for scheme, name in NAMES.items():
@@ -147,6 +192,28 @@ def main(archive: Path) -> None:
         draw(Path(folder), HERE / "extrapolation" / "figures")
     (HERE / "claims.md").write_text(claims_page(found), encoding="utf-8")
     (HERE / "extrapolation" / "README.md").write_text(results_page(found), encoding="utf-8")
+    (HERE / "extrapolation" / "commands.md").write_text(commands_page(found), encoding="utf-8")
+
+
+def commands_page(found: Found) -> str:
+    """Every command that was run, as it is typed beside an installed sbeval."""
+    rows = []
+    for job in found.jobs:
+        words = shlex.split(job["command"])
+        if "-m" in words:  # python -P -u -m module ...
+            module, *rest = words[words.index("-m") + 1 :]
+            words = ["sbeval", *rest] if module == "sbeval" else ["python", "-m", module, *rest]
+        else:
+            words = ["python", *words[1:]]
+        line = shlex.join(MACHINE_FOLDERS.sub("", word) for word in words)
+        ended = "" if job["exit_code"] == 0 else f", exit code {job['exit_code']}"
+        rows.append(f"{job['job']} (GPU {job['gpu']}, {job['seconds']} s{ended}):\n\n    {line}\n")
+    head = (
+        "# Every command of the experiment\n\nIn the order in which they ended, with the seconds of the whole process "
+        "beside others on the same GPU. `sbeval.training.experiments.extrapolation` makes them from its options "
+        f"(`plan.json`):\n\n    {json.dumps({key: found.plan[key] for key in found.plan if key not in PATHS})}\n"
+    )
+    return "\n".join([head, *rows])
 
 
 def results_page(found: Found) -> str:
@@ -165,8 +232,8 @@ def results_page(found: Found) -> str:
         f"{found.plan['search_tokens']:,} tokens a run of the learning-rate search. Evaluated on the standard library "
         "of CPython 3.11.7, which was kept out of the training text. NLL in nats per token. "
         f"{' and '.join(gpus) or 'CPU'}; {found.gpu_hours:.1f} GPU hours for everything, evaluations included. "
-        "Written by `docs/results/write_pages.py` from `results.tar.xz`, where every command, seed and second is "
-        "(`jobs.jsonl`).",
+        "Written by `docs/results/write_pages.py` from `results.tar.xz`; [every command](commands.md) with its "
+        "seconds.",
         "",
         "With dynamic scaling the frequencies follow the length evaluated, and models trained with it saw those of 4x "
         "alone: at 1x and below they are off their training.",
@@ -188,17 +255,25 @@ def results_page(found: Found) -> str:
         "",
         "![before and after extension, one file](figures/extension-fixed_target.png)",
         "",
-        "## Seeds beside documents (`stream`)",
+        "## Seeds beside documents",
         "",
-        *seed_spread(found),
+        f"A seed sets the initial weights and the order of the data: 0 for every scheme, 0 to "
+        f"{int(found.plan['seeds']) - 1} for stick-breaking and RoPE, 1 for the order of the extension's data.",
+        "",
+        "`sb_stdlib_stream`:",
+        "",
+        *seed_spread(found, STREAM),
+        "`sb_stdlib_fixed_target`:",
+        "",
+        *seed_spread(found, FIXED),
         "## Learning rates: validation NLL at the scheme's own training length",
         "",
         *searches(found),
         *edges(found),
         "## MQRAR: best accuracy over the learning rates tried",
         "",
-        f"At most {found.plan['recall_steps']} steps of 64 fresh sequences of 768 tokens; a cell ends with the first "
-        "rate that reaches 0.99.",
+        "Batches of 64 fresh sequences of 768 tokens; the first rate that reaches 0.99 ends its cell. "
+        f"At most {' or '.join(f'{steps:,}' for steps in sorted({run['steps'] for run in found.recall}))} steps a run.",
         "",
         *recall_table(found),
         "Attention on a sequence of 16 pairs, dark where much weight is given; the first layer left, the second right, "
@@ -221,6 +296,7 @@ def results_page(found: Found) -> str:
         "",
         "![one needle among others by length and depth](figures/niah_multikey_1.png)",
         "",
+        *packed_table(found),
         "## Training speed at length 4096 (`benchmarks/training.py`)",
         "",
         *speeds(found),

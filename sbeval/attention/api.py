@@ -3,6 +3,7 @@
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim.
 """
 
+from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -77,15 +78,18 @@ def stickbreaking_attention(
         scale = float(q.shape[-1] ** -0.5)
     if impl == "auto":
         impl = "triton" if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 256 else "blockwise"
-    if impl == "reference":
-        from sbeval.attention.impl.reference import reference
+    if impl in ("reference", "blockwise"):
+        device = q.device.type
+        # autocast would round the logits to 16 bits
+        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+            if impl == "reference":
+                from sbeval.attention.impl.reference import reference
 
-        return StickBreakingOutput(*reference(q, k, v, scale, attend_current, seq_start, cu_seqlens))
-    if impl == "blockwise":
-        from sbeval.attention.impl.blockwise import blockwise
+                return StickBreakingOutput(*reference(q, k, v, scale, attend_current, seq_start, cu_seqlens))
+            from sbeval.attention.impl.blockwise import blockwise
 
-        found = blockwise(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold)
-        return StickBreakingOutput(*found)
+            found = blockwise(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold)
+            return StickBreakingOutput(*found)
     if impl == "triton":
         from sbeval.attention.impl.triton import triton_attention
 

@@ -1,18 +1,18 @@
 """`sbeval extend CKPT`: continue training at a longer context (Tan et al. 2025, appendix C.1)."""
 
 import argparse
-import contextlib
 import dataclasses
 import hashlib
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.extension_data import check_amount, extension_tokens
+from sbeval.training.extension_model import lengthen, pinned_rope
 from sbeval.training.record import RunParts, as_json, extension_record
 from sbeval.training.run import Run
 from sbeval.training.settings import OptimizationSettings
@@ -65,7 +65,9 @@ class Extension:
             )
 
 
-def extend(extension: Extension, out: Path, *, max_seconds: float | None = None, command: str = "") -> Path | None:
+def extend(
+    extension: Extension, out: Path, *, max_seconds: float | None = None, command: str = "", fsdp: bool = False
+) -> Path | None:
     """Continues training at a longer context, or goes on where an earlier call stopped.
 
     Args:
@@ -73,6 +75,7 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
         out: the run's folder: resumable states, the loss curve, and at the end `checkpoint/`.
         max_seconds: stop with a resumable state after this much time; None trains to the end.
         command: command line for the record.
+        fsdp: shard weights, gradients and the optimizer over the processes of `accelerate launch`.
 
     Returns:
         The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
@@ -86,12 +89,19 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
     from sbeval.checkpoints.load import load_checkpoint
 
     optimization = extension.optimization
-    run = Run.of(extension, out=out, length_tokens=extension.context_tokens, max_seconds=max_seconds, command=command)
+    run = Run.of(
+        extension, out=out, length_tokens=extension.context_tokens, max_seconds=max_seconds, command=command, fsdp=fsdp
+    )
     loaded = load_checkpoint(extension.checkpoint, dtype="float32")
     if loaded.folder is None:
         raise UserError(
             f"expected a checkpoint's folder on disk, got the hub id {extension.checkpoint}: download it and give its "
             "folder"
+        )
+    if loaded.format == "moduleformer":
+        raise UserError(
+            "expected a checkpoint that can be saved again, found ModuleFormer, whose experts have no place in this "
+            "project's format and which is read for evaluation only; extend another"
         )
     parent = {
         "name": loaded.folder.name,
@@ -121,10 +131,14 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
     model: Any = loaded.model.train()
     loss = next_token_loss if extension.documents == "joined" else DocumentMaskedLoss(separator)
     # before the configuration is changed: the frequencies are worked out from the parent's
-    with _pinned_rope(model, extension, parent):
-        _prepare(model, extension, parent)
-        if not run.train(model, windows, loss):
-            return None
+    longer = (extension.context_tokens, extension.rope_scaling, parent)
+    with pinned_rope(model, *longer):
+        lengthen(model, *longer)
+        if extension.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        model = run.train(model, windows, loss)
+    if model is None:
+        return None
     checkpoint = out / "checkpoint"
 
     def record(parts: RunParts) -> dict[str, Any]:
@@ -142,45 +156,6 @@ def extend(extension: Extension, out: Path, *, max_seconds: float | None = None,
     if is_first_process():
         print(f"{checkpoint}: extended to {extension.context_tokens} tokens", flush=True)
     return checkpoint
-
-
-def _prepare(model: Any, extension: Extension, parent: dict[str, Any]) -> None:
-    """Writes the extension into the configuration, the scaling with the length it started from included."""
-    from sbeval.models import SbevalConfig
-    from sbeval.models.rope import parse_rope_scaling
-
-    config = model.config
-    original = parent["training_length_tokens"]
-    if original is not None and extension.context_tokens <= original:
-        raise UserError(
-            f"expected --context beyond the training length of {original} tokens, found {extension.context_tokens}"
-        )
-    if extension.rope_scaling is not None:
-        own = getattr(config, "rope_parameters", None)
-        if own is None or "rope_theta" not in own:
-            raise UserError("expected a RoPE model for --rope-scaling, found one without rotary embeddings; remove it")
-        unscaled = own.get("original_max_position_embeddings", original or config.max_position_embeddings)
-        scaling = parse_rope_scaling(extension.rope_scaling)
-        config.rope_parameters = own | scaling | {"original_max_position_embeddings": unscaled}
-    config.max_position_embeddings = extension.context_tokens
-    config.extended_from = dict(parent)
-    if isinstance(config, SbevalConfig):
-        config.training_length_tokens = extension.context_tokens
-    if extension.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-
-
-@contextlib.contextmanager
-def _pinned_rope(model: Any, extension: Extension, parent: dict[str, Any]) -> Iterator[None]:
-    """Holds one set of RoPE frequencies for the whole run: a dynamic kind would follow each segment's length."""
-    from sbeval.models import held_rope_frequencies
-    from sbeval.models.rope import parse_rope_scaling
-
-    scaling = None if extension.rope_scaling is None else parse_rope_scaling(extension.rope_scaling)
-    with held_rope_frequencies(
-        model, extension.context_tokens, scaling, original_length_tokens=parent["training_length_tokens"]
-    ):
-        yield
 
 
 def _weights_sha256(folder: Path) -> str:
@@ -216,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--save-every-steps", type=int, default=250)
     parser.add_argument("--log-every-steps", type=int, default=10)
     parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
+    parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     options = parser.parse_args(arguments)
     extension = Extension(
         checkpoint=options.checkpoint,
@@ -240,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         save_every_steps=options.save_every_steps,
     )
     command = shlex.join(["sbeval", "extend", *(sys.argv[1:] if arguments is None else arguments)])
-    extend(extension, options.out, max_seconds=options.max_seconds, command=command)
+    extend(extension, options.out, max_seconds=options.max_seconds, command=command, fsdp=options.fsdp)
 
 
 if __name__ == "__main__":

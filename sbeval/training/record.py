@@ -4,7 +4,7 @@ import dataclasses
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ class RunPart:
     Attributes:
         command: as typed.
         first_step: steps done before it.
-        last_step: steps done after it.
+        last_step: steps done after it; of a command that was killed, those of the last state it saved.
         seconds: of the whole command.
         gpu: device name, None on a CPU.
         peak_memory_bytes: most device memory allocated, None on a CPU.
@@ -41,10 +41,11 @@ class RunParts(NamedTuple):
     curve: list[dict[str, Any]]
 
 
-def append_run(file: Path, part: RunPart) -> None:
-    """Adds one part to the list of a run's parts (JSON lines)."""
-    with file.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(dataclasses.asdict(part)) + "\n")
+def write_runs(file: Path, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the list of a run's parts (JSON lines), whole or not at all."""
+    partial = file.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(part) + "\n" for part in parts), encoding="utf-8")
+    partial.replace(file)
 
 
 def loss_curve(log: Path) -> list[dict[str, Any]]:

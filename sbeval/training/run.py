@@ -1,6 +1,5 @@
 """One training run in its folder: claimed, resumed, trained, and left with its record of parts."""
 
-import contextlib
 import dataclasses
 import json
 import shutil
@@ -14,14 +13,17 @@ from torch import Tensor, nn
 from transformers import PrinterCallback
 
 from sbeval.errors import UserError
-from sbeval.training.record import RunPart, RunParts, append_run, loss_curve, trim_log
+from sbeval.training import sharding
+from sbeval.training.full_disk import full_disk_named
+from sbeval.training.record import RunPart, RunParts, loss_curve, trim_log, write_runs
+from sbeval.training.run_watch import RunWatch
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.trainer import (
-    RunWatch,
     WindowTrainer,
     is_first_process,
     last_complete_state,
     next_token_loss,
+    process_count,
     schedule_factor,
     training_arguments,
 )
@@ -43,6 +45,7 @@ class Run:
         max_seconds: stop with a resumable state after this time; None trains to the end.
         command: command line for the record.
         started: `time.monotonic()` at the command's start.
+        fsdp: shard weights, gradients and the optimizer over the processes.
     """
 
     out: Path
@@ -55,12 +58,14 @@ class Run:
     max_seconds: float | None
     command: str
     started: float
+    fsdp: bool = False
 
     def claim(self, identity: Mapping[str, Any]) -> None:
-        """Writes what this folder's run is; refuses a folder of another run, since its states would be resumed."""
+        """Writes what this folder's run is; refuses a folder with states of another run, which would be resumed."""
         wanted = json.dumps(identity, indent=1, sort_keys=True)
         file = self.out / "run.json"
-        if file.is_file() and file.read_text(encoding="utf-8") != wanted:
+        begun = any((self.out / "states").glob("checkpoint-*"))
+        if begun and file.is_file() and file.read_text(encoding="utf-8") != wanted:
             raise UserError(
                 f"expected {self.out} to hold the run of these settings and data, found another; choose another --out"
             )
@@ -71,7 +76,14 @@ class Run:
 
     @classmethod
     def of(
-        cls, settings: "RunSettings", *, out: Path, length_tokens: int, max_seconds: float | None, command: str
+        cls,
+        settings: "RunSettings",
+        *,
+        out: Path,
+        length_tokens: int,
+        max_seconds: float | None,
+        command: str,
+        fsdp: bool = False,
     ) -> Self:
         """Returns the run of a recipe or an extension that starts now."""
         return cls(
@@ -85,6 +97,7 @@ class Run:
             max_seconds=max_seconds,
             command=command,
             started=time.monotonic(),
+            fsdp=fsdp,
         )
 
     @property
@@ -94,25 +107,29 @@ class Run:
 
     def train(
         self, model: Any, windows: TrainingWindows, loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss
-    ) -> bool:
-        """Trains from the newest state; afterwards the model holds the last weights.
+    ) -> Any | None:
+        """Trains from the newest state.
 
         Returns:
-            Whether the run is at its end; False where time ran out before.
+            The trained model, whole in the first process; None where time ran out before the run's end.
 
         Raises:
-            UserError: the loss was not finite, or the disk is full.
+            UserError: the loss was not finite, the disk is full, or FSDP was asked for in a single process.
         """
+        if self.fsdp and process_count() == 1:
+            raise UserError("expected several processes for --fsdp, found one; start it with `accelerate launch`")
         steps = self.optimization.steps
         state = last_complete_state(self.out / "states")
         first_step = int(state.name.rpartition("-")[2]) if state else 0
         if is_first_process():
             trim_log(self.out / "training_log.jsonl", first_step)
+        parts = self._earlier_parts(first_step)
         watch = RunWatch(
             log=self.out / "training_log.jsonl",
             batch_tokens=self.optimization.batch_tokens,
             max_seconds=self.max_seconds,
             started=self.started,
+            saved=lambda step: write_runs(self.out / "runs.jsonl", [*parts, self._part(first_step, step)]),
         )
         arguments = training_arguments(
             self.optimization,
@@ -122,7 +139,9 @@ class Run:
             seed=self.seed,
             log_every_steps=self.log_every_steps,
             save_every_steps=self.save_every_steps,
+            fsdp=self.fsdp,
         )
+        kind = type(model)
         trainer = WindowTrainer(
             factor=schedule_factor(self.optimization),
             window_loss=loss,
@@ -131,37 +150,41 @@ class Run:
             train_dataset=windows,
             callbacks=[watch],
         )
-        if trainer.is_fsdp_enabled:
-            raise UserError(
-                "expected data-parallel processes with the whole model each, found FSDP, whose sharded weights are not "
-                "written as a checkpoint here; launch without --use_fsdp, and take --gradient-checkpointing where "
-                "memory is short"
-            )
+        sharding.prepare(trainer, state)
         watch.trainer = trainer
         trainer.remove_callback(PrinterCallback)  # the watch prints
         if first_step >= steps and state is not None:
-            model.load_state_dict(type(model).from_pretrained(state).state_dict())
-            return True
-        with _full_disk_named(self.out):
+            model.load_state_dict(kind.from_pretrained(state).state_dict())
+            return model
+        with full_disk_named(self.out):
             trainer.train(resume_from_checkpoint=str(state) if state else None)
         if (bad_step := trainer.bad_step()) is not None:
             raise UserError(
                 f"expected a finite loss and finite weights, found NaN or infinity at step {bad_step}; the last good "
                 f"state in {self.out / 'states'} is kept: lower the learning rate and start again"
             )
+        if is_first_process():
+            last_step = trainer.state.global_step
+            write_runs(self.out / "runs.jsonl", [*parts, self._part(first_step, last_step)])
+            if watch.out_of_time:
+                print(f"stopped at step {last_step} of {steps} with its state saved; run the same command to go on")
+        return None if watch.out_of_time else sharding.whole_model(trainer, kind)
+
+    def _earlier_parts(self, first_step: int) -> list[dict[str, Any]]:
+        """What earlier commands did; steps that are done again count once."""
+        parts = loss_curve(self.out / "runs.jsonl")
+        return [part | {"last_step": min(part["last_step"], first_step)} for part in parts]
+
+    def _part(self, first_step: int, last_step: int) -> dict[str, Any]:
         part = RunPart(
             command=self.command,
             first_step=first_step,
-            last_step=trainer.state.global_step,
+            last_step=last_step,
             seconds=round(time.monotonic() - self.started, 1),
             gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         )
-        if is_first_process():
-            append_run(self.out / "runs.jsonl", part)
-        if watch.out_of_time and is_first_process():
-            print(f"stopped at step {part.last_step} of {steps} with its state saved; run the same command to go on")
-        return not watch.out_of_time
+        return dataclasses.asdict(part)
 
     def finish(self, model: Any, tokenizer: Any, folder: Path, record: Callable[[RunParts], dict[str, Any]]) -> None:
         """Writes bf16 weights, configuration, tokenizer and record as one Hugging Face folder, which appears whole.
@@ -179,7 +202,7 @@ class Run:
             return
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        with _full_disk_named(self.out):
+        with full_disk_named(self.out):
             tokenizer.save_pretrained(partial)
             model.to(torch.bfloat16).save_pretrained(partial)
             parts = RunParts(loss_curve(self.out / "runs.jsonl"), loss_curve(self.out / "training_log.jsonl"))
@@ -214,17 +237,3 @@ class RunSettings(Protocol):
     @property
     def save_every_steps(self) -> int:
         """Distance of resumable states."""
-
-
-@contextlib.contextmanager
-def _full_disk_named(out: Path) -> Any:
-    try:
-        yield
-    except Exception as error:
-        # safetensors and torch wrap the operating system's error in their own kinds
-        if "No space left" not in str(error):
-            raise
-        raise UserError(
-            f"expected room for a state in {out}, found a full disk; make room and run the same command: the state "
-            "saved before is complete and is gone on from"
-        ) from error

@@ -19,12 +19,14 @@ class DataSettings:
         seed: of the order of windows; runs to be compared share it.
         validation_tokens: the last tokens of the text, kept out of training; the checkpoint's loss on them goes into
             its record, so that settings can be chosen without a look at any test text.
+        allow_repeat: let a run be more than one epoch of the text.
     """
 
     folder: str
     recall_share: float = 0.0
     seed: int = 0
     validation_tokens: int = 0
+    allow_repeat: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.recall_share < 1.0:

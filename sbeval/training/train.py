@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from sbeval.errors import UserError
@@ -26,6 +27,7 @@ def train(
     max_seconds: float | None = None,
     data_folder: Path | None = None,
     command: str = "",
+    fsdp: bool = False,
 ) -> Path | None:
     """Trains a model from the recipe, or goes on where an earlier call stopped.
 
@@ -35,6 +37,7 @@ def train(
         max_seconds: stop with a resumable state after this much time; None trains to the end.
         data_folder: token arrays to read instead of the recipe's.
         command: command line for the record.
+        fsdp: shard weights, gradients and the optimizer over the processes of `accelerate launch`.
 
     Returns:
         The checkpoint's folder, or None where time ran out first.
@@ -46,7 +49,9 @@ def train(
 
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
-    run = Run.of(recipe, out=out, length_tokens=recipe.length_tokens, max_seconds=max_seconds, command=command)
+    run = Run.of(
+        recipe, out=out, length_tokens=recipe.length_tokens, max_seconds=max_seconds, command=command, fsdp=fsdp
+    )
     arrays = load_arrays(data_folder or Path(recipe.data.folder))
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
     windows = TrainingWindows(
@@ -57,10 +62,23 @@ def train(
         recall_share=recipe.data.recall_share,
         seed=recipe.data.seed,
     )
-    run.claim({"recipe": as_json(recipe), "tokens_sha256": arrays.record["tokens_sha256"]})
+    if windows.epochs > 1 and not recipe.data.allow_repeat:
+        raise UserError(
+            f"expected text for {recipe.optimization.steps} steps of {recipe.optimization.batch_tokens} tokens, found "
+            f"{len(training_tokens)} tokens: that is {windows.epochs:.1f} epochs; give more text, fewer total_tokens, "
+            "or data.allow_repeat: true in the recipe (--allow-repeat)"
+        )
     set_seed(recipe.seed)
-    model = SbevalForCausalLM(SbevalConfig(**recipe.model))
-    if not run.train(model, windows):
+    model: Any = SbevalForCausalLM(SbevalConfig(**recipe.model))
+    tokenizer = AutoTokenizer.from_pretrained(arrays.tokenizer)
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"expected vocab_size of at least the tokenizer's {len(tokenizer)} in the recipe {recipe.name}, found "
+            f"{model.config.vocab_size}; raise it or tokenise the text with fewer"
+        )
+    run.claim({"recipe": as_json(recipe), "tokens_sha256": arrays.record["tokens_sha256"]})
+    model = run.train(model, windows)
+    if model is None:
         return None
     checkpoint = out / recipe.name
 
@@ -68,9 +86,11 @@ def train(
         made = training_record(
             recipe=recipe, data=arrays.record, epochs=windows.epochs, parameters=model.num_parameters(), parts=parts
         )
-        return made | {"validation": validation_loss(model, validation_tokens, recipe.length_tokens)}
+        # gathered weights lie in the host's memory
+        whole = model.to("cuda" if torch.cuda.is_available() else "cpu")
+        return made | {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
 
-    run.finish(model, AutoTokenizer.from_pretrained(arrays.tokenizer), checkpoint, record)
+    run.finish(model, tokenizer, checkpoint, record)
     if is_first_process():
         print(
             f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens",
@@ -93,15 +113,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="KEY=VALUE",
         help="change a setting: optimization.learning_rate=1e-3",
     )
+    parser.add_argument("--allow-repeat", action="store_true", help="let the run be more than one epoch")
+    parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     options = parser.parse_args(arguments)
     mapping, file = read_mapping(options.recipe)
-    recipe = from_mapping(TrainRecipe, _with_changes(mapping, options.set), where=file.name)
+    changes = [*options.set, *(["data.allow_repeat=true"] if options.allow_repeat else [])]
+    recipe = from_mapping(TrainRecipe, _with_changes(mapping, changes), where=file.name)
     train(
         recipe,
         options.out or Path("build/runs") / recipe.name,
         max_seconds=options.max_seconds,
         data_folder=options.data,
         command=shlex.join(["sbeval", "train", *(sys.argv[1:] if arguments is None else arguments)]),
+        fsdp=options.fsdp,
     )
 
 

@@ -1,11 +1,9 @@
 """transformers' Trainer on windows of tokens: the order of the data, the loss and the schedule are ours."""
 
 import functools
-import json
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from sbeval.training import schedule
 from sbeval.training.settings import OptimizationSettings
 
 COMPLETE_MARK = "complete.json"
-STEPS_BETWEEN_CLOCKS = 10
+"""Lies in a state that was written to its end."""
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
@@ -69,7 +68,7 @@ class WindowTrainer(Trainer):
     def note_weights(self) -> None:
         """Notes whether the step just done left weights that are not finite: their loss would be known too late."""
         model: Any = self.model
-        finite = torch.stack([weight.detach().isfinite().all() for weight in model.parameters()]).all()
+        finite = torch.stack([_own_part(weight).isfinite().all() for weight in model.parameters()]).all()
         self._note(finite, self.state.global_step)
 
     def _note(self, finite: Tensor, step: int) -> None:
@@ -83,7 +82,7 @@ class WindowTrainer(Trainer):
         """
         if self.first_bad_step is None:
             return None
-        step = _smallest_over_processes(self.first_bad_step)
+        step = smallest_over_processes(self.first_bad_step)
         return int(step) if math.isfinite(step) else None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:
@@ -115,9 +114,11 @@ def training_arguments(
     seed: int,
     log_every_steps: int,
     save_every_steps: int,
+    fsdp: bool = False,
 ) -> TrainingArguments:
     """Translates our settings into transformers' own."""
-    processes = max(1, _world_size())
+    processes = process_count()
+    shard: Any = True if fsdp else None  # declared as text, which is going away
     micro = optimization.micro_batch_tokens or optimization.batch_tokens // processes
     micro_windows = micro // length_tokens
     return TrainingArguments(
@@ -145,73 +146,9 @@ def training_arguments(
         report_to="none",
         disable_tqdm=True,
         accelerator_config={"split_batches": False, "dispatch_batches": False},
+        fsdp=shard,
+        fsdp_config={"version": 2, "state_dict_type": "FULL_STATE_DICT"} if fsdp else None,
     )
-
-
-class RunWatch(TrainerCallback):
-    """Keeps the loss curve, stops in time, and never lets a broken state be saved."""
-
-    def __init__(self, *, log: Path, batch_tokens: int, max_seconds: float | None, started: float) -> None:
-        self.trainer: WindowTrainer | None = None
-        self.out_of_time = False
-        self._log = log
-        self._batch_tokens = batch_tokens
-        self._max_seconds = max_seconds
-        self._started = started
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stops the run, state saved, when its time is up."""
-        if self._max_seconds is not None and self._time_is_up(args.device, state.global_step):
-            self.out_of_time = state.global_step < state.max_steps
-            control.should_save = control.should_training_stop = True
-        if control.should_save and self._is_broken(weights_too=True):
-            control.should_save = False
-            control.should_training_stop = True
-
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        """Adds a point to the loss curve."""
-        if not logs or "loss" not in logs:
-            return
-        if self._is_broken():
-            control.should_save = False
-            control.should_training_stop = True
-            return
-        if not state.is_world_process_zero:
-            return
-        point = {
-            "step": state.global_step,
-            "tokens": state.global_step * self._batch_tokens,
-            "loss_nats": logs["loss"],
-            "gradient_norm": logs.get("grad_norm"),
-            "learning_rate": logs["learning_rate"],
-            "seconds": round(time.monotonic() - self._started, 2),
-        }
-        with self._log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(point) + "\n")
-        print(f"step {point['step']}/{state.max_steps}  loss {logs['loss']:.4f}  {point['seconds']:.0f} s", flush=True)
-
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Marks the state just written as complete; an interrupted one has no mark."""
-        if state.is_world_process_zero:
-            mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
-            mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
-
-    def _time_is_up(self, device: torch.device, step: int) -> bool:
-        assert self._max_seconds is not None
-        left_seconds = self._max_seconds - (time.monotonic() - self._started)
-        if _world_size() == 1:
-            return left_seconds < 0
-        # processes must stop at the same step: the first to run out of time decides; asking waits for the device
-        return (
-            step % STEPS_BETWEEN_CLOCKS == 0 and _smallest_over_processes(torch.tensor(left_seconds, device=device)) < 0
-        )
-
-    def _is_broken(self, *, weights_too: bool = False) -> bool:
-        if self.trainer is None:
-            return False
-        if weights_too:
-            self.trainer.note_weights()
-        return self.trainer.bad_step() is not None
 
 
 def last_complete_state(states: Path) -> Path | None:
@@ -225,11 +162,18 @@ def last_complete_state(states: Path) -> Path | None:
     return max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
 
 
+def _own_part(weight: Tensor) -> Tensor:
+    """The part of a weight that lies in this process, all of it where weights are not sharded."""
+    part: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
+    return part.detach()
+
+
 def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
     return {"window_tokens": batch if isinstance(batch, Tensor) else torch.stack(batch)}
 
 
-def _smallest_over_processes(value: Tensor) -> float:
+def smallest_over_processes(value: Tensor) -> float:
+    """Returns the smallest of a number that each process has; waits for the device."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         value = value.clone()
         torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MIN)
@@ -241,5 +185,6 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+def process_count() -> int:
+    """How many processes train together."""
+    return max(1, int(os.environ.get("WORLD_SIZE", "1")))

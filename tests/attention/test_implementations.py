@@ -172,3 +172,15 @@ def test_threads_share_the_work_and_leave_their_number_as_it_was(monkeypatch: py
             torch.testing.assert_close(inferred.output, exact["output"])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise"])
+def test_autocast_does_not_round_the_logits(impl):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 40, 8, generator=draw) * 3 for _ in range(3))
+    expected = stickbreaking_attention(q, k, v, impl=impl)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = stickbreaking_attention(q, k, v, impl=impl)
+    assert found.output.dtype == q.dtype
+    assert torch.equal(found.output, expected.output)
+    assert torch.equal(found.remainder, expected.remainder)

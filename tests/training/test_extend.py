@@ -253,3 +253,44 @@ def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_l
         pinned = loss(model, batch).item()
     assert first == pytest.approx(pinned, rel=1e-5)
     assert first != pytest.approx(loss(model, batch).item(), rel=1e-5)
+
+
+@pytest.fixture
+def released(tmp_path, data_folder, monkeypatch):
+    """A function that writes a checkpoint of a released layout, with the data's tokenizer beside it."""
+    from tests.checkpoints import layouts, test_moduleformer
+
+    monkeypatch.setattr(layouts, "VOCAB", 300)
+    monkeypatch.setattr(test_moduleformer, "VOCAB", 300)
+    layout = {
+        "stickbreaking": lambda: layouts.dolomite(head_bias=True, head_norm=True, n_positions=64),
+        "gpt_base rope": lambda: layouts.dolomite(model_type="gpt_base", mixer="softmax"),
+        "fla": lambda: layouts.fla(qkv_bias=True, qk_norm=True, attend_current=False, kv_heads=None, tied=True),
+        "moduleformer": lambda: test_moduleformer.checkpoint("mlp"),
+    }
+
+    def write(kind):
+        folder = layouts.save(tmp_path / kind.replace(" ", "_"), *layout[kind]())
+        save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["stickbreaking", "gpt_base rope", "fla"])
+def test_released_layouts_are_extended_in_this_project_s_format(tmp_path, data_folder, released, kind):
+    changes = {"rope_scaling": "dynamic:4"} if kind.endswith("rope") else {}
+    checkpoint = extend(tiny_extension(released(kind), data_folder, **changes), tmp_path / "run")
+    extended = load_checkpoint(checkpoint)
+    assert extended.format == "sbeval"
+    assert extended.training_length_tokens == CONTEXT_TOKENS
+    if kind.endswith("rope"):
+        assert extended.model.config.rope_parameters["original_max_position_embeddings"] == 64
+    curve = json.loads((checkpoint / "training_record.json").read_text())["loss_curve"]
+    assert curve[-1]["loss_nats"] < curve[0]["loss_nats"]
+
+
+def test_a_model_that_cannot_be_saved_is_refused_before_any_training(tmp_path, data_folder, released):
+    with pytest.raises(UserError, match="evaluation only"):
+        extend(tiny_extension(released("moduleformer"), data_folder), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -89,3 +89,27 @@ run_queue([quick, Job(name="slow", command=sleeper, needs=("quick",))], out, gpu
     assert run_queue(jobs, tmp_path / "out", gpus=0, places=1) == []
     assert not (tmp_path / "quick").exists()
     assert (tmp_path / "slow").exists()
+
+
+def test_a_job_nobody_needs_any_more_is_ended_or_not_begun_and_counts_as_done(tmp_path):
+    def unneeded() -> bool:
+        return (tmp_path / "first").exists()
+
+    jobs = [
+        job(tmp_path, "first", urgency=1),
+        job(tmp_path, "under_way", "time.sleep(60)", urgency=1, unneeded=unneeded),
+        job(tmp_path, "waiting", unneeded=unneeded),
+        job(tmp_path, "after", needs=("under_way", "waiting")),
+    ]
+    assert run_queue(jobs, tmp_path / "out", gpus=0, places=2) == []
+    assert (tmp_path / "after").exists()
+    assert not (tmp_path / "under_way").exists()
+    assert not (tmp_path / "waiting").exists()
+    assert ledger(tmp_path / "out") == ["first", "after"]
+
+
+def test_gpus_are_those_the_queue_itself_may_use(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    show = "import os; (p.parent / (p.name + '_gpu')).write_text(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(0.3)"
+    assert run_queue([job(tmp_path, name, show) for name in "ab"], tmp_path / "out", gpus=2, places=1) == []
+    assert {(tmp_path / f"{name}_gpu").read_text() for name in "ab"} == {"5", "7"}

@@ -1,9 +1,6 @@
 import errno
 import json
 import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,8 +8,10 @@ import safetensors.torch
 import torch
 import yaml
 from training_problems import STEPS, tiny_recipe, weights
+from training_processes import run_processes
 
 from sbeval.errors import UserError
+from sbeval.training.full_disk import full_disk_named
 from sbeval.training.record import as_json
 from sbeval.training.train import main, train
 from sbeval.training.trainer import last_complete_state
@@ -53,16 +52,8 @@ def test_two_processes_train_what_one_does(tmp_path, data_folder):
     recipe = tiny_recipe(steps=3)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(as_json(recipe)))
     whole = train(recipe, tmp_path / "one", data_folder=data_folder)
-    command = [sys.executable, "-m", "sbeval.training.train", str(tmp_path / "tiny.yaml")]
-    command += ["--data", str(data_folder), "--out", str(tmp_path / "two")]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
-    processes = [
-        subprocess.Popen(command, env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"
-    ]
-    assert [process.wait(timeout=240) for process in processes] == [0, 0]
+    arguments = [str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(tmp_path / "two")]
+    run_processes("train", arguments)
     expected = weights(whole)
     for name, tensor in weights(tmp_path / "two" / "tiny_stickbreaking").items():
         torch.testing.assert_close(tensor, expected[name], rtol=2e-2, atol=2e-4)
@@ -94,7 +85,7 @@ def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(tmp_path, data_fol
             train(recipe, tmp_path / "run", data_folder=data_folder)
     resumed = train(recipe, tmp_path / "run", data_folder=data_folder)
     runs = [json.loads(line) for line in (tmp_path / "run" / "runs.jsonl").read_text().splitlines()]
-    assert [(run["first_step"], run["last_step"]) for run in runs] == [(2, 4)]
+    assert [(run["first_step"], run["last_step"]) for run in runs] == [(0, 2), (2, 4)]
     expected = weights(whole)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(resumed).items())
 
@@ -161,3 +152,30 @@ def test_a_folder_of_another_run_is_refused(tmp_path, data_folder):
 def test_the_command_line_refuses_an_unknown_setting(tmp_path):
     with pytest.raises(UserError, match=r"unknown key 'learning_rat' in .*did you mean 'learning_rate'"):
         main(["demo_rope", "--out", str(tmp_path), "--set", "optimization.learning_rat=1"])
+
+
+def test_more_steps_than_there_is_text_for_must_be_asked_for(tmp_path, data_folder):
+    recipe = tiny_recipe()
+    tokens = len(load_arrays(data_folder).tokens)
+    steps = 2 * tokens // recipe.optimization.batch_tokens
+    long = replace(recipe, optimization=replace(recipe.optimization, total_tokens=steps * 256))
+    with pytest.raises(UserError, match=r"that is 1\.[78] epochs; .*--allow-repeat"):
+        train(long, tmp_path / "once", data_folder=data_folder)
+    repeated = replace(long, data=replace(long.data, allow_repeat=True))
+    assert train(repeated, tmp_path / "often", data_folder=data_folder, max_seconds=0.0) is None
+
+
+def test_a_mistake_in_the_model_does_not_spoil_the_folder(tmp_path, data_folder):
+    recipe = tiny_recipe(steps=2)
+    for wrong, words in ({"atention": "rope"}, "atention"), ({"vocab_size": 100}, "vocab_size of at least"):
+        with pytest.raises(UserError, match=words):
+            train(replace(recipe, model=recipe.model | wrong), tmp_path, data_folder=data_folder)
+    assert train(recipe, tmp_path, data_folder=data_folder) is not None
+
+
+@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs a device that is always full")
+def test_the_words_of_torch_s_own_writer_on_a_full_disk_are_known(tmp_path):
+    with pytest.raises(UserError, match="full disk"), full_disk_named(tmp_path):
+        torch.save(torch.zeros(2**20), "/dev/full")
+    with pytest.raises(ValueError, match="other"), full_disk_named(tmp_path):
+        raise ValueError("other")

@@ -32,6 +32,7 @@ class Job:
         estimated_seconds: the longer of two jobs starts first.
         urgency: jobs of a higher one start first.
         alone: give the job a GPU to itself, so that its timings mean something.
+        unneeded: asked while the job waits and runs; once it says yes the job is ended and counts as done.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Job:
     estimated_seconds: float = 0.0
     urgency: int = 0
     alone: bool = False
+    unneeded: Callable[[], bool] = lambda: False
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -67,7 +69,8 @@ def run_queue(
     Args:
         jobs: all of them, those done before included.
         out: gets `logs/`, `done/` and `jobs.jsonl`, one line for each job that ended, with its seconds and exit code.
-        gpus: accelerators; 0 runs on the CPU, with `places` jobs at a time.
+        gpus: accelerators, the first ones of `CUDA_VISIBLE_DEVICES` where that is set; 0 runs on the CPU, with `places`
+            jobs at a time.
         places: jobs at a time on each.
         max_seconds: end the jobs still running after this time, without a result.
         environment: variables added to each job's.
@@ -86,6 +89,9 @@ def run_queue(
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
                 _note(one, out, time.monotonic() - started)
+            for job in jobs:
+                if not (out / "done" / job.name).exists() and job.unneeded():
+                    _drop(job, running, out, time.monotonic() - started)
             done = _done(jobs, out)
             waiting = [
                 job
@@ -134,10 +140,21 @@ def _start(job: Job, out: Path, gpu: int | None, environment: dict[str, str]) ->
     line = list(job.command())
     variables = os.environ | environment
     if gpu is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        variables["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
     with (out / "logs" / f"{job.name}.log").open("ab") as log:
         process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env=variables)
     return Running(job=job, gpu=gpu or 0, process=process, started=time.monotonic(), line=line)
+
+
+def _drop(job: Job, running: list[Running], out: Path, now_seconds: float) -> None:
+    """Ends a job that nobody needs any more."""
+    for one in [one for one in running if one.job is job]:
+        one.process.terminate()
+        one.process.wait()
+        running.remove(one)
+        print(f"{now_seconds:6.0f} s  gpu {one.gpu}  ends unneeded {job.name}", flush=True)
+    (out / "done" / job.name).touch()
 
 
 def _note(one: Running, out: Path, now_seconds: float) -> None:

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
+from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
 from sbeval.recall import LENGTH_TOKENS, VOCABULARY, Mqrar
 from sbeval.training import schedule
@@ -53,6 +54,8 @@ class RecallRun:
         test_every_steps: distance of the measurements.
         max_seconds: end a run after this time.
         seed: of initial weights and data.
+        implementation: of stick-breaking: its one head is wider than the kernels are fast at, and short sequences leave
+            room for the definition itself.
     """
 
     attention: str
@@ -68,6 +71,7 @@ class RecallRun:
     test_every_steps: int = 100
     max_seconds: float | None = None
     seed: int = 0
+    implementation: Implementation = "reference"
 
     @property
     def setting(self) -> Mqrar:
@@ -91,6 +95,8 @@ def new_model(run: RecallRun) -> Any:
             training_length_tokens=run.length_tokens,
         )
     )
+    if run.attention == "stickbreaking":
+        model.set_kernels(impl=run.implementation)
     return model
 
 
@@ -226,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--picture", action="store_true", help="write the best model's attention on one sequence")
     for field in dataclasses.fields(RecallRun):
         if field.name not in ("attention", "pairs", "learning_rate"):
-            kind = float if field.name == "max_seconds" else int
+            kind = {"max_seconds": float, "implementation": str}.get(field.name, int)
             default = 3000 if field.name == "steps" else field.default
             parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=default)
     options = vars(parser.parse_args(arguments))

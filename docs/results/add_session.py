@@ -1,0 +1,69 @@
+"""Adds what a later session on a GPU left to the archive of the experiment.
+
+    python docs/results/add_session.py docs/results/extrapolation/results.tar.xz NEW.tar.gz
+
+Evaluations replace earlier ones of the same scheme and task, MQRAR tables and training records are added, a new
+`training_speed.json` replaces the old one, and the session's ledger and the rest lie under `sessions/<number>/`.
+`write_pages.py` then writes the pages again.
+"""
+
+import json
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+
+def add(whole: Path, new: Path) -> None:
+    """Merges the unpacked session `new` into the unpacked archive `whole`."""
+    for file in sorted(new.glob("results/*/*/results_*.json")):
+        scheme = file.parents[1].name
+        for task in json.loads(file.read_text(encoding="utf-8"))["results"]:
+            _drop(whole / "results" / scheme, task)
+        target = whole / "results" / scheme / file.parent.name
+        target.mkdir(parents=True, exist_ok=True)
+        for part in (file, *file.parent.glob(f"samples_*_{file.stem.removeprefix('results_')}.jsonl")):
+            shutil.copy(part, target)
+    for source, pattern in (("recall/mqrar", "mqrar"), ("records", "records")):
+        (whole / pattern).mkdir(exist_ok=True)
+        for file in sorted((new / source).glob("*.json")):
+            shutil.copy(file, whole / pattern)
+    session = whole / "sessions" / str(1 + len(list(whole.glob("sessions/*"))))
+    session.mkdir(parents=True)
+    for file in sorted(new.glob("*.*")):
+        shutil.copy(file, session)
+    if (new / "recall" / "jobs.jsonl").is_file():
+        shutil.copy(new / "recall" / "jobs.jsonl", session / "recall_jobs.jsonl")
+    if (new / "training_speed.json").is_file():
+        shutil.copy(new / "training_speed.json", whole)
+
+
+def _drop(scheme: Path, task: str) -> None:
+    for file in scheme.glob("*/results_*.json"):
+        if list(json.loads(file.read_text(encoding="utf-8"))["results"]) == [task]:
+            date = file.stem.removeprefix("results_")
+            for samples in file.parent.glob(f"samples_{task}_{date}.jsonl"):
+                samples.unlink()
+            file.unlink()
+
+
+def main(archive: Path, news: list[Path]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "whole"
+        with tarfile.open(archive) as packed:
+            packed.extractall(whole, filter="data")
+        for number, new in enumerate(news):
+            unpacked = Path(folder) / str(number)
+            with tarfile.open(new) as packed:
+                packed.extractall(unpacked, filter="data")
+            add(whole, unpacked)
+        temporary = archive.with_suffix(".partial")
+        with tarfile.open(temporary, "w:xz", preset=9) as packed:
+            for entry in sorted(whole.iterdir()):
+                packed.add(entry, entry.name)
+        temporary.replace(archive)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

@@ -1,0 +1,101 @@
+"""What is done beside the steps of a run: the loss curve, the clock, and a look at every state before it is saved."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from sbeval.training.trainer import COMPLETE_MARK, WindowTrainer, process_count, smallest_over_processes
+
+STEPS_BETWEEN_CLOCKS = 10
+"""Of several processes: reading their clocks waits for the device."""
+
+
+class RunWatch(TrainerCallback):
+    """Keeps the loss curve, stops in time, and never lets a broken state be saved.
+
+    Args:
+        log: the loss curve's file.
+        batch_tokens: of one step.
+        max_seconds: from `started`; None never stops.
+        started: `time.monotonic()` at the command's start.
+        saved: told in the first process after which step a state was written.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: Path,
+        batch_tokens: int,
+        max_seconds: float | None,
+        started: float,
+        saved: Callable[[int], None],
+    ) -> None:
+        self.trainer: WindowTrainer | None = None
+        self.out_of_time = False
+        self._log = log
+        self._batch_tokens = batch_tokens
+        self._max_seconds = max_seconds
+        self._started = started
+        self._saved = saved
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Stops the run, state saved, when its time is up."""
+        if self._max_seconds is not None and self._time_is_up(args.device, state.global_step):
+            self.out_of_time = state.global_step < state.max_steps
+            control.should_save = control.should_training_stop = True
+        if control.should_save and self._is_broken(weights_too=True):
+            control.should_save = False
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        """Adds a point to the loss curve."""
+        if not logs or "loss" not in logs:
+            return
+        if self._is_broken():
+            control.should_save = False
+            control.should_training_stop = True
+            return
+        if not state.is_world_process_zero:
+            return
+        point = {
+            "step": state.global_step,
+            "tokens": state.global_step * self._batch_tokens,
+            "loss_nats": logs["loss"],
+            "gradient_norm": logs.get("grad_norm"),
+            "learning_rate": logs["learning_rate"],
+            "seconds": round(time.monotonic() - self._started, 2),
+        }
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(point) + "\n")
+        print(f"step {point['step']}/{state.max_steps}  loss {logs['loss']:.4f}  {point['seconds']:.0f} s", flush=True)
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Marks the state just written as complete; an interrupted one has no mark."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()  # every process has written its part
+        if state.is_world_process_zero:
+            mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
+            mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
+            self._saved(state.global_step)
+
+    def _time_is_up(self, device: torch.device, step: int) -> bool:
+        assert self._max_seconds is not None
+        left_seconds = self._max_seconds - (time.monotonic() - self._started)
+        if process_count() == 1:
+            return left_seconds < 0
+        # processes must stop at the same step: the first to run out of time decides; asking waits for the device
+        return (
+            step % STEPS_BETWEEN_CLOCKS == 0 and smallest_over_processes(torch.tensor(left_seconds, device=device)) < 0
+        )
+
+    def _is_broken(self, *, weights_too: bool = False) -> bool:
+        if self.trainer is None:
+            return False
+        if weights_too:
+            self.trainer.note_weights()
+        return self.trainer.bad_step() is not None

@@ -1,0 +1,67 @@
+"""FSDP over two processes on CPUs: the same training as in one process."""
+
+import json
+
+import pytest
+import torch
+from training_problems import tiny_extension, tiny_model, tiny_recipe, weights
+from training_processes import run_processes
+
+from sbeval.errors import UserError
+from sbeval.training.extend import extend
+from sbeval.training.settings import OptimizationSettings
+from sbeval.training.tokenizer import load_tokenizer, save_tokenizer
+from sbeval.training.train import train
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory, data_folder):
+    folder = tmp_path_factory.mktemp("parents") / "parent_rope"
+    tiny_model("rope", tie_word_embeddings=True).save_pretrained(folder)
+    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    return folder
+
+
+def losses(run) -> list[float]:
+    return [json.loads(line)["loss_nats"] for line in (run / "training_log.jsonl").read_text().splitlines()]
+
+
+def test_sharded_weights_learn_the_same_stop_and_resume_and_leave_the_same_checkpoint(tmp_path, parent, data_folder):
+    optimization = OptimizationSettings(
+        learning_rate=3e-3,
+        total_tokens=12 * 512,
+        batch_tokens=512,
+        micro_batch_tokens=128,
+        warmup_steps=1,
+        schedule="extension",
+    )
+    one = extend(
+        tiny_extension(parent, data_folder, optimization=optimization, rope_scaling="dynamic:4"), tmp_path / "one"
+    )
+    options = [str(parent), "--data", str(data_folder), "--context", "128", "--rope-scaling", "dynamic:4"]
+    options += ["--steps", "12", "--batch-tokens", "512", "--micro-batch-tokens", "128", "--warmup-steps", "1"]
+    options += ["--learning-rate", "3e-3", "--precision", "float32", "--log-every-steps", "1"]
+    options += ["--out", str(tmp_path / "two"), "--fsdp", "--gradient-checkpointing"]
+    run_processes("extend", [*options, "--max-seconds", "0"], options, sharded=True)
+    two = tmp_path / "two" / "checkpoint"
+    parts = [json.loads(line) for line in (tmp_path / "two" / "runs.jsonl").read_text().splitlines()]
+    assert [(part["first_step"], part["last_step"]) for part in parts] == [(0, 10), (10, 12)]
+    assert (tmp_path / "two" / "states" / "checkpoint-12" / "pytorch_model_fsdp.bin").is_file()
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+    found = weights(two)
+    for name, tensor in weights(one).items():
+        torch.testing.assert_close(found[name], tensor, rtol=2e-2, atol=2e-4)
+    assert (two / "config.json").read_text() == (one / "config.json").read_text()
+
+
+def test_one_process_has_nothing_to_share_out(tmp_path, data_folder):
+    with pytest.raises(UserError, match="accelerate launch"):
+        train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder, fsdp=True)
+
+
+def test_a_run_begun_with_sharded_weights_is_not_gone_on_with_whole_ones(tmp_path, data_folder):
+    recipe = tiny_recipe(steps=4)
+    assert train(recipe, tmp_path, data_folder=data_folder, max_seconds=0.0) is None
+    (tmp_path / "states" / "checkpoint-1" / "pytorch_model_fsdp.bin").touch()
+    with pytest.raises(UserError, match=r"launch it with --fsdp"):
+        train(recipe, tmp_path, data_folder=data_folder)
