@@ -82,6 +82,7 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         ),
         positions_section(
             results.positions,
+            results.position_sums,
             looks=positioned,
             training_lengths=training_lengths,
             rope_scalings={setting.label: setting.model.rope_scaling for setting in results.settings},

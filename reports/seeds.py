@@ -16,6 +16,7 @@ import pandas as pd
 
 from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
+from sbeval.reports.position_sums import PositionSums
 from sbeval.reports.sample_scores import averaged
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import Setting, describe_facts, length_text
@@ -79,6 +80,7 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
         spans=_spans(results.spans, pooled_label, results.notes),
         documents=_pooled(results.documents, pooled_label, DocumentSums.averaged),
         samples=_pooled(results.samples, pooled_label, averaged),
+        position_sums=_pooled(results.position_sums, pooled_label, PositionSums.averaged),
     )
 
 

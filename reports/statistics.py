@@ -5,7 +5,7 @@ often than it says. The max-t band holds for all of them at once: documents are 
 by its own standard error in that resample, and the band's width is the 95% point of the largest of them (Westfall &
 Young 1993; Efron & Tibshirani 1993 for the studentised bootstrap).
 
-Legend: C clusters, K differences, B resamples.
+Legend: C clusters, K differences, B resamples, W weights a cluster: 1, or one for each difference.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Band:
 
 def simultaneous_band(
     differences_CK: NDArray[np.float64],
-    weights_C: NDArray[np.float64],
+    weights: NDArray[np.float64],
     *,
     seed: int = 0,
     confidence: float = CONFIDENCE,
@@ -51,7 +51,8 @@ def simultaneous_band(
 
     Args:
         differences_CK: per cluster, the difference of two sums over the same targets, such as NLL in nats.
-        weights_C: per cluster, what both sums are divided by, such as tokens; above zero.
+        weights: what both sums are divided by, such as tokens: per cluster, [C] and above zero, or per cluster and
+            difference, [C, K], zero where a cluster has no part in a difference.
         seed: seed of the resampling.
         confidence: how often the whole band covers all true differences.
         resamples: B.
@@ -61,16 +62,16 @@ def simultaneous_band(
     empty = np.full(count, np.nan)
     if clusters == 0:
         return Band(estimates=empty, lows=empty, highs=empty, clusters=0)
-    total = weights_C.sum()
-    estimates_K = differences_CK.sum(axis=0) / total
+    weights_CW = weights.reshape(clusters, -1)
+    estimates_K = differences_CK.sum(axis=0) / weights_CW.sum(axis=0)
     if clusters < max(2, minimum_clusters):
         return Band(estimates=estimates_K, lows=empty, highs=empty, clusters=clusters)
-    residuals_CK = differences_CK - estimates_K * weights_C[:, None]
-    errors_K = _standard_errors(np.ones((1, clusters)), residuals_CK, weights_C)[1][0]
+    residuals_CK = differences_CK - estimates_K * weights_CW
+    errors_K = _standard_errors(np.ones((1, clusters)), residuals_CK, weights_CW)[1][0]
     varying_K = errors_K > np.finfo(np.float64).eps * np.abs(estimates_K)
     largest = []
     for draws_BC in _draws(clusters, resamples, seed):
-        shifts_BK, spreads_BK = _standard_errors(draws_BC, residuals_CK, weights_C)
+        shifts_BK, spreads_BK = _standard_errors(draws_BC, residuals_CK, weights_CW)
         t_BK = np.abs(shifts_BK) / np.maximum(spreads_BK, np.finfo(np.float64).tiny)
         largest.append(np.max(np.where(varying_K, t_BK, 0.0), axis=1))
     width_K = np.quantile(np.concatenate(largest), confidence) * errors_K
@@ -103,15 +104,14 @@ def _draws(clusters: int, resamples: int, seed: int) -> tuple[NDArray[np.float64
 
 
 def _standard_errors(
-    draws_BC: NDArray[np.float64], residuals_CK: NDArray[np.float64], weights_C: NDArray[np.float64]
+    draws_BC: NDArray[np.float64], residuals_CK: NDArray[np.float64], weights_CW: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Each resample's shift from the estimate and its linearised standard error, both [B, K]."""
     clusters, count = residuals_CK.shape
-    w_C1 = weights_C[:, None]
-    moments = np.concatenate([residuals_CK, residuals_CK**2, residuals_CK * w_C1, w_C1, w_C1**2], axis=1)
+    moments = np.concatenate([residuals_CK, residuals_CK**2, residuals_CK * weights_CW, weights_CW, weights_CW**2], 1)
     sums = draws_BC @ moments
     r_BK, rr_BK, rw_BK = (sums[:, part * count : (part + 1) * count] for part in range(3))
-    w_B1, ww_B1 = sums[:, -2:-1], sums[:, -1:]
-    shift_BK = r_BK / w_B1
-    squares_BK = rr_BK - 2 * shift_BK * rw_BK + shift_BK**2 * ww_B1
-    return shift_BK, np.sqrt(np.maximum(squares_BK, 0) * clusters / (clusters - 1)) / w_B1
+    w_BW, ww_BW = np.split(sums[:, 3 * count :], 2, axis=1)
+    shift_BK = r_BK / w_BW
+    squares_BK = rr_BK - 2 * shift_BK * rw_BK + shift_BK**2 * ww_BW
+    return shift_BK, np.sqrt(np.maximum(squares_BK, 0) * clusters / (clusters - 1)) / w_BW

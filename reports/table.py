@@ -11,6 +11,7 @@ from sbeval.reports.documents import read_documents
 from sbeval.reports.measurement_rows import task_rows
 from sbeval.reports.needles import tabulate_needles
 from sbeval.reports.notes import Notes
+from sbeval.reports.position_sums import PositionSums, read_positions
 from sbeval.reports.runs import Run
 from sbeval.reports.sample_scores import SampleScores, read_all_scores
 from sbeval.reports.samples import DocumentSums
@@ -84,6 +85,7 @@ class Results:
         spans: one row a layer and head, columns `sbeval.reports.attention_spans.SPAN_COLUMNS`.
         documents: (setting label, task) to the per-document sums, where samples were logged.
         samples: (setting label, task) to the scores of single samples, where they were logged.
+        position_sums: (setting label, task) to the per-document sums by position, or why there are none.
         notes: what was left out and why.
     """
 
@@ -94,6 +96,7 @@ class Results:
     spans: pd.DataFrame
     documents: Mapping[tuple[str, str], DocumentSums]
     samples: Mapping[tuple[str, str], SampleScores]
+    position_sums: Mapping[tuple[str, str], PositionSums]
     notes: Notes
 
     def setting(self, label: str) -> Setting:
@@ -126,6 +129,7 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
         spans=tabulate_spans(settings),
         documents=read_documents(settings, notes),
         samples=samples,
+        position_sums=read_positions(settings, notes),
         notes=notes,
     )
 

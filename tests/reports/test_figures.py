@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sbeval.reports.figures.positions import difference_to_baseline
 from sbeval.reports.figures.theme import looks
 from sbeval.reports.html import text
 from sbeval.reports.panels import perplexity_panels
+from sbeval.reports.position_sums import PositionBand
 from sbeval.reports.section_tables import tables_section
 from sbeval.reports.sections import Drawing
 
@@ -115,8 +117,9 @@ def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything: dict[s
 def test_the_difference_to_a_baseline_is_taken_bin_by_bin() -> None:
     rows = [("a", 1, 8, 3.0), ("a", 9, 16, 2.0), ("b", 1, 8, 3.5), ("b", 9, 16, 1.5), ("b", 17, 32, 1.0)]
     table = pd.DataFrame(rows, columns=["setting", "first", "last", "nll"])
-    found = difference_to_baseline(table, "a")
+    found = difference_to_baseline(table, "a", {"b": {(1, 8): PositionBand(low=0.4, high=0.6, documents=30)}})
     assert found[["setting", "first", "nll"]].to_numpy().tolist() == [["b", 1, 0.5], ["b", 9, -0.5]]
+    assert found["ci95_low"].tolist() == pytest.approx([0.4, math.nan], nan_ok=True)
 
 
 def test_names_at_line_ends_never_overlap_and_keep_their_order() -> None:
@@ -194,9 +197,52 @@ def test_positions_show_their_intervals_and_no_last_bin_that_the_window_cuts_sho
     assert max(row["y"] for row in rows) < 9
     logarithmic = drawing.variants["token_perplexity"]["data"]["values"]
     assert [row["high"] for row in logarithmic] == pytest.approx([math.exp(row["high"]) for row in rows])
-    differences = everything["Python standard library: difference to demo-rope"].variants["nll"]["data"]["values"]
-    assert differences
-    assert all(row["low"] is None for row in differences)
+
+
+def position_drawing(tmp_path: Path, *runs: tuple[str, dict[str, Any], bool]) -> tuple[Drawing, dict[str, Any]]:
+    """Draws the difference of stick-breaking to RoPE; each run's record is changed as given."""
+    for attention, changes, by_document in runs:
+        name, results, record, samples = position_task(CURVES[attention], by_document=by_document)
+        write_run(tmp_path / attention, model_record(attention), [(name, results, {**record, **changes}, samples)])
+    drawing = drawings(tmp_path)["Python standard library: difference to demo-rope"]
+    return drawing, {row["range_text"]: row for row in drawing.variants["nll"]["data"]["values"]}
+
+
+def test_position_differences_have_a_paired_band_where_enough_documents_were_scored_alike(tmp_path: Path) -> None:
+    drawing, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", {}, True))
+    assert rows["3 to 4"]["low"] is None
+    widest = rows["32,769 to 65,536"]
+    # documents keep their level, so the band follows their spread: sqrt(2) * 0.05 / sqrt(40), widened over the bins
+    assert 2 * 0.011 < (widest["high"] - widest["low"]) / 2 < 4 * 0.011
+    assert widest["low"] < widest["y"] < widest["high"]
+    assert "paired by document on identical targets, simultaneous over the positions" in drawing.explanation
+    assert "for demo-sb: some ranges of positions have targets in fewer than 20 documents." in drawing.explanation
+    assert re.search(r"demo-sb ends 3\.50 nats below demo-rope \(.3\.\d\d to .3\.\d\d\)", drawing.finding)
+
+
+@pytest.mark.parametrize(
+    ("changes", "by_document", "reason"),
+    [
+        ({}, False, "of demo-rope, its samples were not logged (--log_samples)."),
+        ({"lengths": [32768]}, True, "the passes have different lengths."),
+    ],
+)
+def test_position_differences_without_identical_targets_have_no_band_and_say_why(
+    tmp_path: Path, changes: dict[str, Any], by_document: bool, reason: str
+) -> None:
+    drawing, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", changes, by_document))
+    assert rows
+    assert all(row["low"] is None for row in rows.values())
+    assert f"No band, or not everywhere, for demo-sb: {reason}" in drawing.explanation
+
+
+def test_positions_on_two_texts_of_one_name_are_not_drawn_on_one_axis(tmp_path: Path) -> None:
+    for attention, digest in (("stickbreaking", "aa" * 32), ("rope", "bb" * 32)):
+        name, results, record, samples = position_task(CURVES[attention])
+        record["corpus_sha256"] = digest
+        write_run(tmp_path / attention, model_record(attention), [(name, results, record, samples)])
+    found = {title: drawing for title, drawing in drawings(tmp_path).items() if "position" in title}
+    assert set(found) == {f"Python standard library ({half * 3}): NLL by position" for half in ("aa", "bb")}
 
 
 def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it(tmp_path: Path) -> None:

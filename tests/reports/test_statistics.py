@@ -67,3 +67,16 @@ def test_wilson_interval_has_its_published_values(successes: float, trials: floa
 
 def test_no_trial_is_no_interval() -> None:
     assert all(np.isnan(wilson_interval(0, 0)))
+
+
+def test_differences_may_rest_on_targets_of_their_own() -> None:
+    differences, tokens = clusters(np.random.default_rng(4), 40, np.array([0.1, 0.2]))
+    shared = simultaneous_band(differences, tokens)
+    repeated = simultaneous_band(differences, np.stack([tokens, tokens], axis=1))
+    assert repeated.lows == pytest.approx(shared.lows)
+    half = np.stack([tokens, np.where(np.arange(40) < 25, tokens, 0.0)], axis=1)
+    differences[25:, 1] = 0.0
+    band = simultaneous_band(differences, half)
+    assert band.estimates[1] == pytest.approx(differences[:25, 1].sum() / tokens[:25].sum())
+    alone = simultaneous_band(differences[:25, 1:], tokens[:25])
+    assert band.highs[1] - band.lows[1] > 0.95 * (alone.highs[0] - alone.lows[0])
