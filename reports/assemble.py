@@ -12,6 +12,7 @@ from sbeval.reports.findings import Finding, find
 from sbeval.reports.panels import Panel, perplexity_panels
 from sbeval.reports.ruler import ruler_scores
 from sbeval.reports.section_curves import curves_section
+from sbeval.reports.section_inputs import inputs_section
 from sbeval.reports.section_needles import needles_section
 from sbeval.reports.section_positions import positions_section
 from sbeval.reports.section_provenance import notes_section, provenance_section
@@ -22,6 +23,7 @@ from sbeval.reports.section_speed import speed_section
 from sbeval.reports.section_tables import tables_section
 from sbeval.reports.sections import Publish, Section
 from sbeval.reports.selection import choose_baseline
+from sbeval.reports.suite import suite_rows
 from sbeval.reports.table import Results
 
 ClaimKey = tuple[str, str, str]
@@ -76,6 +78,8 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
     recall_rows = results.measurements[results.measurements["family"] == "recall"]
     recalling = within(looks, list(dict.fromkeys(recall_rows["setting"])), parents)
     spanning = within(looks, list(dict.fromkeys(results.spans["setting"])), parents)
+    ordinary = suite_rows(results)
+    answering = within(looks, list(dict.fromkeys(label for row in ordinary for label in row.cells)), parents)
     sections = [
         curves_section(
             panels, looks=looks, parents=parents, training_lengths=training_lengths, claims=claims, publish=publish
@@ -100,7 +104,8 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         ),
         recall_section(results.measurements, looks=recalling, training_lengths=training_lengths, publish=publish),
         spans_section(results.spans, looks=spanning, training_lengths=training_lengths, publish=publish),
-        tables_section(results, base),
+        inputs_section(ordinary, looks=answering, training_lengths=training_lengths, publish=publish),
+        tables_section(results, ordinary, base),
         speed_section(results.settings),
         provenance_section(results.settings, folder),
         notes_section(results.notes, folder),

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sbeval.records import TaskRecord, metric_key, parse_metric_key
+from sbeval.reports.input_limits import UNLIMITED, input_limit
 from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, TaskResult
@@ -35,6 +36,7 @@ def task_rows(
         "run_date": run.date,
         "results_file": str(run.path),
     }
+    limit = input_limit(run, task)
     rows, positions = [], []
     for key, value in task.metrics.items():
         name, _, filter_name = key.partition(",")
@@ -59,6 +61,7 @@ def task_rows(
                 "filter": filter_name or None,
                 "higher_is_better": task.higher_is_better.get(metric),
                 "context_length_tokens": length,
+                **(limit if length is None else UNLIMITED)._asdict(),
                 "value": number,
                 "ci95_low": low,
                 "ci95_high": high,

@@ -26,6 +26,7 @@ class TaskResult:
         few_shot: number of examples in the prompt, None where unknown.
         version: the task's version as text, None where unknown.
         higher_is_better: metric name to direction, as far as the file says.
+        metadata: the task's metadata as lm-eval wrote it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TaskResult:
     few_shot: int | None = None
     version: str | None = None
     higher_is_better: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +151,8 @@ def _task_result(
     name: str, metrics: Mapping[str, Any], content: Mapping[str, Any], path: Path, notes: Notes
 ) -> TaskResult:
     config = _mapping(_mapping(content.get("configs")).get(name))
-    written = _mapping(config.get("metadata")).get("sbeval")
+    metadata = _mapping(config.get("metadata"))
+    written = metadata.get("sbeval")
     record = None
     if isinstance(written, dict):
         try:
@@ -167,6 +170,7 @@ def _task_result(
         few_shot=few_shot if isinstance(few_shot, int) else None,
         version=None if version is None else str(version),
         higher_is_better={key: value for key, value in better.items() if isinstance(value, bool)},
+        metadata=metadata,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sbeval.records import parse_metric_key
+from sbeval.reports.input_limits import InputLimit, input_limit
 from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
 from sbeval.reports.samples import read_lines
@@ -25,10 +26,18 @@ class SampleScores:
     Attributes:
         scores: metric and filter to (sample to score).
         depths_percent: context length in tokens to (sample to the mean depth of its needles).
+        by_limit: what bounded a run's inputs to that run's scores; `scores` holds the newest of them.
     """
 
     scores: Mapping[MetricKey, Mapping[SampleKey, float]]
     depths_percent: Mapping[int, Mapping[SampleKey, float]] = dataclasses.field(default_factory=dict)
+    by_limit: Mapping[InputLimit, Mapping[MetricKey, Mapping[SampleKey, float]]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def within(self, limit: InputLimit) -> "SampleScores":
+        """Returns the scores of the runs whose inputs had this bound."""
+        return dataclasses.replace(self, scores=self.by_limit.get(limit, {}))
 
 
 def read_all_scores(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], SampleScores]:
@@ -42,7 +51,9 @@ def read_all_scores(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str
             for task in run.tasks:
                 family = task.record.family if task.record else None
                 if task.samples is not None and family not in ("perplexity", "span"):
-                    found[setting.label, shown_name(task.name)].append(read_scores(task.samples, notes))
+                    scores = read_scores(task.samples, notes)
+                    scores = dataclasses.replace(scores, by_limit={input_limit(run, task): scores.scores})
+                    found[setting.label, shown_name(task.name)].append(scores)
     return {key: _newest(parts) for key, parts in found.items()}
 
 
@@ -66,21 +77,35 @@ def read_scores(path: Path, notes: Notes) -> SampleScores:
 
 def averaged(parts: Sequence[SampleScores]) -> SampleScores:
     """Averages models over the samples all of them have."""
+    limits = [limit for limit in parts[0].by_limit if all(limit in part.by_limit for part in parts)]
+    return SampleScores(
+        scores=_means([part.scores for part in parts]),
+        depths_percent=parts[0].depths_percent,
+        by_limit={limit: _means([part.by_limit[limit] for part in parts]) for limit in limits},
+    )
+
+
+def _means(
+    parts: Sequence[Mapping[MetricKey, Mapping[SampleKey, float]]],
+) -> dict[MetricKey, dict[SampleKey, float]]:
     shared: dict[MetricKey, dict[SampleKey, float]] = {}
-    for metric, first in parts[0].scores.items():
-        others = [part.scores.get(metric, {}) for part in parts[1:]]
+    for metric, first in parts[0].items():
+        others = [part.get(metric, {}) for part in parts[1:]]
         keys = [key for key in first if all(key in other for other in others)]
         shared[metric] = {key: (first[key] + sum(other[key] for other in others)) / len(parts) for key in keys}
-    return SampleScores(scores=shared, depths_percent=parts[0].depths_percent)
+    return shared
 
 
 def _newest(parts: Sequence[SampleScores]) -> SampleScores:
     scores: dict[MetricKey, Mapping[SampleKey, float]] = {}
     depths: dict[int, Mapping[SampleKey, float]] = {}
+    by_limit: dict[InputLimit, dict[MetricKey, Mapping[SampleKey, float]]] = defaultdict(dict)
     for part in reversed(parts):
         scores |= part.scores
         depths |= part.depths_percent
-    return SampleScores(scores=scores, depths_percent=depths)
+        for limit, found in part.by_limit.items():
+            by_limit[limit] |= found
+    return SampleScores(scores=scores, depths_percent=depths, by_limit=dict(by_limit))
 
 
 def _question(sample: Mapping[str, object]) -> str:

@@ -35,6 +35,8 @@ _IDENTITY = [
     "metric",
     "filter",
     "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
     "few_shot",
     "tokenizer_sha256",
 ]

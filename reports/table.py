@@ -27,6 +27,8 @@ MEASUREMENT_COLUMNS = [
     "metric",
     "filter",
     "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
     "value",
     "ci95_low",
     "ci95_high",
@@ -61,6 +63,15 @@ POSITION_COLUMNS = [
     "clusters",
     "tokenizer_sha256",
 ]
+_WHOLE_NUMBERS = (
+    "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
+    "few_shot",
+    "training_length_tokens",
+    "sliding_window",
+    "seed",
+)
 _CONTEXT_KEYS = [
     "setting",
     "task",
@@ -69,6 +80,8 @@ _CONTEXT_KEYS = [
     "metric",
     "filter",
     "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
     "few_shot",
 ]
 
@@ -157,7 +170,7 @@ def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
     for column in ("value", "ci95_low", "ci95_high", "stderr", "tokens", "clusters", "nll", "first", "last"):
         if column in frame:
             frame[column] = frame[column].astype("float64")
-    for column in ("context_length_tokens", "few_shot", "training_length_tokens", "sliding_window", "seed"):
+    for column in _WHOLE_NUMBERS:
         if column in frame:
             frame[column] = frame[column].astype("Int64")
     return frame

@@ -140,7 +140,7 @@ def test_measures_beside_the_score_have_a_table_of_their_own(tmp_path: Path) -> 
     name, metrics, metadata, samples = ruler_task("sb_niah_single_1", 2000)
     metrics |= {"retrieval_gain@0001024,none": 3.25, "retrieval_gain@0004096,none": 0.5}
     write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    section = tables_section(load_results([tmp_path]), "demo-sb")
+    section = tables_section(load_results([tmp_path]), [], "demo-sb")
     assert section is not None
     (content,) = section.content
     assert "retrieval_gain" in content
@@ -152,7 +152,7 @@ def test_measures_of_recall_that_have_no_figure_stand_in_a_table(tmp_path: Path)
     name, metrics, metadata, samples = mqrar_task(64)
     metrics |= {"retrieval_gain_32_pairs@0000768,none": 2.125}
     write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    section = tables_section(load_results([tmp_path]), "demo-sb")
+    section = tables_section(load_results([tmp_path]), [], "demo-sb")
     assert section is not None
     assert "retrieval_gain_32_pairs" in section.content[0]
     assert "exact_match" not in section.content[0]
