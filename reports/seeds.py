@@ -101,7 +101,7 @@ def seed_groups(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
             if match is None:
                 continue
             name, seed = match["name"], int(match["seed"])
-        found[(name, *describe_facts(setting.runs[0]), model.parameters, model.format)].append((seed, setting))
+        found[(name, *describe_facts(setting), model.parameters, model.format)].append((seed, setting))
     groups: dict[str, list[Setting]] = {}
     for key, members in found.items():
         if len(members) > 1 and len({seed for seed, _ in members}) == len(members):

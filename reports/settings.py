@@ -10,6 +10,7 @@ from sbeval.reports.names import shown_name
 from sbeval.reports.runs import Run, argument
 
 SettingKey = tuple[str, ...]
+_OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +74,11 @@ def _keys(runs: Sequence[Run]) -> dict[Path, SettingKey]:
 
 def _key(run: Run) -> SettingKey:
     identity = run.model.checkpoint_sha256 or argument(run.model_args, "pretrained") or run.model.name
-    fields = (describe(run) or "" for field, describe in _DISTINCTIONS.items() if field != "limit")
+    # the weights' hash settles these, and not every release of the adapter recorded them
+    settled = _OF_THE_WEIGHTS if run.model.checkpoint_sha256 else ()
+    fields = (
+        "" if field in settled else describe(run) or "" for field, describe in _DISTINCTIONS.items() if field != "limit"
+    )
     return (identity, *fields)
 
 
@@ -115,9 +120,17 @@ _DISTINCTIONS: dict[str, Callable[[Run], str | None]] = {
 }
 
 
-def describe_facts(run: Run) -> tuple[str, ...]:
+def describe_facts(setting: Setting) -> tuple[str, ...]:
     """Returns everything by which settings are told apart but the checkpoint and its seed."""
-    return tuple(describe(run) or "" for field, describe in _DISTINCTIONS.items() if field != "seed")
+    facts = _facts(setting.key, setting.runs[0])
+    return tuple(text or "" for field, text in facts.items() if field != "seed")
+
+
+def _facts(key: SettingKey, newest: Run) -> dict[str, str | None]:
+    """Describes a setting by its newest run; the limit is the setting's, since runs of other tasks may have others."""
+    return {
+        field: key[-1] or None if field == "limit" else describe(newest) for field, describe in _DISTINCTIONS.items()
+    }
 
 
 def _unique_names(newest: Mapping[SettingKey, Run]) -> dict[SettingKey, str]:
@@ -129,8 +142,11 @@ def _unique_names(newest: Mapping[SettingKey, Run]) -> dict[SettingKey, str]:
         if len(keys) == 1:
             names[keys[0]] = name
             continue
-        facts = {key: {field: describe(newest[key]) for field, describe in _DISTINCTIONS.items()} for key in keys}
+        facts = {key: _facts(key, newest[key]) for key in keys}
         differing = [field for field in _DISTINCTIONS if len({facts[key][field] for key in keys}) > 1]
+        without_seed = [field for field in differing if field != "seed"]
+        if len({tuple(facts[key][field] for field in without_seed) for key in keys}) == len(keys):
+            differing = without_seed
         texts = {key: ", ".join(text for field in differing if (text := facts[key][field])) for key in keys}
         for key in keys:
             same = sum(text == texts[key] for text in texts.values()) > 1

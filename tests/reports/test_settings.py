@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from experiment_files import write_extension
-from result_files import CURVES, model_record, perplexity_task, write_run
+from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import load_results
@@ -29,6 +29,28 @@ def test_models_of_one_name_are_told_apart_by_what_differs(tmp_path: Path) -> No
     for index, scaling in enumerate((None, {"rope_type": "dynamic", "factor": 4.0})):
         write(tmp_path / str(index), "rope", rope_scaling=scaling)
     assert sorted(labels(load_results([tmp_path]))) == ["demo-rope", "demo-rope (dynamic RoPE x4)"]
+
+
+def test_a_limit_of_another_task_is_no_part_of_a_name(tmp_path: Path) -> None:
+    for index, scaling in enumerate((None, {"rope_type": "dynamic", "factor": 4.0})):
+        write(tmp_path / str(index), "rope", rope_scaling=scaling)
+    later = {"limit": 25, "seconds": 1.796e9, "date": "2026-11-21T10-00-00.000001"}
+    write_run(tmp_path / "more", model_record("rope"), [ordinary_task("piqa", "acc", 0.5)], **later)
+    assert sorted(labels(load_results([tmp_path]))) == ["demo-rope", "demo-rope (dynamic RoPE x4)"]
+
+
+def test_one_checkpoint_is_one_model_whether_or_not_a_run_recorded_its_seed(tmp_path: Path) -> None:
+    for task, seed in (("piqa", None), ("arc_easy", 0)):
+        model = model_record("rope", training_seed=seed)
+        write_run(tmp_path / task, model, [ordinary_task(task, "acc", 0.5)])
+    assert labels(load_results([tmp_path])) == ["demo-rope"]
+
+
+def test_a_seed_is_named_only_where_nothing_else_tells_settings_apart(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        facts = {"dtype": f"float{16 * (seed + 1)}", "checkpoint_sha256": str(seed) * 64, "training_seed": seed}
+        write(tmp_path / str(seed), "rope", **facts)
+    assert sorted(labels(load_results([tmp_path]))) == ["demo-rope (float16)", "demo-rope (float32)"]
 
 
 def test_labels_replace_names(tmp_path: Path) -> None:
