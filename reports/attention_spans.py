@@ -18,21 +18,20 @@ METRIC = "attention_span"
 def tabulate_spans(settings: Sequence[Setting]) -> pd.DataFrame:
     """Returns one row a layer, head and context length, columns `SPAN_COLUMNS`; spans in keys, NaN where there is none.
 
-    Of several runs of one setting the newest counts, length by length.
+    Of several runs of one setting the first of `Setting.task_runs` counts, length by length.
     """
     rows: list[dict[str, Any]] = []
     for setting in settings:
         seen: dict[str, set[int]] = defaultdict(set)
-        for run in setting.runs:
-            for task in run.tasks:
-                name = shown_name(task.name)
-                for key, heads in task.metrics.items():
-                    parsed = parse_metric_key(key)
-                    if parsed is None or parsed[0] != METRIC or not isinstance(heads, list) or parsed[1] in seen[name]:
-                        continue
-                    seen[name].add(parsed[1])
-                    where = {"setting": setting.label, "task": name, "context_length_tokens": parsed[1]}
-                    rows += [{**where, **head} for found in heads if (head := _head(found)) is not None]
+        for _, task in setting.task_runs():
+            name = shown_name(task.name)
+            for key, heads in task.metrics.items():
+                parsed = parse_metric_key(key)
+                if parsed is None or parsed[0] != METRIC or not isinstance(heads, list) or parsed[1] in seen[name]:
+                    continue
+                seen[name].add(parsed[1])
+                where = {"setting": setting.label, "task": name, "context_length_tokens": parsed[1]}
+                rows += [{**where, **head} for found in heads if (head := _head(found)) is not None]
     return pd.DataFrame(rows, columns=SPAN_COLUMNS)
 
 

@@ -35,6 +35,7 @@ def task_rows(
         "sliding_window": run.model.sliding_window,
         "run_date": run.date,
         "results_file": str(run.path),
+        "limit_samples": task.limit_samples,
     }
     limit = input_limit(run, task)
     rows, positions = [], []

@@ -15,8 +15,8 @@ from sbeval.reports.samples import read_lines
 from sbeval.reports.settings import Setting
 from sbeval.reports.statistics import simultaneous_band
 
-UNLOGGED = "its samples were not logged (--log_samples)"
-NOT_BY_DOCUMENT = "its samples hold no sums by position and document"
+UNLOGGED = "were not logged (--log_samples)"
+NOT_BY_DOCUMENT = "hold no sums by position and document"
 Bin = tuple[int, int]
 """First and last position."""
 
@@ -56,19 +56,18 @@ class PositionBand:
 
 
 def read_positions(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], PositionSums]:
-    """Returns (setting label, task) to the sums of the newest run that measured NLL by position."""
+    """Returns (setting label, task) to the sums of the run that counts (`Setting.task_runs`)."""
     found: dict[tuple[str, str], PositionSums] = {}
     for setting in settings:
-        for run in setting.runs:
-            for task in run.tasks:
-                key = (setting.label, shown_name(task.name))
-                bins = next((value for name, value in task.metrics.items() if _is_bins(name, value)), None)
-                if bins is not None and key not in found:
-                    found[key] = (
-                        PositionSums(sums={}, obstacle=UNLOGGED)
-                        if task.samples is None
-                        else read_position_sums(task.samples, [_bin(one) for one in bins], notes)
-                    )
+        for _, task in setting.task_runs():
+            key = (setting.label, shown_name(task.name))
+            bins = next((value for name, value in task.metrics.items() if _is_bins(name, value)), None)
+            if bins is not None and key not in found:
+                found[key] = (
+                    PositionSums(sums={}, obstacle=UNLOGGED)
+                    if task.samples is None
+                    else read_position_sums(task.samples, [_bin(one) for one in bins], notes)
+                )
     return found
 
 

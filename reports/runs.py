@@ -27,6 +27,7 @@ class TaskResult:
         version: the task's version as text, None where unknown.
         higher_is_better: metric name to direction, as far as the file says.
         metadata: the task's metadata as lm-eval wrote it.
+        limit_samples: how many samples `--limit` left, None where every one was used.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TaskResult:
     version: str | None = None
     higher_is_better: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    limit_samples: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +173,17 @@ def _task_result(
         version=None if version is None else str(version),
         higher_is_better={key: value for key, value in better.items() if isinstance(value, bool)},
         metadata=metadata,
+        limit_samples=_limit_samples(name, content),
     )
+
+
+def _limit_samples(name: str, content: Mapping[str, Any]) -> float | None:
+    """Returns the samples used of a limited task; where the file does not count them, the limit as it was given."""
+    limit = _number(_mapping(content.get("config")).get("limit"))
+    if limit is None:
+        return None
+    used = _number(_mapping(_mapping(content.get("n-samples")).get(name)).get("effective"))
+    return limit if used is None else used
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

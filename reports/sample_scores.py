@@ -26,7 +26,7 @@ class SampleScores:
     Attributes:
         scores: metric and filter to (sample to score).
         depths_percent: context length in tokens to (sample to the mean depth of its needles).
-        by_limit: what bounded a run's inputs to that run's scores; `scores` holds the newest of them.
+        by_limit: what bounded a run's inputs to that run's scores; `scores` holds the first of them.
     """
 
     scores: Mapping[MetricKey, Mapping[SampleKey, float]]
@@ -43,18 +43,17 @@ class SampleScores:
 def read_all_scores(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], SampleScores]:
     """Returns (setting label, task) to the scores of its samples, for all tasks but perplexity and spans.
 
-    Of several runs of one setting the newest with a metric counts.
+    Of several runs of one setting the first of `Setting.task_runs` with a metric counts.
     """
     found: dict[tuple[str, str], list[SampleScores]] = defaultdict(list)
     for setting in settings:
-        for run in setting.runs:
-            for task in run.tasks:
-                family = task.record.family if task.record else None
-                if task.samples is not None and family not in ("perplexity", "span"):
-                    scores = read_scores(task.samples, notes)
-                    scores = dataclasses.replace(scores, by_limit={input_limit(run, task): scores.scores})
-                    found[setting.label, shown_name(task.name)].append(scores)
-    return {key: _newest(parts) for key, parts in found.items()}
+        for run, task in setting.task_runs():
+            family = task.record.family if task.record else None
+            if task.samples is not None and family not in ("perplexity", "span"):
+                scores = read_scores(task.samples, notes)
+                scores = dataclasses.replace(scores, by_limit={input_limit(run, task): scores.scores})
+                found[setting.label, shown_name(task.name)].append(scores)
+    return {key: _first(parts) for key, parts in found.items()}
 
 
 def read_scores(path: Path, notes: Notes) -> SampleScores:
@@ -96,7 +95,7 @@ def _means(
     return shared
 
 
-def _newest(parts: Sequence[SampleScores]) -> SampleScores:
+def _first(parts: Sequence[SampleScores]) -> SampleScores:
     scores: dict[MetricKey, Mapping[SampleKey, float]] = {}
     depths: dict[int, Mapping[SampleKey, float]] = {}
     by_limit: dict[InputLimit, dict[MetricKey, Mapping[SampleKey, float]]] = defaultdict(dict)

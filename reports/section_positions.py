@@ -84,14 +84,17 @@ def _bands(
         mine, theirs = sums.get((label, own["task"]), none), sums.get((baseline, base["task"]), none)
         if mine.obstacle or theirs.obstacle:
             who = label if mine.obstacle else baseline
-            reason = f"of {who}, {mine.obstacle or theirs.obstacle}"
+            reason = f"samples of {who} {mine.obstacle or theirs.obstacle}"
         elif own["context_length_tokens"] != base["context_length_tokens"]:
             reason = "the passes have different lengths"
         else:
             found[label], reason = position_bands(mine, theirs)
         if reason:
             lacking.setdefault(reason, []).append(label)
-    words = [f"No band, or not everywhere, for {', '.join(labels)}: {reason}." for reason, labels in lacking.items()]
+    words = []
+    for reason, labels in lacking.items():
+        where = " at some positions" if any(map(found.get, labels)) else ""
+        words.append(f"No band{where} for {', '.join(labels)}: {reason}.")
     return found, " ".join(words)
 
 

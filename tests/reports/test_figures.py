@@ -171,6 +171,22 @@ def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weig
     assert len(everything["demo-rope: span of every head"].variants["span"]["concat"]) == 5 * 3
 
 
+def test_small_multiples_agree_on_colours_and_shapes_where_models_ran_different_tasks(tmp_path: Path) -> None:
+    vt, fwe = ruler_task("sb_ruler_vt", 4000), ruler_task("sb_ruler_fwe", 4000)
+    write_run(tmp_path / "a", model_record("stickbreaking"), [fwe])
+    write_run(tmp_path / "b", model_record("rope"), [vt, fwe])
+    parts = drawings(tmp_path)["RULER, task by task"].variants["score"]["concat"]
+    assert len(parts) == 2
+    scales = [
+        layer["encoding"][channel]["scale"]
+        for part in parts
+        for layer in part["layer"]
+        for channel in ("color", "shape")
+        if channel in layer["encoding"]
+    ]
+    assert {tuple(scale["domain"]) for scale in scales} == {("demo-sb", "demo-rope")}
+
+
 def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everything: dict[str, Drawing]) -> None:
     drawing = everything["MQRAR, 768 tokens"]
     assert "demo-sb solves up to 160 pairs" in drawing.finding
@@ -216,14 +232,17 @@ def test_position_differences_have_a_paired_band_where_enough_documents_were_sco
     assert 2 * 0.011 < (widest["high"] - widest["low"]) / 2 < 4 * 0.011
     assert widest["low"] < widest["y"] < widest["high"]
     assert "paired by document on identical targets, simultaneous over the positions" in drawing.explanation
-    assert "for demo-sb: some ranges of positions have targets in fewer than 20 documents." in drawing.explanation
+    assert (
+        "No band at some positions for demo-sb: some ranges of positions have targets in fewer than 20 documents."
+        in drawing.explanation
+    )
     assert re.search(r"demo-sb ends 3\.50 nats below demo-rope \(.3\.\d\d to .3\.\d\d\)", drawing.finding)
 
 
 @pytest.mark.parametrize(
     ("changes", "by_document", "reason"),
     [
-        ({}, False, "of demo-rope, its samples were not logged (--log_samples)."),
+        ({}, False, "samples of demo-rope were not logged (--log_samples)."),
         ({"lengths": [32768]}, True, "the passes have different lengths."),
     ],
 )
@@ -233,7 +252,7 @@ def test_position_differences_without_identical_targets_have_no_band_and_say_why
     drawing, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", changes, by_document))
     assert rows
     assert all(row["low"] is None for row in rows.values())
-    assert f"No band, or not everywhere, for demo-sb: {reason}" in drawing.explanation
+    assert f"No band for demo-sb: {reason}" in drawing.explanation
 
 
 def test_positions_on_two_texts_of_one_name_are_not_drawn_on_one_axis(tmp_path: Path) -> None:
