@@ -9,8 +9,9 @@ from sbeval.reports.claims import LengthClaims, length_claims
 from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.figures.theme import looks as choose_looks
 from sbeval.reports.findings import Finding, find
+from sbeval.reports.overview import Overview, side_by_side
 from sbeval.reports.panels import Panel, perplexity_panels
-from sbeval.reports.ruler import ruler_scores
+from sbeval.reports.ruler import missing_tasks, ruler_scores
 from sbeval.reports.section_curves import curves_section
 from sbeval.reports.section_inputs import inputs_section
 from sbeval.reports.section_needles import needles_section
@@ -34,6 +35,7 @@ class Report:
     """What a page and a Markdown file are written from.
 
     Attributes:
+        overview: what all settings show side by side.
         findings: what is said about each setting.
         caveats: what a reader must know about all of it.
         sections: the sections in order.
@@ -43,6 +45,7 @@ class Report:
         panels: the panels of the curves.
     """
 
+    overview: Overview
     findings: tuple[Finding, ...]
     caveats: tuple[str, ...]
     sections: tuple[Section, ...]
@@ -112,8 +115,9 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
     ]
     runs = sum(len(setting.runs) for setting in results.settings)
     return Report(
+        overview=side_by_side(results.settings, claims),
         findings=tuple(find(results.settings, claims, ruler_words)),
-        caveats=tuple(caveats(claims)),
+        caveats=tuple(caveats(claims, {label: missing_tasks(scores, label) for label in measured})),
         sections=tuple(section for section in sections if section is not None),
         looks=looks,
         counts=f"{_count(len(results.settings), 'model')}, {_count(runs, 'run')}",

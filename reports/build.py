@@ -78,6 +78,7 @@ def build_report(
     page = write_page(
         title=heading,
         built=datetime.datetime.now(tz=datetime.UTC),
+        overview=report.overview,
         findings=report.findings,
         caveats=report.caveats,
         sections=report.sections,

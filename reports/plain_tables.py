@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from sbeval.reports.assemble import Report
 from sbeval.reports.claims import LengthClaims, LengthDifference
 from sbeval.reports.figures.curves import METRICS
+from sbeval.reports.overview import HEADER as OVERVIEW_HEADER
 from sbeval.reports.panels import Panel
 from sbeval.reports.ruler import TASKS, average, by_length, missing_tasks, ruler_scores
 from sbeval.reports.section_curves import METRIC_WORDS
@@ -41,6 +42,15 @@ class PlainTable:
 def plain_tables(results: Results, report: Report) -> list[PlainTable]:
     """Returns the report's tables in the order of its sections."""
     tables = []
+    if report.overview.rows:
+        tables.append(
+            PlainTable(
+                stem="overview",
+                caption="On identical targets, side by side [simultaneous 95% band]",
+                header=OVERVIEW_HEADER,
+                rows=report.overview.rows,
+            )
+        )
     for panel in report.panels:
         tables.append(_panel_table(panel))
         differences = _difference_table(panel, report.claims)

@@ -111,7 +111,8 @@ def absolute_effective_length(
     The threshold is set for the mean of all 13 tasks, so nothing follows from fewer; `missing` names those not run.
     """
     if missing:
-        return EffectiveLength(text="n/a", reason=f"it takes all {len(TASKS)} tasks; not run: {', '.join(missing)}")
+        count = "one was" if len(missing) == 1 else f"{len(missing)} were"
+        return EffectiveLength(text="n/a", reason=f"it takes all {len(TASKS)} tasks, and {count} not run")
     if not scores:
         return EffectiveLength(text="n/a", reason="no score over all its tasks at one length")
     return _last_passing(scores, threshold)

@@ -40,7 +40,7 @@ def test_rulers_rule_stops_at_the_first_length_below_the_threshold(scores: dict[
 
 def test_rulers_rule_says_nothing_about_fewer_than_13_tasks() -> None:
     length = absolute_effective_length({4096: 0.9, 8192: 0.9}, missing=["vt", "cwe"])
-    assert (length.text, length.reason) == ("n/a", "it takes all 13 tasks; not run: vt, cwe")
+    assert (length.text, length.reason) == ("n/a", "it takes all 13 tasks, and 2 were not run")
 
 
 def test_missing_tasks_are_named_in_the_summary_and_leave_the_own_length(tmp_path: Path) -> None:
@@ -48,8 +48,9 @@ def test_missing_tasks_are_named_in_the_summary_and_leave_the_own_length(tmp_pat
     write_run(tmp_path / "r", model_record("stickbreaking"), tasks)
     build_report([tmp_path / "r"], tmp_path / "report", image_formats=())
     summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
-    assert r"n/a (it takes all 13 tasks; not run: qa\_squad, qa\_hotpot) at the benchmark's threshold" in summary
+    assert "n/a (it takes all 13 tasks, and 2 were not run) at the benchmark's threshold" in summary
     assert "at 85% of its own short-context score over the 11 of 13 tasks run" in summary
+    assert r"Missing of RULER's 13 tasks: qa\_squad and qa\_hotpot for demo-sb." in summary
     assert "| demo-sb | 11 of 13 |" in summary
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
     assert '<td class="missing">not all 13 tasks</td>' in page
