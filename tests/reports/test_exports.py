@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from experiment_files import write_everything, write_extension
-from result_files import model_record, ordinary_task, write_run
+from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.reports import build_report
 from sbeval.reports.latex import latex_text
@@ -65,6 +65,48 @@ def test_latex_tables_are_whole_and_escaped(folder: Path) -> None:
 def test_special_characters_are_text_in_latex_and_markdown() -> None:
     assert latex_text(r"a_b & 50% \x {y}") == r"a\_b \& 50\% \textbackslash{}x \{y\}"
     assert markdown_text("<b>|`x`* [y](z)\nnext") == r"&lt;b&gt;\|\`x\`\* \[y\](z) next"
+    assert markdown_text("$a$ &lt; @team") == r"\$a\$ &amp;lt; &#64;team"
+
+
+def test_latex_reads_no_cell_as_a_command_of_its_own() -> None:
+    assert latex_text("[0.1, -0.2]") == "{[}0.1, $-$0.2]"
+    assert latex_text("*x --limit `2`") == r"{*}x -{}-limit \textasciigrave{}2\textasciigrave{}"
+    assert latex_text("---") == "-{}-{}-"
+    assert latex_text("llama-3-8b") == "llama-3-8b"
+    assert latex_text("é") == "é"
+    assert latex_text("\N{ROCKET}") == "\\ifdefined\\Umathchar \N{ROCKET}\\else U+1F680\\fi{}"
+
+
+def test_a_spreadsheet_runs_no_name_as_a_formula(tmp_path: Path) -> None:
+    names = ['=HYPERLINK("http://x")', "+1", "-1", "@SUM(A1)"]
+    for index, name in enumerate(names):
+        model = model_record("rope", name=name, checkpoint_sha256=str(index) * 64)
+        write_run(tmp_path / "r" / str(index), model, [ordinary_task(f"{name}task", "acc", -0.5)])
+    folder = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).parent
+    table = pd.read_csv(folder / "results.csv")
+    assert set(table["setting"]) == {f"'{name}" for name in names}
+    assert set(table["task"]) == {f"'{name}task" for name in names}
+    assert set(table["value"]) == {-0.5}
+    assert set(pd.read_parquet(folder / "results.parquet")["setting"]) == set(names)
+
+
+def test_many_models_stand_side_by_side_before_each_ones_words(tmp_path: Path) -> None:
+    for index in range(7):
+        attention = ("stickbreaking", "rope")[index % 2]
+        model = model_record(attention, name=f"m{index}", checkpoint_sha256=str(index) * 64)
+        curve = [value - 0.01 * place for place, value in enumerate(CURVES[attention])]
+        write_run(tmp_path / "r" / str(index), model, [perplexity_task("fixed_target", curve, seed=index)])
+    folder = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).parent
+    sentence = (
+        "On identical targets (Python standard library), of 7 models: lower NLL at their longest context than at "
+        "their training length: m0, m2, m4, m6; higher from 2K on: m1, m3, m5."
+    )
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    assert sentence in page
+    assert "<summary>Each of the 7 models in words</summary>" in page
+    assert page.index(sentence) < page.index("On identical targets, side by side") < page.index("Each of the 7 models")
+    assert sentence in (folder / "summary.md").read_text(encoding="utf-8")
+    assert "nowhere up to 64K" in (folder / "latex" / "overview.tex").read_text(encoding="utf-8")
 
 
 class Structure(HTMLParser):
