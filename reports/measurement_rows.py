@@ -36,6 +36,7 @@ def task_rows(
         "run_date": run.date,
         "results_file": str(run.path),
         "limit_samples": task.limit_samples,
+        "samples": task.samples_used if record is None or record.family != "perplexity" else None,
     }
     limit = input_limit(run, task)
     rows, positions = [], []

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from sbeval.reports.settings import length_text
+from sbeval.reports.statistics import believed_error, share_interval
 from sbeval.reports.table import records
 
 NIAH_TASKS = (
@@ -50,9 +51,10 @@ def ruler_scores(measurements: pd.DataFrame) -> pd.DataFrame:
     """Returns the rows of RULER's 13 tasks, with a column `ruler_task`; lm-eval's own where ours was not run."""
     rows = measurements[(measurements["metric"] == "score") & measurements["context_length_tokens"].notna()].copy()
     rows["ruler_task"] = rows["task"].map(short_name)
-    half = 1.96 * rows["stderr"]
-    rows["ci95_low"] = rows["ci95_low"].fillna((rows["value"] - half).clip(lower=0.0))
-    rows["ci95_high"] = rows["ci95_high"].fillna((rows["value"] + half).clip(upper=1.0))
+    rows["samples"] = rows["samples"].where(rows["family"].notna())  # lm-eval's own tasks count all lengths together
+    lows, highs = share_interval(rows)
+    rows["stderr"] = believed_error(rows)
+    rows["ci95_low"], rows["ci95_high"] = rows["ci95_low"].fillna(lows), rows["ci95_high"].fillna(highs)
     rows = rows[rows["ruler_task"].isin(TASKS)]
     ours_first = rows["task"].str.startswith("sb_").sort_values(ascending=False, kind="stable").index
     repeated = rows.loc[ours_first].duplicated(["setting", "ruler_task", "context_length_tokens"])

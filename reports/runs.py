@@ -27,6 +27,7 @@ class TaskResult:
         version: the task's version as text, None where unknown.
         higher_is_better: metric name to direction, as far as the file says.
         metadata: the task's metadata as lm-eval wrote it.
+        samples_used: how many samples the task's numbers rest on, None where the file does not count them.
         limit_samples: how many samples `--limit` left, None where every one was used.
     """
 
@@ -38,6 +39,7 @@ class TaskResult:
     version: str | None = None
     higher_is_better: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    samples_used: float | None = None
     limit_samples: float | None = None
 
 
@@ -164,6 +166,8 @@ def _task_result(
     few_shot = _mapping(content.get("n-shot")).get(name)
     version = _mapping(content.get("versions")).get(name)
     better = _mapping(_mapping(content.get("higher_is_better")).get(name))
+    used = _number(_mapping(_mapping(content.get("n-samples")).get(name)).get("effective"))
+    limit = _number(_mapping(content.get("config")).get("limit"))
     return TaskResult(
         name=name,
         record=record,
@@ -173,17 +177,9 @@ def _task_result(
         version=None if version is None else str(version),
         higher_is_better={key: value for key, value in better.items() if isinstance(value, bool)},
         metadata=metadata,
-        limit_samples=_limit_samples(name, content),
+        samples_used=used,
+        limit_samples=None if limit is None else used or limit,
     )
-
-
-def _limit_samples(name: str, content: Mapping[str, Any]) -> float | None:
-    """Returns the samples used of a limited task; where the file does not count them, the limit as it was given."""
-    limit = _number(_mapping(content.get("config")).get("limit"))
-    if limit is None:
-        return None
-    used = _number(_mapping(_mapping(content.get("n-samples")).get(name)).get("effective"))
-    return limit if used is None else used
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -127,7 +127,7 @@ def _measurements(
         {
             **{column: "first" for column in rows.columns if column not in ("setting", *_IDENTITY)},
             **{column: "mean" for column in (*values, "stderr")},
-            **{column: "min" for column in ("tokens", "clusters", "lowest")},
+            **{column: "min" for column in ("tokens", "clusters", "samples", "lowest")},
             "highest": "max",
         }
     ).reset_index()

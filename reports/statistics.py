@@ -3,15 +3,17 @@
 Several differences are looked at together (one a context length), so each single 95% interval would be wrong more
 often than it says. The max-t band holds for all of them at once: documents are resampled, every difference is divided
 by its own standard error in that resample, and the band's width is the 95% point of the largest of them (Westfall &
-Young 1993; Efron & Tibshirani 1993 for the studentised bootstrap).
+Young 1993; Efron & Tibshirani 1993 for the studentised bootstrap), but never less than a single normal interval's.
 
 Legend: C clusters, K differences, B resamples, W weights a cluster: 1, or one for each difference.
 """
 
 import dataclasses
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from sbeval.intervals import MINIMUM_CLUSTERS
@@ -19,6 +21,7 @@ from sbeval.intervals import MINIMUM_CLUSTERS
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 _CHUNK_ELEMENTS = 1_000_000
+_NO_SPREAD = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +49,7 @@ def simultaneous_band(
     confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
     minimum_clusters: int = MINIMUM_CLUSTERS,
+    least_errors_K: NDArray[np.float64] | None = None,
 ) -> Band:
     """Estimates sum(differences) / sum(weights) for each column, with a max-t band over the columns.
 
@@ -57,6 +61,7 @@ def simultaneous_band(
         confidence: how often the whole band covers all true differences.
         resamples: B.
         minimum_clusters: below this many clusters there is no band.
+        least_errors_K: standard errors below which none is believed, see `graded_errors`; None for no such bound.
     """
     clusters, count = differences_CK.shape
     empty = np.full(count, np.nan)
@@ -72,10 +77,28 @@ def simultaneous_band(
     largest = []
     for draws_BC in _draws(clusters, resamples, seed):
         shifts_BK, spreads_BK = _standard_errors(draws_BC, residuals_CK, weights_CW)
-        t_BK = np.abs(shifts_BK) / np.maximum(spreads_BK, np.finfo(np.float64).tiny)
+        # a resample that misses the few clusters that differ at all (right or wrong answers) has no spread of its own
+        own_BK = np.where(spreads_BK > _NO_SPREAD * errors_K, spreads_BK, errors_K)
+        t_BK = np.abs(shifts_BK) / np.where(varying_K, own_BK, 1.0)
         largest.append(np.max(np.where(varying_K, t_BK, 0.0), axis=1))
-    width_K = np.quantile(np.concatenate(largest), confidence) * errors_K
+    normal = NormalDist().inv_cdf((1 + confidence) / 2)
+    believed_K = errors_K if least_errors_K is None else np.maximum(errors_K, least_errors_K)
+    width_K = max(float(np.quantile(np.concatenate(largest), confidence)), normal) * believed_K
     return Band(estimates=estimates_K, lows=estimates_K - width_K, highs=estimates_K + width_K, clusters=clusters)
+
+
+def graded_errors(differences_CK: NDArray[np.float64], weights_C: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns standard errors [K] of mean differences of scores such as right or wrong, with two observations added.
+
+    One of the added differences is +1 and one -1 (Bonett & Price 2012), so that 30 samples on which two models agree do
+    not pass for certainty. Differences are between -1 and 1, not weighted; unequal weights count as fewer samples.
+    """
+    total = weights_C.sum()
+    count = total**2 / (weights_C**2).sum()
+    squares_K = (weights_C @ differences_CK**2 / total * count + 2) / (count + 2)
+    means_K = weights_C @ differences_CK / total * count / (count + 2)
+    errors_K: NDArray[np.float64] = np.sqrt((squares_K - means_K**2) / (count + 2))
+    return errors_K
 
 
 def wilson_interval(successes: float, trials: float, *, z: float = 1.959963984540054) -> tuple[float, float]:
@@ -83,12 +106,38 @@ def wilson_interval(successes: float, trials: float, *, z: float = 1.95996398454
 
     `successes` may be a sum of scores between 0 and 1; the interval is then conservative.
     """
-    if trials <= 0:
+    if not trials > 0:
         return float("nan"), float("nan")
     share = successes / trials
     middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
     return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+
+
+def believed_error(rows: pd.DataFrame) -> pd.Series:
+    """Returns standard errors of shares, columns value, stderr and samples.
+
+    Where every sample scored the same the error is 0, which is no certainty: one success and one failure are added, or
+    the error is NaN where the samples are not counted.
+    """
+    share = (rows["value"] * rows["samples"] + 1) / (rows["samples"] + 2)
+    added = (share * (1 - share) / (rows["samples"] + 2)) ** 0.5
+    return rows["stderr"].where(rows["stderr"] > 0, added.where(rows["stderr"].notna()))
+
+
+def share_interval(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Returns the ends of 95% intervals of shares, from columns value, stderr and samples; NaN where unknown.
+
+    They are 1.96 standard errors wide on each side, inside 0..1; where every sample scored the same, Wilson's.
+    """
+    half = 1.96 * rows["stderr"]
+    certain = (rows["stderr"] == 0) & rows["value"].between(0, 1)
+    counts = zip(rows["value"], rows["samples"].where(certain, 0), strict=True)
+    ends = [wilson_interval(value * count, count) for value, count in counts]
+    wilson = pd.DataFrame(ends, columns=["low", "high"], index=rows.index, dtype="float64")
+    lows = (rows["value"] - half).clip(lower=0.0).mask(certain, wilson["low"])
+    highs = (rows["value"] + half).clip(upper=1.0).mask(certain, wilson["high"])
+    return lows, highs
 
 
 @lru_cache(maxsize=8)
