@@ -8,7 +8,7 @@ from sbeval.reports.findings import difference_text
 from sbeval.reports.panels import CORPUS_WORDS
 from sbeval.reports.settings import Setting, length_text
 
-_NAMED_AT_MOST = 8
+_NAMED_AT_MOST = 4
 HEADER = (
     "model",
     "trained at",
@@ -90,5 +90,5 @@ def _row(label: str, claim: LengthClaims) -> tuple[str, ...]:
 
 def _listed(labels: Sequence[str]) -> str:
     shown = labels if len(labels) <= _NAMED_AT_MOST else [*labels[: _NAMED_AT_MOST - 1]]
-    more = [f"{len(labels) - len(shown)} others"] if len(shown) < len(labels) else []
-    return ", ".join([*shown, *more])
+    more = f" and {len(labels) - len(shown)} others" if len(shown) < len(labels) else ""
+    return ", ".join(shown) + more

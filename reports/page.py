@@ -137,7 +137,7 @@ def _overview_table(overview: Overview, looks: Mapping[str, Look]) -> Markup:
     for label, *cells in overview.rows:
         dot = element("span", attributes={"class": f"dot {series_class(label, looks) or ''}".strip()})
         rows.append([element("span", dot, name(label)), *cells])
-    return table(OVERVIEW_HEADER, rows, caption="On identical targets, side by side")
+    return table(OVERVIEW_HEADER, rows, caption="On identical targets, side by side", kind="single")
 
 
 def _section(

@@ -15,7 +15,7 @@ from result_files import CURVES, LENGTHS, model_record, perplexity_task, positio
 from sbeval.reports import load_results
 from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.curves import curve_figure
-from sbeval.reports.figures.labels import spread
+from sbeval.reports.figures.labels import end_labels, nice_domain, spread
 from sbeval.reports.figures.positions import difference_to_baseline
 from sbeval.reports.figures.theme import looks
 from sbeval.reports.html import text
@@ -272,3 +272,27 @@ def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it
     sentence = "rope-dynamic: RoPE's base is set for 64K at every position."
     assert drawing.explanation == sentence
     assert drawing.variants["nll"]["title"]["subtitle"] == sentence
+
+
+def test_names_at_line_ends_stay_above_the_words_of_the_axis() -> None:
+    rows = [
+        {"setting": f"m{index}", "x": x, "y": 2.0 + index / 1000, "low": 1.1, "high": 9.7}
+        for index in range(9)
+        for x in (256, 512)
+    ]
+    ends = end_labels(rows, [f"m{index}" for index in range(9)], "linear", 330, None)
+    # the axis goes from 0 to 10, as Vega rounds it, so the lines end near 264 pixels
+    heights = sorted(330 * (10 - row["y"]) / 10 + row["shift"] for row in ends)
+    assert min(later - earlier for earlier, later in itertools.pairwise(heights)) >= 15 - 1e-9
+    assert heights[-1] <= 326
+    assert heights[0] < 264 < heights[-1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "ends"),
+    [(1.1, 9.7, "linear", (0, 10)), (1.62, 5.41, "linear", (1.5, 5.5)), (3.0, 150.0, "log", (1, 1000))],
+)
+def test_an_axis_is_expected_to_end_where_vega_ends_it(
+    low: float, high: float, scale: str, ends: tuple[float, float]
+) -> None:
+    assert nice_domain(low, high, scale) == pytest.approx(ends)
