@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.records import parse_metric_key
+from sbeval.reports.metric_keys import context_metric
 from sbeval.reports.names import shown_name
 from sbeval.reports.settings import Setting
 
@@ -26,7 +26,7 @@ def tabulate_spans(settings: Sequence[Setting]) -> pd.DataFrame:
         for _, task in setting.task_runs():
             name = shown_name(task.name)
             for key, heads in task.metrics.items():
-                parsed = parse_metric_key(key)
+                parsed = context_metric(key)
                 if parsed is None or parsed[0] != METRIC or not isinstance(heads, list) or parsed[1] in seen[name]:
                     continue
                 seen[name].add(parsed[1])

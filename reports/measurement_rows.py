@@ -6,6 +6,7 @@ from typing import Any
 
 from sbeval.records import TaskRecord, metric_key, parse_metric_key
 from sbeval.reports.input_limits import UNLIMITED, input_limit
+from sbeval.reports.metric_keys import is_length
 from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, TaskResult
@@ -50,6 +51,9 @@ def task_rows(
         if parsed is None:
             continue
         metric, length = parsed
+        if length is not None and not is_length(length):
+            notes.add(run.path, f"{task.name}: {name} left out: {length} is no context length.")
+            continue
         number = _finite(value)
         if number is None or (length is not None and number == -1 and metric == "score"):
             if isinstance(value, float) and not math.isfinite(value):

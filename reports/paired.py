@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.intervals import MINIMUM_CLUSTERS
-from sbeval.records import parse_metric_key
+from sbeval.reports.metric_keys import context_metric
 from sbeval.reports.ruler import TASKS, short_name
 from sbeval.reports.sample_scores import MetricKey, SampleKey, SampleScores
 from sbeval.reports.statistics import CONFIDENCE, graded_errors, simultaneous_band
@@ -85,7 +85,7 @@ def ruler_differences(
 def _by_length(scores: SampleScores) -> dict[int, Mapping[SampleKey, float]]:
     found = {}
     for (metric, _), values in scores.scores.items():
-        parsed = parse_metric_key(metric)
+        parsed = context_metric(metric)
         if parsed is not None and parsed[0] == "score":
             found[parsed[1]] = values
     return found

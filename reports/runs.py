@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from sbeval.records import ModelRecord, TaskRecord
 from sbeval.reports.files import samples_file
 from sbeval.reports.names import telling_name
 from sbeval.reports.notes import Notes
+from sbeval.reports.record_fields import read_record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,11 +120,10 @@ def _model_record(
 ) -> tuple[ModelRecord, bool]:
     written = config.get("sbeval")
     if isinstance(written, dict):
-        try:
-            record = ModelRecord.from_json(written)
+        record, fields = read_record(ModelRecord, written)
+        _note_fields(path, "its model record (`config.sbeval`)", record is not None, fields, notes)
+        if record is not None:
             return dataclasses.replace(record, name=telling_name(record.name, _pretrained(config))), True
-        except TypeError as error:
-            notes.add(path, f"its model record (`config.sbeval`) is incomplete and was not used: {error}.")
     name = str(content.get("model_name") or config.get("model") or path.parent.name)
     dtype = str(config["model_dtype"]).removeprefix("torch.") if config.get("model_dtype") else None
     parameters = config.get("model_num_parameters")
@@ -136,6 +136,13 @@ def _model_record(
         ),
         False,
     )
+
+
+def _note_fields(path: Path, record: str, used: bool, fields: Sequence[str], notes: Notes) -> None:
+    if not used:
+        notes.add(path, f"{record} was not used: {', '.join(fields)} missing, or not of the kind expected.")
+    elif fields:
+        notes.add(path, f"{record} holds no usable value of {', '.join(fields)}: left as missing.")
 
 
 def _pretrained(config: Mapping[str, Any]) -> str:
@@ -159,10 +166,8 @@ def _task_result(
     written = metadata.get("sbeval")
     record = None
     if isinstance(written, dict):
-        try:
-            record = TaskRecord.from_json(written)
-        except TypeError as error:
-            notes.add(path, f"the record of task {name} is incomplete and was not used: {error}.")
+        record, fields = read_record(TaskRecord, written)
+        _note_fields(path, f"the record of task {name}", record is not None, fields, notes)
     few_shot = _mapping(content.get("n-shot")).get(name)
     version = _mapping(content.get("versions")).get(name)
     better = _mapping(_mapping(content.get("higher_is_better")).get(name))

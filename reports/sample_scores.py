@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sbeval.records import parse_metric_key
 from sbeval.reports.input_limits import InputLimit, input_limit
+from sbeval.reports.metric_keys import context_metric
 from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
 from sbeval.reports.samples import read_lines
@@ -64,7 +64,7 @@ def read_scores(path: Path, notes: Notes) -> SampleScores:
         key = (str(sample.get("doc_id")), _question(sample))
         chosen = sample.get("filter")
         named = sample.get("metrics")
-        metrics = set(named) if isinstance(named, list) else {name for name in sample if parse_metric_key(name)}
+        metrics = set(named) if isinstance(named, list) else {name for name in sample if context_metric(name)}
         for metric in metrics:
             value = sample.get(metric)
             if isinstance(value, int | float) and math.isfinite(value):

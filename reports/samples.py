@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.records import parse_metric_key
+from sbeval.reports.metric_keys import context_metric
 from sbeval.reports.notes import Notes
 
 _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
@@ -118,7 +118,7 @@ def read_document_sums(path: Path, notes: Notes) -> DocumentSums | None:
     bad_rows = 0
     for sample in read_lines(path, notes):
         for key, rows in sample.items():
-            parsed = parse_metric_key(key)
+            parsed = context_metric(key)
             if parsed is None or parsed[0] != "nll" or not isinstance(rows, list):
                 continue
             documents = sums.setdefault(parsed[1], {})
