@@ -10,6 +10,7 @@ import pandas as pd
 from sbeval.reports.metric_keys import context_metric
 from sbeval.reports.names import shown_name
 from sbeval.reports.settings import Setting
+from sbeval.reports.usable import usable_number
 
 SPAN_COLUMNS = ["setting", "task", "context_length_tokens", "layer", "head", "span50", "span90", "span99", "remainder"]
 METRIC = "attention_span"
@@ -38,7 +39,5 @@ def tabulate_spans(settings: Sequence[Setting]) -> pd.DataFrame:
 def _head(found: object) -> dict[str, float] | None:
     if not isinstance(found, list) or len(found) != 6 or not all(type(place) is int for place in found[:2]):
         return None
-    numbers = [
-        float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan for value in found[2:]
-    ]
+    numbers = [math.nan if (number := usable_number(value)) is None else number for value in found[2:]]
     return {"layer": found[0], "head": found[1], **dict(zip(SPAN_COLUMNS[5:], numbers, strict=True))}

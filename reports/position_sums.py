@@ -1,7 +1,6 @@
 """Paired differences of NLL by position: the sums of every source document in every bin, and the band over them."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from sbeval.reports.notes import Notes
 from sbeval.reports.samples import read_lines
 from sbeval.reports.settings import Setting
 from sbeval.reports.statistics import simultaneous_band
+from sbeval.reports.usable import usable_number
 
 UNLOGGED = "were not logged (--log_samples)"
 NOT_BY_DOCUMENT = "hold no sums by position and document"
@@ -82,10 +82,10 @@ def read_position_sums(path: Path, bins: Sequence[Bin | None], notes: Notes) -> 
             for row in rows if isinstance(rows, list) and place is not None else ():
                 if not isinstance(row, list) or len(row) != 3:
                     return PositionSums(sums={}, obstacle=NOT_BY_DOCUMENT)
-                numbers = [float(value) if isinstance(value, int | float) else math.nan for value in row[1:]]
-                if all(map(math.isfinite, numbers)) and numbers[1] > 0 and place is not None:
+                nll, tokens = map(usable_number, row[1:])
+                if nll is not None and tokens is not None and tokens > 0 and place is not None:
                     documents = sums.setdefault(place, {})
-                    documents[str(row[0])] = documents.get(str(row[0]), 0.0) + np.array(numbers)
+                    documents[str(row[0])] = documents.get(str(row[0]), 0.0) + np.array([nll, tokens])
     return PositionSums(sums=sums, obstacle="" if sums else NOT_BY_DOCUMENT)
 
 

@@ -1,13 +1,13 @@
 """Reads records from results files field by field: one of another kind than expected is missing, the rest counts."""
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from sbeval.records import ModelRecord, TaskRecord
+from sbeval.reports.usable import usable_number
 
 RecordT = TypeVar("RecordT", ModelRecord, TaskRecord)
 _POSITIVE = (
@@ -38,7 +38,11 @@ def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[Record
         if field.name not in written:
             continue
         value = written[field.name]
-        positive = field.name not in _POSITIVE or value is None or (_fits(value, float) and value > 0)
+        positive = (
+            field.name not in _POSITIVE
+            or value is None
+            or ((number := usable_number(value)) is not None and number > 0)
+        )
         if _fits(value, hints[field.name]) and positive:
             kept[field.name] = value
         else:
@@ -64,7 +68,7 @@ def _fits(value: object, hint: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return usable_number(value) is not None
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

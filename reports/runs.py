@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from sbeval.reports.files import samples_file
 from sbeval.reports.names import telling_name
 from sbeval.reports.notes import Notes
 from sbeval.reports.record_fields import read_record
+from sbeval.reports.usable import usable_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +110,7 @@ def read_run(path: Path, notes: Notes) -> Run | None:
         model_args=_arguments_text(config.get("model_args")),
         described=described,
         tasks=tasks,
-        limit=_number(config.get("limit")),
+        limit=usable_number(config.get("limit")),
         raw={key: value for key, value in content.items() if key not in ("results", "configs", "groups", "samples")},
     )
 
@@ -171,8 +171,8 @@ def _task_result(
     few_shot = _mapping(content.get("n-shot")).get(name)
     version = _mapping(content.get("versions")).get(name)
     better = _mapping(_mapping(content.get("higher_is_better")).get(name))
-    used = _number(_mapping(_mapping(content.get("n-samples")).get(name)).get("effective"))
-    limit = _number(_mapping(content.get("config")).get("limit"))
+    used = usable_number(_mapping(_mapping(content.get("n-samples")).get(name)).get("effective"))
+    limit = usable_number(_mapping(content.get("config")).get("limit"))
     return TaskResult(
         name=name,
         record=record,
@@ -191,11 +191,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(value: Any) -> float | None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else None
-
-
 def _arguments_text(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join(f"{key}={item}" for key, item in value.items())
@@ -203,7 +198,7 @@ def _arguments_text(value: Any) -> str:
 
 
 def _date(content: Mapping[str, Any], path: Path) -> datetime.datetime:
-    seconds = _number(content.get("date"))
+    seconds = usable_number(content.get("date"))
     if seconds is None or not 0 <= seconds < 2**33:
         seconds = path.stat().st_mtime
     return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)

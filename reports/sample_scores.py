@@ -1,7 +1,6 @@
 """Scores of single samples, by which two models are compared on the same questions; streamed from the samples files."""
 
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
 from sbeval.reports.samples import read_lines
 from sbeval.reports.settings import Setting
+from sbeval.reports.usable import usable_number
 
 SampleKey = tuple[str, str]
 """A sample's number and what tells its question: equal in two runs where the question is the same."""
@@ -64,11 +64,14 @@ def read_scores(path: Path, notes: Notes) -> SampleScores:
         key = (str(sample.get("doc_id")), _question(sample))
         chosen = sample.get("filter")
         named = sample.get("metrics")
-        metrics = set(named) if isinstance(named, list) else {name for name in sample if context_metric(name)}
+        if isinstance(named, list):
+            metrics = {name for name in named if isinstance(name, str)}
+        else:
+            metrics = {name for name in sample if context_metric(name)}
         for metric in metrics:
-            value = sample.get(metric)
-            if isinstance(value, int | float) and math.isfinite(value):
-                scores[metric, str(chosen or "none")][key] = float(value)
+            score = usable_number(sample.get(metric))
+            if score is not None:
+                scores[metric, str(chosen or "none")][key] = score
         for length, depth in _depths(sample.get("doc")).items():
             depths[length][key] = depth
     return SampleScores(scores=dict(scores), depths_percent=dict(depths))
@@ -124,7 +127,7 @@ def _depths(document: object) -> dict[int, float]:
     depths: dict[int, float] = {}
     for length, needles in zip(lengths, percents, strict=False):
         if isinstance(length, int) and isinstance(needles, list) and needles:
-            numbers = [needle for needle in needles if isinstance(needle, int | float) and math.isfinite(needle)]
+            numbers = [number for needle in needles if (number := usable_number(needle)) is not None]
             if len(numbers) == len(needles):
                 depths[length] = sum(numbers) / len(numbers)
     return depths

@@ -117,20 +117,20 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
     rows = _ordinary(results)
     hidden = {task for setting in results.settings for run in setting.runs for task in _group_members(run)}
     rows = rows[~rows["task"].isin(hidden)]
-    names = rows[["task", "metric", "filter", "few_shot", *InputLimit._fields]].astype(object)
-    for field in InputLimit._fields:
-        apart = [(task, field) in divided for task in names["task"]]
-        names[field] = names[field].where(pd.Series(apart, index=names.index, dtype=bool))
-    texts = names.where(names.notna(), "")
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in records(rows):
+        names = (_known(row[column]) for column in ("task", "metric", "filter", "few_shot"))
+        bounds = (_known(row[field]) if (row["task"], field) in divided else None for field in InputLimit._fields)
+        groups.setdefault((*names, *bounds), []).append(row)
     found = []
-    for key in sorted(dict.fromkeys(texts.itertuples(index=False, name=None)), key=_row_order):
-        own = records(rows[(texts == list(key)).all(axis=1)])
-        task, metric, chosen_filter, few_shot, *bounds = key
-        limit = InputLimit(*[None if bound == "" else int(bound) for bound in bounds])
+    for key in sorted(groups, key=_row_order):
+        own = groups[key]
+        task, metric, chosen_filter, few_shot, *limits = key
+        limit = InputLimit(*limits)
         parts = [task, metric]
-        if chosen_filter not in ("", "none"):
+        if chosen_filter not in (None, "none"):
             parts.append(chosen_filter)
-        if few_shot != "":
+        if few_shot is not None:
             parts.append(f"{few_shot}-shot")
         parts += limit_words(limit)
         better = [row["higher_is_better"] for row in own if not pd.isna(row["higher_is_better"])]
@@ -167,11 +167,15 @@ def limit_words(limit: InputLimit) -> list[str]:
 
 def _row_order(key: Sequence[Any]) -> tuple[Any, ...]:
     *names, text, longest = key
-    return (*map(str, names), -1 if text == "" else text, -1 if longest == "" else longest)
+    return (*map(str, names), -1 if text is None else text, -1 if longest is None else longest)
+
+
+def _known(value: Any) -> Any:
+    return None if pd.isna(value) else value
 
 
 def _limit(row: Mapping[str, Any]) -> InputLimit:
-    return InputLimit(*[None if pd.isna(row[field]) else int(row[field]) for field in InputLimit._fields])
+    return InputLimit(*[_known(row[field]) for field in InputLimit._fields])
 
 
 def _direction(metric: str) -> bool | None:
