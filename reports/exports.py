@@ -28,7 +28,6 @@ def write_tables(every_run: Results, results: Results, report: Report, folder: P
     tables = plain_tables(results, report)
     summary = markdown_summary(title, report, tables, results.notes)
     (folder / "summary.md").write_text(summary, encoding="utf-8")
-    (folder / "latex").mkdir(exist_ok=True)
     for table in tables:
         (folder / "latex" / f"{table.stem}.tex").write_text(latex_table(table), encoding="utf-8")
 

@@ -111,7 +111,7 @@ def _nothing_claimed(setting: Setting) -> str:
     names = list(dict.fromkeys(shown_name(task.name) for run in setting.runs for task in run.tasks))
     named = ", ".join(names if len(names) <= _TASKS_AT_MOST else names[: _TASKS_AT_MOST - 1])
     more = f" and {len(names) - _TASKS_AT_MOST + 1} more" if len(names) > _TASKS_AT_MOST else ""
-    return f"No perplexity or RULER score against context length; measured were {named}{more}, shown below."
+    return f"No perplexity or RULER score against context length; its runs measured {named}{more}."
 
 
 def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:

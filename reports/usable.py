@@ -1,5 +1,7 @@
 """Numbers of results files that can be counted with."""
 
+LARGEST_NATS = 700.0
+"""NLL beyond which a perplexity is no number a computer holds."""
 _LARGEST = 1e100
 
 

@@ -22,7 +22,7 @@ def end_labels(
     `shift` is how many pixels the name moves down; `label_x` is where along the axis it stands: at the line's own end,
     or, among many lines, in one column at the longest.
     """
-    measured = [row for row in rows if row["y"] is not None]
+    measured = [row for row in rows if row["y"] is not None and (y_scale != "log" or row["y"] > 0)]
     last: dict[str, Mapping[str, Any]] = {}
     for row in measured:
         if row["setting"] not in last or row["x"] > last[row["setting"]]["x"]:
@@ -31,7 +31,7 @@ def end_labels(
         return []
     drawn = math.log if y_scale == "log" else float
     values = [row[key] for row in measured for key in ("y", "low", "high", "seed_low", "seed_high") if key in row]
-    shown = [value for value in values if value is not None]
+    shown = [value for value in values if value is not None and (y_scale != "log" or value > 0)]
     low, high = nice_domain(min(shown), max(shown), y_scale) if y_domain is None else y_domain
     span = (drawn(high) - drawn(low)) or 1.0
     heights = {

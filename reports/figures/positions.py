@@ -11,6 +11,7 @@ from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.position_sums import PositionBand
 from sbeval.reports.table import records
+from sbeval.reports.usable import LARGEST_NATS
 
 _TOOLTIP = {
     "setting": "model",
@@ -94,7 +95,8 @@ def _row(row: Mapping[str, Any], perplexity: bool) -> dict[str, Any]:
     first, last = float(row["first"]), float(row["last"])
     measured = math.isfinite(row["ci95_low"])
     value, low, high = (
-        math.exp(row[key]) if perplexity else float(row[key]) for key in ("nll", "ci95_low", "ci95_high")
+        math.exp(min(row[key], LARGEST_NATS)) if perplexity else float(row[key])
+        for key in ("nll", "ci95_low", "ci95_high")
     )
     digits = ",.3f" if perplexity else ".4f"
     return {

@@ -169,6 +169,15 @@ def test_a_samples_file_is_read_one_line_at_a_time(tmp_path: Path) -> None:
     assert peak < 20_000_000
 
 
+def test_a_label_for_nobody_and_a_folder_that_cannot_be_one_are_said(tmp_path: Path) -> None:
+    good(tmp_path / "r")
+    with pytest.raises(UserError, match="Expected --label to name one of demo-sb, found 'demo-bs'"):
+        build_report([tmp_path / "r"], tmp_path / "report", labels={"demo-bs": "SB"}, image_formats=())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="Expected a folder to write the report to"):
+        build_report([tmp_path / "r"], tmp_path / "file" / "report", image_formats=())
+
+
 RECORD = {"name": "m", "format": "f", "training_length_tokens": 1024}
 
 
@@ -211,12 +220,15 @@ def test_numbers_beyond_all_measure_are_missing(tmp_path: Path) -> None:
     path = good(tmp_path)
     content = json.loads(path.read_text())
     content["results"]["sb_stdlib_stream"] |= {
+        "nll@0001024,none": 1000.0,
+        "token_perplexity@0001024,none": 0.0,
         "nll@0000256,none": 1e308,
         "nll@0000512,none": 10**400,
         "nll@0000000,none": 2.0,
         "nll@99999999999999999999,none": 2.0,
     }
     path.write_text(json.dumps(content))
+    assert build_report([tmp_path], tmp_path / "report", image_formats=()).is_file()
     results = load_results([tmp_path])
     rows = results.measurements[results.measurements["metric"] == "nll"]
     assert rows["context_length_tokens"].tolist() == LENGTHS[2:]
