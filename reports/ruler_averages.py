@@ -51,13 +51,14 @@ def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
     shared = tuple(task for task in tasks if all(task in names for names in ran.values()))
     if shared and len(shared) < len(tasks):
         count = f"{len(shared)} of {len(tasks)}"
+        counted = f"the {count} tasks" if len(shared) > 1 else f"the one of {len(tasks)} tasks"
         everyone = "every model here ran" if len(ran) > 1 else "run"
         found.append(
             Alike(
                 tasks=shared,
                 scores=own[own["ruler_task"].isin(shared)],
                 words=f"{count} {'needle tasks' if all(task.startswith('niah') for task in tasks) else 'tasks'}",
-                explanation=f"Mean over {', '.join(shared)}: the {count} tasks {everyone}.",
+                explanation=f"Mean over {', '.join(shared)}: {counted} {everyone}.",
             )
         )
     return found

@@ -181,7 +181,7 @@ def _limit(row: Mapping[str, Any]) -> InputLimit:
 def _direction(metric: str) -> bool | None:
     if any(word in metric for word in _LOWER_IS_BETTER):
         return False
-    return True if metric.startswith(("acc", "exact_match", "f1")) else None
+    return True if metric.startswith(("acc", "exact_match", "f1", "score")) else None
 
 
 def _group_members(run: Run) -> Sequence[str]:
