@@ -8,7 +8,6 @@ import pandas as pd
 
 from sbeval.reports.settings import length_text
 from sbeval.reports.statistics import believed_error, share_interval
-from sbeval.reports.table import records
 
 NIAH_TASKS = (
     "niah_single_1",
@@ -101,8 +100,9 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
 
 def by_length(table: pd.DataFrame, setting: str) -> dict[int, float]:
     """Returns length to value for one setting, ascending."""
-    own = records(table[table["setting"] == setting])
-    return dict(sorted((int(row["context_length_tokens"]), float(row["value"])) for row in own))
+    own = (table["setting"] == setting).to_numpy()
+    lengths, values = table["context_length_tokens"].to_numpy()[own], table["value"].to_numpy()[own]
+    return dict(sorted((int(length), float(value)) for length, value in zip(lengths, values, strict=True)))
 
 
 def absolute_effective_length(
