@@ -3,6 +3,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from experiment_files import write_everything, write_extension
 from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
@@ -25,6 +26,15 @@ def test_parquet_and_csv_hold_the_same_table(folder: Path) -> None:
     csv, parquet = pd.read_csv(folder / "results.csv"), pd.read_parquet(folder / "results.parquet")
     assert csv.columns.tolist() == parquet.columns.tolist()
     assert csv["value"].to_numpy() == pytest.approx(parquet["value"].to_numpy())
+
+
+def test_parquet_columns_have_the_same_types_whatever_was_measured(folder: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "r", None, [ordinary_task("piqa", "acc", 0.5)])
+    small = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).parent
+    full, few = (pq.read_schema(path / "results.parquet").remove_metadata() for path in (folder, small))
+    assert few.equals(full)
+    assert str(few.field("higher_is_better").type) == "bool"
+    assert str(few.field("targets_per_window").type) == "int64"
 
 
 def test_the_summary_states_how_far_context_helps_and_where_it_hurts(folder: Path) -> None:
