@@ -9,9 +9,11 @@ from sbeval.reports.claims import LengthClaims, length_claims
 from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.figures.theme import looks as choose_looks
 from sbeval.reports.findings import Finding, find
+from sbeval.reports.overview import Overview, side_by_side
 from sbeval.reports.panels import Panel, perplexity_panels
-from sbeval.reports.ruler import ruler_scores
+from sbeval.reports.ruler import missing_tasks, ruler_scores
 from sbeval.reports.section_curves import curves_section
+from sbeval.reports.section_inputs import inputs_section
 from sbeval.reports.section_needles import needles_section
 from sbeval.reports.section_positions import positions_section
 from sbeval.reports.section_provenance import notes_section, provenance_section
@@ -22,6 +24,7 @@ from sbeval.reports.section_speed import speed_section
 from sbeval.reports.section_tables import tables_section
 from sbeval.reports.sections import Publish, Section
 from sbeval.reports.selection import choose_baseline
+from sbeval.reports.suite import suite_rows
 from sbeval.reports.table import Results
 
 ClaimKey = tuple[str, str, str]
@@ -32,6 +35,7 @@ class Report:
     """What a page and a Markdown file are written from.
 
     Attributes:
+        overview: what all settings show side by side.
         findings: what is said about each setting.
         caveats: what a reader must know about all of it.
         sections: the sections in order.
@@ -41,6 +45,7 @@ class Report:
         panels: the panels of the curves.
     """
 
+    overview: Overview
     findings: tuple[Finding, ...]
     caveats: tuple[str, ...]
     sections: tuple[Section, ...]
@@ -76,12 +81,15 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
     recall_rows = results.measurements[results.measurements["family"] == "recall"]
     recalling = within(looks, list(dict.fromkeys(recall_rows["setting"])), parents)
     spanning = within(looks, list(dict.fromkeys(results.spans["setting"])), parents)
+    ordinary = suite_rows(results)
+    answering = within(looks, list(dict.fromkeys(label for row in ordinary for label in row.cells)), parents)
     sections = [
         curves_section(
             panels, looks=looks, parents=parents, training_lengths=training_lengths, claims=claims, publish=publish
         ),
         positions_section(
             results.positions,
+            results.position_sums,
             looks=positioned,
             training_lengths=training_lengths,
             rope_scalings={setting.label: setting.model.rope_scaling for setting in results.settings},
@@ -99,15 +107,17 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         ),
         recall_section(results.measurements, looks=recalling, training_lengths=training_lengths, publish=publish),
         spans_section(results.spans, looks=spanning, training_lengths=training_lengths, publish=publish),
-        tables_section(results, base),
+        inputs_section(ordinary, looks=answering, training_lengths=training_lengths, publish=publish),
+        tables_section(results, ordinary, base),
         speed_section(results.settings),
         provenance_section(results.settings, folder),
         notes_section(results.notes, folder),
     ]
     runs = sum(len(setting.runs) for setting in results.settings)
     return Report(
+        overview=side_by_side(results.settings, claims),
         findings=tuple(find(results.settings, claims, ruler_words)),
-        caveats=tuple(caveats(claims)),
+        caveats=tuple(caveats(claims, {label: missing_tasks(scores, label) for label in measured})),
         sections=tuple(section for section in sections if section is not None),
         looks=looks,
         counts=f"{_count(len(results.settings), 'model')}, {_count(runs, 'run')}",

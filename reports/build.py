@@ -10,11 +10,13 @@ from sbeval.reports.assemble import assemble
 from sbeval.reports.exports import write_tables
 from sbeval.reports.figures.render import Drawer
 from sbeval.reports.files import find_result_files
+from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
 from sbeval.reports.page import write_page
 from sbeval.reports.runs import read_run
-from sbeval.reports.seeds import pool_seeds
+from sbeval.reports.seeds import pool_seeds, seed_groups
 from sbeval.reports.selection import restrict
+from sbeval.reports.settings import group_settings
 from sbeval.reports.table import Results, tabulate
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
@@ -57,12 +59,13 @@ def build_report(
         image_formats: which image files to write beside the page, of png, svg and pdf.
 
     Raises:
-        UserError: nothing to report on, or a name that no model or task has.
+        UserError: nothing to report on, a name that no model or task has, or a folder that cannot be written to.
     """
-    every_run = restrict(load_results(paths, labels=labels), only)
+    loaded = load_results(paths, labels=labels)
+    _check_labels(loaded, labels or {})
+    every_run = restrict(loaded, only)
     results = pool_seeds(every_run, labels)
-    folder = Path(output_dir).resolve()
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    folder = _made(Path(output_dir).resolve())
     heading = title or "Beyond the training length"
     with Drawer(folder / "figures", image_formats) as drawer:
         used: dict[str, int] = {}
@@ -78,6 +81,7 @@ def build_report(
     page = write_page(
         title=heading,
         built=datetime.datetime.now(tz=datetime.UTC),
+        overview=report.overview,
         findings=report.findings,
         caveats=report.caveats,
         sections=report.sections,
@@ -88,3 +92,26 @@ def build_report(
     index = folder / "index.html"
     index.write_text(page, encoding="utf-8")
     return index
+
+
+def _made(folder: Path) -> Path:
+    """Makes the report's folders."""
+    try:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        (folder / "latex").mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"Expected a folder to write the report to, but {folder} cannot be one ({error.strerror}); name another."
+        ) from error
+    return folder
+
+
+def _check_labels(results: Results, labels: Mapping[str, str]) -> None:
+    """Refuses a label for a name that nothing has."""
+    own = group_settings([run for setting in results.settings for run in setting.runs])
+    known = {name for setting in own for name in (setting.label, shown_name(setting.model.name))} | set(
+        seed_groups(own)
+    )
+    for name in labels:
+        if name not in known:
+            raise UserError(f"Expected --label to name one of {', '.join(sorted(known))}, found {name!r}.")

@@ -1,16 +1,24 @@
 """What a reader must know about all claims of a report: how they were made, what they do not show, what is missing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sbeval.intervals import MINIMUM_CLUSTERS
 from sbeval.reports.claims import LengthClaims
 from sbeval.reports.panels import CORPUS_WORDS
+from sbeval.reports.ruler import TASKS
 
 _NAMED_AT_MOST = 5
 
 
-def caveats(claims: Mapping[tuple[str, str, str], LengthClaims]) -> list[str]:
-    """Writes the remarks below the summary, from (setting label, corpus, protocol) to what its lengths show."""
+def caveats(
+    claims: Mapping[tuple[str, str, str], LengthClaims], ruler_missing: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Writes the remarks below the summary.
+
+    Args:
+        claims: (setting label, corpus, protocol) to what its lengths show.
+        ruler_missing: setting label to those of RULER's tasks it did not run, for settings that ran some.
+    """
     usable = {key for key, claim in claims.items() if not claim.obstacle}
     remarks = []
     if any(protocol == "fixed_target" for _, _, protocol in usable):
@@ -32,7 +40,7 @@ def caveats(claims: Mapping[tuple[str, str, str], LengthClaims]) -> list[str]:
         remarks.append(
             f"Missing: paired differences of {_listed(sorted(unlogged))}; run with --log_samples to get them."
         )
-    return remarks + _not_run(claims)
+    return remarks + _not_run(claims) + _ruler_not_run(ruler_missing)
 
 
 def _without_identical_targets(
@@ -63,8 +71,21 @@ def _not_run(claims: Mapping[tuple[str, str, str], LengthClaims]) -> list[str]:
     return remarks
 
 
+def _ruler_not_run(missing: Mapping[str, Sequence[str]]) -> list[str]:
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for label, tasks in missing.items():
+        if tasks:
+            lacking.setdefault(tuple(tasks), []).append(label)
+    parts = [f"{_joined(tasks)} for {_listed(labels)}" for tasks, labels in lacking.items()]
+    return [f"Missing of RULER's {len(TASKS)} tasks: {'; '.join(parts)}."] if parts else []
+
+
 def _listed(labels: Iterable[str]) -> str:
     names = list(labels)
     if len(names) > _NAMED_AT_MOST:
         names = [*names[: _NAMED_AT_MOST - 1], f"{len(names) - _NAMED_AT_MOST + 1} others"]
+    return _joined(names)
+
+
+def _joined(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

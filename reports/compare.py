@@ -154,11 +154,14 @@ class Measured:
 
 def compare_documents(first: Iterable[Measured], second: Iterable[Measured]) -> tuple[list[ComparedLength], list[str]]:
     """Compares all texts and protocols two models share; also says what could not be compared, and why."""
-    known = {(one.corpus, one.protocol): one for one in first}
+    known: dict[tuple[str | None, ...], Measured] = {}
+    for one in first:  # the same text first, then whatever goes by its name
+        known[one.corpus, one.protocol, one.corpus_sha256] = one
+        known.setdefault((one.corpus, one.protocol), one)
     lengths: list[ComparedLength] = []
     obstacles: list[str] = []
     for other in second:
-        own = known.get((other.corpus, other.protocol))
+        own = known.get((other.corpus, other.protocol, other.corpus_sha256), known.get((other.corpus, other.protocol)))
         if own is None:
             continue
         found, obstacle = _pair(own, other)

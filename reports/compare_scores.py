@@ -2,12 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 
 from sbeval.intervals import MINIMUM_CLUSTERS
 from sbeval.reports.paired import ruler_differences, task_difference
 from sbeval.reports.sample_scores import MetricKey, SampleScores
-from sbeval.reports.suite import SuiteRow, suite_rows
+from sbeval.reports.suite import SuiteRow, divided_tasks, suite_rows
 from sbeval.reports.table import Results
 
 _LEVEL = 0.05
@@ -71,30 +70,33 @@ def compare_scores(first: tuple[Results, str], second: tuple[Results, str]) -> t
         for length, one in known.items()
     ]
     obstacles = [_too_few("RULER", one.samples) for one in list(differences.values())[:1] if math.isnan(one.low)]
-    found, more = _ordinary(first, second, own, base)
+    found, more = _ordinary(first, second)
     return compared + found, obstacles + more
 
 
 def _ordinary(
     first: tuple[Results, str],
     second: tuple[Results, str],
-    own: Mapping[str, SampleScores],
-    base: Mapping[str, SampleScores],
 ) -> tuple[list[ComparedScore], list[str]]:
-    names = {_key(row) for row in suite_rows(first[0]) if first[1] in row.cells}
-    rows = [
-        row
-        for row in suite_rows(second[0])
-        if _key(row) in names and second[1] in row.cells and row.higher_is_better is not None
+    divided = divided_tasks(first[0]) | divided_tasks(second[0])
+    references = {_key(row): row for row in suite_rows(first[0], divided) if first[1] in row.cells}
+    pairs = [
+        (row, references[_key(row)])
+        for row in suite_rows(second[0], divided)
+        if _key(row) in references and second[1] in row.cells and row.higher_is_better is not None
     ]
+    logged = [(row, other) for row, other in pairs if second[1] in row.samples and first[1] in other.samples]
     obstacles = [
-        f"{row.name}: not compared, because samples were not logged." for row in rows if not _shared(row, own, base)
+        f"{row.name}: not compared, because samples were not logged."
+        for row, other in pairs
+        if (row, other) not in logged
     ]
-    rows = [row for row in rows if _shared(row, own, base)]
     compared = []
-    for row in rows:
+    for row, other in logged:
         metric: MetricKey = (row.metric, row.filter_name)
-        found = task_difference(own[row.task], base[row.task], metric, confidence=1 - _LEVEL / len(rows))
+        found = task_difference(
+            row.samples[second[1]], other.samples[first[1]], metric, confidence=1 - _LEVEL / len(logged)
+        )
         if found is None:
             obstacles.append(f"{row.name}: not compared, because the runs share no question.")
         elif math.isnan(found.low):
@@ -117,10 +119,6 @@ def _ordinary(
 
 def _key(row: SuiteRow) -> tuple[str, str, str, str]:
     return (row.name, row.task, row.metric, row.filter_name)
-
-
-def _shared(row: SuiteRow, own: Mapping[str, SampleScores], base: Mapping[str, SampleScores]) -> bool:
-    return row.task in own and row.task in base
 
 
 def _too_few(name: str, samples: int) -> str:

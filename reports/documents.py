@@ -13,16 +13,16 @@ from sbeval.reports.settings import Setting
 def read_documents(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], DocumentSums]:
     """Returns (setting label, task) to the sums of every source document.
 
-    Runs of one setting at different lengths are joined; where two hold a length, the newer counts.
+    Runs of one setting at different lengths are joined; where two hold a length, the one that
+    `Setting.task_runs` has first counts.
     """
     found: dict[tuple[str, str], DocumentSums] = {}
-    newest: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
+    counting: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
     for setting in settings:
-        for run in setting.runs:
-            for task in run.tasks:
-                if task.record is not None and task.record.family == "perplexity":
-                    newest[setting.label, shown_name(task.name)].append(task)
-    for key, tasks in newest.items():
+        for _, task in setting.task_runs():
+            if task.record is not None and task.record.family == "perplexity":
+                counting[setting.label, shown_name(task.name)].append(task)
+    for key, tasks in counting.items():
         wanted = {length for task in tasks if task.record for length in task.record.lengths}
         parts = []
         for task in tasks:

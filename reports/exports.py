@@ -2,11 +2,20 @@
 
 from pathlib import Path
 
+import pandas as pd
+from pandas.api.extensions import ExtensionDtype
+
 from sbeval.reports.assemble import Report
 from sbeval.reports.latex import latex_table
 from sbeval.reports.markdown import markdown_summary
 from sbeval.reports.plain_tables import plain_tables
 from sbeval.reports.table import Results
+
+_OTHER_TYPES: dict[str, ExtensionDtype] = {
+    "higher_is_better": pd.BooleanDtype(),
+    "targets_per_window": pd.Int64Dtype(),
+}
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_tables(every_run: Results, results: Results, report: Report, folder: Path, *, title: str) -> None:
@@ -19,11 +28,29 @@ def write_tables(every_run: Results, results: Results, report: Report, folder: P
         folder: where to write.
         title: heading of the Markdown file.
     """
-    every_run.measurements.to_csv(folder / "results.csv", index=False)
-    every_run.measurements.to_parquet(folder / "results.parquet", index=False)
+    _spreadsheet_safe(every_run.measurements).to_csv(folder / "results.csv", index=False)
+    _typed(every_run.measurements).to_parquet(folder / "results.parquet", index=False)
     tables = plain_tables(results, report)
     summary = markdown_summary(title, report, tables, results.notes)
     (folder / "summary.md").write_text(summary, encoding="utf-8")
-    (folder / "latex").mkdir(exist_ok=True)
     for table in tables:
         (folder / "latex" / f"{table.stem}.tex").write_text(latex_table(table), encoding="utf-8")
+
+
+def _typed(table: pd.DataFrame) -> pd.DataFrame:
+    """Gives columns that hold nothing their type too, so that the files of several reports can be joined."""
+    typed = table.copy()
+    for column in typed.select_dtypes(include=["object", "string"]):
+        typed[column] = typed[column].astype(_OTHER_TYPES.get(str(column), pd.StringDtype()))
+    return typed
+
+
+def _spreadsheet_safe(table: pd.DataFrame) -> pd.DataFrame:
+    """Puts an apostrophe before texts that a spreadsheet would run as a formula."""
+    safe = table.copy()
+    for column in safe.select_dtypes(include=["object", "string"]):
+        safe[column] = [
+            f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
+            for value in safe[column]
+        ]
+    return safe

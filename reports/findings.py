@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from sbeval.intervals import MINIMUM_CLUSTERS
 from sbeval.reports.claims import TOO_FEW, LengthClaims, LengthDifference
+from sbeval.reports.names import shown_name
 from sbeval.reports.panels import CORPUS_WORDS
 from sbeval.reports.settings import Setting, length_text, rope_scaling_text
 
@@ -15,6 +16,9 @@ _SCHEME_WORDS = {
     "alibi": "softmax attention, ALiBi",
     "fire": "softmax attention, FIRE",
 }
+
+
+_TASKS_AT_MOST = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +101,17 @@ def find(
                 label=setting.label,
                 facts=setting_facts(setting),
                 headlines=_headlines(usable[0]) if usable else (),
-                sentences=tuple(sentences)
-                or ("Nothing was measured here against context length by perplexity or RULER.",),
+                sentences=tuple(sentences) or (_nothing_claimed(setting),),
             )
         )
     return findings
+
+
+def _nothing_claimed(setting: Setting) -> str:
+    names = list(dict.fromkeys(shown_name(task.name) for run in setting.runs for task in run.tasks))
+    named = ", ".join(names if len(names) <= _TASKS_AT_MOST else names[: _TASKS_AT_MOST - 1])
+    more = f" and {len(names) - _TASKS_AT_MOST + 1} more" if len(names) > _TASKS_AT_MOST else ""
+    return f"No perplexity or RULER score against context length; its runs measured {named}{more}."
 
 
 def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:

@@ -1,5 +1,7 @@
 """LaTeX tables in booktabs style."""
 
+import re
+
 from sbeval.reports.plain_tables import PlainTable
 
 _ESCAPES = {
@@ -15,13 +17,35 @@ _ESCAPES = {
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    # after the end of a row these would be read as its arguments
+    "[": "{[}",
+    "*": "{*}",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
 }
+_NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
+
+
+_DASHES = re.compile("-(?=-)")
 
 
 def latex_text(value: str) -> str:
-    """Escapes LaTeX's special characters; control and direction marks are dropped."""
-    kept = "".join(letter for letter in value if letter.isprintable())
-    return "".join(_ESCAPES.get(letter, letter) for letter in kept)
+    """Escapes LaTeX's special characters; control and direction marks are dropped.
+
+    Letters that pdfLaTeX has no font for are shown by their number there, and as they are by XeLaTeX and LuaLaTeX.
+    """
+    line = _NEGATIVE.sub("\N{MINUS SIGN}", "".join(letter for letter in value if letter.isprintable()))
+    return _DASHES.sub("-{}", "".join(map(_letter, line)))
+
+
+def _letter(letter: str) -> str:
+    if letter in _ESCAPES:
+        return _ESCAPES[letter]
+    if ord(letter) < 0x180:
+        return letter
+    return rf"\ifdefined\Umathchar {letter}\else U+{ord(letter):04X}\fi{{}}"
 
 
 def latex_table(table: PlainTable) -> str:

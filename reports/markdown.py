@@ -5,19 +5,23 @@ from collections.abc import Sequence
 from sbeval.reports.assemble import Report
 from sbeval.reports.notes import Notes
 from sbeval.reports.plain_tables import PlainTable
+from sbeval.reports.sections import Drawing
 
-_SPECIAL = "\\`*_{}[]<>#|!~"
+_SPECIAL = "\\`*_{}[]<>#|!~$"
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 
 
 def markdown_text(value: str) -> str:
-    """Escapes Markdown and HTML, and keeps the text on one line."""
+    """Escapes Markdown, HTML, GitHub's formulas and mentions, and keeps the text on one line."""
     line = " ".join(value.split())
-    return "".join(f"&{'lt' if letter == '<' else 'gt'};" if letter in "<>" else _escaped(letter) for letter in line)
+    return "".join(_ENTITIES.get(letter) or _escaped(letter) for letter in line)
 
 
 def markdown_summary(title: str, report: Report, tables: Sequence[PlainTable], notes: Notes) -> str:
     """Returns the whole file: findings, caveats, figures, tables, what was left out."""
     lines = [f"# {markdown_text(title)}", "", f"{report.counts}.", "", "## Summary", ""]
+    for sentence in report.overview.sentences:
+        lines += [markdown_text(sentence), ""]
     for finding in report.findings:
         sentences = " ".join(markdown_text(sentence) for sentence in finding.sentences)
         lines.append(f"- **{markdown_text(finding.label)}** ({markdown_text(finding.facts)}): {sentences}")
@@ -28,7 +32,7 @@ def markdown_summary(title: str, report: Report, tables: Sequence[PlainTable], n
         lines += [f"## {markdown_text(section.title)}", ""]
         for drawing in section.drawings:
             pictures = [link for link in drawing.downloads if link.endswith((".png", ".svg"))]
-            lines += [f"### {markdown_text(drawing.title)}", "", markdown_text(drawing.finding), ""]
+            lines += [f"### {markdown_text(drawing.title)}", "", _words(drawing), ""]
             if pictures:
                 lines += [f"![{markdown_text(drawing.title)}. {markdown_text(drawing.finding)}]({pictures[0]})", ""]
     lines += ["## Tables", ""]
@@ -40,6 +44,10 @@ def markdown_summary(title: str, report: Report, tables: Sequence[PlainTable], n
             f"- {markdown_text(f'{note.path.name}: {note.reason}' if note.path else note.reason)}" for note in notes
         ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _words(drawing: Drawing) -> str:
+    return " ".join(markdown_text(part) for part in (drawing.finding, drawing.explanation) if part)
 
 
 def _table(table: PlainTable) -> list[str]:

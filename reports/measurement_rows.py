@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sbeval.records import TaskRecord, metric_key, parse_metric_key
+from sbeval.reports.input_limits import UNLIMITED, input_limit
+from sbeval.reports.metric_keys import is_length
 from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, TaskResult
 from sbeval.reports.settings import Setting
+from sbeval.reports.usable import usable_number
 
 
 def task_rows(
@@ -34,7 +37,10 @@ def task_rows(
         "sliding_window": run.model.sliding_window,
         "run_date": run.date,
         "results_file": str(run.path),
+        "limit_samples": task.limit_samples,
+        "samples": task.samples_used if record is None or record.family != "perplexity" else None,
     }
+    limit = input_limit(run, task)
     rows, positions = [], []
     for key, value in task.metrics.items():
         name, _, filter_name = key.partition(",")
@@ -46,9 +52,12 @@ def task_rows(
         if parsed is None:
             continue
         metric, length = parsed
-        number = _finite(value)
+        if length is not None and not is_length(length):
+            notes.add(run.path, f"{task.name}: {name} left out: {length} is no context length.")
+            continue
+        number = usable_number(value)
         if number is None or (length is not None and number == -1 and metric == "score"):
-            if isinstance(value, float) and not math.isfinite(value):
+            if isinstance(value, int | float) and not isinstance(value, bool) and usable_number(value) is None:
                 notes.add(run.path, f"{task.name}: {name} is {value}; left as missing.")
             continue
         low, high = _interval(task.metrics, metric, length, filter_name)
@@ -59,10 +68,11 @@ def task_rows(
                 "filter": filter_name or None,
                 "higher_is_better": task.higher_is_better.get(metric),
                 "context_length_tokens": length,
+                **(limit if length is None else UNLIMITED)._asdict(),
                 "value": number,
                 "ci95_low": low,
                 "ci95_high": high,
-                "stderr": _finite(task.metrics.get(f"{name}_stderr,{filter_name}")),
+                "stderr": usable_number(task.metrics.get(f"{name}_stderr,{filter_name}")),
                 "tokens": _beside(task.metrics, "tokens", length, filter_name),
                 "clusters": _beside(task.metrics, "clusters", length, filter_name),
             }
@@ -93,11 +103,11 @@ def _position_rows(
         if (
             isinstance(item, list)
             and len(item) == 4
-            and all(_finite(part) is not None for part in item)
+            and all(usable_number(part) is not None for part in item)
             and item[3] > 0
         ):
             low, high = _ends(ends)
-            number = _finite(count)
+            number = usable_number(count)
             rows.append(
                 {
                     **context,
@@ -125,7 +135,7 @@ def _interval(metrics: Mapping[str, Any], metric: str, length: int | None, filte
 
 def _ends(value: Any) -> tuple[float, float]:
     if isinstance(value, list) and len(value) == 2:
-        low, high = _finite(value[0]), _finite(value[1])
+        low, high = usable_number(value[0]), usable_number(value[1])
         if low is not None and high is not None:
             return low, high
     return math.nan, math.nan
@@ -135,10 +145,5 @@ def _beside(metrics: Mapping[str, Any], name: str, length: int | None, filter_na
     if length is None:
         return math.nan
     key = metric_key(name, length)
-    number = _finite(metrics.get(f"{key},{filter_name}", metrics.get(key)))
+    number = usable_number(metrics.get(f"{key},{filter_name}", metrics.get(key)))
     return math.nan if number is None else number
-
-
-def _finite(value: Any) -> float | None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else None

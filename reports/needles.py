@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.records import parse_metric_key
+from sbeval.reports.metric_keys import context_metric
 from sbeval.reports.sample_scores import SampleScores
 from sbeval.reports.statistics import wilson_interval
 
@@ -25,7 +25,7 @@ def tabulate_needles(samples: Mapping[tuple[str, str], SampleScores]) -> pd.Data
     rows: list[dict[str, Any]] = []
     for (label, task), scores in samples.items():
         for (metric, _), values in scores.scores.items():
-            parsed = parse_metric_key(metric)
+            parsed = context_metric(metric)
             if parsed is None or parsed[0] != "score" or parsed[1] not in scores.depths_percent:
                 continue
             depths = scores.depths_percent[parsed[1]]

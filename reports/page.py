@@ -10,10 +10,13 @@ from typing import Any
 from sbeval.reports.figures.render import javascript, script_json
 from sbeval.reports.figures.theme import DARK, LIGHT, Look, dark_colours, vega_config
 from sbeval.reports.findings import Finding
-from sbeval.reports.html import Markup, element, join, name, text
+from sbeval.reports.html import Markup, element, join, name, table, text
+from sbeval.reports.overview import HEADER as OVERVIEW_HEADER
+from sbeval.reports.overview import Overview
 from sbeval.reports.sections import Drawing, Section
 
 _STICKY_AT_MOST = 8
+_CARDS_AT_MOST = 6
 _SHAPE_PATHS = {
     "circle": '<circle cx="14" cy="6" r="4"/>',
     "square": '<rect x="10.4" y="2.4" width="7.2" height="7.2"/>',
@@ -30,6 +33,7 @@ def write_page(
     *,
     title: str,
     built: datetime.datetime,
+    overview: Overview,
     findings: Sequence[Finding],
     caveats: Sequence[str],
     sections: Sequence[Section],
@@ -43,7 +47,7 @@ def write_page(
         _header(title, built, counts, sections),
         element(
             "main",
-            _summary(findings, caveats, looks),
+            _summary(overview, findings, caveats, looks),
             *[_section(part, looks, numbered, pictures) for part in sections],
         ),
     ]
@@ -94,7 +98,9 @@ def _header(title: str, built: datetime.datetime, counts: str, sections: Sequenc
     )
 
 
-def _summary(findings: Sequence[Finding], caveats: Sequence[str], looks: Mapping[str, Look]) -> Markup:
+def _summary(
+    overview: Overview, findings: Sequence[Finding], caveats: Sequence[str], looks: Mapping[str, Look]
+) -> Markup:
     cards = []
     for finding in findings:
         numbers = [
@@ -111,14 +117,27 @@ def _summary(findings: Sequence[Finding], caveats: Sequence[str], looks: Mapping
                 attributes={"class": f"card {series_class(finding.label, looks) or ''}".strip()},
             )
         )
+    listed = element("ul", *cards, attributes={"class": "cards"})
+    if len(findings) > _CARDS_AT_MOST:
+        listed = element("details", element("summary", f"Each of the {len(findings)} models in words"), listed)
     remarks = [element("li", caveat) for caveat in caveats]
     return element(
         "section",
         element("h2", "Summary", attributes={"id": "summary-title"}),
-        element("ul", *cards, attributes={"class": "cards"}),
+        *[element("p", sentence, attributes={"class": "lead"}) for sentence in overview.sentences],
+        _overview_table(overview, looks) if len(findings) > _CARDS_AT_MOST and overview.rows else "",
+        listed,
         element("ul", *remarks, attributes={"class": "caveats quiet"}) if remarks else "",
         attributes={"id": "summary", "aria-labelledby": "summary-title"},
     )
+
+
+def _overview_table(overview: Overview, looks: Mapping[str, Look]) -> Markup:
+    rows = []
+    for label, *cells in overview.rows:
+        dot = element("span", attributes={"class": f"dot {series_class(label, looks) or ''}".strip()})
+        rows.append([element("span", dot, name(label)), *cells])
+    return table(OVERVIEW_HEADER, rows, caption="On identical targets, side by side", kind="single")
 
 
 def _section(

@@ -7,10 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.intervals import MINIMUM_CLUSTERS
-from sbeval.records import parse_metric_key
+from sbeval.reports.metric_keys import context_metric
 from sbeval.reports.ruler import TASKS, short_name
 from sbeval.reports.sample_scores import MetricKey, SampleKey, SampleScores
-from sbeval.reports.statistics import CONFIDENCE, simultaneous_band
+from sbeval.reports.statistics import CONFIDENCE, graded_errors, simultaneous_band
+
+# scores such as the share of five answers found differ by few values; a log-likelihood differs by as many as samples
+_MOST_GRADES = 21
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +43,8 @@ def task_difference(
     keys = [key for key in mine if key in theirs]
     if not keys:
         return None
-    differences = np.array([[mine[key] - theirs[key]] for key in keys])
-    return _differences(differences, np.ones(len(keys)), confidence)[0]
+    differences_CK = np.array([[mine[key] - theirs[key]] for key in keys])
+    return _differences(differences_CK, np.ones(len(keys)), confidence)[0]
 
 
 def ruler_differences(
@@ -75,24 +78,32 @@ def ruler_differences(
     if not rows:
         return {}, ()
     weight = np.concatenate(weights)
-    compared_lengths = _differences(np.concatenate(rows) * weight[:, None], weight, CONFIDENCE)
+    compared_lengths = _differences(np.concatenate(rows), weight, CONFIDENCE)
     return dict(zip(shared, compared_lengths, strict=True)), tuple(compared)
 
 
 def _by_length(scores: SampleScores) -> dict[int, Mapping[SampleKey, float]]:
     found = {}
     for (metric, _), values in scores.scores.items():
-        parsed = parse_metric_key(metric)
+        parsed = context_metric(metric)
         if parsed is not None and parsed[0] == "score":
             found[parsed[1]] = values
     return found
 
 
 def _differences(
-    differences: NDArray[np.float64], weights: NDArray[np.float64], confidence: float
+    differences_CK: NDArray[np.float64], weights_C: NDArray[np.float64], confidence: float
 ) -> Sequence[PairedDifference]:
-    band = simultaneous_band(differences, weights, confidence=confidence, minimum_clusters=MINIMUM_CLUSTERS)
+    graded = bool((np.abs(differences_CK) <= 1).all()) and len(np.unique(differences_CK)) <= _MOST_GRADES
+    band = simultaneous_band(
+        differences_CK * weights_C[:, None],
+        weights_C,
+        confidence=confidence,
+        minimum_clusters=MINIMUM_CLUSTERS,
+        least_errors_K=graded_errors(differences_CK, weights_C) if graded else None,
+    )
+    ends = [np.clip(end, -1, 1) if graded else end for end in (band.lows, band.highs)]
     return [
-        PairedDifference(estimate=float(estimate), low=float(low), high=float(high), samples=len(weights))
-        for estimate, low, high in zip(band.estimates, band.lows, band.highs, strict=True)
+        PairedDifference(estimate=float(estimate), low=float(low), high=float(high), samples=len(weights_C))
+        for estimate, low, high in zip(band.estimates, *ends, strict=True)
     ]

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sbeval.reports.settings import Setting, length_text
+from sbeval.reports.usable import LARGEST_NATS
 
 PROTOCOL_ORDER = ("fixed_target", "stream", "sliding", "rolling")
 PROTOCOL_WORDS = {
@@ -136,7 +137,7 @@ def _perplexity(nll: pd.DataFrame) -> pd.DataFrame:
     table = nll.copy()
     table["metric"] = "token_perplexity"
     for column in ("value", "ci95_low", "ci95_high"):
-        table[column] = np.exp(table[column].astype("float64"))
+        table[column] = np.exp(table[column].astype("float64").clip(upper=LARGEST_NATS))
     return table
 
 

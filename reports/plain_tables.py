@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from sbeval.reports.assemble import Report
 from sbeval.reports.claims import LengthClaims, LengthDifference
 from sbeval.reports.figures.curves import METRICS
+from sbeval.reports.overview import HEADER as OVERVIEW_HEADER
 from sbeval.reports.panels import Panel
-from sbeval.reports.ruler import TASKS, average, by_length, ruler_scores
+from sbeval.reports.ruler import TASKS, average, by_length, missing_tasks, ruler_scores
 from sbeval.reports.section_curves import METRIC_WORDS
 from sbeval.reports.section_ruler import effective_lengths
 from sbeval.reports.section_speed import SPEED_HEADER, speed_rows
@@ -41,6 +42,15 @@ class PlainTable:
 def plain_tables(results: Results, report: Report) -> list[PlainTable]:
     """Returns the report's tables in the order of its sections."""
     tables = []
+    if report.overview.rows:
+        tables.append(
+            PlainTable(
+                stem="overview",
+                caption="On identical targets, side by side [simultaneous 95% band]",
+                header=OVERVIEW_HEADER,
+                rows=report.overview.rows,
+            )
+        )
     for panel in report.panels:
         tables.append(_panel_table(panel))
         differences = _difference_table(panel, report.claims)
@@ -151,12 +161,14 @@ def _ruler_tables(results: Results, report: Report) -> list[PlainTable]:
     for label in labels:
         values = by_length(overall, label)
         cells = [f"{values[length]:.3f}" if length in values else _MISSING for length in lengths]
-        body.append((label, *cells, effective[label][0].text, effective[label][1].text))
+        count = f"{len(TASKS) - len(missing_tasks(scores, label))} of {len(TASKS)}"
+        body.append((label, count, *cells, effective[label][0].text, effective[label][1].text))
     return [
         PlainTable(
             stem="ruler",
-            caption="RULER: mean score, and effective lengths at the benchmark's threshold and of its own score",
-            header=("model", *map(length_text, lengths), "effective, 85.6%", "effective, 85% of own"),
+            caption="RULER: mean score over the tasks run, and effective lengths at the benchmark's threshold (all 13 "
+            "tasks) and of its own score",
+            header=("model", "tasks", *map(length_text, lengths), "effective, 85.6%", "effective, 85% of own"),
             rows=tuple(body),
         )
     ]

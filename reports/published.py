@@ -72,4 +72,7 @@ def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
     rows = rows[rows["filter"].fillna("none") == column.filter]
     if column.shots is not None:
         rows = rows[(rows["few_shot"] == column.shots).fillna(False)]
-    return {row["setting"]: float(row["value"]) * column.scale for row in records(rows)}
+    found: dict[str, float] = {}
+    for row in records(rows):  # the newest first, where a task was run with several bounds on its inputs
+        found.setdefault(row["setting"], float(row["value"]) * column.scale)
+    return found

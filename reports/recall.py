@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from sbeval.reports.statistics import share_interval
+
 SOLVED = 0.99
 _METRIC = re.compile(r"(?P<metric>exact_match|answer_nll|chance)(?:_(?P<pairs>\d+)_pairs)?")
 RECALL_COLUMNS = ["setting", "task", "metric", "pairs", "context_length_tokens", "value", "ci95_low", "ci95_high"]
@@ -14,16 +16,15 @@ RECALL_COLUMNS = ["setting", "task", "metric", "pairs", "context_length_tokens",
 def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
     """Returns the rows of recall tasks, columns `RECALL_COLUMNS` and those of seeds; pairs are NA where there are none.
 
-    Intervals of shares are 1.96 standard errors over samples, inside 0..1.
+    Intervals of shares are those of `share_interval`.
     """
     rows = measurements[measurements["family"] == "recall"].copy()
     parts = rows["metric"].str.extract(f"^{_METRIC.pattern}$")
     rows["metric"], rows["pairs"] = parts["metric"], pd.to_numeric(parts["pairs"]).astype("Int64")
     rows = rows.dropna(subset=["metric", "context_length_tokens"])
-    half = 1.96 * rows["stderr"]
+    lows, highs = share_interval(rows)
     share = rows["metric"] == "exact_match"
-    rows.loc[share, "ci95_low"] = (rows["value"] - half)[share].clip(lower=0.0)
-    rows.loc[share, "ci95_high"] = (rows["value"] + half)[share].clip(upper=1.0)
+    rows.loc[share, "ci95_low"], rows.loc[share, "ci95_high"] = lows[share], highs[share]
     seeds = [column for column in ("seeds", "seed_low", "seed_high") if column in rows]
     return rows[[*RECALL_COLUMNS, *seeds]].reset_index(drop=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from sbeval.reports.settings import length_text
-from sbeval.reports.table import records
+from sbeval.reports.statistics import believed_error, share_interval
 
 NIAH_TASKS = (
     "niah_single_1",
@@ -47,13 +47,23 @@ def short_name(task: str) -> str:
 
 
 def ruler_scores(measurements: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of RULER's 13 tasks with a column `ruler_task`; ours and lm-eval's own."""
+    """Returns the rows of RULER's 13 tasks, with a column `ruler_task`; lm-eval's own where ours was not run."""
     rows = measurements[(measurements["metric"] == "score") & measurements["context_length_tokens"].notna()].copy()
     rows["ruler_task"] = rows["task"].map(short_name)
-    half = 1.96 * rows["stderr"]
-    rows["ci95_low"] = rows["ci95_low"].fillna((rows["value"] - half).clip(lower=0.0))
-    rows["ci95_high"] = rows["ci95_high"].fillna((rows["value"] + half).clip(upper=1.0))
-    return rows[rows["ruler_task"].isin(TASKS)].reset_index(drop=True)
+    rows["samples"] = rows["samples"].where(rows["family"].notna())  # lm-eval's own tasks count all lengths together
+    lows, highs = share_interval(rows)
+    rows["stderr"] = believed_error(rows)
+    rows["ci95_low"], rows["ci95_high"] = rows["ci95_low"].fillna(lows), rows["ci95_high"].fillna(highs)
+    rows = rows[rows["ruler_task"].isin(TASKS)]
+    ours_first = rows["task"].str.startswith("sb_").sort_values(ascending=False, kind="stable").index
+    repeated = rows.loc[ours_first].duplicated(["setting", "ruler_task", "context_length_tokens"])
+    return rows[~repeated.reindex(rows.index)].reset_index(drop=True)
+
+
+def missing_tasks(scores: pd.DataFrame, setting: str) -> tuple[str, ...]:
+    """Returns those of the 13 tasks that a setting did not run at any length."""
+    run = set(scores[scores["setting"] == setting]["ruler_task"])
+    return tuple(task for task in TASKS if task not in run)
 
 
 def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
@@ -90,12 +100,21 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
 
 def by_length(table: pd.DataFrame, setting: str) -> dict[int, float]:
     """Returns length to value for one setting, ascending."""
-    own = records(table[table["setting"] == setting])
-    return dict(sorted((int(row["context_length_tokens"]), float(row["value"])) for row in own))
+    own = (table["setting"] == setting).to_numpy()
+    lengths, values = table["context_length_tokens"].to_numpy()[own], table["value"].to_numpy()[own]
+    return dict(sorted((int(length), float(value)) for length, value in zip(lengths, values, strict=True)))
 
 
-def absolute_effective_length(scores: Mapping[int, float], threshold: float = ABSOLUTE_THRESHOLD) -> EffectiveLength:
-    """RULER's rule: the longest length such that every length up to it reaches the threshold."""
+def absolute_effective_length(
+    scores: Mapping[int, float], threshold: float = ABSOLUTE_THRESHOLD, *, missing: Sequence[str] = ()
+) -> EffectiveLength:
+    """RULER's rule: the longest length such that every length up to it reaches the threshold.
+
+    The threshold is set for the mean of all 13 tasks, so nothing follows from fewer; `missing` names those not run.
+    """
+    if missing:
+        count = "one was" if len(missing) == 1 else f"{len(missing)} were"
+        return EffectiveLength(text="n/a", reason=f"it takes all {len(TASKS)} tasks, and {count} not run")
     if not scores:
         return EffectiveLength(text="n/a", reason="no score over all its tasks at one length")
     return _last_passing(scores, threshold)

@@ -14,6 +14,7 @@ from sbeval.reports.ruler import (
     EffectiveLength,
     average,
     by_length,
+    missing_tasks,
     weighted_averages,
 )
 from sbeval.reports.sample_scores import SampleScores
@@ -29,10 +30,12 @@ def effective_table(
     rows = []
     for label in labels:
         absolute, relative = lengths[label]
-        weighted = weighted_averages(by_length(overall, label))
-        count = scores[scores["setting"] == label]["ruler_task"].nunique()
-        cells = [f"{value:.1%}" for value in weighted] if weighted else ["not all six lengths", "not all six lengths"]
-        rows.append([name(label), f"{count} of 13", _effective_cell(absolute), _effective_cell(relative), *cells])
+        missing = missing_tasks(scores, label)
+        weighted = None if missing else weighted_averages(by_length(overall, label))
+        lacking = "not all 13 tasks" if missing else "not all six lengths"
+        cells = [f"{value:.1%}" for value in weighted] if weighted else [_missing(lacking), _missing(lacking)]
+        count = f"{len(TASKS) - len(missing)} of {len(TASKS)}"
+        rows.append([name(label), count, _effective_cell(absolute), _effective_cell(relative), *cells])
     return table(
         [
             "model",
@@ -45,11 +48,16 @@ def effective_table(
         rows,
         caption="Effective context length and weighted averages",
         explanation=(
-            f"The longest length such that every length up to it scores at least {ABSOLUTE_THRESHOLD:.1%} "
-            f"(RULER's rule), or at least {RELATIVE_THRESHOLD:.0%} of the model's own score at no more than half its "
-            f"training length; n/a where that score is below {NEAR_CHANCE:.0%}. Weighted averages cover 4K to 128K."
+            f"The longest length such that every length up to it scores at least {ABSOLUTE_THRESHOLD:.1%} over all 13 "
+            f"tasks (RULER's rule), or, over the tasks run, at least {RELATIVE_THRESHOLD:.0%} of the model's own score "
+            f"at no more than half its training length; n/a where that score is below {NEAR_CHANCE:.0%}. Weighted "
+            "averages are over all 13 tasks at 4K to 128K."
         ),
     )
+
+
+def _missing(words: str) -> Markup:
+    return element("td", words, attributes={"class": "missing"})
 
 
 def _effective_cell(length: EffectiveLength) -> Markup:

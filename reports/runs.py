@@ -3,8 +3,7 @@
 import dataclasses
 import datetime
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ from sbeval.records import ModelRecord, TaskRecord
 from sbeval.reports.files import samples_file
 from sbeval.reports.names import telling_name
 from sbeval.reports.notes import Notes
+from sbeval.reports.record_fields import read_record
+from sbeval.reports.usable import usable_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +27,9 @@ class TaskResult:
         few_shot: number of examples in the prompt, None where unknown.
         version: the task's version as text, None where unknown.
         higher_is_better: metric name to direction, as far as the file says.
+        metadata: the task's metadata as lm-eval wrote it.
+        samples_used: how many samples the task's numbers rest on, None where the file does not count them.
+        limit_samples: how many samples `--limit` left, None where every one was used.
     """
 
     name: str
@@ -35,6 +39,9 @@ class TaskResult:
     few_shot: int | None = None
     version: str | None = None
     higher_is_better: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    samples_used: float | None = None
+    limit_samples: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +110,7 @@ def read_run(path: Path, notes: Notes) -> Run | None:
         model_args=_arguments_text(config.get("model_args")),
         described=described,
         tasks=tasks,
-        limit=_number(config.get("limit")),
+        limit=usable_number(config.get("limit")),
         raw={key: value for key, value in content.items() if key not in ("results", "configs", "groups", "samples")},
     )
 
@@ -113,11 +120,10 @@ def _model_record(
 ) -> tuple[ModelRecord, bool]:
     written = config.get("sbeval")
     if isinstance(written, dict):
-        try:
-            record = ModelRecord.from_json(written)
+        record, fields = read_record(ModelRecord, written)
+        _note_fields(path, "its model record (`config.sbeval`)", record is not None, fields, notes)
+        if record is not None:
             return dataclasses.replace(record, name=telling_name(record.name, _pretrained(config))), True
-        except TypeError as error:
-            notes.add(path, f"its model record (`config.sbeval`) is incomplete and was not used: {error}.")
     name = str(content.get("model_name") or config.get("model") or path.parent.name)
     dtype = str(config["model_dtype"]).removeprefix("torch.") if config.get("model_dtype") else None
     parameters = config.get("model_num_parameters")
@@ -130,6 +136,13 @@ def _model_record(
         ),
         False,
     )
+
+
+def _note_fields(path: Path, record: str, used: bool, fields: Sequence[str], notes: Notes) -> None:
+    if not used:
+        notes.add(path, f"{record} was not used: {', '.join(fields)} missing, or not of the kind expected.")
+    elif fields:
+        notes.add(path, f"{record} holds no usable value of {', '.join(fields)}: left as missing.")
 
 
 def _pretrained(config: Mapping[str, Any]) -> str:
@@ -149,16 +162,17 @@ def _task_result(
     name: str, metrics: Mapping[str, Any], content: Mapping[str, Any], path: Path, notes: Notes
 ) -> TaskResult:
     config = _mapping(_mapping(content.get("configs")).get(name))
-    written = _mapping(config.get("metadata")).get("sbeval")
+    metadata = _mapping(config.get("metadata"))
+    written = metadata.get("sbeval")
     record = None
     if isinstance(written, dict):
-        try:
-            record = TaskRecord.from_json(written)
-        except TypeError as error:
-            notes.add(path, f"the record of task {name} is incomplete and was not used: {error}.")
+        record, fields = read_record(TaskRecord, written)
+        _note_fields(path, f"the record of task {name}", record is not None, fields, notes)
     few_shot = _mapping(content.get("n-shot")).get(name)
     version = _mapping(content.get("versions")).get(name)
     better = _mapping(_mapping(content.get("higher_is_better")).get(name))
+    used = usable_number(_mapping(_mapping(content.get("n-samples")).get(name)).get("effective"))
+    limit = usable_number(_mapping(content.get("config")).get("limit"))
     return TaskResult(
         name=name,
         record=record,
@@ -167,16 +181,14 @@ def _task_result(
         few_shot=few_shot if isinstance(few_shot, int) else None,
         version=None if version is None else str(version),
         higher_is_better={key: value for key, value in better.items() if isinstance(value, bool)},
+        metadata=metadata,
+        samples_used=used,
+        limit_samples=None if limit is None else used or limit,
     )
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else None
 
 
 def _arguments_text(value: Any) -> str:
@@ -186,7 +198,7 @@ def _arguments_text(value: Any) -> str:
 
 
 def _date(content: Mapping[str, Any], path: Path) -> datetime.datetime:
-    seconds = _number(content.get("date"))
+    seconds = usable_number(content.get("date"))
     if seconds is None or not 0 <= seconds < 2**33:
         seconds = path.stat().st_mtime
     return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.records import parse_metric_key
+from sbeval.reports.metric_keys import context_metric
 from sbeval.reports.notes import Notes
+from sbeval.reports.usable import usable_number
 
 _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
 
@@ -118,22 +119,20 @@ def read_document_sums(path: Path, notes: Notes) -> DocumentSums | None:
     bad_rows = 0
     for sample in read_lines(path, notes):
         for key, rows in sample.items():
-            parsed = parse_metric_key(key)
+            parsed = context_metric(key)
             if parsed is None or parsed[0] != "nll" or not isinstance(rows, list):
                 continue
             documents = sums.setdefault(parsed[1], {})
             for row in rows:
-                try:
-                    cluster, nll, tokens, _, size = row
-                    values = np.array([nll, tokens, np.nan if size is None else size], dtype=np.float64)
-                except (TypeError, ValueError):
+                if not isinstance(row, list) or len(row) != 5:
                     bad_rows += 1
                     continue
-                if not np.isfinite(values[:2]).all():
+                cluster, (nll, tokens, size) = str(row[0]), (usable_number(row[place]) for place in (1, 2, 4))
+                if nll is None or tokens is None:
                     bad_rows += 1
-                    continue
-                if values[1] > 0:
-                    documents[str(cluster)] = documents.get(str(cluster), 0.0) + values
+                elif tokens > 0:
+                    values = np.array([nll, tokens, np.nan if size is None else size])
+                    documents[cluster] = documents.get(cluster, 0.0) + values
     if bad_rows:
         notes.add(path, f"{bad_rows} document sums are not finite numbers and were left out.")
     return DocumentSums(sums) if any(sums.values()) else None

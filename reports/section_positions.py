@@ -1,5 +1,6 @@
 """The section on NLL by position in one long window, and the difference to a baseline."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import pandas as pd
 from sbeval.reports.figures.positions import difference_to_baseline, position_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.position_sums import UNLOGGED, Bin, PositionBand, PositionSums, position_bands
 from sbeval.reports.sections import Drawing, Publish, Section
 from sbeval.reports.settings import length_text
 from sbeval.reports.table import records
@@ -18,6 +20,7 @@ _FOLLOWS_REQUEST = ("dynamic", "longrope")
 
 def positions_section(
     positions: pd.DataFrame,
+    sums: Mapping[tuple[str, str], PositionSums],
     *,
     looks: Mapping[str, Look],
     training_lengths: Mapping[str, int],
@@ -28,22 +31,28 @@ def positions_section(
     """Builds the section, None where no run recorded positions.
 
     Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay.
-    `rope_scalings` holds each setting's scaling in force, in transformers' form.
+    `sums` holds (setting label, task) to the sums by document, from which differences have their bands;
+    `rope_scalings` each setting's scaling in force, in transformers' form.
     """
     if positions.empty:
         return None
     drawings: list[Drawing] = []
-    for corpus in dict.fromkeys(positions["corpus"]):
-        table = _whole_bins(_comparable(positions[positions["corpus"] == corpus], baseline))
+    texts = positions[["corpus", "corpus_sha256"]].astype(object).fillna("")
+    several = texts.drop_duplicates()["corpus"].duplicated(keep=False).any()
+    for corpus, digest in dict.fromkeys(texts.itertuples(index=False, name=None)):
+        own = positions[(texts == [corpus, digest]).all(axis=1)]
+        table = _whole_bins(_comparable(own, baseline))
         bases = _bases(table, rope_scalings)
-        name = CORPUS_WORDS.get(str(corpus), str(corpus))
-        stem = f"{safe_stem(str(corpus))}-position"
+        name = CORPUS_WORDS.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
+        stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
         drawings.append(_levels(table, f"{name}: NLL by position", stem, looks, training_lengths, bases, publish))
-        others = difference_to_baseline(table, baseline)
+        paired, unpaired = _bands(table, sums, baseline)
+        others = difference_to_baseline(table, baseline, paired)
         if not others.empty:
             title = f"{name}: difference to {baseline}"
+            remarks = " ".join(part for part in (_band_words(paired), unpaired, bases) if part)
             drawings.append(
-                _differences(others, title, f"{stem}-difference", baseline, looks, training_lengths, bases, publish)
+                _differences(others, title, f"{stem}-difference", baseline, looks, training_lengths, remarks, publish)
             )
     bands = (
         "Bands: 95% intervals over source documents, point by point."
@@ -58,6 +67,41 @@ def positions_section(
         drawings=tuple(drawings),
         legend=looks,
     )
+
+
+def _bands(
+    table: pd.DataFrame, sums: Mapping[tuple[str, str], PositionSums], baseline: str
+) -> tuple[dict[str, dict[Bin, PositionBand]], str]:
+    """Returns each setting's bands against the baseline, and a sentence on those that have none."""
+    facts = {row["setting"]: row for row in records(table.drop_duplicates("setting"))}
+    none = PositionSums(sums={}, obstacle=UNLOGGED)
+    found: dict[str, dict[Bin, PositionBand]] = {}
+    lacking: dict[str, list[str]] = {}
+    for label, own in facts.items():
+        if label == baseline or baseline not in facts:
+            continue
+        base = facts[baseline]
+        mine, theirs = sums.get((label, own["task"]), none), sums.get((baseline, base["task"]), none)
+        if mine.obstacle or theirs.obstacle:
+            who = label if mine.obstacle else baseline
+            reason = f"samples of {who} {mine.obstacle or theirs.obstacle}"
+        elif own["context_length_tokens"] != base["context_length_tokens"]:
+            reason = "the passes have different lengths"
+        else:
+            found[label], reason = position_bands(mine, theirs)
+        if reason:
+            lacking.setdefault(reason, []).append(label)
+    words = []
+    for reason, labels in lacking.items():
+        where = " at some positions" if any(map(found.get, labels)) else ""
+        words.append(f"No band{where} for {', '.join(labels)}: {reason}.")
+    return found, " ".join(words)
+
+
+def _band_words(bands: Mapping[str, Mapping[Bin, PositionBand]]) -> str:
+    if not any(bands.values()):
+        return ""
+    return "Bands: 95%, paired by document on identical targets, simultaneous over the positions."
 
 
 def _comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
@@ -127,26 +171,27 @@ def _differences(
     baseline: str,
     looks: Mapping[str, Look],
     training_lengths: Mapping[str, int],
-    bases: str,
+    remarks: str,
     publish: Publish,
 ) -> Drawing:
     parts = []
     for label in dict.fromkeys(table["setting"]):
         last = records(table[table["setting"] == label])[-1]
         side = "below" if last["nll"] < 0 else "above"
-        parts.append(f"{label} ends {abs(last['nll']):.2f} nats {side} {baseline}")
-    finding = "; ".join(parts[:4]) + "."
+        band = "" if math.isnan(last["ci95_low"]) else f" ({_signed(last['ci95_low'])} to {_signed(last['ci95_high'])})"
+        parts.append(f"{label} ends {abs(last['nll']):.2f} nats {side} {baseline}{band}")
+    finding = _joined(parts)
     spec = position_figure(
         table,
         looks=looks,
         training_lengths=training_lengths,
         title=title,
-        subtitle=bases or "Below zero is better than the baseline",
+        subtitle="Below zero is better than the baseline",
         description=f"{title}. {finding}",
         difference=True,
     )
     picture, links = publish(spec, stem)
-    explanation = f"Below zero is better than the baseline. {bases}".rstrip()
+    explanation = f"Below zero is better than the baseline. {remarks}".rstrip()
     return Drawing(
         title=title, finding=finding, explanation=explanation, variants={"nll": spec}, picture=picture, downloads=links
     )
@@ -166,4 +211,12 @@ def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: 
             f"{label} goes from {start['nll']:.2f} around position {length_text(int(start['last']))} "
             f"to {last['nll']:.2f} around {length_text(int(last['last']))}"
         )
-    return "; ".join(parts[:4]) + "."
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "; ".join(parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more lines"]) + "."
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")

@@ -6,6 +6,7 @@ import pandas as pd
 
 from sbeval.reports.figures.scores import score_figure, score_grid
 from sbeval.reports.figures.theme import Look
+from sbeval.reports.panels import safe_stem
 from sbeval.reports.ruler import (
     ABSOLUTE_THRESHOLD,
     AVERAGES,
@@ -15,8 +16,10 @@ from sbeval.reports.ruler import (
     absolute_effective_length,
     average,
     by_length,
+    missing_tasks,
     relative_effective_length,
 )
+from sbeval.reports.ruler_averages import Alike, averaged_alike
 from sbeval.reports.ruler_tables import difference_tables, effective_table, scores_table
 from sbeval.reports.sample_scores import SampleScores
 from sbeval.reports.sections import Drawing, Publish, Section
@@ -26,11 +29,11 @@ from sbeval.reports.settings import length_text
 def effective_lengths(
     scores: pd.DataFrame, training_lengths: Mapping[str, int]
 ) -> dict[str, tuple[EffectiveLength, EffectiveLength]]:
-    """Returns setting to (by RULER's threshold, relative to its own score), over the tasks it ran."""
+    """Returns setting to (by RULER's threshold over all 13 tasks, relative to its own score over those it ran)."""
     overall = average(scores, TASKS)
     return {
         label: (
-            absolute_effective_length(by_length(overall, label)),
+            absolute_effective_length(by_length(overall, label), missing=missing_tasks(scores, label)),
             relative_effective_length(by_length(overall, label), training_lengths.get(label)),
         )
         for label in dict.fromkeys(scores["setting"])
@@ -43,15 +46,20 @@ def effective_sentences(
     """Returns the sentences of the summary on effective lengths."""
     sentences = {}
     for label, (absolute, relative) in lengths.items():
-        count = scores[scores["setting"] == label]["ruler_task"].nunique()
-        tasks = "13 tasks" if count == len(TASKS) else f"{count} of 13 tasks"
-        text = (
-            f"Effective length on RULER ({tasks}): {absolute.text} at the benchmark's threshold of "
-            f"{ABSOLUTE_THRESHOLD:.1%}, {relative.text} at {RELATIVE_THRESHOLD:.0%} of its own short-context score"
-        )
-        reason = f" ({relative.reason})" if relative.reason else ""
-        sentences[label] = [f"{text}{reason}."]
+        count = len(TASKS) - len(missing_tasks(scores, label))
+        tasks = "all 13 tasks" if count == len(TASKS) else f"the {count} of 13 tasks run"
+        if count == 1:
+            tasks = "the one of 13 tasks run"
+        sentences[label] = [
+            f"Effective length on RULER: {_length_words(absolute)} at the benchmark's threshold of "
+            f"{ABSOLUTE_THRESHOLD:.1%}, {_length_words(relative)} at {RELATIVE_THRESHOLD:.0%} of its own "
+            f"short-context score over {tasks}."
+        ]
     return sentences
+
+
+def _length_words(length: EffectiveLength) -> str:
+    return f"{length.text} ({length.reason})" if length.reason else length.text
 
 
 def ruler_section(
@@ -69,10 +77,11 @@ def ruler_section(
     shown = set(scores["setting"])
     drawings = []
     for words, tasks in AVERAGES.items():
-        means = average(scores, tasks)
-        if means.empty:
-            continue
-        drawings.append(_average_drawing(words, means, looks, training_lengths, publish))
+        for chosen in averaged_alike(scores, tasks):
+            if not (means := average(chosen.scores, chosen.tasks)).empty:
+                title = f"RULER, {words}" if chosen.tasks == tasks else f"RULER, {chosen.words}"
+                drawings.append(_average_drawing(title, means, chosen, looks, training_lengths, publish))
+    alike = len(shown) == 1 or any(len(set(one.scores["setting"])) > 1 for one in averaged_alike(scores, TASKS))
     labels = [label for label in looks if label in shown]
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
     if len(grid) > 1:
@@ -81,7 +90,8 @@ def ruler_section(
     return Section(
         identifier="ruler",
         title="RULER",
-        lead="Share of the expected answers found in the generated text. Bands: 95% intervals.",
+        lead="Share of the expected answers found in the generated text. Bands: 95% intervals."
+        + ("" if alike else " No average over tasks sets the models side by side, since no task was run with all."),
         drawings=tuple(drawings),
         legend=looks,
         content=(
@@ -93,7 +103,12 @@ def ruler_section(
 
 
 def _average_drawing(
-    words: str, means: pd.DataFrame, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
+    title: str,
+    means: pd.DataFrame,
+    chosen: Alike,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    publish: Publish,
 ) -> Drawing:
     parts = []
     for label in looks:
@@ -103,10 +118,8 @@ def _average_drawing(
             parts.append(
                 f"{label} {values[first]:.0%} at {length_text(first)}, {values[last]:.0%} at {length_text(last)}"
             )
-    finding = "; ".join(parts[:4]) + "."
-    counts = sorted({int(count) for count in means["tasks"]})
-    explanation = f"Mean over {' or '.join(map(str, counts))} {'task' if counts == [1] else 'tasks'}."
-    title = f"RULER, {words}"
+    finding = "; ".join(parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more lines"]) + "."
+    explanation = chosen.explanation
     spec = score_figure(
         means,
         looks=looks,
@@ -115,7 +128,7 @@ def _average_drawing(
         subtitle=explanation,
         description=f"{title}. {finding}",
     )
-    picture, links = publish(spec, f"ruler-{words.replace(' ', '-')}")
+    picture, links = publish(spec, safe_stem(title.replace("RULER, ", "ruler-").replace(" ", "-")))
     return Drawing(
         title=title,
         finding=finding,

@@ -8,16 +8,15 @@ from sbeval.reports.html import Markup, element, name, table
 from sbeval.reports.published import PublishedTable, best, published_tables
 from sbeval.reports.recall import is_drawn
 from sbeval.reports.sections import Section
-from sbeval.reports.suite import SuiteRow, suite_rows
+from sbeval.reports.suite import SuiteRow
 from sbeval.reports.table import Results, records
 
 _BESIDE_SCORE = "Measures beside the share of answers found, such as teacher-forced ones; each column is one length."
 
 
-def tables_section(results: Results, baseline: str) -> Section | None:
-    """Builds the section, None where no such task was run."""
+def tables_section(results: Results, rows: Sequence[SuiteRow], baseline: str) -> Section | None:
+    """Builds the section from the rows of ordinary tasks and the rest, None where no such task was run."""
     labels = [setting.label for setting in results.settings]
-    rows = suite_rows(results)
     content: list[Markup] = [_suite_table(rows, labels, baseline)] if rows else []
     content += [_published_table(published, labels) for published in published_tables(results.measurements)]
     ruler = results.measurements[results.measurements["family"] == "ruler"]

@@ -16,6 +16,7 @@ import pandas as pd
 
 from sbeval.reports.names import shown_name
 from sbeval.reports.notes import Notes
+from sbeval.reports.position_sums import PositionSums
 from sbeval.reports.sample_scores import averaged
 from sbeval.reports.samples import DocumentSums
 from sbeval.reports.settings import Setting, describe_facts, length_text
@@ -34,6 +35,8 @@ _IDENTITY = [
     "metric",
     "filter",
     "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
     "few_shot",
     "tokenizer_sha256",
 ]
@@ -79,6 +82,7 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
         spans=_spans(results.spans, pooled_label, results.notes),
         documents=_pooled(results.documents, pooled_label, DocumentSums.averaged),
         samples=_pooled(results.samples, pooled_label, averaged),
+        position_sums=_pooled(results.position_sums, pooled_label, PositionSums.averaged),
     )
 
 
@@ -97,7 +101,7 @@ def seed_groups(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
             if match is None:
                 continue
             name, seed = match["name"], int(match["seed"])
-        found[(name, *describe_facts(setting.runs[0]), model.parameters, model.format)].append((seed, setting))
+        found[(name, *describe_facts(setting), model.parameters, model.format)].append((seed, setting))
     groups: dict[str, list[Setting]] = {}
     for key, members in found.items():
         if len(members) > 1 and len({seed for seed, _ in members}) == len(members):
@@ -123,7 +127,7 @@ def _measurements(
         {
             **{column: "first" for column in rows.columns if column not in ("setting", *_IDENTITY)},
             **{column: "mean" for column in (*values, "stderr")},
-            **{column: "min" for column in ("tokens", "clusters", "lowest")},
+            **{column: "min" for column in ("tokens", "clusters", "samples", "lowest")},
             "highest": "max",
         }
     ).reset_index()

@@ -55,6 +55,7 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         spans=_rows(results.spans, shown_labels, shown_tasks),
         documents={key: sums for key, sums in results.documents.items() if shown(*key)},
         samples={key: scores for key, scores in results.samples.items() if shown(*key)},
+        position_sums={key: sums for key, sums in results.position_sums.items() if shown(*key)},
     )
 
 

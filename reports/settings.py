@@ -1,15 +1,16 @@
 """Names the lines of a figure: one setting is one checkpoint evaluated in one way."""
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from sbeval.records import ModelRecord
 from sbeval.reports.names import shown_name
-from sbeval.reports.runs import Run, argument
+from sbeval.reports.runs import Run, TaskResult, argument
 
 SettingKey = tuple[str, ...]
+_OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +33,18 @@ class Setting:
     parent: str | None = None
     seeds: int = 1
 
+    def task_runs(self) -> list[tuple[Run, TaskResult]]:
+        """Returns every task of every run, those that count first at the front.
+
+        Runs on more samples (`--limit`) come before runs on fewer, newer ones before older ones.
+        """
+        found = [(run, task) for run in self.runs for task in run.tasks]
+        return sorted(found, key=lambda pair: (_samples_allowed(pair[1]), pair[0].date), reverse=True)
+
+
+def _samples_allowed(task: TaskResult) -> float:
+    return math.inf if task.limit_samples is None else task.limit_samples
+
 
 def group_settings(runs: Sequence[Run], labels: Mapping[str, str] | None = None) -> list[Setting]:
     """Groups runs into settings and names each shortly and uniquely.
@@ -43,9 +56,8 @@ def group_settings(runs: Sequence[Run], labels: Mapping[str, str] | None = None)
         labels: names to show in place of these names; a key may be the name computed here or the checkpoint's own.
     """
     groups: dict[SettingKey, list[Run]] = defaultdict(list)
-    keys = _keys(runs)
     for run in sorted(runs, key=lambda run: (run.date, str(run.path)), reverse=True):
-        groups[keys[run.path]].append(run)
+        groups[_key(run)].append(run)
     named = _unique_names({key: members[0] for key, members in groups.items()})
     own_names = {key: shown_name(members[0].model.name) for key, members in groups.items()}
     chosen = _rename(named, own_names, labels or {})
@@ -57,28 +69,13 @@ def group_settings(runs: Sequence[Run], labels: Mapping[str, str] | None = None)
     return [dataclasses.replace(setting, parent=_parent_label(setting, settings)) for setting in settings]
 
 
-def _keys(runs: Sequence[Run]) -> dict[Path, SettingKey]:
-    """What makes two runs the same setting: the checkpoint, and how it was evaluated.
-
-    `--limit` tells runs apart only where one task was run with several limits.
-    """
-    keys = {run.path: _key(run) for run in runs}
-    limits: dict[tuple[SettingKey, str], set[float | None]] = defaultdict(set)
-    for run in runs:
-        for task in run.tasks:
-            limits[keys[run.path], task.name].add(run.limit)
-    several = {key for (key, _), found in limits.items() if len(found) > 1}
-    return {run.path: (*keys[run.path], _limit_text(run) or "" if keys[run.path] in several else "") for run in runs}
-
-
 def _key(run: Run) -> SettingKey:
+    """What makes two runs the same setting: the checkpoint, and how it was evaluated."""
     identity = run.model.checkpoint_sha256 or argument(run.model_args, "pretrained") or run.model.name
-    fields = (describe(run) or "" for field, describe in _DISTINCTIONS.items() if field != "limit")
+    # the weights' hash settles these, and not every release of the adapter recorded them
+    settled = _OF_THE_WEIGHTS if run.model.checkpoint_sha256 else ()
+    fields = ("" if field in settled else describe(run) or "" for field, describe in _DISTINCTIONS.items())
     return (identity, *fields)
-
-
-def _limit_text(run: Run) -> str | None:
-    return f"--limit {run.limit:g}" if run.limit is not None else None
 
 
 def length_text(tokens: int) -> str:
@@ -109,15 +106,15 @@ _DISTINCTIONS: dict[str, Callable[[Run], str | None]] = {
     "head_norm": lambda run: "head norm" if run.model.head_norm else None,
     "dtype": lambda run: run.model.dtype,
     "skip": lambda run: f"skipping below {run.model.skip_threshold:g}" if run.model.skip_threshold else None,
-    "limit": _limit_text,
     "source": lambda run: None if run.described else run.model_source,
     "seed": lambda run: None if run.model.training_seed is None else f"seed {run.model.training_seed}",
 }
 
 
-def describe_facts(run: Run) -> tuple[str, ...]:
+def describe_facts(setting: Setting) -> tuple[str, ...]:
     """Returns everything by which settings are told apart but the checkpoint and its seed."""
-    return tuple(describe(run) or "" for field, describe in _DISTINCTIONS.items() if field != "seed")
+    newest = setting.runs[0]
+    return tuple(describe(newest) or "" for field, describe in _DISTINCTIONS.items() if field != "seed")
 
 
 def _unique_names(newest: Mapping[SettingKey, Run]) -> dict[SettingKey, str]:
@@ -131,6 +128,9 @@ def _unique_names(newest: Mapping[SettingKey, Run]) -> dict[SettingKey, str]:
             continue
         facts = {key: {field: describe(newest[key]) for field, describe in _DISTINCTIONS.items()} for key in keys}
         differing = [field for field in _DISTINCTIONS if len({facts[key][field] for key in keys}) > 1]
+        without_seed = [field for field in differing if field != "seed"]
+        if len({tuple(facts[key][field] for field in without_seed) for key in keys}) == len(keys):
+            differing = without_seed
         texts = {key: ", ".join(text for field in differing if (text := facts[key][field])) for key in keys}
         for key in keys:
             same = sum(text == texts[key] for text in texts.values()) > 1

@@ -2,14 +2,16 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from sbeval.reports.input_limits import InputLimit
 from sbeval.reports.paired import task_difference
 from sbeval.reports.runs import Run
 from sbeval.reports.sample_scores import SampleScores
+from sbeval.reports.settings import length_text
 from sbeval.reports.table import Results, records
 
 _LOWER_IS_BETTER = ("perplexity", "nll", "bits_per_byte")
@@ -42,6 +44,7 @@ class SuiteRow:
         metric: lm-eval's metric name.
         filter_name: lm-eval's filter before the metric.
         higher_is_better: None where unknown.
+        limit: what bounded the inputs, as far as one setting was run with several bounds.
         cells: setting to its number; settings without one are absent.
         samples: setting to the scores of the task's samples, where they were logged.
     """
@@ -51,6 +54,7 @@ class SuiteRow:
     metric: str
     filter_name: str
     higher_is_better: bool | None
+    limit: InputLimit
     cells: Mapping[str, SuiteCell]
     samples: Mapping[str, SampleScores]
 
@@ -82,23 +86,53 @@ class SuiteRow:
         return None if math.isnan(half) else SuiteDifference(delta, delta - half, delta + half, None)
 
 
-def suite_rows(results: Results) -> list[SuiteRow]:
-    """Returns the rows of all ordinary tasks; members of a group that has its own number are left out."""
-    measurements = results.measurements
-    rows = measurements[measurements["context_length_tokens"].isna() & measurements["family"].isna()]
+def divided_tasks(results: Results) -> set[tuple[str, str]]:
+    """Returns (task, field of `InputLimit`) wherever one setting ran a task with several values of that field.
+
+    `max_length` counts where it varies on texts of one length: on longer texts it has to be longer.
+    """
+    rows = _ordinary(results)
+    found = set()
+    for field, fixed in (("text_length_tokens", []), ("max_length_tokens", ["text_length_tokens"])):
+        counts = rows.groupby(["setting", "task", *fixed], dropna=False)[field].nunique(dropna=False)
+        found |= {(str(task), field) for task in counts[counts > 1].index.get_level_values("task")}
+    return found
+
+
+def _ordinary(results: Results) -> pd.DataFrame:
+    rows = results.measurements
+    return rows[rows["context_length_tokens"].isna() & rows["family"].isna()]
+
+
+def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = None) -> list[SuiteRow]:
+    """Returns the rows of all ordinary tasks; members of a group that has its own number are left out.
+
+    A task that one setting ran with several bounds on its inputs has a row for each bound.
+
+    Args:
+        results: the tidy table.
+        divided: (task, field of `InputLimit`) told apart; None for `divided_tasks(results)`.
+    """
+    divided = divided_tasks(results) if divided is None else divided
+    rows = _ordinary(results)
     hidden = {task for setting in results.settings for run in setting.runs for task in _group_members(run)}
     rows = rows[~rows["task"].isin(hidden)]
-    names = rows[["task", "metric", "filter", "few_shot"]].astype(object)
-    texts = names.where(names.notna(), "")
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in records(rows):
+        names = (_known(row[column]) for column in ("task", "metric", "filter", "few_shot"))
+        bounds = (_known(row[field]) if (row["task"], field) in divided else None for field in InputLimit._fields)
+        groups.setdefault((*names, *bounds), []).append(row)
     found = []
-    for key in sorted(dict.fromkeys(texts.itertuples(index=False, name=None)), key=str):
-        own = records(rows[(texts == list(key)).all(axis=1)])
-        task, metric, chosen_filter, few_shot = key
+    for key in sorted(groups, key=_row_order):
+        own = groups[key]
+        task, metric, chosen_filter, few_shot, *limits = key
+        limit = InputLimit(*limits)
         parts = [task, metric]
-        if chosen_filter not in ("", "none"):
+        if chosen_filter not in (None, "none"):
             parts.append(chosen_filter)
-        if few_shot != "":
+        if few_shot is not None:
             parts.append(f"{few_shot}-shot")
+        parts += limit_words(limit)
         better = [row["higher_is_better"] for row in own if not pd.isna(row["higher_is_better"])]
         found.append(
             SuiteRow(
@@ -107,8 +141,9 @@ def suite_rows(results: Results) -> list[SuiteRow]:
                 metric=metric,
                 higher_is_better=bool(better[0]) if better else _direction(metric),
                 filter_name=chosen_filter or "none",
+                limit=limit,
                 samples={
-                    row["setting"]: results.samples[row["setting"], task]
+                    row["setting"]: results.samples[row["setting"], task].within(_limit(row))
                     for row in own
                     if (row["setting"], task) in results.samples
                 },
@@ -120,10 +155,33 @@ def suite_rows(results: Results) -> list[SuiteRow]:
     return found
 
 
+def limit_words(limit: InputLimit) -> list[str]:
+    """Names the bounds of a row."""
+    words = []
+    if limit.text_length_tokens is not None:
+        words.append(f"texts of {length_text(limit.text_length_tokens)}")
+    if limit.max_length_tokens is not None:
+        words.append(f"max_length {length_text(limit.max_length_tokens)}")
+    return words
+
+
+def _row_order(key: Sequence[Any]) -> tuple[Any, ...]:
+    *names, text, longest = key
+    return (*map(str, names), -1 if text is None else text, -1 if longest is None else longest)
+
+
+def _known(value: Any) -> Any:
+    return None if pd.isna(value) else value
+
+
+def _limit(row: Mapping[str, Any]) -> InputLimit:
+    return InputLimit(*[_known(row[field]) for field in InputLimit._fields])
+
+
 def _direction(metric: str) -> bool | None:
     if any(word in metric for word in _LOWER_IS_BETTER):
         return False
-    return True if metric.startswith(("acc", "exact_match", "f1")) else None
+    return True if metric.startswith(("acc", "exact_match", "f1", "score")) else None
 
 
 def _group_members(run: Run) -> Sequence[str]:

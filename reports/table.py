@@ -11,6 +11,7 @@ from sbeval.reports.documents import read_documents
 from sbeval.reports.measurement_rows import task_rows
 from sbeval.reports.needles import tabulate_needles
 from sbeval.reports.notes import Notes
+from sbeval.reports.position_sums import PositionSums, read_positions
 from sbeval.reports.runs import Run
 from sbeval.reports.sample_scores import SampleScores, read_all_scores
 from sbeval.reports.samples import DocumentSums
@@ -26,12 +27,15 @@ MEASUREMENT_COLUMNS = [
     "metric",
     "filter",
     "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
     "value",
     "ci95_low",
     "ci95_high",
     "stderr",
     "tokens",
     "clusters",
+    "samples",
     "few_shot",
     "higher_is_better",
     "bos",
@@ -44,6 +48,7 @@ MEASUREMENT_COLUMNS = [
     "sliding_window",
     "run_date",
     "results_file",
+    "limit_samples",
 ]
 POSITION_COLUMNS = [
     "setting",
@@ -60,6 +65,28 @@ POSITION_COLUMNS = [
     "clusters",
     "tokenizer_sha256",
 ]
+_NUMBERS = (
+    "value",
+    "ci95_low",
+    "ci95_high",
+    "stderr",
+    "tokens",
+    "clusters",
+    "samples",
+    "nll",
+    "first",
+    "last",
+    "limit_samples",
+)
+_WHOLE_NUMBERS = (
+    "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
+    "few_shot",
+    "training_length_tokens",
+    "sliding_window",
+    "seed",
+)
 _CONTEXT_KEYS = [
     "setting",
     "task",
@@ -68,6 +95,8 @@ _CONTEXT_KEYS = [
     "metric",
     "filter",
     "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
     "few_shot",
 ]
 
@@ -84,6 +113,7 @@ class Results:
         spans: one row a layer and head, columns `sbeval.reports.attention_spans.SPAN_COLUMNS`.
         documents: (setting label, task) to the per-document sums, where samples were logged.
         samples: (setting label, task) to the scores of single samples, where they were logged.
+        position_sums: (setting label, task) to the per-document sums by position, or why there are none.
         notes: what was left out and why.
     """
 
@@ -94,6 +124,7 @@ class Results:
     spans: pd.DataFrame
     documents: Mapping[tuple[str, str], DocumentSums]
     samples: Mapping[tuple[str, str], SampleScores]
+    position_sums: Mapping[tuple[str, str], PositionSums]
     notes: Notes
 
     def setting(self, label: str) -> Setting:
@@ -102,21 +133,24 @@ class Results:
 
 
 def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | None = None) -> Results:
-    """Builds the tidy table of all runs; of several runs of one setting the newest number counts."""
+    """Builds the tidy table of all runs.
+
+    Of several runs of one setting the number from most samples counts (`--limit`), and of these the newest.
+    """
     settings = group_settings(runs, labels)
     rows: list[dict[str, Any]] = []
     positions: list[dict[str, Any]] = []
     for setting in settings:
-        for run in setting.runs:
-            for task in run.tasks:
-                found, bins = task_rows(setting, run, task, notes)
-                rows += found
-                positions += bins
+        for run, task in setting.task_runs():
+            found, bins = task_rows(setting, run, task, notes)
+            rows += found
+            positions += bins
     measurements = _frame(rows, MEASUREMENT_COLUMNS)
-    measurements = _newest(measurements, _CONTEXT_KEYS, notes)
+    measurements = _first(measurements, _CONTEXT_KEYS, notes)
     position_frame = _frame(positions, [*POSITION_COLUMNS, "run_date", "results_file"])
-    newest = position_frame.groupby(["setting", "task", "corpus_sha256"], dropna=False)["run_date"].transform("max")
-    position_frame = position_frame[position_frame["run_date"] == newest][POSITION_COLUMNS].reset_index(drop=True)
+    counting = position_frame.groupby(["setting", "task", "corpus_sha256"], dropna=False)["results_file"]
+    shown = position_frame["results_file"] == counting.transform("first")
+    position_frame = position_frame[shown][POSITION_COLUMNS].reset_index(drop=True)
     samples = read_all_scores(settings, notes)
     return Results(
         settings=tuple(settings),
@@ -126,6 +160,7 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
         spans=tabulate_spans(settings),
         documents=read_documents(settings, notes),
         samples=samples,
+        position_sums=read_positions(settings, notes),
         notes=notes,
     )
 
@@ -150,23 +185,26 @@ def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
     cells = {column: pd.Series([row.get(column) for row in rows], dtype=object) for column in columns}
     frame = pd.DataFrame(cells, columns=columns)
     frame["run_date"] = pd.to_datetime(frame["run_date"], utc=True)
-    for column in ("value", "ci95_low", "ci95_high", "stderr", "tokens", "clusters", "nll", "first", "last"):
+    for column in _NUMBERS:
         if column in frame:
             frame[column] = frame[column].astype("float64")
-    for column in ("context_length_tokens", "few_shot", "training_length_tokens", "sliding_window", "seed"):
+    for column in _WHOLE_NUMBERS:
         if column in frame:
             frame[column] = frame[column].astype("Int64")
     return frame
 
 
-def _newest(measurements: pd.DataFrame, keys: list[str], notes: Notes) -> pd.DataFrame:
-    ordered = measurements.sort_values("run_date", ascending=False, kind="stable")
-    repeated = ordered.duplicated(keys, keep="first")
-    for (setting, file, task), rows in ordered[repeated].groupby(["setting", "results_file", "task"], sort=True):
+def _first(measurements: pd.DataFrame, keys: list[str], notes: Notes) -> pd.DataFrame:
+    repeated = measurements.duplicated(keys, keep="first")
+    kept = measurements[~repeated]
+    dates = {(row["setting"], row["task"]): row["run_date"] for row in records(kept.iloc[::-1])}
+    for (setting, file, task), rows in measurements[repeated].groupby(["setting", "results_file", "task"], sort=True):
         lengths = rows["context_length_tokens"].dropna().nunique()
         where = f" at {lengths} context lengths" if lengths else ""
-        notes.add(None, f"{setting}: {task}{where} was run again later; the older numbers in {file} are not shown.")
-    kept = ordered[~repeated]
+        if rows["run_date"].iloc[0] > dates[setting, task]:
+            notes.add(None, f"{setting}: {task}{where} was run on more samples; those in {file} are not shown.")
+        else:
+            notes.add(None, f"{setting}: {task}{where} was run again later; the older numbers in {file} are not shown.")
     return kept.sort_values(["setting", "task", "metric", "context_length_tokens"], kind="stable").reset_index(
         drop=True
     )

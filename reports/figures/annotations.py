@@ -13,8 +13,14 @@ def vertical_marks(marks: Mapping[int, str], x: Row) -> list[Row]:
     """Returns dotted lines with their words above the plot, in three rows so that neighbours do not touch."""
     if not marks:
         return []
-    rows = [{"x": value, "text": marks[value], "row": index % 3} for index, value in enumerate(sorted(marks))]
-    text = {"type": "text", "style": "mark-text", "align": "center", "baseline": "bottom"}
+    first = x["scale"]["domain"][0]
+    rows = [
+        {"x": value, "text": marks[value], "row": index % 3, "first": value == first}
+        for index, value in enumerate(sorted(marks))
+    ]
+    # centred words at the axis' own start would stand on its topmost label
+    align = {"expr": "datum.first ? 'left' : 'center'"}
+    text = {"type": "text", "style": "mark-text", "align": align, "baseline": "bottom"}
     return [
         {"data": {"values": rows}, "mark": {"type": "rule", "style": "mark-line"}, "encoding": {"x": x}},
         {

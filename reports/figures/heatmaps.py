@@ -13,6 +13,7 @@ WIDTH_PIXELS = 380
 _MEAN_HEIGHT_PIXELS = 70
 _CELL_HEIGHT_PIXELS = 22
 _NUMBERED_AT_MOST = 4
+_FEWEST_ROWS = 3
 _LIGHT_TEXT_BELOW = 0.55
 _SCALE = {"domain": [0, 1], "scheme": "cividis"}
 
@@ -36,7 +37,6 @@ def heatmap_figure(
         description: the finding in words, for readers who cannot see the figure.
     """
     lengths = sorted(int(length) for length in cells["context_length_tokens"].unique())
-    depths = sorted(float(depth) for depth in cells["depth_percent"].unique())
     numbers = len(settings) <= _NUMBERED_AT_MOST
     parts = []
     for label in settings:
@@ -53,7 +53,7 @@ def heatmap_figure(
             {
                 "title": heading,
                 "spacing": 8,
-                "vconcat": [_means(_mean_rows(own), x), _grid(own, x, depths, numbers=numbers)],
+                "vconcat": [_means(_mean_rows(own), x), _grid(own, x, _depths(own), numbers=numbers)],
             }
         )
     return {
@@ -66,6 +66,10 @@ def heatmap_figure(
         "concat": parts,
         "resolve": {"scale": {"color": "shared"}},
     }
+
+
+def _depths(cells: Sequence[Mapping[str, Any]]) -> list[float]:
+    return sorted({float(cell["depth_percent"]) for cell in cells})
 
 
 def _mean_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -167,7 +171,7 @@ def _grid(
     text = {"mark": {"type": "text", "fontSize": 10}, "encoding": {"text": {"field": "percent"}, "color": letters}}
     return {
         "width": WIDTH_PIXELS,
-        "height": max(120, (_CELL_HEIGHT_PIXELS if numbers else _CELL_HEIGHT_PIXELS // 2) * len(depths)),
+        "height": (_CELL_HEIGHT_PIXELS if numbers else _CELL_HEIGHT_PIXELS // 2) * max(_FEWEST_ROWS, len(depths)),
         "data": {"values": _cell_rows(cells)},
         "encoding": {
             "x": {**x, "title": "context length (tokens)", "axis": {"labelAngle": 0, "domain": False, "ticks": False}},

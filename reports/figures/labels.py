@@ -22,20 +22,22 @@ def end_labels(
     `shift` is how many pixels the name moves down; `label_x` is where along the axis it stands: at the line's own end,
     or, among many lines, in one column at the longest.
     """
-    measured = [row for row in rows if row["y"] is not None]
+    measured = [row for row in rows if row["y"] is not None and (y_scale != "log" or row["y"] > 0)]
     last: dict[str, Mapping[str, Any]] = {}
     for row in measured:
         if row["setting"] not in last or row["x"] > last[row["setting"]]["x"]:
             last[row["setting"]] = row
-    drawn = math.log if y_scale == "log" else float
-    values = [drawn(row["y"]) for row in measured] if y_domain is None else [drawn(end) for end in y_domain]
-    if not values:
+    if not measured:
         return []
-    span = (max(values) - min(values)) or 1.0
+    drawn = math.log if y_scale == "log" else float
+    values = [row[key] for row in measured for key in ("y", "low", "high", "seed_low", "seed_high") if key in row]
+    shown = [value for value in values if value is not None and (y_scale != "log" or value > 0)]
+    low, high = nice_domain(min(shown), max(shown), y_scale) if y_domain is None else y_domain
+    span = (drawn(high) - drawn(low)) or 1.0
     heights = {
-        label: height_pixels * (max(values) - drawn(last[label]["y"])) / span for label in order if label in last
+        label: height_pixels * (drawn(high) - drawn(last[label]["y"])) / span for label in order if label in last
     }
-    placed = spread(heights, min(_LABEL_HEIGHT_PIXELS, height_pixels / max(1, len(heights))))
+    placed = within_plot(spread(heights), height_pixels)
     longest = max(last[label]["x"] for label in heights)
     return [
         {
@@ -45,6 +47,31 @@ def end_labels(
         }
         for label in heights
     ]
+
+
+def nice_domain(low: float, high: float, y_scale: str, ticks: int = 6) -> tuple[float, float]:
+    """Returns the ends that Vega gives an axis over these values: whole steps of 1, 2 or 5, whole powers of ten."""
+    if y_scale == "log":
+        return 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
+    step = (high - low) / ticks
+    if step <= 0:
+        return low, high
+    power = 10.0 ** math.floor(math.log10(step))
+    error = step / power
+    step = power * (
+        10 if error >= math.sqrt(50) else 5 if error >= math.sqrt(10) else 2 if error >= math.sqrt(2) else 1
+    )
+    return math.floor(low / step) * step, math.ceil(high / step) * step
+
+
+def within_plot(heights: Mapping[str, float], height_pixels: float) -> dict[str, float]:
+    """Moves names up that would stand below the plot, on the words of its axis, and others before them."""
+    placed: dict[str, float] = {}
+    lowest = height_pixels - _LABEL_HEIGHT_PIXELS / 3
+    for label in sorted(heights, key=lambda label: heights[label], reverse=True):
+        placed[label] = min(heights[label], lowest)
+        lowest = placed[label] - _LABEL_HEIGHT_PIXELS
+    return placed
 
 
 def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIXELS) -> dict[str, float]:

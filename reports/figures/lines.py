@@ -61,6 +61,7 @@ def line_figure(
     width: int = WIDTH_PIXELS,
     direct_labels: bool = True,
     hover: str = "hover",
+    every_look: bool = False,
 ) -> dict[str, Any]:
     """Returns the Vega-Lite specification of lines, bands, points, marks and labels.
 
@@ -78,8 +79,10 @@ def line_figure(
         width: of the plot, in pixels.
         direct_labels: False to leave the line ends unnamed where a legend stands beside the figure.
         hover: name of the selection under the pointer, unique among figures joined into one.
+        every_look: True to give the scales all of `looks`, so that figures joined into one agree on them.
     """
-    order = [label for label in looks if any(row["setting"] == label for row in rows)]
+    drawn = {row["setting"] for row in rows}
+    order = [label for label in looks if every_look or label in drawn]
     shown = [{**row, "dashed": looks[row["setting"]].dashed} for row in rows]
     direct = direct_labels and len(order) <= DIRECT_LABELS_AT_MOST
     ends = end_labels(shown, order, axes.y_scale, height, axes.y_domain) if direct else []

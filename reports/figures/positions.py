@@ -9,7 +9,9 @@ import pandas as pd
 from sbeval.reports.figures.curves import count_text, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
+from sbeval.reports.position_sums import PositionBand
 from sbeval.reports.table import records
+from sbeval.reports.usable import LARGEST_NATS
 
 _TOOLTIP = {
     "setting": "model",
@@ -68,16 +70,24 @@ def position_figure(
     )
 
 
-def difference_to_baseline(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+def difference_to_baseline(
+    table: pd.DataFrame, baseline: str, bands: Mapping[str, Mapping[tuple[int, int], PositionBand]]
+) -> pd.DataFrame:
     """Subtracts the baseline's NLL in every bin both have; the baseline itself is left out.
 
-    The differences carry no intervals: those of the two levels say nothing about a paired difference.
+    Args:
+        table: columns as in `position_figure`.
+        baseline: the setting subtracted.
+        bands: setting to the bands of its paired differences. Without one a difference has no interval: those of the
+            two levels say nothing about it.
     """
     base = table[table["setting"] == baseline].set_index(["first", "last"])["nll"]
     others = table[table["setting"] != baseline].copy()
     bins = pd.MultiIndex.from_frame(others[["first", "last"]])
     others["nll"] = others["nll"].to_numpy() - base.reindex(bins).to_numpy()
-    others["ci95_low"], others["ci95_high"] = math.nan, math.nan
+    none = PositionBand(low=math.nan, high=math.nan, documents=0)
+    found = [bands.get(row["setting"], {}).get((int(row["first"]), int(row["last"])), none) for row in records(others)]
+    others["ci95_low"], others["ci95_high"] = [one.low for one in found], [one.high for one in found]
     return others.dropna(subset=["nll"]).reset_index(drop=True)
 
 
@@ -85,7 +95,8 @@ def _row(row: Mapping[str, Any], perplexity: bool) -> dict[str, Any]:
     first, last = float(row["first"]), float(row["last"])
     measured = math.isfinite(row["ci95_low"])
     value, low, high = (
-        math.exp(row[key]) if perplexity else float(row[key]) for key in ("nll", "ci95_low", "ci95_high")
+        math.exp(min(row[key], LARGEST_NATS)) if perplexity else float(row[key])
+        for key in ("nll", "ci95_low", "ci95_high")
     )
     digits = ",.3f" if perplexity else ".4f"
     return {

@@ -88,6 +88,7 @@ def score_grid(
             width=200,
             direct_labels=False,
             hover=f"hover{index}",
+            every_look=True,
         )
         kept = {key: value for key, value in spec.items() if key in ("width", "height", "data", "layer")}
         parts.append({"title": {"text": name, "fontSize": 12, "offset": 6}, **kept})

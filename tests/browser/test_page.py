@@ -210,3 +210,28 @@ def test_the_keyboard_reaches_summary_links_switch_and_legend_in_reading_order(o
     wanted = ["Skip to the summary", "Summary", "nll", "demo-sb", "demo-rope"]
     places = [next(index for index, words in enumerate(reached) if words == one) for one in wanted]
     assert places == sorted(places)
+
+
+def test_a_figure_that_cannot_be_drawn_keeps_its_still_picture(browser: Any, page_path: Path) -> None:
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    context.add_init_script(
+        "Object.defineProperty(window, 'vegaEmbed', { set() {}, get: () => () => Promise.reject(new Error('no')) });"
+    )
+    page = context.new_page()
+    page.goto(page_path.as_uri())
+    page.wait_for_function("document.documentElement.classList.contains('js')")
+    page.wait_for_timeout(300)
+    assert page.locator("#curves .chart[data-drawn]").count() == 0
+    assert page.locator("#curves img.static").first.is_visible()
+    context.close()
+
+
+def test_a_drawn_figure_takes_the_place_of_its_still_picture(opened: Opened) -> None:
+    assert not opened.page.locator("#curves img.static").first.is_visible()
+
+
+def test_names_beside_lines_neither_touch_nor_stand_on_the_axis(opened: Opened) -> None:
+    chart = opened.page.locator("#curves .chart").first
+    boxes = [chart.locator("g.mark-text text", has_text=name).last.bounding_box() for name in ("demo-sb", "demo-rope")]
+    upper, lower = sorted(boxes, key=lambda box: box["y"])
+    assert upper["y"] + upper["height"] <= lower["y"] + 1

@@ -232,8 +232,13 @@ def write_demo_pair(folder: Path) -> None:
         )
 
 
-def position_task(curve: list[float], *, corpus: str = "stdlib", longest: int = 65536) -> tuple[str, dict, dict, list]:
-    """Returns one `position` task: NLL by position follows the curve over lengths, harder at the start."""
+def position_task(
+    curve: list[float], *, corpus: str = "stdlib", longest: int = 65536, by_document: bool = True
+) -> tuple[str, dict, dict, list]:
+    """Returns one `position` task: NLL by position follows the curve over lengths, harder at the start.
+
+    The targets of a bin go round among 40 documents, so bins of fewer than 5 positions have targets in fewer than 20.
+    """
     edges = [2**power for power in range(int(math.log2(longest)) + 1)]
     bins = []
     for first, last in zip([1, *[edge + 1 for edge in edges[:-1]]], edges, strict=True):
@@ -261,7 +266,18 @@ def position_task(curve: list[float], *, corpus: str = "stdlib", longest: int = 
         "position_clusters,none": [40] * (len(bins) - 1) + [4],
         "position_clusters_stderr,none": "N/A",
     }
-    return name, results, record.to_json(), []
+    return name, results, record.to_json(), _position_samples(bins, curve) if by_document else []
+
+
+def _position_samples(bins: list[list[Any]], curve: list[float]) -> list[dict[str, Any]]:
+    levels = np.random.default_rng(int(1000 * curve[0])).normal(0.0, 0.05, 40)
+    rows = []
+    for _, _, nll, tokens in bins:
+        counts = np.bincount(np.arange(tokens) % 40, minlength=40)
+        own = nll + levels - (levels * counts).sum() / tokens
+        rows.append([[f"file_{d:02d}.py", float(own[d] * counts[d]), int(counts[d])] for d in range(40) if counts[d]])
+    halves = [[[name, nats / 2, count / 2] for name, nats, count in bin_rows] for bin_rows in rows]
+    return [{"doc_id": index, "filter": "none", "position_nll": halves} for index in range(2)]
 
 
 def ruler_task(

@@ -167,3 +167,81 @@ def test_a_samples_file_is_read_one_line_at_a_time(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20_000_000
+
+
+def test_a_label_for_nobody_and_a_folder_that_cannot_be_one_are_said(tmp_path: Path) -> None:
+    good(tmp_path / "r")
+    with pytest.raises(UserError, match="Expected --label to name one of demo-sb, found 'demo-bs'"):
+        build_report([tmp_path / "r"], tmp_path / "report", labels={"demo-bs": "SB"}, image_formats=())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="Expected a folder to write the report to"):
+        build_report([tmp_path / "r"], tmp_path / "file" / "report", image_formats=())
+
+
+RECORD = {"name": "m", "format": "f", "training_length_tokens": 1024}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rope_scaling", "yes"),
+        ("skip_threshold", "0.1"),
+        ("versions", ["torch"]),
+        ("extended_from", "parent"),
+        ("sliding_window", -1),
+        ("parameters", 10**400),
+        ("max_length", float("nan")),
+        ("attention", ["rope"]),
+    ],
+)
+def test_a_field_of_another_kind_is_missing_and_the_rest_counts(tmp_path: Path, field: str, value: object) -> None:
+    path = good(tmp_path / "r")
+    content = json.loads(path.read_text())
+    content["config"]["sbeval"] = RECORD | {field: value}
+    path.write_text(json.dumps(content))
+    (setting,) = load_results([tmp_path]).settings
+    assert getattr(setting.model, field) in (None, {})
+    assert (setting.label, setting.model.training_length_tokens) == ("m", 1024)
+    page = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
+    assert f"holds no usable value of {field}: left as missing." in page
+
+
+@pytest.mark.parametrize(("field", "value"), [("lengths", None), ("lengths", ["a"]), ("protocol", 3)])
+def test_a_task_record_that_cannot_be_used_is_a_note(tmp_path: Path, field: str, value: object) -> None:
+    path = good(tmp_path / "r")
+    content = json.loads(path.read_text())
+    content["configs"]["sb_stdlib_stream"]["metadata"]["sbeval"][field] = value
+    path.write_text(json.dumps(content))
+    page = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
+    assert f"the record of task sb_stdlib_stream was not used: {field} missing, or not of the kind expected." in page
+
+
+def test_numbers_beyond_all_measure_are_missing(tmp_path: Path) -> None:
+    path = good(tmp_path)
+    content = json.loads(path.read_text())
+    content["results"]["sb_stdlib_stream"] |= {
+        "nll@0001024,none": 1000.0,
+        "token_perplexity@0001024,none": 0.0,
+        "nll@0000256,none": 1e308,
+        "nll@0000512,none": 10**400,
+        "nll@0000000,none": 2.0,
+        "nll@99999999999999999999,none": 2.0,
+    }
+    path.write_text(json.dumps(content))
+    assert build_report([tmp_path], tmp_path / "report", image_formats=()).is_file()
+    results = load_results([tmp_path])
+    rows = results.measurements[results.measurements["metric"] == "nll"]
+    assert rows["context_length_tokens"].tolist() == LENGTHS[2:]
+    assert sum("is no context length" in note.reason for note in results.notes) == 2
+
+
+def test_samples_of_any_shape_are_no_obstacle(tmp_path: Path) -> None:
+    good(tmp_path / "r")
+    (samples,) = (tmp_path / "r").glob("samples_*.jsonl")
+    odd: list[object] = [None, 3, "x", [], [[]], [["a"]], [["a", 1e308, 5, 1, 1]], [["a", None, 2, 1, 1]], {"a": 1}]
+    lines = [{"nll@0000256": value, "position_nll": value, "metrics": [{}, "acc"], "doc": value} for value in odd]
+    with samples.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    results = load_results([tmp_path / "r"])
+    assert results.documents["demo-sb", "sb_stdlib_stream"].lengths == LENGTHS
+    assert any("4 document sums are not finite numbers" in note.reason for note in results.notes)

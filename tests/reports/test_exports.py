@@ -3,9 +3,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from experiment_files import write_everything, write_extension
-from result_files import model_record, ordinary_task, write_run
+from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.reports import build_report
 from sbeval.reports.latex import latex_text
@@ -27,6 +28,15 @@ def test_parquet_and_csv_hold_the_same_table(folder: Path) -> None:
     assert csv["value"].to_numpy() == pytest.approx(parquet["value"].to_numpy())
 
 
+def test_parquet_columns_have_the_same_types_whatever_was_measured(folder: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "r", None, [ordinary_task("piqa", "acc", 0.5)])
+    small = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).parent
+    full, few = (pq.read_schema(path / "results.parquet").remove_metadata() for path in (folder, small))
+    assert few.equals(full)
+    assert str(few.field("higher_is_better").type) == "bool"
+    assert str(few.field("targets_per_window").type) == "int64"
+
+
 def test_the_summary_states_how_far_context_helps_and_where_it_hurts(folder: Path) -> None:
     summary = (folder / "summary.md").read_text(encoding="utf-8")
     lines = {name: line for line in summary.splitlines() for name in re.findall(r"^- \*\*(.*?)\*\*", line)}
@@ -35,7 +45,8 @@ def test_the_summary_states_how_far_context_helps_and_where_it_hurts(folder: Pat
     assert "more context lowers NLL up to 1K; from 2K on, NLL is above its value at 1K" in lines["demo-rope"]
     assert "samples were not logged" in lines["demo-alibi"]
     assert "this alone does not show that context is used" in lines["demo-rope-4k"]
-    assert "Effective length on RULER (13 tasks): &lt;256" in lines["demo-sb"]
+    assert "Effective length on RULER: &lt;256 at the benchmark's threshold of 85.6%" in lines["demo-sb"]
+    assert "of its own short-context score over all 13 tasks." in lines["demo-sb"]
 
 
 def test_markdown_tables_have_as_many_cells_in_every_row(folder: Path) -> None:
@@ -64,6 +75,48 @@ def test_latex_tables_are_whole_and_escaped(folder: Path) -> None:
 def test_special_characters_are_text_in_latex_and_markdown() -> None:
     assert latex_text(r"a_b & 50% \x {y}") == r"a\_b \& 50\% \textbackslash{}x \{y\}"
     assert markdown_text("<b>|`x`* [y](z)\nnext") == r"&lt;b&gt;\|\`x\`\* \[y\](z) next"
+    assert markdown_text("$a$ &lt; @team") == r"\$a\$ &amp;lt; &#64;team"
+
+
+def test_latex_reads_no_cell_as_a_command_of_its_own() -> None:
+    assert latex_text("[0.1, -0.2]") == "{[}0.1, $-$0.2]"
+    assert latex_text("*x --limit `2`") == r"{*}x -{}-limit \textasciigrave{}2\textasciigrave{}"
+    assert latex_text("---") == "-{}-{}-"
+    assert latex_text("llama-3-8b") == "llama-3-8b"
+    assert latex_text("é") == "é"
+    assert latex_text("\N{ROCKET}") == "\\ifdefined\\Umathchar \N{ROCKET}\\else U+1F680\\fi{}"
+
+
+def test_a_spreadsheet_runs_no_name_as_a_formula(tmp_path: Path) -> None:
+    names = ['=HYPERLINK("http://x")', "+1", "-1", "@SUM(A1)"]
+    for index, name in enumerate(names):
+        model = model_record("rope", name=name, checkpoint_sha256=str(index) * 64)
+        write_run(tmp_path / "r" / str(index), model, [ordinary_task(f"{name}task", "acc", -0.5)])
+    folder = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).parent
+    table = pd.read_csv(folder / "results.csv")
+    assert set(table["setting"]) == {f"'{name}" for name in names}
+    assert set(table["task"]) == {f"'{name}task" for name in names}
+    assert set(table["value"]) == {-0.5}
+    assert set(pd.read_parquet(folder / "results.parquet")["setting"]) == set(names)
+
+
+def test_many_models_stand_side_by_side_before_each_ones_words(tmp_path: Path) -> None:
+    for index in range(7):
+        attention = ("stickbreaking", "rope")[index % 2]
+        model = model_record(attention, name=f"m{index}", checkpoint_sha256=str(index) * 64)
+        curve = [value - 0.01 * place for place, value in enumerate(CURVES[attention])]
+        write_run(tmp_path / "r" / str(index), model, [perplexity_task("fixed_target", curve, seed=index)])
+    folder = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).parent
+    sentence = (
+        "On identical targets (Python standard library), of 7 models: lower NLL at their longest context than at "
+        "their training length: m0, m2, m4, m6; higher from 2K on: m1, m3, m5."
+    )
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    assert sentence in page
+    assert "<summary>Each of the 7 models in words</summary>" in page
+    assert page.index(sentence) < page.index("On identical targets, side by side") < page.index("Each of the 7 models")
+    assert sentence in (folder / "summary.md").read_text(encoding="utf-8")
+    assert "nowhere up to 64K" in (folder / "latex" / "overview.tex").read_text(encoding="utf-8")
 
 
 class Structure(HTMLParser):

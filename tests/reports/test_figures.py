@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from result_files import CURVES, LENGTHS, model_record, perplexity_task, positio
 from sbeval.reports import load_results
 from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.curves import curve_figure
-from sbeval.reports.figures.labels import spread
+from sbeval.reports.figures.labels import end_labels, nice_domain, spread
 from sbeval.reports.figures.positions import difference_to_baseline
 from sbeval.reports.figures.theme import looks
 from sbeval.reports.html import text
 from sbeval.reports.panels import perplexity_panels
+from sbeval.reports.position_sums import PositionBand
 from sbeval.reports.section_tables import tables_section
 from sbeval.reports.sections import Drawing
 
@@ -115,8 +117,9 @@ def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything: dict[s
 def test_the_difference_to_a_baseline_is_taken_bin_by_bin() -> None:
     rows = [("a", 1, 8, 3.0), ("a", 9, 16, 2.0), ("b", 1, 8, 3.5), ("b", 9, 16, 1.5), ("b", 17, 32, 1.0)]
     table = pd.DataFrame(rows, columns=["setting", "first", "last", "nll"])
-    found = difference_to_baseline(table, "a")
+    found = difference_to_baseline(table, "a", {"b": {(1, 8): PositionBand(low=0.4, high=0.6, documents=30)}})
     assert found[["setting", "first", "nll"]].to_numpy().tolist() == [["b", 1, 0.5], ["b", 9, -0.5]]
+    assert found["ci95_low"].tolist() == pytest.approx([0.4, math.nan], nan_ok=True)
 
 
 def test_names_at_line_ends_never_overlap_and_keep_their_order() -> None:
@@ -137,7 +140,7 @@ def test_measures_beside_the_score_have_a_table_of_their_own(tmp_path: Path) -> 
     name, metrics, metadata, samples = ruler_task("sb_niah_single_1", 2000)
     metrics |= {"retrieval_gain@0001024,none": 3.25, "retrieval_gain@0004096,none": 0.5}
     write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    section = tables_section(load_results([tmp_path]), "demo-sb")
+    section = tables_section(load_results([tmp_path]), [], "demo-sb")
     assert section is not None
     (content,) = section.content
     assert "retrieval_gain" in content
@@ -149,7 +152,7 @@ def test_measures_of_recall_that_have_no_figure_stand_in_a_table(tmp_path: Path)
     name, metrics, metadata, samples = mqrar_task(64)
     metrics |= {"retrieval_gain_32_pairs@0000768,none": 2.125}
     write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    section = tables_section(load_results([tmp_path]), "demo-sb")
+    section = tables_section(load_results([tmp_path]), [], "demo-sb")
     assert section is not None
     assert "retrieval_gain_32_pairs" in section.content[0]
     assert "exact_match" not in section.content[0]
@@ -166,6 +169,22 @@ def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weig
     assert next(row for row in rows if (row["layer"], row["head"]) == (0, 2))["span90"] is None
     assert next(row for row in rows if (row["layer"], row["head"]) == (2, 1))["span90"] == pytest.approx(16384 * 0.9)
     assert len(everything["demo-rope: span of every head"].variants["span"]["concat"]) == 5 * 3
+
+
+def test_small_multiples_agree_on_colours_and_shapes_where_models_ran_different_tasks(tmp_path: Path) -> None:
+    vt, fwe = ruler_task("sb_ruler_vt", 4000), ruler_task("sb_ruler_fwe", 4000)
+    write_run(tmp_path / "a", model_record("stickbreaking"), [fwe])
+    write_run(tmp_path / "b", model_record("rope"), [vt, fwe])
+    parts = drawings(tmp_path)["RULER, task by task"].variants["score"]["concat"]
+    assert len(parts) == 2
+    scales = [
+        layer["encoding"][channel]["scale"]
+        for part in parts
+        for layer in part["layer"]
+        for channel in ("color", "shape")
+        if channel in layer["encoding"]
+    ]
+    assert {tuple(scale["domain"]) for scale in scales} == {("demo-sb", "demo-rope")}
 
 
 def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everything: dict[str, Drawing]) -> None:
@@ -194,9 +213,55 @@ def test_positions_show_their_intervals_and_no_last_bin_that_the_window_cuts_sho
     assert max(row["y"] for row in rows) < 9
     logarithmic = drawing.variants["token_perplexity"]["data"]["values"]
     assert [row["high"] for row in logarithmic] == pytest.approx([math.exp(row["high"]) for row in rows])
-    differences = everything["Python standard library: difference to demo-rope"].variants["nll"]["data"]["values"]
-    assert differences
-    assert all(row["low"] is None for row in differences)
+
+
+def position_drawing(tmp_path: Path, *runs: tuple[str, dict[str, Any], bool]) -> tuple[Drawing, dict[str, Any]]:
+    """Draws the difference of stick-breaking to RoPE; each run's record is changed as given."""
+    for attention, changes, by_document in runs:
+        name, results, record, samples = position_task(CURVES[attention], by_document=by_document)
+        write_run(tmp_path / attention, model_record(attention), [(name, results, {**record, **changes}, samples)])
+    drawing = drawings(tmp_path)["Python standard library: difference to demo-rope"]
+    return drawing, {row["range_text"]: row for row in drawing.variants["nll"]["data"]["values"]}
+
+
+def test_position_differences_have_a_paired_band_where_enough_documents_were_scored_alike(tmp_path: Path) -> None:
+    drawing, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", {}, True))
+    assert rows["3 to 4"]["low"] is None
+    widest = rows["32,769 to 65,536"]
+    # documents keep their level, so the band follows their spread: sqrt(2) * 0.05 / sqrt(40), widened over the bins
+    assert 2 * 0.011 < (widest["high"] - widest["low"]) / 2 < 4 * 0.011
+    assert widest["low"] < widest["y"] < widest["high"]
+    assert "paired by document on identical targets, simultaneous over the positions" in drawing.explanation
+    assert (
+        "No band at some positions for demo-sb: some ranges of positions have targets in fewer than 20 documents."
+        in drawing.explanation
+    )
+    assert re.search(r"demo-sb ends 3\.50 nats below demo-rope \(.3\.\d\d to .3\.\d\d\)", drawing.finding)
+
+
+@pytest.mark.parametrize(
+    ("changes", "by_document", "reason"),
+    [
+        ({}, False, "samples of demo-rope were not logged (--log_samples)."),
+        ({"lengths": [32768]}, True, "the passes have different lengths."),
+    ],
+)
+def test_position_differences_without_identical_targets_have_no_band_and_say_why(
+    tmp_path: Path, changes: dict[str, Any], by_document: bool, reason: str
+) -> None:
+    drawing, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", changes, by_document))
+    assert rows
+    assert all(row["low"] is None for row in rows.values())
+    assert f"No band for demo-sb: {reason}" in drawing.explanation
+
+
+def test_positions_on_two_texts_of_one_name_are_not_drawn_on_one_axis(tmp_path: Path) -> None:
+    for attention, digest in (("stickbreaking", "aa" * 32), ("rope", "bb" * 32)):
+        name, results, record, samples = position_task(CURVES[attention])
+        record["corpus_sha256"] = digest
+        write_run(tmp_path / attention, model_record(attention), [(name, results, record, samples)])
+    found = {title: drawing for title, drawing in drawings(tmp_path).items() if "position" in title}
+    assert set(found) == {f"Python standard library ({half * 3}): NLL by position" for half in ("aa", "bb")}
 
 
 def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it(tmp_path: Path) -> None:
@@ -207,3 +272,27 @@ def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it
     sentence = "rope-dynamic: RoPE's base is set for 64K at every position."
     assert drawing.explanation == sentence
     assert drawing.variants["nll"]["title"]["subtitle"] == sentence
+
+
+def test_names_at_line_ends_stay_above_the_words_of_the_axis() -> None:
+    rows = [
+        {"setting": f"m{index}", "x": x, "y": 2.0 + index / 1000, "low": 1.1, "high": 9.7}
+        for index in range(9)
+        for x in (256, 512)
+    ]
+    ends = end_labels(rows, [f"m{index}" for index in range(9)], "linear", 330, None)
+    # the axis goes from 0 to 10, as Vega rounds it, so the lines end near 264 pixels
+    heights = sorted(330 * (10 - row["y"]) / 10 + row["shift"] for row in ends)
+    assert min(later - earlier for earlier, later in itertools.pairwise(heights)) >= 15 - 1e-9
+    assert heights[-1] <= 326
+    assert heights[0] < 264 < heights[-1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "ends"),
+    [(1.1, 9.7, "linear", (0, 10)), (1.62, 5.41, "linear", (1.5, 5.5)), (3.0, 150.0, "log", (1, 1000))],
+)
+def test_an_axis_is_expected_to_end_where_vega_ends_it(
+    low: float, high: float, scale: str, ends: tuple[float, float]
+) -> None:
+    assert nice_domain(low, high, scale) == pytest.approx(ends)

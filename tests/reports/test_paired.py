@@ -38,6 +38,16 @@ def test_few_questions_give_a_difference_without_an_interval() -> None:
     assert np.isnan(found.low)
 
 
+def test_two_models_that_agree_on_every_question_are_not_certainly_alike() -> None:
+    found = task_difference(scores([1.0] * 30), scores([1.0] * 30), ACC)
+    assert found is not None
+    assert (found.estimate, found.low) == (0.0, pytest.approx(-found.high))
+    assert 0.05 < found.high < 0.2
+    found = task_difference(scores([0.0] * 30), scores([1.0] * 30), ACC)
+    assert found is not None
+    assert found.low == -1.0 < found.high < -0.8
+
+
 def test_other_questions_are_not_compared() -> None:
     other = SampleScores(scores={ACC: {("0", "another"): 1.0}})
     assert task_difference(scores([1.0]), other, ACC) is None

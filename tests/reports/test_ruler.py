@@ -1,16 +1,22 @@
+from pathlib import Path
+
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from result_files import RULER_TASKS, model_record, ruler_task, write_run
 
+from sbeval.reports import build_report, load_results
 from sbeval.reports.ruler import (
     WEIGHTED_LENGTHS,
     absolute_effective_length,
     average,
     relative_effective_length,
+    ruler_scores,
     short_name,
     weighted_averages,
 )
+from sbeval.reports.ruler_averages import averaged_alike
 
 
 @pytest.mark.parametrize("task", ["vt", "ruler_vt", "sb_ruler_vt"])
@@ -30,6 +36,46 @@ def test_a_task_has_one_name_whoever_runs_it(task: str) -> None:
 )
 def test_rulers_rule_stops_at_the_first_length_below_the_threshold(scores: dict[int, float], text: str) -> None:
     assert absolute_effective_length(scores).text == text
+
+
+def test_rulers_rule_says_nothing_about_fewer_than_13_tasks() -> None:
+    length = absolute_effective_length({4096: 0.9, 8192: 0.9}, missing=["vt", "cwe"])
+    assert (length.text, length.reason) == ("n/a", "it takes all 13 tasks, and 2 were not run")
+
+
+def test_missing_tasks_are_named_in_the_summary_and_leave_the_own_length(tmp_path: Path) -> None:
+    tasks = [ruler_task(name, 4000) for name in RULER_TASKS[:-2]]
+    write_run(tmp_path / "r", model_record("stickbreaking"), tasks)
+    build_report([tmp_path / "r"], tmp_path / "report", image_formats=())
+    summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
+    assert "n/a (it takes all 13 tasks, and 2 were not run) at the benchmark's threshold" in summary
+    assert "at 85% of its own short-context score over the 11 of 13 tasks run" in summary
+    assert r"Missing of RULER's 13 tasks: qa\_squad and qa\_hotpot for demo-sb." in summary
+    assert "| demo-sb | 11 of 13 |" in summary
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    assert '<td class="missing">not all 13 tasks</td>' in page
+    assert "RULER, 11 of 13 tasks" in page
+
+
+def ran(**tasks: list[str]) -> pd.DataFrame:
+    return pd.DataFrame([{"setting": one, "ruler_task": task} for one, own in tasks.items() for task in own])
+
+
+def test_lines_on_one_axis_are_means_over_the_same_tasks() -> None:
+    both = averaged_alike(ran(a=["vt", "cwe", "fwe"], b=["vt", "fwe"]), ["vt", "cwe", "fwe"])
+    assert [one.tasks for one in both] == [("vt", "cwe", "fwe"), ("vt", "fwe")]
+    assert [set(one.scores["setting"]) for one in both] == [{"a"}, {"a", "b"}]
+    assert "did not run them all: b." in both[0].explanation
+    assert both[1].explanation == "Mean over vt, fwe: the 2 of 3 tasks every model here ran."
+    assert [one.tasks for one in averaged_alike(ran(a=["vt"], b=["vt"]), ["vt"])] == [("vt",)]
+    assert averaged_alike(ran(a=["vt"], b=["cwe"]), ["vt", "cwe"]) == []
+
+
+def test_a_task_run_both_ways_counts_once(tmp_path: Path) -> None:
+    write_run(tmp_path, model_record("rope"), [ruler_task("sb_ruler_vt", 4000), ruler_task("ruler_vt", 99, seed=1)])
+    scores = ruler_scores(load_results([tmp_path]).measurements)
+    assert set(scores["task"]) == {"sb_ruler_vt"}
+    assert not scores["context_length_tokens"].duplicated().any()
 
 
 def test_the_relative_length_starts_from_half_the_training_length() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from experiment_files import LENGTHS, SCHEMES, scheme_curve, scheme_model, write_extensions, write_schemes
-from result_files import CURVES, model_record, perplexity_task, write_run
+from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.reports import build_report, load_results
 from sbeval.reports.panels import perplexity_panels
@@ -36,6 +36,21 @@ def test_seeds_are_one_line_at_their_mean_with_the_lowest_and_highest_beside_it(
         own = values.loc[length].to_numpy()
         assert (row["value"], row["seed_low"], row["seed_high"]) == pytest.approx((own.mean(), own.min(), own.max()))
         assert row["ci95_high"] - row["ci95_low"] > 0.01
+
+
+def test_a_seed_that_also_ran_another_task_with_a_limit_is_still_one_of_them(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_seed(tmp_path, seed)
+    write_run(
+        tmp_path / "more",
+        scheme_model("scheme_rope", 0),
+        [ordinary_task("piqa", "acc", 0.5)],
+        limit=25,
+        date="2026-11-21T10-00-00.000001",
+        seconds=1.796e9,
+    )
+    pooled = pool_seeds(load_results([tmp_path]))
+    assert [(setting.label, setting.seeds) for setting in pooled.settings] == [("scheme_rope", 3)]
 
 
 def test_perplexity_of_pooled_seeds_is_that_of_their_mean_nll(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from experiment_files import write_extension
-from result_files import CURVES, model_record, perplexity_task, write_run
+from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import load_results
@@ -29,6 +29,28 @@ def test_models_of_one_name_are_told_apart_by_what_differs(tmp_path: Path) -> No
     for index, scaling in enumerate((None, {"rope_type": "dynamic", "factor": 4.0})):
         write(tmp_path / str(index), "rope", rope_scaling=scaling)
     assert sorted(labels(load_results([tmp_path]))) == ["demo-rope", "demo-rope (dynamic RoPE x4)"]
+
+
+def test_a_limit_is_no_part_of_a_name(tmp_path: Path) -> None:
+    for index, scaling in enumerate((None, {"rope_type": "dynamic", "factor": 4.0})):
+        write(tmp_path / str(index), "rope", rope_scaling=scaling)
+    later = {"limit": 25, "seconds": 1.796e9, "date": "2026-11-21T10-00-00.000001"}
+    write_run(tmp_path / "more", model_record("rope"), [ordinary_task("piqa", "acc", 0.5)], **later)
+    assert sorted(labels(load_results([tmp_path]))) == ["demo-rope", "demo-rope (dynamic RoPE x4)"]
+
+
+def test_one_checkpoint_is_one_model_whether_or_not_a_run_recorded_its_seed(tmp_path: Path) -> None:
+    for task, seed in (("piqa", None), ("arc_easy", 0)):
+        model = model_record("rope", training_seed=seed)
+        write_run(tmp_path / task, model, [ordinary_task(task, "acc", 0.5)])
+    assert labels(load_results([tmp_path])) == ["demo-rope"]
+
+
+def test_a_seed_is_named_only_where_nothing_else_tells_settings_apart(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        facts = {"dtype": f"float{16 * (seed + 1)}", "checkpoint_sha256": str(seed) * 64, "training_seed": seed}
+        write(tmp_path / str(seed), "rope", **facts)
+    assert sorted(labels(load_results([tmp_path]))) == ["demo-rope (float16)", "demo-rope (float32)"]
 
 
 def test_labels_replace_names(tmp_path: Path) -> None:
@@ -140,15 +162,26 @@ def test_the_baseline_is_rope_unless_named(tmp_path: Path) -> None:
         choose_baseline(settings, "other")
 
 
-def test_tasks_run_with_different_limits_are_one_model_and_one_task_run_twice_is_two_lines(tmp_path: Path) -> None:
+def test_of_one_task_run_with_several_limits_the_most_samples_count(tmp_path: Path) -> None:
     model = model_record("rope")
-    for limit, protocol in ((1, "stream"), (3, "fixed_target")):
-        task = perplexity_task(protocol, CURVES["rope"])
-        write_run(tmp_path / protocol, model, [task], log_samples=False, limit=limit)
-    assert labels(load_results([tmp_path])) == ["demo-rope"]
-    task = perplexity_task("stream", CURVES["rope"])
-    write_run(tmp_path / "again", model, [task], log_samples=False, limit=5)
-    assert sorted(labels(load_results([tmp_path]))) == [f"demo-rope (--limit {limit})" for limit in (1, 3, 5)]
+    first = perplexity_task("stream", CURVES["rope"])
+    again = perplexity_task("stream", [value + 1 for value in CURVES["rope"]])
+    write_run(tmp_path / "all", model, [first], limit=8)
+    write_run(tmp_path / "few", model, [again], limit=2, seconds=1.796e9, date="2026-11-21T10-00-00.000001")
+    for run, used in (("all", 8), ("few", 2)):
+        (file,) = (tmp_path / run).glob("results_*.json")
+        content = json.loads(file.read_text(encoding="utf-8"))
+        content["n-samples"]["sb_stdlib_stream"] = {"original": 40, "effective": used}
+        file.write_text(json.dumps(content), encoding="utf-8")
+    results = load_results([tmp_path])
+    assert labels(results) == ["demo-rope"]
+    rows = results.measurements
+    assert rows[rows["metric"] == "nll"]["value"].max() < 6
+    assert set(rows["limit_samples"]) == {8.0}
+    assert results.documents["demo-rope", "sb_stdlib_stream"].nll_nats.sum() == pytest.approx(
+        load_results([tmp_path / "all"]).documents["demo-rope", "sb_stdlib_stream"].nll_nats.sum()
+    )
+    assert [note.reason for note in results.notes if "was run on more samples" in note.reason]
 
 
 @pytest.mark.parametrize(
