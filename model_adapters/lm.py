@@ -43,13 +43,14 @@ class StickBreakingLM(GeneratingLM):
         self._dtype = kwargs.get("dtype", "auto")
         self._arguments = dict(kwargs)
         self.meter = Meter()
+        self.skip_threshold: float | None = None
         find_processes()
         super().__init__(pretrained, **kwargs)
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         if self.backend == "causal":
             fit_tokenizer(self.model, self.tokenizer)
-            choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
+            self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
             if self.device.type == "cuda":
                 make_faster(self.model)
             self.rope = RequestRope(self.model, self.options.rope_scaling, self.options.training_length)
@@ -107,7 +108,7 @@ class StickBreakingLM(GeneratingLM):
             training_length=self.options.training_length,
             kernels=kernels_in_use(self.model, self.options.kernels, self.device),
             rope_scaling=self.rope.in_force if self.backend == "causal" else None,
-            skip_threshold=self.options.skip_threshold,
+            skip_threshold=self.skip_threshold,
             max_length=self.max_length,
             device=self.device,
             tokens_per_second=self.meter.tokens_per_second,

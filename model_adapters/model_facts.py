@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from sbeval.checkpoints import LoadedCheckpoint
 from sbeval.command_line import recorded_command
 from sbeval.errors import UserError
+from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
 from sbeval.records import ModelRecord
 
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "accelerate", "flash-linear-attention", "peft")
@@ -46,12 +47,16 @@ def training_length_tokens(config: Any) -> int | None:
     return None
 
 
-def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | None) -> None:
-    """Tells a model of our family how to compute its attention.
+def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | Literal["auto"] | None) -> float | None:
+    """Tells a model of our family how to compute its attention, and returns the threshold in force.
 
     Raises:
         UserError: the model has no stick-breaking attention and something was chosen for it.
     """
+    config = text_config(getattr(model, "config", None))
+    breaks_sticks = hasattr(model, "set_kernels") and getattr(config, "attention", "stickbreaking") == "stickbreaking"
+    if skip_threshold == "auto":
+        skip_threshold = DEFAULT_SKIP_THRESHOLD if breaks_sticks else None
     if hasattr(model, "set_kernels"):
         model.set_kernels(kernels, skip_threshold)  # type: ignore[operator]
     elif kernels != "auto" or skip_threshold is not None:
@@ -60,6 +65,7 @@ def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | None)
             f"skip_threshold={skip_threshold} for {checkpoint_format(getattr(model, 'config', None))}: remove them "
             "from --model_args."
         )
+    return skip_threshold
 
 
 def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:

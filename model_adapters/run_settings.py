@@ -52,7 +52,7 @@ def run_settings(
         "training_length": options.training_length,
         "rope_scaling": dict(rope_scaling) if rope_scaling else None,
         "kernels": kernels_in_use(lm.model, options.kernels, lm.device),
-        "skip_threshold": options.skip_threshold,
+        "skip_threshold": lm.skip_threshold,
         "kv_expand": options.kv_expand,
         "truncation": options.truncation,
         "add_bos_token": lm.add_bos_token,

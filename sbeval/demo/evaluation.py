@@ -14,7 +14,6 @@ from sbeval.errors import UserError
 
 CHECKPOINTS = ("stickbreaking", "rope")
 TRAINING_LENGTH_TOKENS = 1024
-SKIP_THRESHOLD = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,19 +102,9 @@ def require_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def model_args(checkpoint: Path, device: str) -> dict[str, Any]:
-    """Returns the arguments of the model `sb` for a checkpoint.
-
-    On a CPU stick-breaking skips keys that share less than 1e-5 of the stick, which saves a good part of the work: the
-    output of each attention layer changes by at most that part of its largest value.
-    """
-    arguments: dict[str, Any] = {"pretrained": str(checkpoint), "dtype": "float32"}
-    if (
-        json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["attention"] == "stickbreaking"
-        and device == "cpu"
-    ):
-        arguments["skip_threshold"] = SKIP_THRESHOLD
-    return arguments
+def model_args(checkpoint: Path) -> dict[str, Any]:
+    """Returns the arguments of the model `sb` for a checkpoint."""
+    return {"pretrained": str(checkpoint), "dtype": "float32"}
 
 
 def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: Path, device: str) -> None:
@@ -126,7 +115,7 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: P
     from lm_eval.utils import setup_logging
 
     setup_logging("WARNING")
-    chosen = model_args(checkpoint, device)
+    chosen = model_args(checkpoint)
     metadata = {**chosen, **_metadata(task, text)}
     tracker = EvaluationTracker(output_path=str(output))
     # lm-eval's own fourteen thousand task names take seconds to read and are not needed
@@ -151,7 +140,7 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: P
 def command(checkpoint: Path, task: DemoTask, text: Path | None, device: str) -> list[str]:
     """Returns the command line that does the same as one step of the demo."""
     options = {
-        "--model_args": ",".join(f"{key}={value}" for key, value in model_args(checkpoint, device).items()),
+        "--model_args": ",".join(f"{key}={value}" for key, value in model_args(checkpoint).items()),
         "--tasks": task.name,
         "--metadata": json.dumps(_metadata(task, text)),
         "--limit": str(task.blocks),

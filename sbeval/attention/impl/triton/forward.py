@@ -205,15 +205,12 @@ def forward(
         visited. The last two are empty unless `save`.
     """
     batch, heads, queries, head_dim = q.shape
-    training = (
-        training_block_keys(
-            head_dim=head_dim, element_bytes=q.element_size(), shared_memory_bytes=shared_memory_bytes(q)
-        )
-        if save
-        else None
-    )
+    sizes = {"head_dim": head_dim, "element_bytes": q.element_size()}
     launch = forward_parameters(
-        head_dim=head_dim, queries=queries, element_bytes=q.element_size(), training_block_keys=training
+        **sizes,
+        queries=queries,
+        skipping=threshold > 2.0**-126,
+        training_block_keys=training_block_keys(**sizes, shared_memory_bytes=shared_memory_bytes(q)) if save else None,
     )
     blocks = triton.cdiv(queries, launch.block_queries)
     out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)

@@ -44,9 +44,17 @@ def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_byte
 
 
 def forward_parameters(
-    *, head_dim: int, queries: int, element_bytes: int, training_block_keys: int | None
+    *, head_dim: int, queries: int, element_bytes: int, skipping: bool = False, training_block_keys: int | None = None
 ) -> LaunchParameters:
-    """Parameters of the forward kernel for a head_dim up to 256; `training_block_keys` where gradients are wanted."""
+    """Parameters of the forward kernel for a head_dim up to 256.
+
+    Args:
+        head_dim: of queries, keys and values.
+        queries: rows a head.
+        element_bytes: size of a number.
+        skipping: whether keys of short sticks are skipped, so that it pays to look at the sticks more often.
+        training_block_keys: keys of a tile, where gradients are wanted.
+    """
     padded = _padded(head_dim)
     if element_bytes == 4:
         return LaunchParameters(
@@ -62,7 +70,7 @@ def forward_parameters(
         block_queries=min(128 if wide else 64, _rows(queries)),
         block_keys=training_block_keys or (64 if padded <= 64 else 32),
         block_head_dim=padded,
-        chunk_tiles=32,
+        chunk_tiles=16 if skipping else 32,
         num_warps=8 if wide else 4,
         num_stages=3 if padded <= 128 else 2,
         max_registers=None if wide or padded > 128 else 96 if padded <= 32 else 144 if padded == 64 else 168,
