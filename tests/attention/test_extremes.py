@@ -1,8 +1,10 @@
 """Logits too large for any dtype, and numbers that are none."""
 
+import math
+
 import pytest
 import torch
-from attention_problems import outputs_and_gradients, problem
+from attention_problems import DEVICE, outputs_and_gradients, problem
 
 from sbeval.attention import stickbreaking_attention
 
@@ -79,3 +81,30 @@ def test_a_key_that_is_not_a_number_spoils_only_rows_that_see_it(impl: str) -> N
     torch.testing.assert_close(found.output[:, :, :31], clean.output[:, :, :31])
     assert found.output[:, :, 31].isnan().all()
     assert found.remainder[:, :, 31].isnan().all()
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("logit", [12.0, 25.0, 60.0])
+def test_a_few_large_logits_among_small_ones_are_right(impl: str, logit: float) -> None:
+    # products of eight 1 + e overflow fp32 in some rows and not in others
+    p = problem(heads=1, queries=150, dtype=torch.float16, logit_scale=0.2)
+    p.q[..., 0] = 4.0
+    p.k[..., 0] = -6.0
+    p.k[:, :, 40:49, 0] = logit
+    p.k[:, :, 90, 0] = logit
+    exact = outputs_and_gradients(p.to(torch.float64), impl="reference")
+    found = outputs_and_gradients(p, impl=impl)
+    for name in exact:
+        torch.testing.assert_close(found[name].double(), exact[name].double(), atol=6e-3, rtol=6e-3, msg=name)
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "triton"])
+def test_a_long_row_of_keys_with_one_logit_leaves_as_much_of_the_stick_as_the_formula_says(impl: str) -> None:
+    # 1 + e of such keys rounds in one direction, thousands of times
+    keys, dtype = 16384, torch.float32 if impl == "blockwise" else torch.float16
+    q = torch.full((1, 1, 1, 16), 2.0, dtype=dtype, device=DEVICE, requires_grad=True)
+    k = torch.full((1, 1, keys, 16), -2.0, dtype=dtype, device=DEVICE)
+    found = stickbreaking_attention(q, k, k, scale=0.14, impl=impl)
+    left = math.exp(-(keys - 1) * math.log1p(math.exp(-64 * 0.14)))
+    # with 1 + e rounded for every key it would be 1e-3 off
+    assert found.remainder.item() == pytest.approx(left, rel=1e-4)
