@@ -63,7 +63,7 @@ class Row:
         question: which rows it is compared with.
         adapter: "hf" or "sb".
         model: "llama", "stickbreaking", "alibi" or "fire" with random weights of the shape given, or "checkpoint".
-        skip_threshold: passed to `sb`.
+        skip_threshold: passed to `sb`; None skips nothing.
         shape: fields of `SbevalConfig`.
         checkpoint: folder of the checkpoint, for its tokenizer, and its weights where `model` says so.
         length: context length in tokens.
@@ -148,7 +148,7 @@ def load(row: Row) -> Any:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     room = NEW_TOKENS + 1 if row.question == "generation" else 0
     options: dict[str, Any] = {"max_length": row.length + room, "batch_size": 1, "tokenizer": tokenizer(row)}
-    if row.adapter == "sb" and row.skip_threshold is not None:
+    if row.adapter == "sb":
         options["skip_threshold"] = row.skip_threshold
     if row.model == "checkpoint":
         lm: Any = StickBreakingLM(row.checkpoint, dtype=row.dtype, device=device, **options)
