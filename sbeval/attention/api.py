@@ -13,6 +13,8 @@ from sbeval.attention.packed import check_cu_seqlens
 
 Implementation = Literal["auto", "reference", "blockwise", "triton"]
 
+AUTOCAST_DEVICES = ("cpu", "cuda")
+
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -79,9 +81,8 @@ def stickbreaking_attention(
     if impl == "auto":
         impl = "triton" if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 256 else "blockwise"
     if impl in ("reference", "blockwise"):
-        device = q.device.type
         # autocast would round the logits to 16 bits
-        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+        with torch.autocast(q.device.type, enabled=False) if q.device.type in AUTOCAST_DEVICES else nullcontext():
             if impl == "reference":
                 from sbeval.attention.impl.reference import reference
 
