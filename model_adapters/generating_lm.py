@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import run_in_batches
+from sbeval.model_adapters.decoding import steps_without_plans
 from sbeval.model_adapters.generation import answer_text, encode_prompt, pad_left, up_to_end
 from sbeval.model_adapters.growing_cache import growing_cache
 from sbeval.model_adapters.probing_lm import ProbingLM
@@ -82,9 +83,10 @@ class GeneratingLM(ProbingLM):
             kwargs |= {} if cache is None else {"past_key_values": cache}
         longest = kwargs.pop("max_length", input_ids.shape[1] + budget)
         try:
-            output = self._model_generate(
-                context=input_ids, attention_mask=mask, stop=stop, max_length=longest, **kwargs
-            )
+            with steps_without_plans(self.model):
+                output = self._model_generate(
+                    context=input_ids, attention_mask=mask, stop=stop, max_length=longest, **kwargs
+                )
         except ValueError as error:
             if "`model_kwargs` are not used" not in str(error):
                 raise

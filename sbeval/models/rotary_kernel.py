@@ -130,5 +130,7 @@ class _Rotation(torch.autograd.Function):
 
 def rotate_in_one_pass(x_BHLD: Tensor, cos_BLF: Tensor, sin_BLF: Tensor) -> Tensor:
     """`kernel_rotate`, differentiable with respect to x."""
+    if not (torch.is_grad_enabled() and x_BHLD.requires_grad):
+        return kernel_rotate(x_BHLD, cos_BLF, sin_BLF)
     rotated_BHLD: Tensor = _Rotation.apply(x_BHLD, cos_BLF, sin_BLF)
     return rotated_BHLD
