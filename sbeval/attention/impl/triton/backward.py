@@ -252,4 +252,5 @@ def backward(
         COPY=copy, REDUCE=reduce, ASSEMBLY=has_assembly(q), num_warps=launch.num_warps,
         maxnreg=launch.max_registers,
     )  # fmt: skip
-    return dq, (dk * scale).to(k.dtype), dv.to(v.dtype)
+    # scaled and rounded in one pass over what may be gigabytes
+    return dq, torch.mul(dk, scale, out=torch.empty(k.shape, dtype=k.dtype, device=k.device)), dv.to(v.dtype)
