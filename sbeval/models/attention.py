@@ -16,6 +16,7 @@ from sbeval.attention import stickbreaking_attention
 from sbeval.attention.api import Implementation
 from sbeval.models.biases import AlibiBias, FireBias
 from sbeval.models.config import SbevalConfig
+from sbeval.models.packed_softmax import packed_softmax_attention
 from sbeval.models.rope import rotate
 from sbeval.models.softmax import softmax_attention
 
@@ -110,31 +111,29 @@ class SoftmaxMixer(nn.Module):
     def forward(
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
-        """Returns [B, H, Q, D].
-
-        Packed texts are mixed one by one: PyTorch's fast kernels take no mask of documents, and one of all pairs of
-        tokens would need O(L^2) memory.
-        """
-        lengths = list(positions.packed_lengths or (q_BHQD.shape[2],))
-        if len(lengths) == 1:
-            texts = [(q_BHQD, k_BGKD, v_BGKD, positions.position_ids)]
-        else:
-            parts = (torch.split(x, lengths, dim=2) for x in (q_BHQD, k_BGKD, v_BGKD))
-            texts = list(zip(*parts, torch.split(positions.position_ids, lengths, dim=1), strict=True))
-        mixed = [
-            softmax_attention(
-                q,
-                k,
-                v,
+        """Returns [B, H, Q, D]."""
+        lengths = positions.packed_lengths
+        if lengths is not None and len(lengths) > 1:
+            return packed_softmax_attention(
+                q_BHQD,
+                k_BGKD,
+                v_BGKD,
+                lengths,
                 scale=self.scale,
                 sliding_window=self.sliding_window,
-                seq_start_B=seq_start_B,
                 bias=self.bias,
-                position_ids_BQ=position_ids,
+                position_ids_1T=positions.position_ids,
             )
-            for q, k, v, position_ids in texts
-        ]
-        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
+        return softmax_attention(
+            q_BHQD,
+            k_BGKD,
+            v_BGKD,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            seq_start_B=seq_start_B,
+            bias=self.bias,
+            position_ids_BQ=positions.position_ids,
+        )
 
 
 class HeadNorm(nn.Module):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sbeval.models.attention import StickBreakingMixer
 from sbeval.recall import Mqrar
+from sbeval.training import schedule
 from sbeval.training.experiments import attention_picture, mqrar
 from sbeval.training.experiments.recall_batches import RecallBatches, recall_batch
 
@@ -81,6 +82,43 @@ def test_training_teaches_recall(tmp_path):
     )
     _, found = mqrar.train(run, tmp_path)
     assert found["accuracy"] > 2 * run.setting.chance
+
+
+@pytest.mark.parametrize("attention", ["stickbreaking", "rope"])
+def test_training_is_adamw_on_the_mean_loss_of_what_is_asked_for(tmp_path, attention, monkeypatch):
+    run = mqrar.RecallRun(
+        attention=attention, pairs=3, length_tokens=32, vocabulary=32, hidden_size=16, learning_rate=1e-2, steps=20
+    )
+    order, drawn = [], RecallBatches.__getitems__
+
+    def noted(sequences, indices):
+        order.append(indices)
+        return drawn(sequences, indices)
+
+    monkeypatch.setattr(RecallBatches, "__getitems__", noted)
+    trained, _ = mqrar.train(run, tmp_path)
+
+    model = mqrar.new_model(run).train()
+    if attention == "stickbreaking":
+        model.set_kernels(impl="reference")
+    decayed = [p for name, p in model.named_parameters() if "norm" not in name]
+    others = [p for name, p in model.named_parameters() if "norm" in name]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], betas=(0.9, 0.95)
+    )
+    sequences = RecallBatches(run.setting, seed=run.seed, count=run.steps * run.batch_sequences)
+    for step in range(run.steps):
+        (batch,) = drawn(sequences, order[step])
+        every = model(input_ids=batch["input_ids"]).logits
+        asked = every[torch.arange(run.batch_sequences)[:, None], batch["positions"]]
+        torch.nn.functional.cross_entropy(asked.flatten(0, 1), batch["targets"].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = run.learning_rate * schedule.cosine(step, steps=run.steps, warmup_steps=2)
+        optimizer.step()
+        optimizer.zero_grad()
+    for (name, mine), other in zip(trained.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=2e-4, msg=name)
 
 
 def test_pictured_weights_are_those_the_model_uses():

@@ -34,6 +34,9 @@ SOLVED = 0.99
 LEARNING_RATES = (10 ** (-10 / 3), 10 ** (-8 / 3), 1e-2, 1e-4)
 TEST_SEED = 42
 PICTURE_SLOTS_A_PAIR = 4
+LOADERS = 2
+"""Processes that make batches: one takes 5 ms of a core, a step on a GPU no less."""
+BATCHES_AHEAD = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,8 +57,10 @@ class RecallRun:
         test_every_steps: distance of the measurements.
         max_seconds: end a run after this time.
         seed: of initial weights and data.
-        implementation: of stick-breaking: its one head is wider than the kernels are fast at, and short sequences leave
-            room for the definition itself.
+        warmup_steps: until the learning rate is at its peak; None takes a tenth of `steps`.
+        implementation: of stick-breaking.
+        precision: of matrix products and attention on a GPU ("bfloat16" or "float32"); weights, the residual stream
+            and the loss are fp32 in both.
     """
 
     attention: str
@@ -71,7 +76,9 @@ class RecallRun:
     test_every_steps: int = 100
     max_seconds: float | None = None
     seed: int = 0
-    implementation: Implementation = "reference"
+    warmup_steps: int | None = None
+    implementation: Implementation = "auto"
+    precision: str = "bfloat16"
 
     @property
     def setting(self) -> Mqrar:
@@ -100,48 +107,63 @@ def new_model(run: RecallRun) -> Any:
     return model
 
 
-def asked_logits(model: Any, input_ids: Tensor, positions: Tensor) -> Tensor:
-    """Returns logits [B, T, V] at positions [B, T]; the head is run at no other."""
-    hidden = model.model(input_ids=input_ids, use_cache=False).last_hidden_state
-    asked: Tensor = model.head_logits(hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1])))
+def asked_logits(model: Any, input_ids: Tensor, positions: Tensor, precision: str) -> Tensor:
+    """Returns logits [B, T, V] at positions [B, T]; the head is run at no other.
+
+    The Trainer's own mixed precision wraps the model's `forward`, which is not what is called here.
+    """
+    with torch.autocast("cuda", torch.bfloat16, enabled=input_ids.is_cuda and precision == "bfloat16"):
+        hidden = model.model(input_ids=input_ids, use_cache=False).last_hidden_state
+        asked: Tensor = model.head_logits(hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1])))
     return asked
 
 
-@torch.no_grad()
-def accuracy(model: Any, run: RecallRun) -> float:
-    """Returns the share of right answers on the task's own sequences."""
-    training, device = model.training, next(model.parameters()).device
-    model.eval()
-    right = asked = 0
+TestBatch = tuple[Tensor, Tensor, Tensor]
+"""Inputs [B, L], positions [B, T] and targets [B, T]."""
+
+
+def test_batches(run: RecallRun, device: torch.device) -> list[TestBatch]:
+    """Makes the task's own sequences, once for all measurements of a run."""
     sequences = [run.setting.sequence(TEST_SEED, index) for index in range(run.test_sequences)]
-    for first in range(0, len(sequences), run.batch_sequences):
-        inputs, positions, targets = (
-            torch.from_numpy(np.stack(part)).to(device)
-            for part in zip(*sequences[first : first + run.batch_sequences], strict=True)
-        )
-        with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
-            guesses = asked_logits(model, inputs, positions).argmax(-1)
-        right += int((guesses == targets).sum())
-        asked += targets.numel()
+    parts = [
+        zip(*sequences[first : first + run.batch_sequences], strict=True)
+        for first in range(0, len(sequences), run.batch_sequences)
+    ]
+    stacked = [[torch.from_numpy(np.stack(arrays)).to(device) for arrays in part] for part in parts]
+    return [(inputs, positions, targets) for inputs, positions, targets in stacked]
+
+
+@torch.no_grad()
+def accuracy(model: Any, run: RecallRun, batches: Sequence[TestBatch]) -> float:
+    """Returns the share of right answers."""
+    training = model.training
+    model.eval()
+    guesses = [asked_logits(model, inputs, positions, run.precision).argmax(-1) for inputs, positions, _ in batches]
+    right = torch.cat([(guess == batch[2]).flatten() for guess, batch in zip(guesses, batches, strict=True)])
     model.train(training)
-    return right / asked
+    return float(right.double().mean())
 
 
 class RecallTrainer(Trainer):
     """Trainer on batches that the dataset has put together."""
+
+    def __init__(self, run: RecallRun, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.run = run
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         """Returns the mean loss in nats over what is asked for."""
         del return_outputs, num_items_in_batch
-        logits = asked_logits(model, inputs["input_ids"], inputs["positions"])
+        logits = asked_logits(model, inputs["input_ids"], inputs["positions"], self.run.precision)
         return F.cross_entropy(logits.float().flatten(0, 1), inputs["targets"].flatten())
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Warms up over a tenth of the steps, then half a cosine to zero."""
+        """Warms up, then half a cosine to zero."""
         if self.lr_scheduler is None:
-            warmup = max(1, num_training_steps // 10)
+            given = self.run.warmup_steps
+            warmup = max(1, num_training_steps // 10 if given is None else given)
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
                 optimizer if optimizer is not None else self.optimizer,  # type: ignore[arg-type]
                 lambda step: schedule.cosine(step, steps=num_training_steps, warmup_steps=warmup),
@@ -155,6 +177,7 @@ class UntilSolved(TrainerCallback):
     def __init__(self, model: Any, run: RecallRun) -> None:
         self.curve: list[dict[str, float]] = []
         self._model, self._run, self._started = model, run, time.monotonic()
+        self._tests: list[TestBatch] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measures at every `test_every_steps`, and at the end."""
@@ -162,7 +185,8 @@ class UntilSolved(TrainerCallback):
         out_of_time = self._run.max_seconds is not None and seconds > self._run.max_seconds
         if state.global_step % self._run.test_every_steps and state.global_step < self._run.steps and not out_of_time:
             return
-        right = accuracy(self._model, self._run)
+        self._tests = self._tests or test_batches(self._run, self._model.device)
+        right = accuracy(self._model, self._run, self._tests)
         self.curve.append({"step": state.global_step, "accuracy": right, "seconds": round(seconds, 1)})
         print(f"  step {state.global_step}  accuracy {right:.4f}  {seconds:.0f} s", flush=True)
         if right >= SOLVED or out_of_time:
@@ -190,17 +214,20 @@ def train(run: RecallRun, folder: Path) -> tuple[Any, dict[str, Any]]:
         adam_beta2=0.95,
         max_grad_norm=1.0,
         optim="adamw_torch_fused" if torch.cuda.is_available() else "adamw_torch",
-        bf16=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
         seed=run.seed,
         save_strategy="no",
         logging_strategy="no",
+        # it would wait for the GPU at every step
+        logging_nan_inf_filter=False,
         remove_unused_columns=False,
-        dataloader_num_workers=2 if torch.cuda.is_available() else 0,
+        dataloader_num_workers=LOADERS if torch.cuda.is_available() else 0,
+        dataloader_prefetch_factor=BATCHES_AHEAD if torch.cuda.is_available() else None,
         report_to="none",
         disable_tqdm=True,
     )
     trainer = RecallTrainer(
+        run,
         model=model,
         args=arguments,
         train_dataset=RecallBatches(run.setting, seed=run.seed, count=run.steps * run.batch_sequences),
@@ -232,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--picture", action="store_true", help="write the best model's attention on one sequence")
     for field in dataclasses.fields(RecallRun):
         if field.name not in ("attention", "pairs", "learning_rate"):
-            kind = {"max_seconds": float, "implementation": str}.get(field.name, int)
+            kind = {"max_seconds": float, "implementation": str, "precision": str}.get(field.name, int)
             default = 3000 if field.name == "steps" else field.default
             parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=default)
     options = vars(parser.parse_args(arguments))

@@ -1,0 +1,180 @@
+"""Causal softmax attention over texts packed into one row: all at once on a GPU, else text by text.
+
+PyTorch's variable-length attention takes bf16 and fp16 heads whose size is a multiple of 8 up to 256, a window, and no
+bias. Where it does not exist, does not fit or does not run, the texts are mixed one by one.
+
+Shape suffixes: H query heads, G key/value heads, T tokens of all texts, D head_dim, S texts.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sbeval.models.softmax import Bias, softmax_attention
+
+logger = logging.getLogger(__name__)
+
+LARGEST_HEAD_DIM = 256
+_MULTIPLE = 8
+_NEEDED = {"scale", "window_size"}
+"""Options that PyTorch's first version of it did not have."""
+_WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def suits_varlen(q_1HTD: Tensor, bias: Bias | None) -> bool:
+    """Whether the fast kernel takes these tensors."""
+    head_dim = q_1HTD.shape[3]
+    fits = head_dim % _MULTIPLE == 0 and head_dim <= LARGEST_HEAD_DIM
+    return q_1HTD.is_cuda and q_1HTD.dtype in (torch.bfloat16, torch.float16) and fits and bias is None
+
+
+def kernel_arguments(
+    q_1HTD: Tensor, k_1GTD: Tensor, v_1GTD: Tensor, lengths: Sequence[int], scale: float, sliding_window: int | None
+) -> dict[str, Any]:
+    """Returns what PyTorch's variable-length attention is called with: heads [T, H, D], and where texts begin.
+
+    Its window counts the keys left of the query, without the query's own.
+    """
+    groups = q_1HTD.shape[1] // k_1GTD.shape[1]
+    if groups > 1:
+        # not all versions take grouped heads
+        k_1GTD, v_1GTD = (x.repeat_interleave(groups, 1) for x in (k_1GTD, v_1GTD))
+    query, key, value = (x[0].transpose(0, 1) for x in (q_1HTD, k_1GTD, v_1GTD))
+    begins = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    begins = begins.to(q_1HTD.device, non_blocking=True)
+    longest = max(lengths)
+    seen = -1 if sliding_window is None or sliding_window >= longest else sliding_window - 1
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "cu_seq_q": begins,
+        "cu_seq_k": begins,
+        "max_q": longest,
+        "max_k": longest,
+        "scale": scale,
+        "window_size": (seen, 0),
+    }
+
+
+class VarlenAttention:
+    """PyTorch's variable-length attention; where it does not run, it says so once and is not tried again.
+
+    Args:
+        function: another one of the same arguments.
+    """
+
+    def __init__(self, function: Callable[..., Tensor] | None = None) -> None:
+        self._function = function
+        self.works = True
+        if function is None:
+            try:
+                from torch.nn.attention.varlen import varlen_attn
+            except ImportError:
+                self.works = False
+            else:
+                self._function = varlen_attn
+                self.works = set(inspect.signature(varlen_attn).parameters) >= _NEEDED
+
+    def __call__(
+        self,
+        q_1HTD: Tensor,
+        k_1GTD: Tensor,
+        v_1GTD: Tensor,
+        lengths: Sequence[int],
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor | None:
+        """Returns [1, H, T, D], or None where it does not run."""
+        if not self.works or self._function is None:
+            return None
+        try:
+            arguments = kernel_arguments(q_1HTD, k_1GTD, v_1GTD, lengths, scale, sliding_window)
+            output_THD = self._function(**arguments)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # which kernels a build of PyTorch holds shows only when they are called
+            self.works = False
+            reason = str(error).strip().partition("\n")[0]
+            logger.warning("PyTorch's variable-length attention does not run here (%s): going text by text", reason)
+            return None
+        return output_THD.transpose(0, 1)[None]
+
+
+varlen_attention = VarlenAttention()
+
+
+def packed_softmax_attention(
+    q_1HTD: Tensor,
+    k_1GTD: Tensor,
+    v_1GTD: Tensor,
+    lengths: Sequence[int],
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    bias: Bias | None = None,
+    position_ids_1T: Tensor | None = None,
+) -> Tensor:
+    """Returns [1, H, T, D]: causal attention within each of S texts.
+
+    Args:
+        q_1HTD: [1, H, T, D] queries.
+        k_1GTD: [1, G, T, D] keys.
+        v_1GTD: [1, G, T, D] values.
+        lengths: tokens of each text, S of them, T together; a text may be empty.
+        scale: factor of the logits.
+        sliding_window: query j sees keys i with j - i < window; None sees all of its text.
+        bias: added to the logits.
+        position_ids_1T: [1, T] positions of the tokens in their texts, for a bias that depends on them.
+    """
+    if suits_varlen(q_1HTD, bias):
+        found_1HTD = varlen_attention(q_1HTD, k_1GTD, v_1GTD, lengths, scale=scale, sliding_window=sliding_window)
+        if found_1HTD is not None:
+            return found_1HTD
+    return text_by_text(
+        q_1HTD,
+        k_1GTD,
+        v_1GTD,
+        lengths,
+        scale=scale,
+        sliding_window=sliding_window,
+        bias=bias,
+        position_ids=position_ids_1T,
+    )
+
+
+def text_by_text(
+    q_1HTD: Tensor,
+    k_1GTD: Tensor,
+    v_1GTD: Tensor,
+    lengths: Sequence[int],
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    bias: Bias | None = None,
+    position_ids: Tensor | None = None,
+) -> Tensor:
+    """Computes what `packed_softmax_attention` returns, one text after the other."""
+    parts = [torch.split(x, list(lengths), dim=2) for x in (q_1HTD, k_1GTD, v_1GTD)]
+    positions = [None] * len(lengths) if position_ids is None else torch.split(position_ids, list(lengths), dim=1)
+
+    def mixed() -> list[Tensor]:
+        return [
+            softmax_attention(
+                q, k, v, scale=scale, sliding_window=sliding_window, bias=bias, position_ids_BQ=position_ids_BQ
+            )
+            for q, k, v, position_ids_BQ in zip(*parts, positions, strict=True)
+            if q.shape[2]
+        ]
+
+    if not q_1HTD.is_cuda:
+        return torch.cat(mixed(), dim=2)
+    # cuDNN plans anew for every length, which takes longer than a text
+    with sdpa_kernel(_WITHOUT_CUDNN):
+        return torch.cat(mixed(), dim=2)
