@@ -2,8 +2,8 @@
 
     python docs/results/add_session.py docs/results/extrapolation/results.tar.xz NEW.tar.gz
 
-Evaluations replace earlier ones of the same scheme and task, MQRAR tables and training records are added, a new
-`training_speed.json` replaces the old one, and the session's ledger and the rest lie under `sessions/<number>/`.
+Evaluations replace earlier ones of the same scheme and task, MQRAR runs stand beside the earlier ones, training records
+are added, a new `training_speed.json` replaces the old one, and the session's ledger and the rest lie under `sessions/<number>/`.
 `write_pages.py` then writes the pages again.
 """
 
@@ -13,6 +13,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def add(whole: Path, new: Path) -> None:
@@ -25,10 +26,12 @@ def add(whole: Path, new: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         for part in (file, *file.parent.glob(f"samples_*_{file.stem.removeprefix('results_')}.jsonl")):
             shutil.copy(part, target)
-    for source, pattern in (("recall/mqrar", "mqrar"), ("records", "records")):
-        (whole / pattern).mkdir(exist_ok=True)
-        for file in sorted((new / source).glob("*.json")):
-            shutil.copy(file, whole / pattern)
+    for folder in ("mqrar", "records"):
+        (whole / folder).mkdir(exist_ok=True)
+    for file in sorted(new.glob("recall/mqrar/*.json")):
+        _add_runs(whole / "mqrar" / file.name, json.loads(file.read_text(encoding="utf-8")))
+    for file in sorted(new.glob("records/*.json")):
+        shutil.copy(file, whole / "records")
     session = whole / "sessions" / str(1 + len(list(whole.glob("sessions/*"))))
     session.mkdir(parents=True)
     for file in sorted(new.glob("*.*")):
@@ -37,6 +40,13 @@ def add(whole: Path, new: Path) -> None:
         shutil.copy(new / "recall" / "jobs.jsonl", session / "recall_jobs.jsonl")
     if (new / "training_speed.json").is_file():
         shutil.copy(new / "training_speed.json", whole)
+
+
+def _add_runs(table: Path, runs: list[dict[str, Any]]) -> None:
+    """Adds MQRAR runs to a table of the same name: a later one may have been given less time."""
+    earlier = json.loads(table.read_text(encoding="utf-8")) if table.is_file() else []
+    every = [*earlier, *(run for run in runs if run not in earlier)]
+    table.write_text(json.dumps(every, indent=1), encoding="utf-8")
 
 
 def _drop(scheme: Path, task: str) -> None:

@@ -15,34 +15,34 @@ SCHEMES = ("stickbreaking", "rope", "rope_dynamic1", "rope_dynamic4", "nope", "a
 EXTENSION = ("stickbreaking", "stickbreaking_extended", "rope_dynamic4", "rope_extended")
 NEEDLES = ("stickbreaking", "stickbreaking_extended", "rope", "rope_extended")
 LABELS = {
-    "scheme_stickbreaking": "stick-breaking",
-    "scheme_stickbreaking_extended": "stick-breaking, extended",
-    "scheme_rope_extended": "RoPE dynamic:4, extended",
+    "stickbreaking": "stick-breaking",
+    "stickbreaking_extended": "stick-breaking, extended",
+    "rope_extended": "RoPE dynamic:4, extended",
+    "rope": "RoPE",
+    "rope_dynamic1": "RoPE dynamic:1",
+    "rope_dynamic4": "RoPE dynamic:4",
+    "nope": "NoPE",
+    "alibi": "ALiBi",
+    "fire": "FIRE",
+    "rope_window_1024": "RoPE, window 1K",
 }
-SCHEME_LABELS = LABELS | {
-    "scheme_rope": "RoPE",
-    "scheme_rope (dynamic RoPE x1)": "RoPE dynamic:1",
-    "scheme_rope (dynamic RoPE x4)": "RoPE dynamic:4",
-    "scheme_nope": "NoPE",
-    "scheme_alibi": "ALiBi",
-    "scheme_fire": "FIRE",
-    "scheme_rope_window_1024": "RoPE, window 1K",
+NAMES_BESIDE_ROPE = {
+    "rope_dynamic1": "scheme_rope (dynamic RoPE x1)",
+    "rope_dynamic4": "scheme_rope (dynamic RoPE x4)",
 }
+"""One checkpoint evaluated several ways is told apart in its name; one way alone is not."""
 
 
 def draw(folder: Path, target: Path) -> None:
     """Draws all figures of an unpacked archive into `target`."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for name, schemes, labels in (
-        ("schemes", SCHEMES, SCHEME_LABELS),
-        ("extension", EXTENSION, LABELS | {"scheme_rope": "RoPE dynamic:4"}),
-    ):
+    for name, schemes in (("schemes", SCHEMES), ("extension", EXTENSION)):
         for protocol in ("stream", "fixed_target"):
-            found = _report(folder, schemes, f"sb_stdlib_{protocol}", labels)
+            found = _report(folder, schemes, f"sb_stdlib_{protocol}")
             keep(found, f"stdlib-{protocol}*-nll", target / f"{name}-{protocol}")
     for task in ("sb_niah_single_1", "sb_niah_multikey_1"):
-        found = _report(folder, NEEDLES, task, SCHEME_LABELS)
+        found = _report(folder, NEEDLES, task)
         keep(found, f"needles-{task.removeprefix('sb_')}", target / task.removeprefix("sb_"))
     for attention in ("stickbreaking", "rope"):
         weights = folder / "mqrar" / f"{attention}_16.npz"
@@ -50,14 +50,22 @@ def draw(folder: Path, target: Path) -> None:
             write_png(picture(np.load(weights)["weights"]), target / f"attention-{attention}-16-pairs.png")
 
 
-def _report(folder: Path, schemes: Sequence[str], task: str, labels: Mapping[str, str]) -> Path:
-    files = [
-        file
+def _report(folder: Path, schemes: Sequence[str], task: str) -> Path:
+    files = {
+        scheme: [
+            file
+            for file in sorted(folder.glob(f"results/scheme_{scheme}/*/results_*.json"))
+            if task in json.loads(file.read_text(encoding="utf-8"))["results"]
+        ]
         for scheme in schemes
-        for file in sorted(folder.glob(f"results/scheme_{scheme}/*/results_*.json"))
-        if task in json.loads(file.read_text(encoding="utf-8"))["results"]
-    ]
-    return report_figures(files, folder, labels)
+    }
+    there = [scheme for scheme in schemes if files[scheme]]
+    names = {scheme: f"scheme_{scheme}" for scheme in there}
+    of_rope = [scheme for scheme in there if scheme == "rope" or scheme in NAMES_BESIDE_ROPE]
+    for scheme in of_rope:
+        names[scheme] = "scheme_rope" if len(of_rope) == 1 else NAMES_BESIDE_ROPE.get(scheme, "scheme_rope")
+    labels = {names[scheme]: LABELS[scheme] for scheme in there}
+    return report_figures([file for scheme in there for file in files[scheme]], folder, labels)
 
 
 def report_figures(files: Sequence[Path], scratch: Path, labels: Mapping[str, str]) -> Path:
