@@ -3,7 +3,8 @@
     python docs/results/add_session.py docs/results/extrapolation/results.tar.xz NEW.tar.gz
 
 Evaluations replace earlier ones of the same scheme and task, MQRAR runs stand beside the earlier ones, training records
-are added, a new `training_speed.json` replaces the old one, and the session's ledger and the rest lie under `sessions/<number>/`.
+are added, a new `training_speed.json` replaces the old one, and the session's ledger and the rest lie under
+`sessions/<number>/`.
 `write_pages.py` then writes the pages again.
 """
 

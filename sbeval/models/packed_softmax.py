@@ -69,7 +69,7 @@ class VarlenAttention:
         function: another one of the same arguments.
     """
 
-    def __init__(self, function: Callable[..., Tensor] | None = None) -> None:
+    def __init__(self, function: Callable[..., Any] | None = None) -> None:
         self._function = function
         self.works = True
         if function is None:
@@ -96,7 +96,7 @@ class VarlenAttention:
             return None
         try:
             arguments = kernel_arguments(q_1HTD, k_1GTD, v_1GTD, lengths, scale, sliding_window)
-            output_THD = self._function(**arguments)
+            output_THD: Tensor = self._function(**arguments)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # which kernels a build of PyTorch holds shows only when they are called
