@@ -123,6 +123,7 @@ class SoftmaxMixer(nn.Module):
                 sliding_window=self.sliding_window,
                 bias=self.bias,
                 position_ids_1T=positions.position_ids,
+                cu_seqlens=positions.cu_seqlens,
             )
         return softmax_attention(
             q_BHQD,

@@ -34,27 +34,33 @@ def suits_varlen(q_1HTD: Tensor, bias: Bias | None) -> bool:
 
 
 def kernel_arguments(
-    q_1HTD: Tensor, k_1GTD: Tensor, v_1GTD: Tensor, lengths: Sequence[int], scale: float, sliding_window: int | None
+    q_1HTD: Tensor,
+    k_1GTD: Tensor,
+    v_1GTD: Tensor,
+    lengths: Sequence[int],
+    scale: float,
+    sliding_window: int | None,
+    cu_seqlens: Tensor | None,
 ) -> dict[str, Any]:
     """Returns what PyTorch's variable-length attention is called with: heads [T, H, D], and where texts begin.
 
     Its window counts the keys left of the query, without the query's own.
     """
+    if cu_seqlens is None:
+        cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(q_1HTD.device)
     groups = q_1HTD.shape[1] // k_1GTD.shape[1]
     if groups > 1:
         # not all versions take grouped heads
         k_1GTD, v_1GTD = (x.repeat_interleave(groups, 1) for x in (k_1GTD, v_1GTD))
     query, key, value = (x[0].transpose(0, 1) for x in (q_1HTD, k_1GTD, v_1GTD))
-    begins = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    begins = begins.to(q_1HTD.device, non_blocking=True)
     longest = max(lengths)
     seen = -1 if sliding_window is None or sliding_window >= longest else sliding_window - 1
     return {
         "query": query,
         "key": key,
         "value": value,
-        "cu_seq_q": begins,
-        "cu_seq_k": begins,
+        "cu_seq_q": cu_seqlens,
+        "cu_seq_k": cu_seqlens,
         "max_q": longest,
         "max_k": longest,
         "scale": scale,
@@ -90,12 +96,13 @@ class VarlenAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor | None:
         """Returns [1, H, T, D], or None where it does not run."""
         if not self.works or self._function is None:
             return None
         try:
-            arguments = kernel_arguments(q_1HTD, k_1GTD, v_1GTD, lengths, scale, sliding_window)
+            arguments = kernel_arguments(q_1HTD, k_1GTD, v_1GTD, lengths, scale, sliding_window, cu_seqlens)
             output_THD: Tensor = self._function(**arguments)
         except torch.OutOfMemoryError:
             raise
@@ -120,6 +127,7 @@ def packed_softmax_attention(
     sliding_window: int | None = None,
     bias: Bias | None = None,
     position_ids_1T: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Returns [1, H, T, D]: causal attention within each of S texts.
 
@@ -132,9 +140,12 @@ def packed_softmax_attention(
         sliding_window: query j sees keys i with j - i < window; None sees all of its text.
         bias: added to the logits.
         position_ids_1T: [1, T] positions of the tokens in their texts, for a bias that depends on them.
+        cu_seqlens: int32 [S + 1] on the tensors' device, where each text begins, if that is at hand.
     """
     if suits_varlen(q_1HTD, bias):
-        found_1HTD = varlen_attention(q_1HTD, k_1GTD, v_1GTD, lengths, scale=scale, sliding_window=sliding_window)
+        found_1HTD = varlen_attention(
+            q_1HTD, k_1GTD, v_1GTD, lengths, scale=scale, sliding_window=sliding_window, cu_seqlens=cu_seqlens
+        )
         if found_1HTD is not None:
             return found_1HTD
     return text_by_text(

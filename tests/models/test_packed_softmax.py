@@ -51,9 +51,10 @@ FUNCTION = None if ON_GPU else dense
     window=st.sampled_from([None, 1, 7, 1000]),
     heads=st.sampled_from([(2, 2), (4, 2)]),
     seed=st.integers(0, 100),
+    at_hand=st.booleans(),
 )
 def test_all_texts_at_once_are_the_texts_one_by_one(
-    lengths: list[int], window: int | None, heads: tuple[int, int], seed: int
+    lengths: list[int], window: int | None, heads: tuple[int, int], seed: int, at_hand: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(1, count, sum(lengths), 16) for count in (heads[0], heads[1], heads[1])]
@@ -61,7 +62,10 @@ def test_all_texts_at_once_are_the_texts_one_by_one(
         [x.to(DEVICE, DTYPE).requires_grad_() for x in parts]
         for parts in [[torch.randn(shape, generator=generator) for shape in shapes]] * 2
     )
-    found = VarlenAttention(FUNCTION)(*at_once, lengths, scale=0.3, sliding_window=window)
+    begins = torch.tensor([0, *lengths], dtype=torch.int32, device=DEVICE).cumsum(0, dtype=torch.int32)
+    found = VarlenAttention(FUNCTION)(
+        *at_once, lengths, scale=0.3, sliding_window=window, cu_seqlens=begins if at_hand else None
+    )
     assert found is not None
     expected = text_by_text(*one_by_one, lengths, scale=0.3, sliding_window=window)
     near = {"rtol": 2e-2, "atol": 2e-2} if ON_GPU else {"rtol": 1e-9, "atol": 1e-9}
