@@ -58,8 +58,8 @@ class AlignedLinear(nn.Linear):
 def align_linears(model: nn.Module) -> int:
     """Replaces every linear map of a model whose widths are not aligned, and returns how many that were.
 
-    Maps that share their weight with another module, that have hooks of accelerate, or that are or hold something of a
-    class of its own (adapters, quantised or distributed weights) are left as they are.
+    Maps that share their weight with another module, that have hooks or a forward of their own, or that are or hold
+    something of a class of its own (adapters, quantised or distributed weights) are left as they are.
     """
     owners: dict[int, int] = {}
     for module in model.modules():
@@ -79,7 +79,7 @@ def align_linears(model: nn.Module) -> int:
 
 def _unaligned(module: nn.Linear) -> bool:
     plain = type(module.weight) is nn.Parameter  # neither quantised nor spread over devices
-    hooked = hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks
+    hooked = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks  # accelerate's, or others'
     if not plain or hooked:
         return False
     sizes = [width * module.weight.element_size() for width in module.weight.shape]

@@ -18,6 +18,8 @@ MOST_NEW_TOKENS = 16
 def steps_without_plans(model: nn.Module) -> Iterator[None]:
     """Within it, calls of `model` on a few new tokens leave cuDNN's attention out; longer ones, a prompt, do not."""
     before: list[bool] = []
+    allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    called: nn.Module = getattr(model, "get_base_model", lambda: model)()  # PEFT hands generation on to it
 
     def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         before.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
@@ -29,11 +31,12 @@ def steps_without_plans(model: nn.Module) -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before.pop())
 
     handles = [
-        model.register_forward_pre_hook(enter, with_kwargs=True),
-        model.register_forward_hook(leave, always_call=True),
+        called.register_forward_pre_hook(enter, with_kwargs=True),
+        called.register_forward_hook(leave, always_call=True),
     ]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        torch.backends.cuda.enable_cudnn_sdp(allowed)  # an interrupted step has not

@@ -13,6 +13,8 @@ from sbeval.triton_devices import runs_triton
 
 _MAPS = {"gate_proj", "up_proj", "down_proj"}
 _SAMPLE_ROWS = 4
+_LARGEST_CHANNEL = 100.0  # beyond what MLPs are clamped at, 7 to 16
+_WEIGHTS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _SAME_ACTIVATION = 1e-5  # the two forms of GELU are 5e-4 apart
 
 
@@ -74,6 +76,8 @@ def _fused(module: Any) -> FusedGatedMLP | None:
     weight = getattr(module.gate_proj, "weight", None)
     if hooked or module._parameters or type(weight) is not nn.Parameter or weight.device.type == "meta":
         return None
+    if weight.dtype not in _WEIGHTS:  # quantised
+        return None
     activation = _activation_of(module, weight.device)
     if activation is None:
         return None
@@ -81,7 +85,10 @@ def _fused(module: Any) -> FusedGatedMLP | None:
     generator = torch.Generator().manual_seed(0)
     sample = torch.randn(1, _SAMPLE_ROWS, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
     try:
-        same = same_but_for_rounding(fused(sample), module(sample))
+        largest = float(torch.minimum(module.gate_proj(sample).abs().max(), module.up_proj(sample).abs().max()))
+        # some clamp the channels, which shows at large ones alone
+        samples = sample, sample * min(max(_LARGEST_CHANNEL / max(largest, 1e-3), 1.0), 1e4)
+        same = all(same_but_for_rounding(fused(x), module(x)) for x in samples)
     except (RuntimeError, TypeError, ValueError):
         return None
     return fused if same else None
@@ -91,13 +98,14 @@ def _activation_of(module: Any, device: torch.device) -> str | None:
     own = getattr(module, "act_fn", None)
     if own is None:
         return UNGATED.get(getattr(module, "activation", ""))
-    sample = torch.linspace(-6.0, 6.0, 97, device=device)
+    near, far = torch.linspace(-6.0, 6.0, 97), torch.tensor([10.5, 20.0, 100.0, 1000.0])
+    sample = torch.cat([-far, near, far]).to(device)
     try:
         expected = own(sample)
     except (RuntimeError, TypeError, ValueError):
         return None
 
     def same(name: str) -> bool:
-        return torch.allclose(activate(name, sample), expected, rtol=0.0, atol=_SAME_ACTIVATION)
+        return torch.allclose(activate(name, sample), expected, rtol=1e-6, atol=_SAME_ACTIVATION)
 
     return next(filter(same, PLAIN_ACTIVATIONS), None)

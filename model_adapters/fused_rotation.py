@@ -31,7 +31,8 @@ class FusedRotation:
 
     def __call__(self, q_BHLD: Tensor, k_BGLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor, *args: Any, **kw: Any) -> Any:
         """Returns the rotated queries and keys; cosine and sine hold each of their values twice."""
-        plain = args or kw or cos_BLD.dim() != 3 or not cos_BLD.dtype == q_BHLD.dtype == k_BGLD.dtype
+        plain = args or kw or not cos_BLD.dtype == q_BHLD.dtype == k_BGLD.dtype
+        plain = plain or not all(_angles_fit(x, cos_BLD, sin_BLD) for x in (q_BHLD, k_BGLD))
         if plain or q_BHLD.dtype == torch.float64 or not runs_triton(q_BHLD):
             return self._own(q_BHLD, k_BGLD, cos_BLD, sin_BLD, *args, **kw)
         from sbeval.models.rotary_kernel import rotate_in_one_pass
@@ -39,6 +40,14 @@ class FusedRotation:
         pairs = cos_BLD.shape[-1] // 2
         cos_BLF, sin_BLF = cos_BLD[..., :pairs], sin_BLD[..., :pairs]
         return tuple(rotate_in_one_pass(x, cos_BLF, sin_BLF) for x in (q_BHLD, k_BGLD))
+
+
+def _angles_fit(x_BHLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor) -> bool:
+    """Whether there is an angle for each position, or one row of them for all texts: the kernel broadcasts no more."""
+    if x_BHLD.dim() != 4 or cos_BLD.dim() != 3 or cos_BLD.shape != sin_BLD.shape:
+        return False
+    texts, positions, rotated = cos_BLD.shape
+    return texts in (1, len(x_BHLD)) and positions == x_BHLD.shape[2] and rotated <= x_BHLD.shape[3]
 
 
 def fuse_rotations(model: nn.Module) -> list[nn.Module]:

@@ -51,12 +51,18 @@ def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | Liter
     """Tells a model of our family how to compute its attention, and returns the threshold in force.
 
     Raises:
-        UserError: the model has no stick-breaking attention and something was chosen for it.
+        UserError: the model has no stick-breaking attention and something was chosen for it, or a threshold was given
+            for the reference, which visits every key.
     """
     config = text_config(getattr(model, "config", None))
     breaks_sticks = hasattr(model, "set_kernels") and getattr(config, "attention", "stickbreaking") == "stickbreaking"
     if skip_threshold == "auto":
-        skip_threshold = DEFAULT_SKIP_THRESHOLD if breaks_sticks else None
+        skip_threshold = DEFAULT_SKIP_THRESHOLD if breaks_sticks and kernels != "reference" else None
+    elif breaks_sticks and kernels == "reference" and skip_threshold is not None:
+        raise UserError(
+            f"Expected no skip_threshold beside kernels=reference, which visits every key, found {skip_threshold}: "
+            "remove one of them from --model_args."
+        )
     if hasattr(model, "set_kernels"):
         model.set_kernels(kernels, skip_threshold)  # type: ignore[operator]
     elif kernels != "auto" or skip_threshold is not None:

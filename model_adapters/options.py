@@ -31,7 +31,7 @@ class AdapterOptions:
         rope_scaling: RoPE scaling at evaluation time in transformers' form; None leaves the checkpoint's own.
         kernels: what computes stick-breaking attention.
         skip_threshold: stick below which older keys are skipped; None visits every key. "auto" is
-            DEFAULT_SKIP_THRESHOLD for models with stick-breaking attention.
+            DEFAULT_SKIP_THRESHOLD for models with stick-breaking attention, whose reference visits every key.
         max_batch_tokens: most input tokens in a batch, padding included; None chooses by device.
         kv_expand: how grouped key/value heads of released checkpoints are laid out.
         truncation: what happens to prompts that do not fit beside the generation budget: cut on the left, or an error.

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens
-from sbeval.errors import UserError
-from sbeval.model_adapters.batching import run_in_batches
+from sbeval.model_adapters.batching import DoesNotFit, out_of_memory, run_in_batches
 from sbeval.model_adapters.meter import Meter
 from sbeval.scoring import PendingScores, Prefix, TokenScorer, to_device
 from sbeval.token_logprobs import TokenLogprobsRequest
@@ -124,14 +123,23 @@ def score_windows(
     A batch runs inside `hold(its longest window's length)`. A device that is not waited for can have the next `ahead`
     batches to go on with while the scores of one are read; whatever ends the loop, the scores of batches it has been
     given are read first.
+
+    Raises:
+        DoesNotFit: a single window is too large for the memory, or the scores of a batch could not be read for want of
+            it.
     """
     waiting: deque[tuple[Sequence[int], PendingBatch]] = deque()
     clock = time.perf_counter()
 
     def finish() -> None:
         nonlocal clock
-        batch, pending = waiting.popleft()
-        scores = pending.result()
+        batch, pending = waiting[0]
+        try:
+            scores = pending.result()
+        except Exception:
+            waiting.popleft()
+            raise
+        waiting.popleft()  # only now: an interrupt while the device is waited for leaves it to be read below
         now = time.perf_counter()
         meter.add(sum(windows[index].length for index in batch), now - clock)
         clock = now
@@ -142,8 +150,13 @@ def score_windows(
         loaded = [windows[index].load() for index in batch]
         with hold(windows[batch[0]].length):
             waiting.append((batch, start_batch(loaded, scorer, device)))
-        while len(waiting) > ahead:
-            finish()
+        try:
+            while len(waiting) > ahead:
+                finish()
+        except (RuntimeError, MemoryError) as error:
+            if out_of_memory(error):  # not this batch's: running it again would count some scores twice and lose others
+                raise DoesNotFit("Expected memory for the scores of a batch, but it ran out: free some.") from error
+            raise
 
     order = sorted(range(len(windows)), key=lambda index: -windows[index].length)
     try:
@@ -155,13 +168,13 @@ def score_windows(
             max_tokens=max_tokens,
             same_length=same_length,
         )
+        while waiting:
+            finish()
     except BaseException:
-        with contextlib.suppress(UserError):  # the first error is the one to tell
-            while waiting:
+        while waiting:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
                 finish()
         raise
-    while waiting:
-        finish()
 
 
 class PendingBatch(NamedTuple):

@@ -56,8 +56,9 @@ class PendingScores:
     def __init__(self, logprobs_N: Tensor, greedy_N: Tensor, check: Callable[[Tensor], None]) -> None:
         self._check = check
         self._copied: torch.cuda.Event | None = None
-        self._scores = TokenScores(logprobs_N.to("cpu", non_blocking=True), greedy_N.to("cpu", non_blocking=True))
-        if logprobs_N.is_cuda:
+        later = logprobs_N.is_cuda  # other devices say nothing of when a copy is complete
+        self._scores = TokenScores(*(x.to("cpu", non_blocking=later) for x in (logprobs_N, greedy_N)))
+        if later:
             with torch.cuda.device(logprobs_N.device):
                 self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._copied.record()

@@ -129,10 +129,16 @@ class CompiledFlexAttention:
 compiled_flex_attention = CompiledFlexAttention()
 
 
-def suits_flex(q_BHQD: Tensor, k_BGKD: Tensor) -> bool:
-    """Whether FlexAttention is the faster one: on a GPU, for whole texts of some length, without gradients."""
+def suits_flex(q_BHQD: Tensor, k_BGKD: Tensor, *others: Tensor) -> bool:
+    """Whether FlexAttention is the faster one: on a GPU, for whole texts of some length, without gradients.
+
+    Args:
+        q_BHQD: [B, H, Q, D] queries.
+        k_BGKD: [B, G, K, D] keys.
+        others: what the result depends on besides, the values and the parameters of a bias.
+    """
     queries, keys, head_dim = q_BHQD.shape[2], k_BGKD.shape[2], q_BHQD.shape[3]
-    kept = torch.is_grad_enabled() and (q_BHQD.requires_grad or k_BGKD.requires_grad)
+    kept = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHQD, k_BGKD, *others))
     fits = q_BHQD.dtype != torch.float64 and 16 <= head_dim <= 256
     tracing = torch.compiler.is_compiling()
     return q_BHQD.is_cuda and not kept and fits and not tracing and queries == keys >= SHORTEST

@@ -11,7 +11,7 @@ block can see.
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
@@ -79,7 +79,8 @@ def softmax_attention(
             q_BHQD, k_BGKD, v_BGKD, is_causal=queries == keys > 1, scale=scale, enable_gqa=heads != k_BGKD.shape[1]
         )
     one_text = seq_start_B is None and (bias is None or bias.by_distance or _rows(position_ids_BQ) == 1)
-    if one_text and suits_flex(q_BHQD, k_BGKD):
+    learned = bias.parameters() if isinstance(bias, nn.Module) else ()
+    if one_text and suits_flex(q_BHQD, k_BGKD, v_BGKD, *learned):
         position_Q = None if position_ids_BQ is None else position_ids_BQ[0]
         output_BHQD = compiled_flex_attention(
             q_BHQD,

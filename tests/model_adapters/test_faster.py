@@ -14,10 +14,11 @@ from sbeval.model_adapters.aligned_linear import AlignedLinear, align_linears
 from sbeval.model_adapters.faster import make_faster
 from sbeval.model_adapters.fused_mlp import FusedGatedMLP, fuse_mlps
 from sbeval.model_adapters.fused_norm import FusedRMSNorm
-from sbeval.model_adapters.fused_rotation import fuse_rotations
+from sbeval.model_adapters.fused_rotation import FusedRotation, fuse_rotations
 from tests.model_adapters.small import ARCHITECTURES
 
 TOKENS = torch.arange(40)[None]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU kernels run in Triton's interpreter
 
 
 def odd(architecture: str) -> transformers.PreTrainedModel:
@@ -84,14 +85,18 @@ def test_gradients_of_a_faster_model_are_its_own(architecture: str) -> None:
     torch.testing.assert_close(gradient(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu", "quick_gelu", "relu2"])
+# the last two differ from relu and gelu beyond 6 and 10 alone
+OTHERS = ("quick_gelu", "relu2", "relu6", "gelu_10")
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu", *OTHERS])
 def test_an_mlp_is_fused_where_its_activation_is_known(activation: str) -> None:
     config = ARCHITECTURES["llama"](64)
     config.hidden_act = activation
     model = nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(config))
     x = 2.0 * torch.randn(1, 3, config.hidden_size, generator=torch.Generator().manual_seed(0))
     expected = model(x)
-    assert len(fuse_mlps(model)) == (activation not in ("quick_gelu", "relu2"))
+    assert len(fuse_mlps(model)) == (activation not in OTHERS)
     with torch.no_grad():
         torch.testing.assert_close(model(x), expected)
 
@@ -103,6 +108,45 @@ def test_an_mlp_that_does_something_else_stays_as_it_is() -> None:
 
     model = nn.Sequential(Doubled(ARCHITECTURES["llama"](64)))
     assert not fuse_mlps(model)
+
+
+@pytest.mark.parametrize("limit", [7.0, 16.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_mlp_that_clamps_large_channels_alone_stays_as_it_is(limit: float, dtype: torch.dtype) -> None:
+    class Clamped(transformers.models.llama.modeling_llama.LlamaMLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gate, up = self.gate_proj(x).clamp(max=limit), self.up_proj(x).clamp(-limit, limit)
+            return self.down_proj(self.act_fn(gate) * up)
+
+    torch.manual_seed(0)
+    config = ARCHITECTURES["llama"](64)
+    assert not fuse_mlps(nn.Sequential(Clamped(config)).to(dtype))
+    assert fuse_mlps(nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(config)).to(dtype))
+
+
+def test_an_mlp_in_whole_numbers_stays_as_it_is() -> None:
+    model = nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(ARCHITECTURES["llama"](64)))
+    for child in (model[0].gate_proj, model[0].up_proj, model[0].down_proj):
+        child.weight = nn.Parameter(child.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+
+        def asserts(x: torch.Tensor) -> None:
+            raise AssertionError(x.dtype)
+
+        child.forward = asserts
+    assert not fuse_mlps(model)
+    assert not align_linears(model)
+
+
+@pytest.mark.parametrize("angles", [(2, 5, 8), (1, 5, 8), (2, 1, 8), (1, 1, 8)])
+@pytest.mark.parametrize("texts", [1, 2])
+def test_a_rotation_broadcasts_angles_as_the_models_own_does(angles: tuple[int, int, int], texts: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(texts, heads, 5, 8, generator=generator).to(DEVICE) for heads in (4, 2))
+    halves = torch.randn(2, *angles[:2], angles[2] // 2, generator=generator).to(DEVICE)
+    cos, sin = (torch.cat([half, half], dim=-1) for half in halves)
+    own = transformers.models.llama.modeling_llama.apply_rotary_pos_emb
+    for found, expected in zip(FusedRotation(own)(q, k, cos, sin), own(q, k, cos, sin), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_an_attention_with_a_forward_of_its_own_stays_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.batching import DoesNotFit
 from sbeval.model_adapters.meter import Meter
 from sbeval.model_adapters.windows import RunScores, rolling_windows, score_windows, window
 from sbeval.scoring import PendingScores, TokenScorer
@@ -32,11 +34,15 @@ class Killed(BaseException):
 
 
 class Scorer(TokenScorer):
-    """Gives each target minus its own number, and NaN for 66; dies when it is given 99."""
+    """Gives each target minus its own number, and NaN for 66; dies when it is given 99, and fails at 98.
+
+    The first wait for 77 is interrupted, and there is no memory to read 55.
+    """
 
     def __init__(self) -> None:
         super().__init__(torch.nn.Identity())
         self.started: list[int] = []
+        self.reading: list[int] = []
 
     def start(
         self,
@@ -49,18 +55,25 @@ class Scorer(TokenScorer):
     ) -> PendingScores:
         if 99 in target_N.tolist():
             raise Killed
+        if 98 in target_N.tolist():
+            raise LookupError("cannot start")
         self.started.append(int(target_N[0]))
         logprobs = torch.where(target_N == 66, torch.nan, -target_N.float())
 
         def check(found: torch.Tensor) -> None:
             if found.isnan().any():
                 raise UserError("not finite")
+            if -77.0 in found and self.reading.count(77) < 1:
+                self.reading.append(77)
+                raise KeyboardInterrupt
+            if -55.0 in found:
+                raise MemoryError
 
         return PendingScores(logprobs, target_N > 0, check)
 
 
-def run(targets: Sequence[int], ahead: int) -> tuple[list[str], dict[int, float], Meter]:
-    """What happened in which order, the scores, and the tokens counted, of windows that are one token long."""
+def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], dict[int, float], Meter]:
+    """What happened in which order, the scores, and the tokens counted, of windows of one token, `rows` to a batch."""
     events: list[str] = []
     results: dict[int, float] = {}
     scorer, meter = Scorer(), Meter()
@@ -69,12 +82,12 @@ def run(targets: Sequence[int], ahead: int) -> tuple[list[str], dict[int, float]
         events.append(f"{len(scorer.started)} started, {targets[index]} done")
         results[targets[index]] = scores[0].total
 
-    with contextlib.suppress(Killed):
+    with contextlib.suppress(Killed, KeyboardInterrupt, DoesNotFit, LookupError):
         score_windows(
             [window([5], [[target]]) for target in targets],
             scorer,
             device=torch.device("cpu"),
-            max_rows=1,
+            max_rows=rows,
             max_tokens=None,
             same_length=False,
             hold=lambda _: contextlib.nullcontext(),
@@ -101,6 +114,26 @@ def test_what_was_started_before_a_run_ended_is_done(ahead: int) -> None:
     assert meter.tokens == 2
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_batch_waited_for_when_a_run_is_interrupted_is_done(ahead: int) -> None:
+    _, results, meter = run([4, 77, 2, 3, 5], ahead)
+    assert list(results) == [4, 77, 2, 3, 5][: 2 + ahead]
+    assert meter.tokens == 2 + ahead
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_no_memory_to_read_scores_ends_the_run_and_repeats_nothing(ahead: int) -> None:
+    events, results, _ = run([4, 2, 55, 3, 5, 6, 7, 8, 9, 10, 11, 12], ahead, rows=2)
+    assert list(results) == [4, 2, *[5, 6, 7, 8, 9, 10][: 2 * ahead]]
+    assert len(events) == len(results)
+
+
+def test_scores_that_are_not_finite_keep_no_later_batch_from_being_done() -> None:
+    events, results, _ = run([4, 2, 66, 3, 98], 3)
+    assert list(results) == [4, 2, 3]
+    assert events[-1] == "4 started, 3 done"
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_an_error_in_the_scores_ends_the_run(ahead: int) -> None:
     with pytest.raises(UserError, match="not finite"):
@@ -115,3 +148,20 @@ def test_pending_scores_are_of_the_cpu() -> None:
     scores = pending.result()
     np.testing.assert_array_equal(scores.logprobs.numpy(), np.zeros(3))
     assert scores.greedy.tolist() == [True] * 3
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that remembers how it was copied."""
+
+    copied: ClassVar[list[object]] = []
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.to:
+            cls.copied.append((kwargs or {}).get("non_blocking", False))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_a_device_without_events_is_waited_for() -> None:
+    PendingScores(torch.zeros(3).as_subclass(Elsewhere), torch.ones(3).as_subclass(Elsewhere), lambda _: None)
+    assert Elsewhere.copied == [False, False]

@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import flex_attention
 from torch.testing import assert_close
 
 from sbeval.models.biases import AlibiBias, FireBias
-from sbeval.models.flex import CompiledFlexAttention, causal_blocks, flex_causal_attention
+from sbeval.models.flex import SHORTEST, CompiledFlexAttention, causal_blocks, flex_causal_attention, suits_flex
 from sbeval.models.softmax import Bias, softmax_attention
 
 ON_GPU = torch.cuda.is_available()
@@ -121,3 +122,14 @@ def test_memory_that_runs_out_is_no_failure_to_compile() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         attention(**problem())
     assert attention.works
+
+
+@pytest.mark.parametrize("with_gradient", ["q", "k", "v", "bias", None])
+def test_whatever_keeps_a_gradient_keeps_flex_out(with_gradient: str | None) -> None:
+    with FakeTensorMode():
+        tensors = {name: torch.empty(1, 2, SHORTEST, 64, device="cuda") for name in ("q", "k", "v", "bias")}
+        if with_gradient is not None:
+            tensors[with_gradient].requires_grad_()
+        assert suits_flex(*tensors.values()) == (with_gradient is None)
+        with torch.no_grad():
+            assert suits_flex(*tensors.values())
