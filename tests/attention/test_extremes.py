@@ -98,6 +98,25 @@ def test_a_few_large_logits_among_small_ones_are_right(impl: str, logit: float) 
         torch.testing.assert_close(found[name].double(), exact[name].double(), atol=6e-3, rtol=6e-3, msg=name)
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("attend_current", [False, True], ids=["strict", "current"])
+@pytest.mark.parametrize(
+    ("rows", "large", "small"), [(40, 25.0, -25.0), (40, 5.0, -25.0), (22, 25.0, 0.0)], ids=["inf", "product", "masked"]
+)
+def test_infinity_times_nothing_is_no_gap_in_the_weights(
+    impl: str, attend_current: bool, rows: int, large: float, small: float
+) -> None:
+    # 2^logit of two neighbours, or the product of both, is infinite; it is 0 of all others, or of masked keys alone
+    p = problem(heads=1, queries=rows, dtype=torch.float16)
+    p.q.fill_(1.0)
+    p.k.fill_(small)
+    p.k[:, :, 20:22] = large
+    exact = outputs_and_gradients(p.to(torch.float64), impl="reference", scale=1.0, attend_current=attend_current)
+    found = outputs_and_gradients(p, impl=impl, scale=1.0, attend_current=attend_current)
+    for name in exact:
+        torch.testing.assert_close(found[name].double(), exact[name].double(), atol=4e-3, rtol=4e-3, msg=name)
+
+
 @pytest.mark.parametrize("impl", ["blockwise", "triton"])
 def test_a_long_row_of_keys_with_one_logit_leaves_as_much_of_the_stick_as_the_formula_says(impl: str) -> None:
     # 1 + e of such keys rounds in one direction, thousands of times
