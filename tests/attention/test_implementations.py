@@ -72,6 +72,23 @@ def test_left_padding_changes_nothing(impl: str) -> None:
 
 
 @pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
+def test_a_sequence_said_to_begin_before_the_first_key_begins_there(impl: str, deterministic: bool) -> None:
+    p = problem(batch=2, queries=70, dtype=torch.float32)
+    before, first = (torch.tensor(starts, device=DEVICE) for starts in ([-300, -1], [0, 0]))
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    try:
+        expected = outputs_and_gradients(p, impl=impl, seq_start=first)
+        found = outputs_and_gradients(p, impl=impl, seq_start=before)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name in expected:
+        assert relative_error(found[name], expected[name]) < 1e-6, name
+    last = stickbreaking_attention(p.q[:, :, -2:], p.k, p.v, seq_start=before, impl=impl)
+    torch.testing.assert_close(last.output, expected["output"][:, :, -2:])
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
 def test_queries_against_a_longer_prefix_are_the_last_rows_of_the_whole(impl: str) -> None:
     p = problem(queries=150, dtype=torch.float32)
     whole = stickbreaking_attention(p.q, p.k, p.v, impl=impl)

@@ -78,7 +78,7 @@ class Tiles:
         batch, heads, queries, head_dim = q_BHQD.shape
         groups, keys = k_BGKD.shape[1], k_BGKD.shape[2]
         shared = heads // groups
-        starts = [0] * batch if seq_start_B is None else seq_start_B.tolist()
+        starts = [0] * batch if seq_start_B is None else seq_start_B.clamp_min(0).tolist()
         bounds = [0, queries] if cu_seqlens is None else cu_seqlens.tolist()
         longest = max(stop - start for start, stop in itertools.pairwise(bounds))
         rows = max(1, min(longest, TILE_ROWS // shared))

@@ -153,7 +153,7 @@ def _split_kernel(
     k_base = k_ptr + batch * k_stride_b + group * k_stride_h
     v_base = v_ptr + batch * v_stride_b + group * v_stride_h
     row_limit = tl.where(inside, keys - queries + query - (0 if ATTEND_CURRENT else 1), -1)
-    seq_start = tl.load(start_ptr + batch).to(tl.int32) if PADDED else 0
+    seq_start = tl.maximum(tl.load(start_ptr + batch).to(tl.int32), 0) if PADDED else 0
     tile = tl.arange(0, BLOCK_N)
     minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from sbeval.attention.impl.triton.backward import logit_gradients, of_threads, tile_weights
 from sbeval.attention.impl.triton.hardware import has_assembly, shared_memory_bytes
 from sbeval.attention.impl.triton.launch import LOG2_E, training_block_keys
+from sbeval.attention.impl.triton.primitives import first_visible
 from sbeval.attention.impl.triton.sticks import in_columns, keys_of_columns
 
 STRIPE_BLOCKS = 32
@@ -36,12 +37,7 @@ def _seen(
 ):  # fmt: skip
     """First and last key of each row: those the forward pass visited. Rows past the end see none."""
     inside = tl.minimum(row, queries - 1)
-    if STARTS == "row":
-        first_key = tl.load(start_ptr + inside).to(tl.int32)
-    elif STARTS == "batch":
-        first_key = tl.load(start_ptr + batch + tl.zeros_like(row)).to(tl.int32)
-    else:
-        first_key = tl.zeros_like(row)
+    first_key = first_visible(start_ptr, batch, row, queries, STARTS)
     stop = tl.load(stop_ptr + program.to(tl.int64) * tl.cdiv(queries, 16) + inside // 16)
     last_key = tl.where(row < queries, keys - queries + row - (0 if ATTEND_CURRENT else 1), -1)
     return tl.maximum(first_key, stop), last_key
