@@ -108,13 +108,14 @@ def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY
     Args:
         e: [M, N] 2^logit, column order.
         stick: [M, 2, 2] what newer tiles leave.
-        largest: [M, 4] largest product of eight keys so far: above LARGEST_PRODUCT the weights are wrong.
+        largest: [M, 4] largest product of eight keys so far: above LARGEST_PRODUCT the weights are wrong. They are NaN,
+            and so is the stick, where an infinite product met a factor of 0.
         M: see the module.
         N: see the module.
         ASSEMBLY: whether inline assembly runs.
 
     Returns:
-        Weights [M, N] in column order; what the tile leaves of the stick; `largest` with this tile.
+        Weights [M, N] in column order; [M, 2, 2] what the tile leaves of the stick; `largest` with this tile.
     """
     G: tl.constexpr = N // 32
     even, odd = _halves(e.reshape(M, N // 8, 8).trans(0, 2, 1).reshape(M, 4, N // 4), M, N // 4)
