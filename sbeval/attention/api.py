@@ -62,7 +62,7 @@ def stickbreaking_attention(
             host; they are not looked at while a CUDA graph is captured or torch.compile traces.
         skip_threshold: stop looking back once every query of a block has less than this much of its stick left. The
             output then changes by at most `skip_threshold * max|v|` and the remainder by at most `skip_threshold`.
-            None visits every key.
+            None visits every key that a stick above fp32's smallest normal number reaches.
         impl: "reference" (O(L^2) memory, the definition), "blockwise" (plain PyTorch, O(L) memory, any device),
             "triton" (CUDA), or "auto": "triton" for CUDA tensors it supports, else "blockwise".
 

@@ -162,13 +162,16 @@ def _forward_kernel(
         kept = tl.zeros([BLOCK_M, 2, 2], tl.float32)
         kept_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
         block = end_block
-        while block > first_block:
+        going = block > first_block
+        while going:
             block -= 1
             out, stick, largest, kept, kept_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
                 block, keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, True, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
+            left = _largest_stick(stick, row < queries, first_key, block * BLOCK_N)
+            going = (block > first_block) & (left >= threshold)
 
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
     row_at = all_head.to(tl.int64) * queries + row
