@@ -118,9 +118,7 @@ def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY
         Weights [M, N] in column order; [M, 2, 2] what the tile leaves of the stick; `largest` with this tile.
     """
     G: tl.constexpr = N // 32
-    even, odd = _halves(e.reshape(M, N // 8, 8).trans(0, 2, 1).reshape(M, 4, N // 4), M, N // 4)
-    e04, e26 = _halves(even, M, N // 8)
-    e15, e37 = _halves(odd, M, N // 8)
+    e04, e15, e26, e37 = in_groups(e, M, N)
     e0, e4 = _halves(e04, M, N // 16)
     e1, e5 = _halves(e15, M, N // 16)
     e2, e6 = _halves(e26, M, N // 16)
@@ -152,10 +150,9 @@ def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY
     w6 = e6 * remaining
     remaining += w6
     w7 = e7 * remaining
-    even = _woven(_woven(w0, w4, M, N // 16), _woven(w2, w6, M, N // 16), M, N // 8)
-    odd = _woven(_woven(w1, w5, M, N // 16), _woven(w3, w7, M, N // 16), M, N // 8)
-    weight = _woven(even, odd, M, N // 4).reshape(M, 8, N // 8).trans(0, 2, 1).reshape(M, N)
-    return weight, stick * all_left, largest
+    w04, w15 = _woven(w0, w4, M, N // 16), _woven(w1, w5, M, N // 16)
+    w26, w37 = _woven(w2, w6, M, N // 16), _woven(w3, w7, M, N // 16)
+    return in_columns(w04, w15, w26, w37, M, N), stick * all_left, largest
 
 
 @triton.jit
