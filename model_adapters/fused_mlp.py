@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sbeval.model_adapters.agreement import same_but_for_rounding
 from sbeval.model_adapters.aligned_linear import AlignedLinear
+from sbeval.model_adapters.replacing import replace_modules
 from sbeval.models.blocks import UNGATED, activate
 from sbeval.models.config import PLAIN_ACTIVATIONS
 from sbeval.triton_devices import runs_triton
@@ -59,13 +60,7 @@ def fuse_mlps(model: nn.Module) -> dict[str, nn.Module]:
 
     Each is compared on a sample first; those with another activation, hooks or parts of their own stay as they are.
     """
-    replaced: dict[str, nn.Module] = {}
-    for name, module in list(model.named_modules()):
-        fused = _fused(module)
-        if fused is not None:
-            model.set_submodule(name, fused)
-            replaced[name] = module
-    return replaced
+    return replace_modules(model, _fused)
 
 
 def _fused(module: Any) -> FusedGatedMLP | None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from sbeval.model_adapters.replacing import replace_modules
+
 _SAMPLE_ROWS = 4
 _ULPS = 4
 
@@ -38,13 +40,7 @@ def fuse_norms(model: nn.Module) -> dict[str, nn.Module]:
     Norms of the same name that do something else (Gemma's add one to their weight) are left as they are: each is
     compared on a sample first.
     """
-    replaced = {}
-    for name, module in list(model.named_modules()):
-        fused = _fused(module)
-        if fused is not None:
-            model.set_submodule(name, fused)
-            replaced[name] = module
-    return replaced
+    return replace_modules(model, _fused)
 
 
 def _fused(module: Any) -> FusedRMSNorm | None:

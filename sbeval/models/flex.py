@@ -4,7 +4,6 @@ Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_d
 """
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-logger = logging.getLogger(__name__)
+from sbeval.models.optional_kernel import OptionalKernel
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """From a logit, batch, head, query and key index to the logit with its bias."""
@@ -80,50 +79,27 @@ def flex_causal_attention(
 _blocks = functools.lru_cache(maxsize=2)(causal_blocks)
 
 
-class CompiledFlexAttention:
-    """`flex_causal_attention` compiled at its first call; where that fails, it says so once and is not tried again.
+class CompiledFlexAttention(OptionalKernel):
+    """`flex_causal_attention` compiled at its first call.
 
     Args:
         compiled: FlexAttention where it is compiled already.
     """
 
     def __init__(self, compiled: Callable[..., Any] | None = None) -> None:
-        self.works = True
+        super().__init__("PyTorch's FlexAttention", "going on with blocks of rows")
         self._compiled = compiled
 
-    def __call__(
-        self,
-        q_BHLD: Tensor,
-        k_BGLD: Tensor,
-        v_BGLD: Tensor,
-        *,
-        scale: float,
-        sliding_window: int,
-        score_mod: ScoreMod | None,
-    ) -> Tensor | None:
-        """Returns [B, H, L, D], or None where it cannot be compiled."""
-        if not self.works:
-            return None
-        if self._compiled is None:
-            # one kernel for all lengths; `fullgraph` because what is run uncompiled holds all pairs
-            self._compiled = torch.compile(flex_attention, dynamic=True, fullgraph=True)
-        try:
-            return flex_causal_attention(
-                q_BHLD,
-                k_BGLD,
-                v_BGLD,
-                scale=scale,
-                sliding_window=sliding_window,
-                score_mod=score_mod,
-                attention=self._compiled,
-            )
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # PyTorch's compilers raise anything, and there is another way to the result
-            self.works = False
-            reason = str(error).strip().partition("\n")[0]
-            logger.warning("PyTorch's FlexAttention does not run here (%s): going on with blocks of rows", reason)
-            return None
+    def __call__(self, q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, **options: Any) -> Tensor | None:
+        """Takes what `flex_causal_attention` takes; returns [B, H, L, D], or None where it cannot be compiled."""
+
+        def run() -> Tensor:
+            if self._compiled is None:
+                # one kernel for all lengths; `fullgraph` because what is run uncompiled holds all pairs
+                self._compiled = torch.compile(flex_attention, dynamic=True, fullgraph=True)
+            return flex_causal_attention(q_BHLD, k_BGLD, v_BGLD, **options, attention=self._compiled)
+
+        return self.attempt(run)
 
 
 compiled_flex_attention = CompiledFlexAttention()

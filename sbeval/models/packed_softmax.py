@@ -7,7 +7,6 @@ Shape suffixes: H query heads, G key/value heads, T tokens of all texts, D head_
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sbeval.models.optional_kernel import OptionalKernel
 from sbeval.models.softmax import Bias, softmax_attention
-
-logger = logging.getLogger(__name__)
 
 LARGEST_HEAD_DIM = 256
 _MULTIPLE = 8
@@ -68,24 +66,24 @@ def kernel_arguments(
     }
 
 
-class VarlenAttention:
-    """PyTorch's variable-length attention; where it does not run, it says so once and is not tried again.
+class VarlenAttention(OptionalKernel):
+    """PyTorch's variable-length attention.
 
     Args:
         function: another one of the same arguments.
     """
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
-        self._function = function
-        self.works = True
+        super().__init__("PyTorch's variable-length attention", "going text by text")
         if function is None:
             try:
                 from torch.nn.attention.varlen import varlen_attn
             except ImportError:
                 self.works = False
             else:
-                self._function = varlen_attn
+                function = varlen_attn
                 self.works = set(inspect.signature(varlen_attn).parameters) >= _NEEDED
+        self._function: Callable[..., Any] | None = function
 
     def __call__(
         self,
@@ -99,19 +97,16 @@ class VarlenAttention:
         cu_seqlens: Tensor | None = None,
     ) -> Tensor | None:
         """Returns [1, H, T, D], or None where it does not run."""
-        if not self.works or self._function is None:
+        function = self._function
+        if function is None:
             return None
-        try:
+
+        def run() -> Tensor:
             arguments = kernel_arguments(q_1HTD, k_1GTD, v_1GTD, lengths, scale, sliding_window, cu_seqlens)
-            output_THD: Tensor = self._function(**arguments)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # which kernels a build of PyTorch holds shows only when they are called
-            self.works = False
-            reason = str(error).strip().partition("\n")[0]
-            logger.warning("PyTorch's variable-length attention does not run here (%s): going text by text", reason)
-            return None
-        return output_THD.transpose(0, 1)[None]
+            output_THD: Tensor = function(**arguments)
+            return output_THD.transpose(0, 1)[None]
+
+        return self.attempt(run)
 
 
 varlen_attention = VarlenAttention()
