@@ -19,6 +19,7 @@ from sbeval.attention.impl.triton.sticks import (
     in_columns,
     in_groups,
     keys_of_columns,
+    of_threads,
     reciprocal,
     share_between_threads,
     sums_of_older,
@@ -79,12 +80,6 @@ def logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, M: tl.const
         t0 - s0 * (t0 + older0), t1 - s1 * (t1 + older1), t2 - s2 * (t2 + older2), t3 - s3 * (t3 + older3), M, N
     )
     return dz, older
-
-
-@triton.jit
-def of_threads(x, M: tl.constexpr):
-    """[M] to [M, 2, 2], the same for the four threads of a row."""
-    return x[:, None, None] + tl.zeros([M, 2, 2], x.dtype)
 
 
 @triton.jit

@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sbeval.attention.impl.triton.backward import logit_gradients, of_threads, tile_weights
+from sbeval.attention.impl.triton.backward import logit_gradients, tile_weights
 from sbeval.attention.impl.triton.hardware import has_assembly, shared_memory_bytes
 from sbeval.attention.impl.triton.launch import LOG2_E, training_block_keys
 from sbeval.attention.impl.triton.primitives import first_visible
-from sbeval.attention.impl.triton.sticks import in_columns, keys_of_columns
+from sbeval.attention.impl.triton.sticks import in_columns, keys_of_columns, of_rows, of_threads
 
 STRIPE_BLOCKS = 32
 
@@ -91,8 +91,8 @@ def _rows_kernel(
             k = _rows(k_base, key, keys, k_stride_l, HEAD_DIM, BLOCK_D)
             v = _rows(v_base, key, keys, v_stride_l, HEAD_DIM, BLOCK_D)
             state_at = state_ptr + ((program.to(tl.int64) * STRIPE + block - stripe) * queries + row) * 2
-            tl.store(state_at, tl.max(tl.max(stick, 2), 1), mask=inside)
-            tl.store(state_at + 1, tl.max(tl.max(older, 2), 1), mask=inside)
+            tl.store(state_at, of_rows(stick), mask=inside)
+            tl.store(state_at + 1, of_rows(older), mask=inside)
             z = _logits(q, k, key, first_key, last_key, qk_scale)
             s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(
                 z, block, stick, kept, kept_block, ROWS, KEYS, ASSEMBLY
@@ -100,8 +100,8 @@ def _rows_kernel(
             d_weight = tl.dot(do, tl.trans(v), input_precision="ieee")
             dz, older = logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, ROWS, KEYS)
             dq = tl.dot(dz.to(k.dtype), k, dq, input_precision="ieee")
-        tl.store(row_state_ptr + row_at * 2, tl.max(tl.max(stick, 2), 1), mask=inside)
-        tl.store(row_state_ptr + row_at * 2 + 1, tl.max(tl.max(older, 2), 1), mask=inside)
+        tl.store(row_state_ptr + row_at * 2, of_rows(stick), mask=inside)
+        tl.store(row_state_ptr + row_at * 2 + 1, of_rows(older), mask=inside)
         tl.store(dq_at, dq, mask=dq_inside)
 
 

@@ -17,6 +17,7 @@ from sbeval.attention.impl.triton.sticks import (
     before_groups,
     in_columns,
     keys_of_columns,
+    of_rows,
     share_between_threads,
     take_in_eights,
     take_one_by_one,
@@ -65,15 +66,9 @@ def _tile(
 
 
 @triton.jit
-def _of_rows(stick):
-    """[M, 2, 2], the same for the four threads of a row, to [M]."""
-    return tl.max(tl.max(stick, 2), 1)
-
-
-@triton.jit
 def _largest_stick(stick, inside, first_key, oldest):
     """Largest stick of the rows that have keys older than `oldest`; -1 where there is none."""
-    return tl.max(tl.where(inside & (first_key < oldest), _of_rows(stick), -1.0), 0)
+    return tl.max(tl.where(inside & (first_key < oldest), of_rows(stick), -1.0), 0)
 
 
 @triton.jit
@@ -175,12 +170,12 @@ def _forward_kernel(
 
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
     row_at = all_head.to(tl.int64) * queries + row
-    remainder = _of_rows(stick)
+    remainder = of_rows(stick)
     # the walk ends below the smallest normal number, short of what a remainder that small would come to
     tl.store(rem_ptr + row_at, tl.where(remainder < SMALLEST, 0.0, remainder), mask=row < queries)
     if SAVE:
-        tl.store(stick_ptr + row_at * 2, _of_rows(kept), mask=row < queries)
-        tl.store(stick_ptr + row_at * 2 + 1, _of_rows(kept_block).to(tl.float32), mask=row < queries)
+        tl.store(stick_ptr + row_at * 2, of_rows(kept), mask=row < queries)
+        tl.store(stick_ptr + row_at * 2 + 1, of_rows(kept_block).to(tl.float32), mask=row < queries)
         # for every 16 rows, so that the backward pass may choose row blocks of its own
         entry = block_m * (BLOCK_M // 16) + tl.arange(0, BLOCK_M // 16)
         stop_at = stop_ptr + all_head.to(tl.int64) * stop_entries + entry

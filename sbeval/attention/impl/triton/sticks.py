@@ -37,6 +37,18 @@ def reciprocal(x, ASSEMBLY: tl.constexpr):
 
 
 @triton.jit
+def of_threads(x, M: tl.constexpr):
+    """[M] to [M, 2, 2], the same for the four threads of a row."""
+    return x[:, None, None] + tl.zeros([M, 2, 2], x.dtype)
+
+
+@triton.jit
+def of_rows(x):
+    """[M, 2, 2], the same for the four threads of a row, to [M]."""
+    return tl.max(tl.max(x, 2), 1)
+
+
+@triton.jit
 def _halves(x, M: tl.constexpr, WIDTH: tl.constexpr):
     """[M, 4, WIDTH] to its even and its odd entries."""
     return tl.split(x.reshape(M, 4, WIDTH // 2, 2))
