@@ -216,7 +216,7 @@ def jobs_of(plan: Plan) -> list[Job]:
             add(search, ready, 6, plan.search_tokens, training, scheme, search, rate, plan.search_tokens, 0)
         for seed in range(plan.seeds if scheme in SEEDED else 1):
             name = f"scheme_{scheme}" if seed == 0 else f"scheme_{scheme}_seed{seed}"
-            add(name, searches, 3 if seed else 6, plan.tokens, _chosen_training, scheme, name, seed)
+            add(name, (*ready, *searches), 3 if seed else 6, plan.tokens, _chosen_training, scheme, name, seed)
             evaluate(name, name, 4 if seed else 7)
     for scaling in SCALED_AT_EVALUATION if "rope" in plan.schemes else ():
         evaluate("scheme_rope", "scheme_rope", 7, scaling)
