@@ -83,6 +83,18 @@ def logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, M: tl.const
 
 
 @triton.jit
+def _over_rows(x, rows, BLOCK_D: tl.constexpr):
+    """Sums over the rows of a block what each gives to each key: x [M, N] and rows [M, BLOCK_D] to [N, BLOCK_D]."""
+    if BLOCK_D >= 64 and x.dtype.primitive_bitwidth == 16:
+        # the product's transpose takes x from shared memory as it lies there; x as the left factor would be read back
+        # into registers first. It has BLOCK_D rows, of which tensor cores take 64 at a time
+        product = tl.trans(tl.dot(tl.trans(rows), x, input_precision="ieee"))
+    else:
+        product = tl.dot(tl.trans(x), rows, input_precision="ieee")
+    return product
+
+
+@triton.jit
 def _tile(
     q, do, k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, dk_base, dk_desc, dv_base, dv_desc,
     batch, group, block, keys, last_key, first_key, dq, stick, kept, kept_block, older, qk_scale,
@@ -102,12 +114,12 @@ def _tile(
         z = tl.where((key <= last_key[:, None]) & (key >= first_key[:, None]), z, float("-inf"))
     s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(z, block, stick, kept, kept_block, BLOCK_M, BLOCK_N, ASSEMBLY)
     weight = in_columns(w0, w1, w2, w3, BLOCK_M, BLOCK_N).to(do.dtype)
-    dv = tl.dot(tl.trans(weight), do, input_precision="ieee")
+    dv = _over_rows(weight, do, BLOCK_D)
     add_tile(dv, dv_base, dv_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, REDUCE)
     d_weight = tl.dot(do, tl.trans(v), input_precision="ieee")
     dz, older = logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, BLOCK_M, BLOCK_N)
     dz = dz.to(k.dtype)
-    dk = tl.dot(tl.trans(dz), q, input_precision="ieee")
+    dk = _over_rows(dz, q, BLOCK_D)
     dq = tl.dot(dz, k, dq, input_precision="ieee")
     add_tile(dk, dk_base, dk_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, REDUCE)
     return dq, stick, older

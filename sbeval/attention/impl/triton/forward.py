@@ -218,7 +218,7 @@ def forward(
     stick = torch.empty((batch, heads, queries, 2) if save else (0,), dtype=torch.float32, device=q.device)
     stop_entries = triton.cdiv(queries, 16)
     stop = torch.empty((batch, heads, stop_entries) if save else (0,), dtype=torch.int32, device=q.device)
-    copy = copies(k) and copies(v)
+    copy = launch.copy_engine and copies(k) and copies(v)
     together = heads_at_once(
         heads=batch * heads,
         bytes_a_head=2 * k.shape[2] * head_dim * k.element_size() * k.shape[1] // heads,

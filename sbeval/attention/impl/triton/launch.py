@@ -24,6 +24,7 @@ class LaunchParameters:
         num_stages: depth of the software pipeline.
         max_registers: most registers a thread may use, None for as many as the compiler likes; fewer let more programs
             share a multiprocessor.
+        copy_engine: whether the copy engine brings tiles, where there is one.
     """
 
     block_queries: int
@@ -33,6 +34,7 @@ class LaunchParameters:
     num_warps: int
     num_stages: int
     max_registers: int | None = None
+    copy_engine: bool = True
 
 
 def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_bytes: int) -> int:
@@ -74,6 +76,8 @@ def forward_parameters(
         num_warps=8 if wide else 4,
         num_stages=3 if padded <= 128 else 2,
         max_registers=None if wide or padded > 128 else 96 if padded <= 32 else 144 if padded == 64 else 168,
+        # where a tile takes little time the barriers around the engine's copies cost more than addresses do
+        copy_engine=padded > 32,
     )
 
 
