@@ -31,9 +31,6 @@ TUNED_BIASES = True
 _BLOCK = 128
 _SMALLEST_HEAD_DIM, _LARGEST_HEAD_DIM = 16, 256
 _TUNED_ON = (9, 0)  # compute capability
-_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-# Both hold without a window alone: with one, a row may see no key of its first tile, and blocks seen in part lie apart.
-_OF_WHOLE_TEXTS = {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True}
 _MOST_KINDS = 1024
 """Kernels compiled in one process: of dtypes, head sizes and counts, biases, windows. Dynamo gives up after eight."""
 
@@ -73,7 +70,7 @@ def flex_causal_attention(
     scale: float,
     sliding_window: int,
     score_mod: ScoreMod | None,
-    attention: Callable[..., Any] = flex_attention,
+    attention: Callable[..., Any] | None = None,
 ) -> Tensor:
     """Returns [B, H, L, D] of causal attention over the newest `sliding_window` keys.
 
@@ -84,13 +81,13 @@ def flex_causal_attention(
         scale: factor of the logits.
         sliding_window: keys with j - i < window only.
         score_mod: adds a bias, for up to `whole_blocks(L)` queries; None adds none.
-        attention: FlexAttention, compiled or not. Not compiled it holds all pairs.
+        attention: `flex_with_options` compiled; None takes it as it is, which holds all pairs.
     """
     length, added = q_BHLD.shape[2], whole_blocks(q_BHLD.shape[2]) - q_BHLD.shape[2]
     if added:  # newer than every query whose output is kept
         q_BHLD, k_BGLD, v_BGLD = (pad(x, (0, 0, 0, added)) for x in (q_BHLD, k_BGLD, v_BGLD))
     windowed = sliding_window < length
-    output: Tensor = attention(
+    output: Tensor = (attention or flex_with_options)(
         q_BHLD,
         k_BGLD,
         v_BGLD,
@@ -98,18 +95,36 @@ def flex_causal_attention(
         block_mask=_blocks(length + added, sliding_window if windowed else length + added, q_BHLD.device),
         scale=scale,
         enable_gqa=q_BHLD.shape[1] != k_BGLD.shape[1],
-        kernel_options=_kernel_options(q_BHLD, windowed=windowed, biased=score_mod is not None),
+        tuned=is_tuned(q_BHLD) and (TUNED_BIASES or score_mod is None),
+        windowed=windowed,
     )
     return output[:, :, :length]
 
 
-def _kernel_options(q_BHLD: Tensor, *, windowed: bool, biased: bool) -> dict[str, Any]:
-    # nothing else would tell the compiler, for which the length is any number
-    options: dict[str, Any] = {"IS_DIVISIBLE": True}
-    if is_tuned(q_BHLD) and (TUNED_BIASES or not biased):
+def flex_with_options(
+    q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, tuned: bool, windowed: bool, **arguments: Any
+) -> Tensor:
+    """FlexAttention, of a length of whole blocks.
+
+    The options stand here as literals, since the compiler takes numbers it is handed for numbers that change.
+
+    Args:
+        q_BHLD: [B, H, L, D] queries.
+        k_BGLD: [B, G, L, D] keys.
+        v_BGLD: [B, G, L, D] values.
+        tuned: whether the kernel takes the tuned tiles.
+        windowed: whether older keys are out of sight.
+        arguments: FlexAttention's others.
+    """
+    options: Any = {"IS_DIVISIBLE": True}  # which it would not find out, the length being any number
+    if tuned:
         # no PRESCALE_QK: it rounds the scaled queries, and a bias would be added to logits of base 2
-        options |= _TILES if windowed else {**_TILES, **_OF_WHOLE_TEXTS}
-    return options
+        options |= {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+        if not windowed:
+            # with a window, a row may see no key of its first tile, and blocks that are seen in part lie apart
+            options |= {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True}
+    output: Tensor = flex_attention(q_BHLD, k_BGLD, v_BGLD, kernel_options=options, **arguments)
+    return output
 
 
 _blocks = functools.lru_cache(maxsize=2)(causal_blocks)
@@ -119,7 +134,7 @@ class CompiledFlexAttention(OptionalKernel):
     """`flex_causal_attention` compiled at its first call.
 
     Args:
-        compiled: FlexAttention where it is compiled already.
+        compiled: `flex_with_options` where it is compiled already.
         instead: what is done where that fails.
     """
 
@@ -135,7 +150,7 @@ class CompiledFlexAttention(OptionalKernel):
         def run() -> Tensor:
             if self._compiled is None:
                 # one kernel for all lengths; `fullgraph` because what is run uncompiled holds all pairs
-                self._compiled = torch.compile(flex_attention, dynamic=True, fullgraph=True)
+                self._compiled = torch.compile(flex_with_options, dynamic=True, fullgraph=True)
             # the count is of the code, whoever compiled it, so a second compiled function would not start anew
             limits: dict[str, Any] = {"recompile_limit": _MOST_KINDS, "accumulated_recompile_limit": _MOST_KINDS}
             with torch._dynamo.config.patch(limits):

@@ -1,5 +1,6 @@
 """FlexAttention with our biases and windows is the softmax of the definition, and nothing is lost where it fails."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention.flex_attention import flex_attention
 from torch.testing import assert_close
 
 from sbeval.models import flex
@@ -18,6 +18,7 @@ from sbeval.models.flex import (
     CompiledFlexAttention,
     causal_blocks,
     flex_causal_attention,
+    flex_with_options,
     long_causal_attention,
     suits_flex,
     suits_long_flex,
@@ -28,7 +29,7 @@ from sbeval.models.softmax import Bias, softmax_attention
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 # compiling for a CPU takes minutes over all cases; not compiled it computes the same from all pairs
-ATTENTION = torch.compile(flex_attention, dynamic=True, fullgraph=True) if ON_GPU else flex_attention
+ATTENTION = torch.compile(flex_with_options, dynamic=True, fullgraph=True) if ON_GPU else flex_with_options
 NEAR = {"rtol": 1e-4, "atol": 3e-4} if ON_GPU else {"rtol": 1e-5, "atol": 1e-5}  # TF32 or the like in its products
 
 
@@ -147,7 +148,7 @@ def test_whatever_keeps_a_gradient_keeps_flex_out(with_gradient: str | None) -> 
 
 
 def test_one_process_may_compile_more_kinds_than_dynamo_allows_by_itself() -> None:
-    compiled = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend="eager")
+    compiled = torch.compile(flex_with_options, dynamic=True, fullgraph=True, backend="eager")
     attention = CompiledFlexAttention(compiled)
     kinds = range(2, torch._dynamo.config.recompile_limit + 4)
     torch._dynamo.reset()
@@ -158,19 +159,27 @@ def test_one_process_may_compile_more_kinds_than_dynamo_allows_by_itself() -> No
     assert attention.works
 
 
-def options_of(dtype: torch.dtype, head_dim: int, **changes: Any) -> dict[str, Any]:
-    """What FlexAttention's kernel would be compiled with on a GPU."""
-    found: dict[str, Any] = {}
+Options = Callable[..., dict[str, Any]]
 
-    def attention(*args: Any, **options: Any) -> torch.Tensor:
-        found.update(options["kernel_options"])
-        return torch.empty(1, 2, 4096, head_dim)
 
-    with FakeTensorMode():
-        q = torch.empty(1, 2, 4096, head_dim, dtype=dtype, device="cuda")
-        arguments: dict[str, Any] = {"sliding_window": 4096, "score_mod": None, **changes}
-        flex_causal_attention(q, q, q, scale=0.3, attention=attention, **arguments)
-    return found
+@pytest.fixture
+def options_of(capability: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> Options:
+    """From a dtype and a size of heads to what FlexAttention's kernel would be compiled with on a GPU."""
+
+    def of(dtype: torch.dtype, head_dim: int, **changes: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        def attention(*args: Any, **options: Any) -> torch.Tensor:
+            found.update(options["kernel_options"])
+            return torch.empty(1, 2, 4096, head_dim)
+
+        monkeypatch.setattr(flex, "flex_attention", attention)
+        with FakeTensorMode():
+            q = torch.empty(1, 2, 4096, head_dim, dtype=dtype, device="cuda")
+            flex_causal_attention(q, q, q, scale=0.3, **{"sliding_window": 4096, "score_mod": None, **changes})
+        return found
+
+    return of
 
 
 @pytest.fixture
@@ -185,7 +194,7 @@ def capability(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("windowed", [True, False])
 def test_what_holds_without_a_window_alone_is_said_without_a_window_alone(
-    biased: bool, windowed: bool, capability: dict[str, tuple[int, int]]
+    biased: bool, windowed: bool, options_of: Options
 ) -> None:
     options = options_of(
         torch.bfloat16,
@@ -198,7 +207,9 @@ def test_what_holds_without_a_window_alone_is_said_without_a_window_alone(
     assert "PRESCALE_QK" not in options
 
 
-def test_tiles_are_those_of_pytorch_where_they_were_not_tuned(capability: dict[str, tuple[int, int]]) -> None:
+def test_tiles_are_those_of_pytorch_where_they_were_not_tuned(
+    options_of: Options, capability: dict[str, tuple[int, int]]
+) -> None:
     assert "BLOCK_M" in options_of(torch.float16, 24)
     for dtype, head_dim in ((torch.float32, 32), (torch.bfloat16, 40), (torch.bfloat16, 64)):
         assert set(options_of(dtype, head_dim)) == {"IS_DIVISIBLE"}
@@ -240,6 +251,27 @@ def test_a_cpu_keeps_its_own_attention() -> None:
 tuned_gpu = pytest.mark.skipif(
     not ON_GPU or torch.cuda.get_device_capability() != (9, 0), reason="tiles are tuned for compute capability 9.0"
 )
+
+
+@torch.no_grad()
+def test_options_are_constants_of_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "is_tuned", lambda q: True)
+    options: list[dict[str, Any]] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        options.extend(node.args[6] for node in graph.graph.nodes if "flex_attention" in str(node.target))
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_with_options, dynamic=True, fullgraph=True, backend=backend)
+    for length in (256, 300, 640):
+        q, k, v = torch.randn(3, 1, 2, length, 16)
+        flex_causal_attention(q, k, v, scale=0.3, sliding_window=length, score_mod=None, attention=compiled)
+    assert options
+    for of_one in options:
+        assert of_one["IS_DIVISIBLE"] is True
+        assert (of_one["BLOCK_M"], of_one["BLOCK_N"], of_one["num_warps"], of_one["num_stages"]) == (64, 64, 4, 3)
+        assert all(isinstance(value, bool | int | str) for value in of_one.values())
 
 
 @tuned_gpu
