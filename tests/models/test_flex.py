@@ -30,6 +30,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 # compiling for a CPU takes minutes over all cases; not compiled it computes the same from all pairs
 ATTENTION = torch.compile(flex_with_options, dynamic=True, fullgraph=True) if ON_GPU else flex_with_options
+WINDOWS = [37, 200, 10**6] if ON_GPU else [1, 37, 128, 200, 10**6]  # a window of 1 would be compiled for itself
 NEAR = {"rtol": 1e-4, "atol": 3e-4} if ON_GPU else {"rtol": 1e-5, "atol": 1e-5}  # TF32 or the like in its products
 
 
@@ -51,7 +52,7 @@ def make_bias(kind: str, heads: int) -> Bias | None:
 @given(
     kind=st.sampled_from(["none", "alibi", "fire"]),
     length=st.sampled_from([1, 60, 128, 300]),
-    window=st.sampled_from([1, 37, 128, 200, 10**6]),
+    window=st.sampled_from(WINDOWS),
     heads=st.sampled_from([(4, 4), (6, 2)]),
     later=st.sampled_from([0, 1000]),
 )
@@ -327,7 +328,7 @@ def _exact(
 @tuned_gpu
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["none", "alibi", "fire"])
-@pytest.mark.parametrize("window", [None, 1, 60, 300, 1500])
+@pytest.mark.parametrize("window", [None, 60, 300, 1500])
 @pytest.mark.parametrize("length", [2048, 1999])
 def test_tuned_tiles_change_no_window_and_no_bias(kind: str, window: int | None, length: int) -> None:
     generator = torch.Generator("cuda").manual_seed(length)
