@@ -102,7 +102,16 @@ def flex_causal_attention(
 
 
 def flex_with_options(
-    q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, tuned: bool, windowed: bool, **arguments: Any
+    q_BHLD: Tensor,
+    k_BGLD: Tensor,
+    v_BGLD: Tensor,
+    *,
+    score_mod: ScoreMod | None,
+    block_mask: BlockMask,
+    scale: float,
+    enable_gqa: bool,
+    tuned: bool,
+    windowed: bool,
 ) -> Tensor:
     """FlexAttention, of a length of whole blocks.
 
@@ -112,18 +121,30 @@ def flex_with_options(
         q_BHLD: [B, H, L, D] queries.
         k_BGLD: [B, G, L, D] keys.
         v_BGLD: [B, G, L, D] values.
+        score_mod: adds a bias.
+        block_mask: which blocks are seen.
+        scale: factor of the logits.
+        enable_gqa: whether there are fewer heads of keys than of queries.
         tuned: whether the kernel takes the tuned tiles.
         windowed: whether older keys are out of sight.
-        arguments: FlexAttention's others.
     """
     options: Any = {"IS_DIVISIBLE": True}  # which it would not find out, the length being any number
     if tuned:
         # no PRESCALE_QK: it rounds the scaled queries, and a bias would be added to logits of base 2
-        options |= {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+        options.update({"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3})
         if not windowed:
             # with a window, a row may see no key of its first tile, and blocks that are seen in part lie apart
-            options |= {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True}
-    output: Tensor = flex_attention(q_BHLD, k_BGLD, v_BGLD, kernel_options=options, **arguments)
+            options.update({"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True})
+    output: Tensor = flex_attention(
+        q_BHLD,
+        k_BGLD,
+        v_BGLD,
+        score_mod=score_mod,
+        block_mask=block_mask,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        kernel_options=options,
+    )
     return output
 
 

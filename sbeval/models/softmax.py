@@ -41,7 +41,7 @@ class Bias(Protocol):
         """From positions [B or 1, R] of queries and distances to keys (>= 0 where seen) to [B or 1, H, R, C]."""
 
     def score_mod(self, position_Q: Tensor | None, device: torch.device) -> ScoreMod:
-        """The same for FlexAttention, from positions [Q] of all queries."""
+        """The same for FlexAttention, from positions [Q] of all queries, and finite for those that fill up a block."""
 
 
 def softmax_attention(
