@@ -10,7 +10,9 @@ from sbeval.model_adapters.agreement import same_but_for_rounding
 from sbeval.model_adapters.aligned_linear import AlignedLinear, align_linears
 from sbeval.model_adapters.fused_mlp import fuse_mlps
 from sbeval.model_adapters.fused_norm import fuse_norms
-from sbeval.model_adapters.fused_rotation import fuse_rotations, unfuse_rotations
+from sbeval.model_adapters.fused_rotation import fuse_rotations
+from sbeval.model_adapters.long_attention import fuse_long_attention
+from sbeval.model_adapters.replacing import give_back_forwards
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +21,9 @@ _SAMPLE_TOKENS = 16
 
 @torch.no_grad()
 def make_faster(model: nn.Module) -> bool:
-    """Pads unaligned linear maps, fuses norms, MLPs and rotations; a model that then differs gets its own parts back.
+    """Pads unaligned linear maps, fuses norms, MLPs and rotations, and lets attention choose a kernel for long texts.
+
+    A model that then differs gets its own parts back.
 
     Args:
         model: a causal language model where it will run.
@@ -34,12 +38,13 @@ def make_faster(model: nn.Module) -> bool:
     aligned = align_linears(model)
     mlps = fuse_mlps(model)
     rotations = fuse_rotations(model)
-    if not (norms or aligned or mlps or rotations):
+    attentions = fuse_long_attention(model)  # after the rotations, whose copies it copies
+    if not (norms or aligned or mlps or rotations or attentions):
         return False
     found = _logits(model)
     if found is not None and same_but_for_rounding(found, expected):
         return True
-    unfuse_rotations(rotations)
+    give_back_forwards([*rotations, *attentions])
     for name, module in {**mlps, **norms}.items():
         model.set_submodule(name, module)
     for name, module in list(model.named_modules()):

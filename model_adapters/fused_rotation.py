@@ -6,17 +6,16 @@ That forward is kept: a module gets a copy of it in which the name means the ker
 
 import functools
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sbeval.model_adapters.replacing import Forward, with_name
 from sbeval.models.rope import rotate
 from sbeval.triton_devices import runs_triton
 
 _NAME = "apply_rotary_pos_emb"
-Forward = Callable[..., Any]
 
 
 class FusedRotation:
@@ -62,23 +61,9 @@ def fuse_rotations(model: nn.Module) -> list[nn.Module]:
     return changed
 
 
-def unfuse_rotations(modules: list[nn.Module]) -> None:
-    """Gives modules from `fuse_rotations` the forward of their class again."""
-    for module in modules:
-        del module.forward
-
-
 @functools.cache
 def _fused(forward: Forward) -> Forward | None:
-    if not isinstance(forward, types.FunctionType) or _NAME not in forward.__code__.co_names:
-        return None
-    own = forward.__globals__.get(_NAME)
-    if own is None or not _turns_halves(own):
-        return None
-    names = {**forward.__globals__, _NAME: FusedRotation(own)}
-    fused = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-    fused.__kwdefaults__ = forward.__kwdefaults__
-    return functools.update_wrapper(fused, forward)
+    return with_name(forward, _NAME, lambda own: FusedRotation(own) if _turns_halves(own) else None)
 
 
 @torch.no_grad()

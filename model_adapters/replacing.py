@@ -1,8 +1,13 @@
 """Parts of a loaded model that another part stands in for."""
 
+import functools
+import types
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
+
+Forward = Callable[..., Any]
 
 
 def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module | None]) -> dict[str, nn.Module]:
@@ -14,3 +19,32 @@ def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module 
             model.set_submodule(name, other)
             replaced[name] = module
     return replaced
+
+
+def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) -> Forward | None:
+    """Returns a copy of a function in which a name of its file means something else.
+
+    Args:
+        forward: the function, which stays as it is.
+        name: a global name.
+        stand_in: from what the name means to what it shall mean; None where there is nothing to stand in.
+
+    Returns:
+        The copy, or None where the function does not use the name or there is no stand-in.
+    """
+    if not isinstance(forward, types.FunctionType) or name not in forward.__code__.co_names:
+        return None
+    own = forward.__globals__.get(name)
+    other = None if own is None else stand_in(own)
+    if other is None:
+        return None
+    names = {**forward.__globals__, name: other}
+    copied = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    copied.__kwdefaults__ = forward.__kwdefaults__
+    return functools.update_wrapper(copied, forward)
+
+
+def give_back_forwards(modules: list[nn.Module]) -> None:
+    """Gives modules the forward of their class again."""
+    for module in modules:
+        vars(module).pop("forward", None)

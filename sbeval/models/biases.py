@@ -7,9 +7,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, relu
+from torch.nn.functional import linear, pad, relu
 
-from sbeval.models.flex import ScoreMod
+from sbeval.models.flex import ScoreMod, whole_blocks
 
 FIRE_WIDTH = 32
 FIRE_INITIAL_SCALE = 0.1
@@ -85,7 +85,8 @@ class FireBias(nn.Module):
         """Returns the same for FlexAttention, in fp32."""
         assert position_Q is not None
         scale = self.scale.detach().float().abs()
-        reach_Q = torch.maximum(position_Q.float(), self.threshold.detach().float().abs())
+        added = whole_blocks(len(position_Q)) - len(position_Q)
+        reach_Q = torch.maximum(pad(position_Q.float(), (0, added)), self.threshold.detach().float().abs())
         per_log_distance_Q = 1.0 / ((scale * reach_Q).log1p() + _FIRE_EPS)
         inner_2W = torch.stack([self.hidden.weight.detach().float()[:, 0], self.hidden.bias.detach().float()])
         output = (self.output.weight.detach().float(), self.output.bias.detach().float()[:, None])
@@ -93,9 +94,9 @@ class FireBias(nn.Module):
 
         def add(logit: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             share = (scale * (query - key).clamp_min(0)).log1p() * per_log_distance_Q[query]
-            added = outer_HW[head, FIRE_WIDTH]
+            bias = outer_HW[head, FIRE_WIDTH]
             for unit in range(FIRE_WIDTH):
-                added = added + outer_HW[head, unit] * relu(inner_2W[0, unit] * share + inner_2W[1, unit])
-            return logit + added
+                bias = bias + outer_HW[head, unit] * relu(inner_2W[0, unit] * share + inner_2W[1, unit])
+            return logit + bias
 
         return add

@@ -1,4 +1,6 @@
-"""PyTorch's FlexAttention for a bias or a window: the bias is computed inside its kernel and never lies in memory.
+"""PyTorch's FlexAttention: for a bias or a window, which its kernel computes itself, and for long texts of small heads.
+
+A bias never lies in memory. Heads of at most `TUNED_HEAD_DIM` need neither: cuDNN's attention pads them to 64.
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, Q queries.
 """
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import pad
 
 from sbeval.models.optional_kernel import OptionalKernel
 
@@ -18,7 +21,23 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 SHORTEST = 1024
 """Shorter texts fit a few blocks of rows of PyTorch's other kernels, and are not worth compiling for."""
+LONG_TOKENS = 4096
+"""Plain causal attention of longer texts is faster here than elsewhere in PyTorch, where the tiles are tuned."""
+TUNED_HEAD_DIM = 32
+"""Largest size of a head for which the kernel's tiles were tuned."""
+TUNED_BIASES = True
+"""Whether ALiBi and FIRE take the tuned tiles too."""
+
 _BLOCK = 128
+_SMALLEST_HEAD_DIM, _LARGEST_HEAD_DIM = 16, 256
+_TUNED_ON = (9, 0)  # compute capability
+_MOST_KINDS = 1024
+"""Kernels compiled in one process: of dtypes, head sizes and counts, biases, windows. Dynamo gives up after eight."""
+
+
+def whole_blocks(length: int) -> int:
+    """Returns the length rounded up to whole blocks, which the kernel reads without a look at where a text ends."""
+    return -(-length // _BLOCK) * _BLOCK
 
 
 def causal_blocks(length: int, sliding_window: int, device: torch.device) -> BlockMask:
@@ -51,7 +70,7 @@ def flex_causal_attention(
     scale: float,
     sliding_window: int,
     score_mod: ScoreMod | None,
-    attention: Callable[..., Any] = flex_attention,
+    attention: Callable[..., Any] | None = None,
 ) -> Tensor:
     """Returns [B, H, L, D] of causal attention over the newest `sliding_window` keys.
 
@@ -61,17 +80,70 @@ def flex_causal_attention(
         v_BGLD: [B, G, L, D] values.
         scale: factor of the logits.
         sliding_window: keys with j - i < window only.
-        score_mod: adds a bias; None adds none.
-        attention: FlexAttention, compiled or not. Not compiled it holds all pairs.
+        score_mod: adds a bias, for up to `whole_blocks(L)` queries; None adds none.
+        attention: `flex_with_options` compiled; None takes it as it is, which holds all pairs.
     """
-    output: Tensor = attention(
+    length, added = q_BHLD.shape[2], whole_blocks(q_BHLD.shape[2]) - q_BHLD.shape[2]
+    if added:  # newer than every query whose output is kept
+        q_BHLD, k_BGLD, v_BGLD = (pad(x, (0, 0, 0, added)) for x in (q_BHLD, k_BGLD, v_BGLD))
+    windowed = sliding_window < length
+    output: Tensor = (attention or flex_with_options)(
         q_BHLD,
         k_BGLD,
         v_BGLD,
         score_mod=score_mod,
-        block_mask=_blocks(q_BHLD.shape[2], sliding_window, q_BHLD.device),
+        block_mask=_blocks(length + added, sliding_window if windowed else length + added, q_BHLD.device),
         scale=scale,
         enable_gqa=q_BHLD.shape[1] != k_BGLD.shape[1],
+        tuned=is_tuned(q_BHLD) and (TUNED_BIASES or score_mod is None),
+        windowed=windowed,
+    )
+    return output[:, :, :length]
+
+
+def flex_with_options(
+    q_BHLD: Tensor,
+    k_BGLD: Tensor,
+    v_BGLD: Tensor,
+    *,
+    score_mod: ScoreMod | None,
+    block_mask: BlockMask,
+    scale: float,
+    enable_gqa: bool,
+    tuned: bool,
+    windowed: bool,
+) -> Tensor:
+    """FlexAttention, of a length of whole blocks.
+
+    The options stand here as literals, since the compiler takes numbers it is handed for numbers that change.
+
+    Args:
+        q_BHLD: [B, H, L, D] queries.
+        k_BGLD: [B, G, L, D] keys.
+        v_BGLD: [B, G, L, D] values.
+        score_mod: adds a bias.
+        block_mask: which blocks are seen.
+        scale: factor of the logits.
+        enable_gqa: whether there are fewer heads of keys than of queries.
+        tuned: whether the kernel takes the tuned tiles.
+        windowed: whether older keys are out of sight.
+    """
+    options: Any = {"IS_DIVISIBLE": True}  # which it would not find out, the length being any number
+    if tuned:
+        # no PRESCALE_QK: it rounds the scaled queries, and a bias would be added to logits of base 2
+        options.update({"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3})
+        if not windowed:
+            # with a window, a row may see no key of its first tile, and blocks that are seen in part lie apart
+            options.update({"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True})
+    output: Tensor = flex_attention(
+        q_BHLD,
+        k_BGLD,
+        v_BGLD,
+        score_mod=score_mod,
+        block_mask=block_mask,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        kernel_options=options,
     )
     return output
 
@@ -83,11 +155,14 @@ class CompiledFlexAttention(OptionalKernel):
     """`flex_causal_attention` compiled at its first call.
 
     Args:
-        compiled: FlexAttention where it is compiled already.
+        compiled: `flex_with_options` where it is compiled already.
+        instead: what is done where that fails.
     """
 
-    def __init__(self, compiled: Callable[..., Any] | None = None) -> None:
-        super().__init__("PyTorch's FlexAttention", "going on with blocks of rows")
+    def __init__(
+        self, compiled: Callable[..., Any] | None = None, instead: str = "going on with blocks of rows"
+    ) -> None:
+        super().__init__("PyTorch's FlexAttention", instead)
         self._compiled = compiled
 
     def __call__(self, q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, **options: Any) -> Tensor | None:
@@ -96,13 +171,50 @@ class CompiledFlexAttention(OptionalKernel):
         def run() -> Tensor:
             if self._compiled is None:
                 # one kernel for all lengths; `fullgraph` because what is run uncompiled holds all pairs
-                self._compiled = torch.compile(flex_attention, dynamic=True, fullgraph=True)
-            return flex_causal_attention(q_BHLD, k_BGLD, v_BGLD, **options, attention=self._compiled)
+                self._compiled = torch.compile(flex_with_options, dynamic=True, fullgraph=True)
+            # the count is of the code, whoever compiled it, so a second compiled function would not start anew
+            limits: dict[str, Any] = {"recompile_limit": _MOST_KINDS, "accumulated_recompile_limit": _MOST_KINDS}
+            with torch._dynamo.config.patch(limits):
+                return flex_causal_attention(q_BHLD, k_BGLD, v_BGLD, **options, attention=self._compiled)
 
         return self.attempt(run)
 
 
 compiled_flex_attention = CompiledFlexAttention()
+_plain_flex_attention = CompiledFlexAttention(instead="going on with its scaled_dot_product_attention")
+
+
+def long_causal_attention(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, *, scale: float) -> Tensor | None:
+    """Returns [B, H, L, D] of plain causal attention, or None where PyTorch's other kernels are faster or all there is.
+
+    Args:
+        q_BHLD: [B, H, L, D] queries.
+        k_BHLD: keys of any shape; of another than the queries', they are left to the others.
+        v_BHLD: values, likewise.
+        scale: factor of the logits.
+    """
+    if not suits_long_flex(q_BHLD, k_BHLD, v_BHLD):
+        return None
+    return _plain_flex_attention(q_BHLD, k_BHLD, v_BHLD, scale=scale, sliding_window=q_BHLD.shape[2], score_mod=None)
+
+
+def suits_long_flex(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> bool:
+    """Whether FlexAttention is the faster one for plain causal attention, which PyTorch has other kernels for."""
+    same = q_BHLD.shape == k_BHLD.shape == v_BHLD.shape
+    return same and q_BHLD.shape[2] >= LONG_TOKENS and suits_flex(q_BHLD, k_BHLD, v_BHLD) and is_tuned(q_BHLD)
+
+
+def is_tuned(q_BHLD: Tensor) -> bool:
+    """Whether the tiles of FlexAttention's kernel were tuned for heads like these on a GPU like theirs."""
+    sixteen_bits = q_BHLD.dtype in (torch.float16, torch.bfloat16)
+    if not (q_BHLD.is_cuda and sixteen_bits and has_tuned_size(q_BHLD.shape[3])):
+        return False
+    return torch.cuda.get_device_capability(q_BHLD.device) == _TUNED_ON
+
+
+def has_tuned_size(head_dim: int) -> bool:
+    """Whether heads of this size are among those whose tiles were tuned."""
+    return _SMALLEST_HEAD_DIM <= head_dim <= TUNED_HEAD_DIM
 
 
 def suits_flex(q_BHQD: Tensor, k_BGKD: Tensor, *others: Tensor) -> bool:
@@ -115,6 +227,6 @@ def suits_flex(q_BHQD: Tensor, k_BGKD: Tensor, *others: Tensor) -> bool:
     """
     queries, keys, head_dim = q_BHQD.shape[2], k_BGKD.shape[2], q_BHQD.shape[3]
     kept = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHQD, k_BGKD, *others))
-    fits = q_BHQD.dtype != torch.float64 and 16 <= head_dim <= 256
+    fits = q_BHQD.dtype != torch.float64 and _SMALLEST_HEAD_DIM <= head_dim <= _LARGEST_HEAD_DIM
     tracing = torch.compiler.is_compiling()
     return q_BHQD.is_cuda and not kept and fits and not tracing and queries == keys >= SHORTEST

@@ -13,16 +13,17 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from sbeval.models.flex import ScoreMod, compiled_flex_attention, suits_flex
+from sbeval.models.flex import ScoreMod, compiled_flex_attention, long_causal_attention, suits_flex
 
 MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Most elements of one block's mask or bias, by device: small enough for memory, large enough to keep it busy."""
 _MORE_WITHOUT_GRADIENTS = {"cuda": 8}
 """How much larger blocks may be where nothing is kept for a backward pass: a GPU is idle for want of rows."""
 _MULTIPLE = 16
+_MASK_BYTES = 16
 
 
 class Bias(Protocol):
@@ -40,7 +41,7 @@ class Bias(Protocol):
         """From positions [B or 1, R] of queries and distances to keys (>= 0 where seen) to [B or 1, H, R, C]."""
 
     def score_mod(self, position_Q: Tensor | None, device: torch.device) -> ScoreMod:
-        """The same for FlexAttention, from positions [Q] of all queries."""
+        """The same for FlexAttention, from positions [Q] of all queries, and finite for those that fill up a block."""
 
 
 def softmax_attention(
@@ -75,6 +76,9 @@ def softmax_attention(
         # only the flash kernels take grouped heads without falling back to O(L^2) memory
         k_BGKD, v_BGKD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGKD, v_BGKD))
     if plain and queries in (1, keys):
+        long_BHQD = long_causal_attention(q_BHQD, k_BGKD, v_BGKD, scale=scale)
+        if long_BHQD is not None:
+            return long_BHQD
         return scaled_dot_product_attention(
             q_BHQD, k_BGKD, v_BGKD, is_causal=queries == keys > 1, scale=scale, enable_gqa=heads != k_BGKD.shape[1]
         )
@@ -101,7 +105,8 @@ def softmax_attention(
     def mask(last: int, rows: int, columns: int, position_BR: Tensor | None) -> Tensor:
         """[B or 1, H or 1, rows, columns] for the rows that end before key `last`, in the queries' dtype."""
         row_R = torch.arange(last - rows, last, device=q_BHQD.device)
-        key_C = torch.arange(last - columns, last, device=q_BHQD.device)
+        # keys newer than all rows fill up each row, so that the next one begins where kernels can read it
+        key_C = torch.arange(last - columns, last - columns + _aligned(columns), device=q_BHQD.device)
         distance_RC = row_R[:, None] - key_C
         seen = ((distance_RC >= 0) & (distance_RC < sliding_window))[None, None]
         if seq_start_B is not None:
@@ -110,7 +115,7 @@ def softmax_attention(
             added = torch.zeros(1, dtype=q_BHQD.dtype, device=q_BHQD.device).expand(seen.shape)
         else:
             added = bias(row_R[None] if position_BR is None else position_BR, distance_RC).to(q_BHQD.dtype)
-        return added.masked_fill(~seen, -torch.inf)
+        return added.masked_fill(~seen, -torch.inf)[..., :columns]
 
     def block(last: int, columns: int, q_BHRD: Tensor, k: Tensor, v: Tensor, position_BR: Tensor | None) -> Tensor:
         own = mask(last, q_BHRD.shape[2], columns, position_BR)
@@ -126,7 +131,7 @@ def softmax_attention(
         columns = min(last, _aligned(stop - start + sliding_window - 1))
         q_BHRD = q_BHQD[:, :, start:stop]
         if shared is not None:
-            own = shared[:, :, start - stop :, widest - columns :]
+            own = readable_mask(shared[:, :, start - stop :, widest - columns :])
             k, v = k_BHKD[:, :, last - columns : last], v_BHKD[:, :, last - columns : last]
             outputs.append(_masked_attention(q_BHRD, k, v, own, scale))
             continue
@@ -137,6 +142,21 @@ def softmax_attention(
         else:
             outputs.append(block(*arguments))
     return torch.cat(outputs, dim=2)
+
+
+def readable_mask(mask: Tensor) -> Tensor:
+    """Returns a mask whose rows all begin at multiples of 16 bytes, as PyTorch's memory-efficient kernel reads them.
+
+    PyTorch itself looks at the strides alone, not at where the first row begins.
+
+    Args:
+        mask: [..., rows, columns]; it is copied only where a row begins elsewhere.
+    """
+    steps = (mask.storage_offset(), *mask.stride()[:-1])
+    if mask.stride(-1) == 1 and not any(step * mask.itemsize % _MASK_BYTES for step in steps):
+        return mask
+    columns = mask.shape[-1]
+    return pad(mask, (0, _aligned(columns) - columns)).contiguous()[..., :columns]
 
 
 def _masked_attention(q_BHRD: Tensor, k_BHCD: Tensor, v_BHCD: Tensor, mask: Tensor, scale: float) -> Tensor:

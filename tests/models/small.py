@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from sbeval.models import SbevalConfig, SbevalForCausalLM
+from sbeval.models.biases import AlibiBias, FireBias
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "stickbreaking": {},
@@ -56,3 +57,18 @@ def small_model(seed: int = 0, **overrides: Any) -> SbevalForCausalLM:
 
 def tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(0, 61, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def make_bias(kind: str, heads: int) -> AlibiBias | FireBias | None:
+    """A bias that changes results, on a GPU where there is one."""
+    torch.manual_seed(0)
+    if kind == "none":
+        return None
+    if kind == "alibi":
+        return AlibiBias(heads)
+    bias = FireBias(heads)
+    for parameter in bias.parameters():
+        torch.nn.init.normal_(parameter)
+    with torch.no_grad():
+        bias.threshold.fill_(20.0)
+    return bias.to("cuda" if torch.cuda.is_available() else "cpu")

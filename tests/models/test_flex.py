@@ -7,39 +7,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention.flex_attention import flex_attention
 from torch.testing import assert_close
 
-from sbeval.models.biases import AlibiBias, FireBias
-from sbeval.models.flex import SHORTEST, CompiledFlexAttention, causal_blocks, flex_causal_attention, suits_flex
-from sbeval.models.softmax import Bias, softmax_attention
+from sbeval.models.flex import (
+    SHORTEST,
+    CompiledFlexAttention,
+    causal_blocks,
+    flex_causal_attention,
+    flex_with_options,
+    suits_flex,
+    whole_blocks,
+)
+from sbeval.models.softmax import softmax_attention
+from tests.models.small import make_bias
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 # compiling for a CPU takes minutes over all cases; not compiled it computes the same from all pairs
-ATTENTION = torch.compile(flex_attention, dynamic=True, fullgraph=True) if ON_GPU else flex_attention
+ATTENTION = CompiledFlexAttention() if ON_GPU else flex_causal_attention
+WINDOWS = [37, 200, 10**6] if ON_GPU else [1, 37, 128, 200, 10**6]  # a window of 1 would be compiled for itself
 NEAR = {"rtol": 1e-4, "atol": 3e-4} if ON_GPU else {"rtol": 1e-5, "atol": 1e-5}  # TF32 or the like in its products
-
-
-def make_bias(kind: str, heads: int) -> Bias | None:
-    torch.manual_seed(0)
-    if kind == "none":
-        return None
-    if kind == "alibi":
-        return AlibiBias(heads)
-    bias = FireBias(heads)
-    for parameter in bias.parameters():
-        torch.nn.init.normal_(parameter)
-    with torch.no_grad():
-        bias.threshold.fill_(20.0)
-    return bias.to(DEVICE)
 
 
 @settings(max_examples=12, deadline=None)
 @given(
     kind=st.sampled_from(["none", "alibi", "fire"]),
     length=st.sampled_from([1, 60, 128, 300]),
-    window=st.sampled_from([1, 37, 128, 200, 10**6]),
+    window=st.sampled_from(WINDOWS),
     heads=st.sampled_from([(4, 4), (6, 2)]),
     later=st.sampled_from([0, 1000]),
 )
@@ -60,15 +54,15 @@ def test_it_is_the_attention_of_the_definition(
         bias=bias,
         position_ids_BQ=positions[None],
     )
-    found = flex_causal_attention(
+    found = ATTENTION(
         q,
         k,
         v,
         scale=0.3,
         sliding_window=min(window, length),
         score_mod=None if bias is None else bias.score_mod(positions, q.device),
-        attention=ATTENTION,
     )
+    assert found is not None
     assert_close(found.double(), expected, **NEAR)
 
 
@@ -133,3 +127,26 @@ def test_whatever_keeps_a_gradient_keeps_flex_out(with_gradient: str | None) -> 
         assert suits_flex(*tensors.values()) == (with_gradient is None)
         with torch.no_grad():
             assert suits_flex(*tensors.values())
+
+
+def test_one_process_may_compile_more_kinds_than_dynamo_allows_by_itself() -> None:
+    compiled = torch.compile(flex_with_options, dynamic=True, fullgraph=True, backend="eager")
+    attention = CompiledFlexAttention(compiled)
+    kinds = range(2, torch._dynamo.config.recompile_limit + 4)
+    torch._dynamo.reset()
+    for heads in kinds:
+        q, k, v = torch.randn(3, 1, heads, 5, 16)
+        with torch.no_grad():
+            assert attention(q, k, v, scale=0.3, sliding_window=5, score_mod=None) is not None
+    assert attention.works
+
+
+@settings(max_examples=20, deadline=None)
+@given(length=st.integers(1, 500))
+def test_positions_of_fire_reach_to_the_end_of_the_last_block(length: int) -> None:
+    bias = make_bias("fire", 2)
+    assert bias is not None
+    add = bias.score_mod(torch.arange(length, device=DEVICE), torch.device(DEVICE))
+    last = torch.tensor(whole_blocks(length) - 1, device=DEVICE)
+    zero = torch.zeros((), device=DEVICE)
+    assert add(zero, zero.int(), zero.int(), last, last).isfinite()

@@ -67,6 +67,49 @@ def test_blocks_of_queries_equal_the_definition(
     assert_close(output, expected, rtol=1e-4, atol=1e-5)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    queries=st.integers(1, 50),
+    older=st.sampled_from([0, 0, 1, 7, 16]),
+    window=st.none() | st.integers(1, 40),
+    padded=st.booleans(),
+    scheme=st.sampled_from(["none", "alibi", "fire"]),
+    elements=st.sampled_from([50, 400, 3000, 1 << 20]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+)
+@torch.no_grad()
+def test_rows_of_a_mask_begin_where_kernels_can_read_them(
+    queries: int, older: int, window: int | None, padded: bool, scheme: str, elements: int, dtype: torch.dtype
+) -> None:
+    keys = queries + older
+    q, k, v = torch.randn(2, 2, queries, 8, dtype=dtype), *torch.randn(2, 2, 2, keys, 8, dtype=dtype)
+    bias = {"none": None, "alibi": AlibiBias(2), "fire": small_fire(2)}[scheme]
+    handed_over: list[Tensor] = []
+
+    def attention(*args: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        handed_over.extend([] if attn_mask is None else [attn_mask])
+        return torch.nn.functional.scaled_dot_product_attention(*args, attn_mask=attn_mask, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(softmax.MASK_ELEMENTS, "cpu", elements)
+        patch.setattr(softmax, "scaled_dot_product_attention", attention)
+        softmax_attention(
+            q,
+            k,
+            v,
+            scale=0.7,
+            sliding_window=window,
+            seq_start_B=torch.tensor([0, keys // 2]) if padded else None,
+            bias=bias,
+            position_ids_BQ=torch.arange(older, keys)[None],
+        )
+    assert handed_over or (bias is None and not padded and (window is None or window >= keys))
+    for mask in handed_over:
+        assert mask.stride(-1) == 1
+        assert mask.data_ptr() % 16 == 0
+        assert not any(stride * mask.itemsize % 16 for stride in mask.stride()[:-1])
+
+
 def small_fire(heads: int) -> FireBias:
     fire = FireBias(heads)
     with torch.no_grad():
