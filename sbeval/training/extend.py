@@ -13,10 +13,11 @@ from sbeval.errors import UserError
 from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.extension_data import check_amount, extension_tokens
 from sbeval.training.extension_model import lengthen, pinned_rope
+from sbeval.training.processes import is_first_process
 from sbeval.training.record import RunParts, as_json, extension_record
 from sbeval.training.run import Run
 from sbeval.training.settings import OptimizationSettings
-from sbeval.training.trainer import is_first_process, next_token_loss
+from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows
 
 DOCUMENTS = ("separate", "joined")

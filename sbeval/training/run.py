@@ -15,15 +15,14 @@ from transformers import PrinterCallback
 from sbeval.errors import UserError
 from sbeval.training import sharding
 from sbeval.training.full_disk import full_disk_named
+from sbeval.training.processes import is_first_process, process_count
 from sbeval.training.record import RunPart, RunParts, loss_curve, trim_log, write_runs
 from sbeval.training.run_watch import RunWatch
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.trainer import (
     WindowTrainer,
-    is_first_process,
     last_complete_state,
     next_token_loss,
-    process_count,
     schedule_factor,
     training_arguments,
 )

@@ -11,11 +11,11 @@ import torch
 import yaml
 
 from sbeval.errors import UserError
+from sbeval.training.processes import is_first_process
 from sbeval.training.recipe import from_mapping, read_mapping
 from sbeval.training.record import RunParts, as_json, training_record
 from sbeval.training.run import Run
 from sbeval.training.settings import TrainRecipe
-from sbeval.training.trainer import is_first_process
 from sbeval.training.validation import split_validation, validation_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
 

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
 from sbeval.training import schedule
+from sbeval.training.processes import is_first_process, process_count, smallest_over_processes
 from sbeval.training.settings import OptimizationSettings
 
 COMPLETE_MARK = "complete.json"
@@ -170,21 +170,3 @@ def _own_part(weight: Tensor) -> Tensor:
 
 def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
     return {"window_tokens": batch if isinstance(batch, Tensor) else torch.stack(batch)}
-
-
-def smallest_over_processes(value: Tensor) -> float:
-    """Returns the smallest of a number that each process has; waits for the device."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        value = value.clone()
-        torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MIN)
-    return float(value)
-
-
-def is_first_process() -> bool:
-    """Whether this process writes what all processes share."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def process_count() -> int:
-    """How many processes train together."""
-    return max(1, int(os.environ.get("WORLD_SIZE", "1")))
