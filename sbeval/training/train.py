@@ -65,7 +65,7 @@ def train(
     if windows.epochs > 1 and not recipe.data.allow_repeat:
         raise UserError(
             f"expected text for {recipe.optimization.steps} steps of {recipe.optimization.batch_tokens} tokens, found "
-            f"{len(training_tokens)} tokens: that is {windows.epochs:.1f} epochs; give more text, fewer total_tokens, "
+            f"{len(training_tokens)} tokens: that is {windows.epochs:.2f} epochs; give more text, fewer total_tokens, "
             "or data.allow_repeat: true in the recipe (--allow-repeat)"
         )
     set_seed(recipe.seed)

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
+from sbeval.errors import UserError
 from sbeval.training import schedule
 from sbeval.training.processes import is_first_process, process_count, smallest_over_processes
 from sbeval.training.settings import OptimizationSettings
@@ -105,6 +106,24 @@ def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float
     return functools.partial(function, steps=optimization.steps, warmup_steps=optimization.warmup_steps)
 
 
+def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, processes: int) -> tuple[int, int]:
+    """Returns the windows of one forward pass of one process, and how many such passes make a step.
+
+    Raises:
+        UserError: the processes cannot share a batch evenly, which would make steps smaller than asked for.
+    """
+    batch_windows = optimization.batch_tokens // length_tokens
+    micro_windows = (optimization.micro_batch_tokens or optimization.batch_tokens // processes) // length_tokens
+    if micro_windows < 1 or batch_windows % (micro_windows * processes):
+        micro = optimization.micro_batch_tokens
+        found = f"batches of {optimization.batch_tokens} tokens" + ("" if micro is None else f" in passes of {micro}")
+        raise UserError(
+            f"expected a batch that {processes} processes share evenly in windows of {length_tokens} tokens, found "
+            f"{found}; change batch_tokens, micro_batch_tokens or the number of processes"
+        )
+    return micro_windows, batch_windows // (micro_windows * processes)
+
+
 def training_arguments(
     optimization: OptimizationSettings,
     *,
@@ -117,15 +136,13 @@ def training_arguments(
     fsdp: bool = False,
 ) -> TrainingArguments:
     """Translates our settings into transformers' own."""
-    processes = process_count()
+    micro_windows, accumulation_steps = passes_of_a_step(optimization, length_tokens, process_count())
     shard: Any = True if fsdp else None  # declared as text, which is going away
-    micro = optimization.micro_batch_tokens or optimization.batch_tokens // processes
-    micro_windows = micro // length_tokens
     return TrainingArguments(
         output_dir=str(states),
         max_steps=optimization.steps,
         per_device_train_batch_size=micro_windows,
-        gradient_accumulation_steps=optimization.batch_tokens // (micro_windows * length_tokens * processes),
+        gradient_accumulation_steps=accumulation_steps,
         learning_rate=optimization.learning_rate,
         weight_decay=optimization.weight_decay,
         adam_beta1=optimization.beta1,
