@@ -23,7 +23,8 @@ class RunPart:
         last_step: steps done after it; of a command that was killed, those of the last state it saved.
         seconds: of the whole command.
         gpu: device name, None on a CPU.
-        peak_memory_bytes: most device memory allocated, None on a CPU.
+        peak_memory_bytes: most device memory allocated, None on a CPU; of several processes, the first's.
+        processes: that trained together.
     """
 
     command: str
@@ -32,6 +33,7 @@ class RunPart:
     seconds: float
     gpu: str | None
     peak_memory_bytes: int | None
+    processes: int = 1
 
 
 class RunParts(NamedTuple):

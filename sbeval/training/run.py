@@ -188,6 +188,7 @@ class Run:
             seconds=round(time.monotonic() - self.started, 1),
             gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+            processes=process_count(),
         )
         return dataclasses.asdict(part)
 

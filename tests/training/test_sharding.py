@@ -48,6 +48,7 @@ def test_sharded_weights_learn_the_same_stop_and_resume_and_leave_the_same_check
     two = tmp_path / "two" / "checkpoint"
     parts = [json.loads(line) for line in (tmp_path / "two" / "runs.jsonl").read_text().splitlines()]
     assert [(part["first_step"], part["last_step"]) for part in parts] == [(0, 10), (10, 12)]
+    assert [part["processes"] for part in parts] == [2, 2]
     assert (tmp_path / "two" / "states" / "checkpoint-12" / "pytorch_model_fsdp.bin").is_file()
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
     found = weights(two)
