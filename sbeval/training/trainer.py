@@ -18,11 +18,9 @@ from transformers import Trainer, TrainingArguments
 
 from sbeval.errors import UserError
 from sbeval.training import schedule
+from sbeval.training.full_disk import COMPLETE_MARK
 from sbeval.training.processes import is_first_process, process_count, smallest_over_processes
 from sbeval.training.settings import OptimizationSettings
-
-COMPLETE_MARK = "complete.json"
-"""Lies in a state that was written to its end."""
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
