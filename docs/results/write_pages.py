@@ -248,6 +248,14 @@ def results_page(found: Found) -> str:
         "Written by `docs/results/write_pages.py` from `results.tar.xz`; [every command](commands.md) with its "
         "seconds.",
         "",
+        "1x is the training length before any extension; the lower the NLL, the better. On joined files any model that "
+        "does not break falls with length; that added context helps is shown by the same targets inside their own file "
+        "alone. What follows for the paper's claims: [claims](../claims.md).",
+        "",
+        f"The two extended models saw {found.plan['extension_tokens']:,} tokens more than the others, in windows of 4x "
+        f"with a learning rate of {found.plan['extension_rate']:g} at its peak (the paper's schedule, shorter): they "
+        "are to be compared with each other and with themselves before, not with schemes that were trained once.",
+        "",
         "With dynamic scaling the frequencies follow the length evaluated, and models trained with it saw those of 4x "
         "alone: at 1x and below they are off their training.",
         "",
