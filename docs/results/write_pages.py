@@ -309,7 +309,10 @@ def results_page(found: Found) -> str:
         f"25,000 steps; the longest run here saw {max((run['sequences_seen'] for run in found.recall), default=0):,}.",
         "",
         *recall_table(found),
-        "Every run; steps planned set the learning rate, half a cosine after a linear warm-up:",
+        "Every run; steps planned set the learning rate, half a cosine after a linear warm-up. The list of commands "
+        "lacks runs whose process was ended because their cell was solved; one is `python -m "
+        "sbeval.training.experiments.mqrar --attention rope --pairs PAIRS --learning-rates RATE --steps STEPS "
+        "--warmup-steps WARMUP --precision PRECISION --out FILE`, seed 0:",
         "",
         *recall_runs(found),
         "Attention on a sequence of 16 pairs, dark where much weight is given; the first layer left, the second right, "
