@@ -13,6 +13,15 @@ from sbeval.training.experiments.attention_picture import picture, write_png
 
 SCHEMES = ("stickbreaking", "rope", "rope_dynamic1", "rope_dynamic4", "nope", "alibi", "fire", "rope_window_1024")
 EXTENSION = ("stickbreaking", "stickbreaking_extended", "rope_dynamic4", "rope_extended")
+REST = {
+    "windows": (
+        ("stickbreaking", "rope", "rope_window_256", "rope_window_512", "rope_window_1024"),
+        "-attention_window",
+    ),
+    "training-length": (("stickbreaking", "rope", "rope_4x", "rope_4x_dynamic"), "-training_length"),
+    "remainder": (("stickbreaking", "stickbreaking_remainder", "stickbreaking_remainder_norm"), ""),
+}
+"""Figures of the schemes that would crowd the first: which they show, and what the report splits them by."""
 NEEDLES = ("stickbreaking", "stickbreaking_extended", "rope", "rope_extended")
 LABELS = {
     "stickbreaking": "stick-breaking",
@@ -24,7 +33,13 @@ LABELS = {
     "nope": "NoPE",
     "alibi": "ALiBi",
     "fire": "FIRE",
+    "rope_window_256": "RoPE, window 256",
+    "rope_window_512": "RoPE, window 512",
     "rope_window_1024": "RoPE, window 1K",
+    "rope_4x": "RoPE, trained at 4K",
+    "rope_4x_dynamic": "RoPE dynamic:4, trained at 4K",
+    "stickbreaking_remainder": "with remainder bias",
+    "stickbreaking_remainder_norm": "with remainder bias, head norm",
 }
 NAMES_BESIDE_ROPE = {
     "rope_dynamic1": "scheme_rope (dynamic RoPE x1)",
@@ -41,6 +56,9 @@ def draw(folder: Path, target: Path) -> None:
         for protocol in ("stream", "fixed_target"):
             found = _report(folder, schemes, f"sb_stdlib_{protocol}")
             keep(found, f"stdlib-{protocol}*-nll", target / f"{name}-{protocol}")
+    for name, (schemes, split) in REST.items():
+        found = _report(folder, schemes, "sb_stdlib_stream")
+        keep(found, f"stdlib-stream{split}*-nll", target / f"{name}-stream")
     for task in ("sb_niah_single_1", "sb_niah_multikey_1"):
         found = _report(folder, NEEDLES, task)
         keep(found, f"needles-{task.removeprefix('sb_')}", target / task.removeprefix("sb_"))

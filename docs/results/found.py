@@ -46,7 +46,8 @@ class Found:
         plan: settings of the experiment.
         jobs: the ledgers of all sessions.
         gpu_hours: accelerators times the time from the first job's start to the last one's end, over all sessions.
-        packed: short extensions on packed and on joined documents.
+        packed: short extensions on packed and on joined documents, each with the `session` it was run in.
+        sharded: those with sharded weights: `runs` and `log` of the run, and its `session`.
     """
 
     metrics: dict[tuple[str, str], dict[str, Any]]
@@ -58,6 +59,7 @@ class Found:
     jobs: list[dict[str, Any]]
     gpu_hours: float
     packed: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    sharded: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -131,7 +133,16 @@ def read(folder: Path) -> Found:
         )
         / 3600,
         packed=[
-            json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("sessions/*/packed_*.json"))
+            json.loads(file.read_text(encoding="utf-8")) | {"session": file.parent.name}
+            for file in sorted(folder.glob("sessions/*/packed_*.json"))
+        ],
+        sharded=[
+            {
+                "runs": _lines(file),
+                "log": _lines(file.with_name("sharded_log.jsonl")),
+                "session": file.parent.name,
+            }
+            for file in sorted(folder.glob("sessions/*/sharded_runs.jsonl"))
         ],
     )
 

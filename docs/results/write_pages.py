@@ -19,6 +19,7 @@ from typing import Any
 from claims import claims_page
 from figures import draw
 from found import FIXED, NAMES, STREAM, Found, multiple_name, number, read, table
+from packed import packed_section
 
 HERE = Path(__file__).parent
 MACHINE_FOLDERS = re.compile(r"(/[\w./-]*?)?\.carry/|/[\w./-]*?(?=build/|benchmarks/)")
@@ -41,6 +42,8 @@ def curves(found: Found, task: str) -> list[str]:
             if (run, task) in found.metrics:
                 label = name if run == scheme else f"{name}, seed {run.rpartition('seed')[2]}"
                 rows.append([label, *(number(found.nll(run, task, multiple)) for multiple in columns)])
+        if (scheme, task) in unfinished(found):
+            rows.append([f"{name} (not finished)", *("-" for _ in columns)])
     return table(["scheme", *map(multiple_name, columns)], rows)
 
 
@@ -87,23 +90,43 @@ def edges(found: Found) -> list[str]:
     return [line, ""]
 
 
+def unfinished(found: Found) -> list[tuple[str, str]]:
+    """Schemes evaluated under one protocol of the two, with the other."""
+    both = (STREAM, FIXED)
+    return [
+        (scheme, task)
+        for scheme in NAMES
+        for task, other in zip(both, reversed(both), strict=True)
+        if (scheme, task) not in found.metrics and (scheme, other) in found.metrics
+    ]
+
+
 def missing(found: Found) -> list[str]:
-    """Names what has no result."""
+    """Says plainly what has no result."""
+    lines = [
+        f"**The evaluation of {NAMES[scheme]} under `{task}` was never finished**, for want of time on the machine: it "
+        "stands in the other protocol's table and figure alone, and where a claim compares schemes by this protocol it "
+        "is not among them."
+        for scheme, task in unfinished(found)
+    ]
     wanted = [(scheme, task) for scheme in NAMES for task in (STREAM, FIXED)]
     wanted += [(scheme, task) for scheme in PROBED for task in NEEDLE_TASKS]
     tried = {(run["attention"], run["pairs"]) for run in found.recall}
-    left = [f"{scheme} {task}" for scheme, task in wanted if (scheme, task) not in found.metrics]
+    left = [
+        f"{scheme} {task}"
+        for scheme, task in wanted
+        if (scheme, task) not in found.metrics and (scheme, task) not in unfinished(found)
+    ]
     left += [
         f"MQRAR {attention} {pairs}"
         for pairs in found.plan["recall_pairs"]
         for attention in ("stickbreaking", "rope")
         if (attention, pairs) not in tried
     ]
-    return (
-        [f"Not run, or not to its end, for want of time on the machine: {', '.join(f'`{name}`' for name in left)}.", ""]
-        if left
-        else []
-    )
+    if left:
+        names = ", ".join(f"`{name}`" for name in left)
+        lines.append(f"Not run, or not to its end, for want of time on the machine: {names}.")
+    return [part for line in lines for part in (line, "")]
 
 
 def recall_table(found: Found) -> list[str]:
@@ -147,37 +170,6 @@ def recall_runs(found: Found) -> list[str]:
         )
     header = ["attention", "pairs", "rate", "steps planned, of warm-up", "steps taken", "sequences", "trained in"]
     return table([*header, "accuracy"], rows)
-
-
-def packed_table(found: Found) -> list[str]:
-    """What the short extensions of the demo's checkpoints on packed documents showed, nothing where none was run."""
-    if not found.packed:
-        return []
-    rows = []
-    for run in found.packed:
-        peak = run["peak_memory_bytes"]
-        rows.append(
-            [
-                run["name"],
-                f"{run['tokens_of_windows']:,}",
-                f"{run['padding_tokens']:,}",
-                str(run["texts"] or "-"),
-                f"{run['loss_first_nats']:.3f} to {run['loss_last_nats']:.3f}",
-                number(run["tokens_per_second"], 0),
-                "-" if peak is None else f"{peak / 2**20:,.0f} MiB",
-                f"{run['packed_against_alone_float32'][2]:+.1e}",
-            ]
-        )
-    header = ["checkpoint, documents", "tokens", "of padding", "texts packed", "loss", "tokens/s", "peak memory"]
-    return [
-        "## Packed documents in context extension",
-        "",
-        "The demo's checkpoints extended for some steps to 4x their length by `sbeval extend`. With `separate` "
-        "documents a step is one packed row (`cu_seqlens`) in which no document sees another; `joined` documents do. "
-        "Last column: the extended model's packed loss in fp32 minus that of each document alone.",
-        "",
-        *table([*header, "packed minus alone"], rows),
-    ]
 
 
 def needles(found: Found) -> list[str]:
@@ -256,6 +248,14 @@ def results_page(found: Found) -> str:
         "Written by `docs/results/write_pages.py` from `results.tar.xz`; [every command](commands.md) with its "
         "seconds.",
         "",
+        "1x is the training length before any extension; the lower the NLL, the better. On joined files any model that "
+        "does not break falls with length; that added context helps is shown by the same targets inside their own file "
+        "alone. What follows for the paper's claims: [claims](../claims.md).",
+        "",
+        f"The two extended models saw {found.plan['extension_tokens']:,} tokens more than the others, in windows of 4x "
+        f"with a learning rate of {found.plan['extension_rate']:g} at its peak (the paper's schedule, shorter): they "
+        "are to be compared with each other and with themselves before, not with schemes that were trained once.",
+        "",
         "With dynamic scaling the frequencies follow the length evaluated, and models trained with it saw those of 4x "
         "alone: at 1x and below they are off their training.",
         "",
@@ -264,6 +264,16 @@ def results_page(found: Found) -> str:
         "",
         *curves(found, STREAM),
         "![NLL against context length, joined files](figures/schemes-stream.png)",
+        "",
+        "Sliding windows, and RoPE trained at 4x length, beside the schemes above:",
+        "",
+        "![NLL against context length, sliding windows](figures/windows-stream.png)",
+        "",
+        "![NLL against context length, trained at 1x and 4x](figures/training-length-stream.png)",
+        "",
+        "Stick-breaking with remainder bias and head norm:",
+        "",
+        "![NLL against context length, remainder bias and head norm](figures/remainder-stream.png)",
         "",
         "## `sb_stdlib_fixed_target`: the same targets, all context inside their own file",
         "",
@@ -299,7 +309,10 @@ def results_page(found: Found) -> str:
         f"25,000 steps; the longest run here saw {max((run['sequences_seen'] for run in found.recall), default=0):,}.",
         "",
         *recall_table(found),
-        "Every run; steps planned set the learning rate, half a cosine after a linear warm-up:",
+        "Every run; steps planned set the learning rate, half a cosine after a linear warm-up. The list of commands "
+        "lacks runs whose process was ended because their cell was solved; one is `python -m "
+        "sbeval.training.experiments.mqrar --attention rope --pairs PAIRS --learning-rates RATE --steps STEPS "
+        "--warmup-steps WARMUP --precision PRECISION --out FILE`, seed 0:",
         "",
         *recall_runs(found),
         "Attention on a sequence of 16 pairs, dark where much weight is given; the first layer left, the second right, "
@@ -322,7 +335,7 @@ def results_page(found: Found) -> str:
         "",
         "![one needle among others by length and depth](figures/niah_multikey_1.png)",
         "",
-        *packed_table(found),
+        *packed_section(found),
         "## Training speed at length 4096 (`benchmarks/training.py`)",
         "",
         *speeds(found),

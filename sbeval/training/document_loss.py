@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sbeval.models import SbevalForCausalLM
+from sbeval.training.processes import smallest_over_processes
 
 SHORTEST_BUCKET_TOKENS = 64
 
@@ -73,17 +74,23 @@ def packed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Tens
 
 
 def bucketed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Tensor:
-    """Returns the mean loss of [windows, length + 1] token ids, segments of similar length padded to one batch."""
+    """Returns the mean loss of [windows, length + 1] token ids, segments of similar length padded to one batch.
+
+    All processes run the model equally often: each pass is a meeting of those that share its weights.
+    """
     buckets: dict[int, list[Segment]] = {}
     longest = window_tokens.shape[1] - 1
     for segment in segments(window_tokens, separator):
         size = max(SHORTEST_BUCKET_TOKENS, 1 << (segment.stop - segment.start - 1).bit_length())
         buckets.setdefault(min(size, longest), []).append(segment)
+    own = len(buckets)
+    passes = -round(smallest_over_processes(torch.tensor(-own, device=window_tokens.device)))
     total = torch.zeros((), device=window_tokens.device)
-    for members in buckets.values():
-        width = max(segment.stop - segment.start for segment in members)
-        inputs = window_tokens.new_full((len(members), width), separator)
-        targets = window_tokens.new_full((len(members), width), -100)
+    for members in [*buckets.values(), *[[]] * (passes - own)]:
+        # a pass without a segment runs one token, whose loss counts nothing
+        rows, width = max(1, len(members)), max((segment.stop - segment.start for segment in members), default=1)
+        inputs = window_tokens.new_full((rows, width), separator)
+        targets = window_tokens.new_full((rows, width), -100)
         for index, (row, start, stop) in enumerate(members):
             inputs[index, : stop - start] = window_tokens[row, start:stop]
             targets[index, : stop - start] = window_tokens[row, start + 1 : stop + 1]

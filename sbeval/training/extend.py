@@ -11,12 +11,13 @@ from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.training.document_loss import DocumentMaskedLoss
-from sbeval.training.extension_data import check_amount, extension_tokens
+from sbeval.training.extension_data import check_documents, check_epochs, extension_tokens
 from sbeval.training.extension_model import lengthen, pinned_rope
+from sbeval.training.processes import is_first_process
 from sbeval.training.record import RunParts, as_json, extension_record
 from sbeval.training.run import Run
-from sbeval.training.settings import OptimizationSettings
-from sbeval.training.trainer import is_first_process, next_token_loss
+from sbeval.training.settings import OptimizationSettings, at_least
+from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows
 
 DOCUMENTS = ("separate", "joined")
@@ -57,6 +58,9 @@ class Extension:
     def __post_init__(self) -> None:
         if self.documents not in DOCUMENTS:
             raise UserError(f"expected --documents to be one of {', '.join(DOCUMENTS)}, found {self.documents!r}")
+        at_least("--context", self.context_tokens, 1)
+        at_least("--log-every-steps", self.log_every_steps, 1)
+        at_least("--save-every-steps", self.save_every_steps, 1)
         micro = self.optimization.micro_batch_tokens or self.optimization.batch_tokens
         if micro % self.context_tokens:
             raise UserError(
@@ -110,14 +114,8 @@ def extend(
     }
     tokenizer = AutoTokenizer.from_pretrained(loaded.folder)
     tokens, separator, data = extension_tokens(extension.data, tokenizer)
-    epochs = check_amount(
-        tokens,
-        separator,
-        context_tokens=extension.context_tokens,
-        wanted_tokens=optimization.steps * optimization.batch_tokens,
-        allow_repeat=extension.allow_repeat,
-        joined=extension.documents == "joined",
-    )
+    if extension.documents == "separate":
+        check_documents(tokens, separator, extension.context_tokens)
     windows = TrainingWindows(
         tokens,
         tokens[:0].reshape(0, 0),
@@ -126,6 +124,8 @@ def extend(
         recall_share=0.0,
         seed=extension.seed,
     )
+    if not extension.allow_repeat:
+        check_epochs(windows.epochs, found_tokens=len(tokens), optimization=optimization)
     run.claim({"extension": as_json(extension), "parent": parent, "tokens_sha256": data["tokens_sha256"]})
     set_seed(extension.seed)
     model: Any = loaded.model.train()
@@ -146,7 +146,7 @@ def extend(
             extension=extension,
             parent=parent | {"format": loaded.format},
             data=data,
-            epochs=epochs,
+            epochs=windows.epochs,
             tokens_seen=optimization.steps * optimization.batch_tokens,
             parameters=model.num_parameters(),
             parts=parts,
@@ -174,13 +174,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="token arrays, a .txt or .jsonl file, or a folder")
     parser.add_argument("--context", type=int, required=True, help="new context in tokens")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--steps", type=int, default=6250)
-    parser.add_argument("--batch-tokens", type=int, default=4_194_304, help="tokens of one optimizer step")
+    parser.add_argument("--steps", type=int, default=6250, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--batch-tokens", type=int, default=4_194_304, help="of one step (default: %(default)s)")
     parser.add_argument(
         "--micro-batch-tokens", type=int, default=None, help="of one forward pass (default: one window)"
     )
-    parser.add_argument("--learning-rate", type=float, default=1.25e-4, help="at its peak")
-    parser.add_argument("--warmup-steps", type=int, default=150)
+    parser.add_argument("--learning-rate", type=float, default=1.25e-4, help="at its peak (default: %(default)s)")
+    parser.add_argument("--warmup-steps", type=int, default=150, help="until the peak (default: %(default)s)")
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--documents", choices=DOCUMENTS, default="separate", help="may documents see each other?")
     parser.add_argument("--rope-scaling", default=None, help="scaling to train with, such as dynamic:4")
@@ -193,6 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
     parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     options = parser.parse_args(arguments)
+    micro_batch_tokens = options.micro_batch_tokens
+    if micro_batch_tokens is None:
+        micro_batch_tokens = max(1, options.context)
     extension = Extension(
         checkpoint=options.checkpoint,
         data=options.data,
@@ -201,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             learning_rate=options.learning_rate,
             total_tokens=options.steps * options.batch_tokens,
             batch_tokens=options.batch_tokens,
-            micro_batch_tokens=options.micro_batch_tokens or options.context,
+            micro_batch_tokens=micro_batch_tokens,
             warmup_steps=options.warmup_steps,
             schedule="extension",
             weight_decay=options.weight_decay,

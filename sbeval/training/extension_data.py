@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sbeval.corpora import local_corpus
 from sbeval.corpora.tokenizers import separator_ids, tokenizer_sha256
 from sbeval.errors import UserError
+from sbeval.training.settings import OptimizationSettings
 from sbeval.training.windows import load_arrays
 
 
@@ -52,30 +53,27 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
     return tokens, separator, record
 
 
-def check_amount(
-    tokens: NDArray[Any], separator: int, *, context_tokens: int, wanted_tokens: int, allow_repeat: bool, joined: bool
-) -> float:
-    """Returns how many epochs a run is, refusing one that repeats text or has no document long enough unasked.
+def check_documents(tokens: NDArray[Any], separator: int, context_tokens: int) -> None:
+    """Refuses text of which no document fills a context.
 
     Args:
         tokens: joined documents.
         separator: id of the token between them.
         context_tokens: the new context.
-        wanted_tokens: tokens of the whole run.
-        allow_repeat: whether more than one epoch is meant.
-        joined: whether documents see each other, so that short ones fill a context too.
     """
     ends = np.flatnonzero(np.asarray(tokens) == separator)
     longest = int(np.diff(ends, prepend=-1).max()) - 1 if len(ends) else len(tokens)
-    if not joined and longest < context_tokens:
+    if longest < context_tokens:
         raise UserError(
             f"expected at least one document of {context_tokens} tokens, found the longest has {longest}; "
             "give longer documents, a shorter --context, or --documents joined"
         )
-    epochs = wanted_tokens / len(tokens)
-    if epochs > 1 and not allow_repeat:
+
+
+def check_epochs(epochs: float, *, found_tokens: int, optimization: OptimizationSettings) -> None:
+    """Refuses a run that sees windows of the text twice."""
+    if epochs > 1:
         raise UserError(
-            f"expected {wanted_tokens} tokens for the steps asked, found {len(tokens)}: that is {epochs:.1f} epochs; "
-            "give more text, fewer --steps, or --allow-repeat"
+            f"expected text for {optimization.steps} steps of {optimization.batch_tokens} tokens, found "
+            f"{found_tokens} tokens: that is {epochs:.2f} epochs; give more text, fewer --steps, or --allow-repeat"
         )
-    return epochs

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from sbeval.errors import UserError
 
+COMPLETE_MARK = "complete.json"
+"""Lies in a state that was written to its end."""
 _NO_ROOM = ("No space left", "Disk quota exceeded", "inline_container.cc", "PytorchStreamWriter failed")
 """The operating system's words, and those of torch's writer, which a short write surprises at the end of a file."""
 
@@ -18,9 +20,10 @@ def full_disk_named(out: Path) -> Iterator[None]:
     except Exception as error:
         if not _no_room(error):
             raise
+        saved = any((out / "states").glob(f"checkpoint-*/{COMPLETE_MARK}"))
+        before = "the state saved before is complete and is gone on from" if saved else "no state had been saved before"
         raise UserError(
-            f"expected room for a state in {out}, found a full disk; make room and run the same command: the state "
-            "saved before is complete and is gone on from"
+            f"expected room for a state in {out}, found a full disk; make room and run the same command: {before}"
         ) from error
 
 

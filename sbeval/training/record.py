@@ -23,7 +23,8 @@ class RunPart:
         last_step: steps done after it; of a command that was killed, those of the last state it saved.
         seconds: of the whole command.
         gpu: device name, None on a CPU.
-        peak_memory_bytes: most device memory allocated, None on a CPU.
+        peak_memory_bytes: most device memory allocated, None on a CPU; of several processes, the first's.
+        processes: that trained together.
     """
 
     command: str
@@ -32,6 +33,7 @@ class RunPart:
     seconds: float
     gpu: str | None
     peak_memory_bytes: int | None
+    processes: int = 1
 
 
 class RunParts(NamedTuple):
@@ -41,23 +43,24 @@ class RunParts(NamedTuple):
     curve: list[dict[str, Any]]
 
 
-def write_runs(file: Path, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the list of a run's parts (JSON lines), whole or not at all."""
+def write_lines(file: Path, values: Sequence[Mapping[str, Any]]) -> None:
+    """Writes JSON lines, whole or not at all."""
     partial = file.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(part) + "\n" for part in parts), encoding="utf-8")
+    partial.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
     partial.replace(file)
 
 
-def loss_curve(log: Path) -> list[dict[str, Any]]:
-    """Reads the points of a loss curve."""
-    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Reads JSON lines, without a last one that was cut off by a kill or a full disk; no file is no lines."""
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")]
 
 
 def trim_log(log: Path, last_step: int) -> None:
     """Drops points after `last_step`: steps lost in a crash are logged again when they are done again."""
     if log.is_file():
-        kept = [point for point in loss_curve(log) if point["step"] <= last_step]
-        log.write_text("".join(json.dumps(point) + "\n" for point in kept), encoding="utf-8")
+        write_lines(log, [point for point in read_lines(log) if point["step"] <= last_step])
 
 
 def as_json(recipe: Any) -> dict[str, Any]:

@@ -15,15 +15,14 @@ from transformers import PrinterCallback
 from sbeval.errors import UserError
 from sbeval.training import sharding
 from sbeval.training.full_disk import full_disk_named
-from sbeval.training.record import RunPart, RunParts, loss_curve, trim_log, write_runs
+from sbeval.training.processes import is_first_process, process_count
+from sbeval.training.record import RunPart, RunParts, read_lines, trim_log, write_lines
 from sbeval.training.run_watch import RunWatch
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.trainer import (
     WindowTrainer,
-    is_first_process,
     last_complete_state,
     next_token_loss,
-    process_count,
     schedule_factor,
     training_arguments,
 )
@@ -64,10 +63,14 @@ class Run:
         """Writes what this folder's run is; refuses a folder with states of another run, which would be resumed."""
         wanted = json.dumps(identity, indent=1, sort_keys=True)
         file = self.out / "run.json"
-        begun = any((self.out / "states").glob("checkpoint-*"))
-        if begun and file.is_file() and file.read_text(encoding="utf-8") != wanted:
+        there = file.read_text(encoding="utf-8") if file.is_file() else None
+        if there == wanted:  # other processes may be reading it
+            return
+        if there is not None and any((self.out / "states").glob("checkpoint-*")):
+            differing = ", ".join(_differing(json.loads(there), json.loads(wanted)))
             raise UserError(
-                f"expected {self.out} to hold the run of these settings and data, found another; choose another --out"
+                f"expected {self.out} to hold the run of these settings and data, found another (it differs in "
+                f"{differing}); choose another --out, or remove that folder"
             )
         if not is_first_process():
             return
@@ -129,7 +132,7 @@ class Run:
             batch_tokens=self.optimization.batch_tokens,
             max_seconds=self.max_seconds,
             started=self.started,
-            saved=lambda step: write_runs(self.out / "runs.jsonl", [*parts, self._part(first_step, step)]),
+            saved=lambda step: write_lines(self.out / "runs.jsonl", [*parts, self._part(first_step, step)]),
         )
         arguments = training_arguments(
             self.optimization,
@@ -159,20 +162,22 @@ class Run:
         with full_disk_named(self.out):
             trainer.train(resume_from_checkpoint=str(state) if state else None)
         if (bad_step := trainer.bad_step()) is not None:
+            good = last_complete_state(self.out / "states")
+            kept = f"the last good state is kept in {good}" if good else "no state had been saved before"
             raise UserError(
-                f"expected a finite loss and finite weights, found NaN or infinity at step {bad_step}; the last good "
-                f"state in {self.out / 'states'} is kept: lower the learning rate and start again"
+                f"expected a finite loss and finite weights, found NaN or infinity at step {bad_step}; {kept}: lower "
+                "the learning rate and start again with another --out"
             )
         if is_first_process():
             last_step = trainer.state.global_step
-            write_runs(self.out / "runs.jsonl", [*parts, self._part(first_step, last_step)])
+            write_lines(self.out / "runs.jsonl", [*parts, self._part(first_step, last_step)])
             if watch.out_of_time:
                 print(f"stopped at step {last_step} of {steps} with its state saved; run the same command to go on")
         return None if watch.out_of_time else sharding.whole_model(trainer, kind)
 
     def _earlier_parts(self, first_step: int) -> list[dict[str, Any]]:
         """What earlier commands did; steps that are done again count once."""
-        parts = loss_curve(self.out / "runs.jsonl")
+        parts = read_lines(self.out / "runs.jsonl")
         return [part | {"last_step": min(part["last_step"], first_step)} for part in parts]
 
     def _part(self, first_step: int, last_step: int) -> dict[str, Any]:
@@ -183,6 +188,7 @@ class Run:
             seconds=round(time.monotonic() - self.started, 1),
             gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+            processes=process_count(),
         )
         return dataclasses.asdict(part)
 
@@ -205,7 +211,7 @@ class Run:
         with full_disk_named(self.out):
             tokenizer.save_pretrained(partial)
             model.to(torch.bfloat16).save_pretrained(partial)
-            parts = RunParts(loss_curve(self.out / "runs.jsonl"), loss_curve(self.out / "training_log.jsonl"))
+            parts = RunParts(read_lines(self.out / "runs.jsonl"), read_lines(self.out / "training_log.jsonl"))
             text = json.dumps(record(parts), indent=1)
             (partial / "training_record.json").write_text(text, encoding="utf-8")
         for file in partial.iterdir():
@@ -213,6 +219,18 @@ class Run:
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
+
+
+def _differing(there: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Names of the settings in which two runs differ, those within others as `optimization.learning_rate`."""
+    names = []
+    for key in sorted(there.keys() | wanted.keys()):
+        one, other = there.get(key), wanted.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            names += _differing(one, other, f"{prefix}{key}.")
+        elif one != other:
+            names.append(prefix + key)
+    return names
 
 
 class RunSettings(Protocol):

@@ -1,12 +1,19 @@
 """The settings of a training run, as a recipe writes them."""
 
 import dataclasses
+import math
 from typing import Any
 
 from sbeval.errors import UserError
 
 SCHEDULES = ("cosine", "warmup_stable_decay", "extension")
 PRECISIONS = ("bfloat16", "float32")
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Refuses a setting below its least value."""
+    if value < least:
+        raise UserError(f"expected {name} of {least} or more, found {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,8 +38,7 @@ class DataSettings:
     def __post_init__(self) -> None:
         if not 0.0 <= self.recall_share < 1.0:
             raise UserError(f"expected recall_share from 0 to below 1, found {self.recall_share}")
-        if self.validation_tokens < 0:
-            raise UserError(f"expected validation_tokens of 0 or more, found {self.validation_tokens}")
+        at_least("validation_tokens", self.validation_tokens, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,14 +72,26 @@ class OptimizationSettings:
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise UserError(f"expected schedule to be one of {', '.join(SCHEDULES)}, found {self.schedule!r}")
-        micro = self.micro_batch_tokens or self.batch_tokens
+        for name in ("learning_rate", "gradient_clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"expected {name} above 0, found {getattr(self, name)}")
+        at_least("batch_tokens", self.batch_tokens, 1)
+        at_least("warmup_steps", self.warmup_steps, 0)
+        micro = self.batch_tokens if self.micro_batch_tokens is None else self.micro_batch_tokens
         if micro < 1 or self.batch_tokens % micro:
             raise UserError(
-                f"expected batch_tokens to be a multiple of micro_batch_tokens, found {self.batch_tokens} and {micro}"
+                f"expected a batch that is a multiple of the micro batch, found {self.batch_tokens} and {micro} "
+                "tokens; change batch_tokens or micro_batch_tokens"
             )
         if self.total_tokens < self.batch_tokens:
             raise UserError(
-                f"expected total_tokens of at least one batch ({self.batch_tokens}), found {self.total_tokens}"
+                f"expected at least one step of {self.batch_tokens} tokens, found {self.total_tokens} tokens in all; "
+                "ask for more steps (total_tokens) or smaller batches (batch_tokens)"
+            )
+        if self.warmup_steps > self.steps:
+            raise UserError(
+                f"expected the learning rate to reach its peak within the run's {self.steps} steps, found "
+                f"{self.warmup_steps} steps of warm-up; lower warmup_steps (--warmup-steps)"
             )
 
     @property
@@ -114,6 +132,9 @@ class TrainRecipe:
             raise UserError(
                 f"expected model: training_length_tokens in the recipe {self.name}, found {length!r}; add it"
             )
+        at_least("training_length_tokens", length, 1)
+        at_least("log_every_steps", self.log_every_steps, 1)
+        at_least("save_every_steps", self.save_every_steps, 1)
         optimization = self.optimization
         if (optimization.micro_batch_tokens or optimization.batch_tokens) % length:
             raise UserError(

@@ -11,11 +11,11 @@ import torch
 import yaml
 
 from sbeval.errors import UserError
+from sbeval.training.processes import is_first_process
 from sbeval.training.recipe import from_mapping, read_mapping
 from sbeval.training.record import RunParts, as_json, training_record
 from sbeval.training.run import Run
 from sbeval.training.settings import TrainRecipe
-from sbeval.training.trainer import is_first_process
 from sbeval.training.validation import split_validation, validation_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
 
@@ -65,7 +65,7 @@ def train(
     if windows.epochs > 1 and not recipe.data.allow_repeat:
         raise UserError(
             f"expected text for {recipe.optimization.steps} steps of {recipe.optimization.batch_tokens} tokens, found "
-            f"{len(training_tokens)} tokens: that is {windows.epochs:.1f} epochs; give more text, fewer total_tokens, "
+            f"{len(training_tokens)} tokens: that is {windows.epochs:.2f} epochs; give more text, fewer total_tokens, "
             "or data.allow_repeat: true in the recipe (--allow-repeat)"
         )
     set_seed(recipe.seed)

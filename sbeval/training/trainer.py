@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
+from sbeval.errors import UserError
 from sbeval.training import schedule
+from sbeval.training.full_disk import COMPLETE_MARK
+from sbeval.training.processes import is_first_process, process_count, smallest_over_processes
 from sbeval.training.settings import OptimizationSettings
-
-COMPLETE_MARK = "complete.json"
-"""Lies in a state that was written to its end."""
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
@@ -105,6 +104,24 @@ def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float
     return functools.partial(function, steps=optimization.steps, warmup_steps=optimization.warmup_steps)
 
 
+def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, processes: int) -> tuple[int, int]:
+    """Returns the windows of one forward pass of one process, and how many such passes make a step.
+
+    Raises:
+        UserError: the processes cannot share a batch evenly, which would make steps smaller than asked for.
+    """
+    batch_windows = optimization.batch_tokens // length_tokens
+    micro_windows = (optimization.micro_batch_tokens or optimization.batch_tokens // processes) // length_tokens
+    if micro_windows < 1 or batch_windows % (micro_windows * processes):
+        micro = optimization.micro_batch_tokens
+        found = f"batches of {optimization.batch_tokens} tokens" + ("" if micro is None else f" in passes of {micro}")
+        raise UserError(
+            f"expected a batch that {processes} processes share evenly in windows of {length_tokens} tokens, found "
+            f"{found}; change batch_tokens, micro_batch_tokens or the number of processes"
+        )
+    return micro_windows, batch_windows // (micro_windows * processes)
+
+
 def training_arguments(
     optimization: OptimizationSettings,
     *,
@@ -117,15 +134,13 @@ def training_arguments(
     fsdp: bool = False,
 ) -> TrainingArguments:
     """Translates our settings into transformers' own."""
-    processes = process_count()
+    micro_windows, accumulation_steps = passes_of_a_step(optimization, length_tokens, process_count())
     shard: Any = True if fsdp else None  # declared as text, which is going away
-    micro = optimization.micro_batch_tokens or optimization.batch_tokens // processes
-    micro_windows = micro // length_tokens
     return TrainingArguments(
         output_dir=str(states),
         max_steps=optimization.steps,
         per_device_train_batch_size=micro_windows,
-        gradient_accumulation_steps=optimization.batch_tokens // (micro_windows * length_tokens * processes),
+        gradient_accumulation_steps=accumulation_steps,
         learning_rate=optimization.learning_rate,
         weight_decay=optimization.weight_decay,
         adam_beta1=optimization.beta1,
@@ -170,21 +185,3 @@ def _own_part(weight: Tensor) -> Tensor:
 
 def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
     return {"window_tokens": batch if isinstance(batch, Tensor) else torch.stack(batch)}
-
-
-def smallest_over_processes(value: Tensor) -> float:
-    """Returns the smallest of a number that each process has; waits for the device."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        value = value.clone()
-        torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MIN)
-    return float(value)
-
-
-def is_first_process() -> bool:
-    """Whether this process writes what all processes share."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def process_count() -> int:
-    """How many processes train together."""
-    return max(1, int(os.environ.get("WORLD_SIZE", "1")))

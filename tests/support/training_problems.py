@@ -31,7 +31,7 @@ def tiny_recipe(attention: str = "stickbreaking", steps: int = STEPS, save_every
         },
         data=DataSettings(folder="unused", recall_share=0.1),
         optimization=OptimizationSettings(
-            learning_rate=1e-2, total_tokens=steps * 256, batch_tokens=256, warmup_steps=3
+            learning_rate=1e-2, total_tokens=steps * 256, batch_tokens=256, warmup_steps=min(3, steps)
         ),
         precision="float32",
         log_every_steps=5,

@@ -26,7 +26,11 @@ def run_processes(module: str, *commands: Sequence[str], sharded: bool = False, 
         subprocess.Popen([*command, *arguments], env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank})
         for rank in map(str, range(processes))
     ]
-    codes = [process.wait(timeout=240) for process in started]
+    try:
+        codes = [process.wait(timeout=240) for process in started]
+    finally:
+        for process in started:
+            process.kill()
     assert codes == [0] * processes, codes
 
 

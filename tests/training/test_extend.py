@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from training_problems import CONTEXT_TOKENS, tiny_extension, tiny_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from sbeval.checkpoints.load import load_checkpoint
 from sbeval.errors import UserError
@@ -75,7 +75,9 @@ def test_text_files_serve_as_data(tmp_path, parent, source_texts):
     (tmp_path / "texts").mkdir()
     for index, text in enumerate(source_texts):
         (tmp_path / "texts" / f"{index}.txt").write_text(text)
-    one_step = OptimizationSettings(learning_rate=1e-3, total_tokens=256, batch_tokens=256, schedule="extension")
+    one_step = OptimizationSettings(
+        learning_rate=1e-3, total_tokens=256, batch_tokens=256, warmup_steps=0, schedule="extension"
+    )
     checkpoint = extend(tiny_extension(parent, tmp_path / "texts", optimization=one_step), tmp_path / "run")
     assert json.loads((checkpoint / "training_record.json").read_text())["data"]["files"] == len(
         [text for text in source_texts if text]
@@ -180,7 +182,9 @@ def test_a_document_alone_has_the_ordinary_loss():
         (
             {
                 "context_tokens": 2**18,
-                "optimization": OptimizationSettings(learning_rate=1e-3, total_tokens=2**18, batch_tokens=2**18),
+                "optimization": OptimizationSettings(
+                    learning_rate=1e-3, total_tokens=2**18, batch_tokens=2**18, warmup_steps=0
+                ),
             },
             "found the longest has",
         ),
@@ -191,9 +195,46 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path, parent, dat
         extend(tiny_extension(parent, data_folder, **changes), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--context", "0"], "--context of 1 or more"),
+        (["--steps", "0"], "at least one step"),
+        (["--warmup-steps", "9"], "within the run's 4 steps, found 9"),
+        (["--learning-rate", "-1"], "learning_rate above 0"),
+        (["--learning-rate", "nan"], "learning_rate above 0"),
+        (["--log-every-steps", "0"], "--log-every-steps of 1 or more"),
+        (["--micro-batch-tokens", "0"], "multiple of the micro batch"),
+    ],
+)
+def test_numbers_that_make_no_run_are_refused_in_one_sentence(tmp_path, option, message):
+    arguments = ["nowhere", "--data", "nowhere", "--out", str(tmp_path), "--context", "128", "--batch-tokens", "512"]
+    with pytest.raises(UserError, match=message):
+        main([*arguments, "--steps", "4", "--warmup-steps", "1", *option])
+
+
+def test_a_run_that_sees_one_window_twice_is_more_than_one_epoch(tmp_path, parent, source_texts):
+    tokens = AutoTokenizer.from_pretrained(parent).encode("".join(source_texts), add_special_tokens=False)[
+        : 5 * CONTEXT_TOKENS
+    ]
+    text = AutoTokenizer.from_pretrained(parent).decode(tokens)
+    (tmp_path / "text.txt").write_text(text)
+    optimization = OptimizationSettings(
+        learning_rate=1e-3, total_tokens=5 * CONTEXT_TOKENS, batch_tokens=CONTEXT_TOKENS, warmup_steps=1
+    )
+    # an offset is drawn for every epoch: text of five windows has room for four
+    with pytest.raises(UserError, match=r"that is 1\.25 epochs; .*--allow-repeat"):
+        extend(tiny_extension(parent, tmp_path / "text.txt", optimization=optimization), tmp_path / "run")
+    fewer = OptimizationSettings(
+        learning_rate=1e-3, total_tokens=4 * CONTEXT_TOKENS, batch_tokens=CONTEXT_TOKENS, warmup_steps=1
+    )
+    checkpoint = extend(tiny_extension(parent, tmp_path / "text.txt", optimization=fewer), tmp_path / "run")
+    assert json.loads((checkpoint / "training_record.json").read_text())["epochs"] == 1.0
+
+
 def test_rope_scaling_needs_rope_and_arrays_need_the_same_tokenizer(tmp_path, parent, data_folder, source_texts):
     arguments = [str(parent), "--data", str(data_folder), "--context", "128", "--out", str(tmp_path)]
-    arguments += ["--steps", "1", "--batch-tokens", "128", "--precision", "float32"]
+    arguments += ["--steps", "1", "--batch-tokens", "128", "--precision", "float32", "--warmup-steps", "0"]
     if not is_rope(parent):
         with pytest.raises(UserError, match=r"rotary|RoPE"):
             main([*arguments, "--rope-scaling", "dynamic:4"])

@@ -105,7 +105,7 @@ def test_a_job_nobody_needs_any_more_is_ended_or_not_begun_and_counts_as_done(tm
     assert (tmp_path / "after").exists()
     assert not (tmp_path / "under_way").exists()
     assert not (tmp_path / "waiting").exists()
-    assert ledger(tmp_path / "out") == ["first", "after"]
+    assert ledger(tmp_path / "out") == ["first", "under_way", "after"]
 
 
 def test_gpus_are_those_the_queue_itself_may_use(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ def test_the_demo_recipes_differ_in_nothing_but_the_attention():
 def test_numbers_with_exponents_are_read_as_numbers(tmp_path):
     text = (
         "name: x\nmodel: {training_length_tokens: 8}\ndata: {folder: f}\n"
-        "optimization: {learning_rate: 3e-3, total_tokens: 64, batch_tokens: 16}\n"
+        "optimization: {learning_rate: 3e-3, total_tokens: 64, batch_tokens: 16, warmup_steps: 1}\n"
     )
     (tmp_path / "r.yaml").write_text(text)
     assert load_recipe(TrainRecipe, tmp_path / "r.yaml").optimization.learning_rate == 0.003
@@ -35,9 +35,12 @@ def test_numbers_with_exponents_are_read_as_numbers(tmp_path):
         ("precision: float8\n", "expected precision"),
         ("model: {attention: rope}\n", "training_length_tokens"),
         ("data: {folder: f, recall_share: 2}\n", "recall_share from 0"),
-        ("optimization: {learning_rate: 1, total_tokens: 64, batch_tokens: 12}\n", "whole windows of 8"),
-        ("optimization: {total_tokens: 64, batch_tokens: 16}\n", "missing key 'learning_rate'"),
-        ("optimization: {learning_rate: 1, total_tokens: 8, batch_tokens: 16}\n", "at least one batch"),
+        (
+            "optimization: {learning_rate: 1, total_tokens: 64, batch_tokens: 12, warmup_steps: 1}\n",
+            "whole windows of 8",
+        ),
+        ("optimization: {total_tokens: 64, batch_tokens: 16, warmup_steps: 1}\n", "missing key 'learning_rate'"),
+        ("optimization: {learning_rate: 1, total_tokens: 8, batch_tokens: 16, warmup_steps: 1}\n", "at least one step"),
         ("optimization: [1]\n", "expected a mapping"),
     ],
 )
@@ -46,7 +49,7 @@ def test_a_faulty_recipe_is_one_clear_sentence(tmp_path, change, message):
         "name": "name: x\n",
         "model": "model: {training_length_tokens: 8}\n",
         "data": "data: {folder: f}\n",
-        "optimization": "optimization: {learning_rate: 1, total_tokens: 64, batch_tokens: 16}\n",
+        "optimization": "optimization: {learning_rate: 1, total_tokens: 64, batch_tokens: 16, warmup_steps: 1}\n",
     }
     parts[change.partition(":")[0]] = change
     (tmp_path / "r.yaml").write_text("".join(parts.values()))

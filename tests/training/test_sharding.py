@@ -1,14 +1,16 @@
-"""FSDP over two processes on CPUs: the same training as in one process."""
+"""Two processes on CPUs, their weights sharded (FSDP) or not: the same training as in one process."""
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from training_problems import tiny_extension, tiny_model, tiny_recipe, weights
 from training_processes import run_processes
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.errors import UserError
-from sbeval.training.extend import extend
+from sbeval.training.extend import extend, main
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.train import train
@@ -46,6 +48,7 @@ def test_sharded_weights_learn_the_same_stop_and_resume_and_leave_the_same_check
     two = tmp_path / "two" / "checkpoint"
     parts = [json.loads(line) for line in (tmp_path / "two" / "runs.jsonl").read_text().splitlines()]
     assert [(part["first_step"], part["last_step"]) for part in parts] == [(0, 10), (10, 12)]
+    assert [part["processes"] for part in parts] == [2, 2]
     assert (tmp_path / "two" / "states" / "checkpoint-12" / "pytorch_model_fsdp.bin").is_file()
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
     found = weights(two)
@@ -65,3 +68,29 @@ def test_a_run_begun_with_sharded_weights_is_not_gone_on_with_whole_ones(tmp_pat
     (tmp_path / "states" / "checkpoint-1" / "pytorch_model_fsdp.bin").touch()
     with pytest.raises(UserError, match=r"launch it with --fsdp"):
         train(recipe, tmp_path, data_folder=data_folder)
+
+
+def test_processes_whose_documents_fill_different_numbers_of_batches_wait_for_each_other(tmp_path, data_folder):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), tmp_path / "llama")
+    draw = np.random.default_rng(0)
+    (tmp_path / "texts").mkdir()
+    for index in range(120):
+        letters = draw.choice(list("abcdef"), int(draw.choice([5, 30, 90, 400])))
+        (tmp_path / "texts" / f"{index:03d}.txt").write_text("".join(letters))
+    options = [str(tmp_path / "llama"), "--data", str(tmp_path / "texts"), "--context", "256", "--steps", "4"]
+    options += ["--batch-tokens", "1024", "--micro-batch-tokens", "256", "--warmup-steps", "1"]
+    options += ["--learning-rate", "3e-3", "--precision", "float32", "--log-every-steps", "1"]
+    main([*options, "--out", str(tmp_path / "one")])
+    run_processes("extend", [*options, "--out", str(tmp_path / "two")])
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)

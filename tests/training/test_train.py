@@ -14,7 +14,7 @@ from sbeval.errors import UserError
 from sbeval.training.full_disk import full_disk_named
 from sbeval.training.record import as_json
 from sbeval.training.train import main, train
-from sbeval.training.trainer import last_complete_state
+from sbeval.training.trainer import last_complete_state, passes_of_a_step
 from sbeval.training.windows import TrainingWindows, load_arrays
 
 
@@ -59,6 +59,26 @@ def test_two_processes_train_what_one_does(tmp_path, data_folder):
         torch.testing.assert_close(tensor, expected[name], rtol=2e-2, atol=2e-4)
 
 
+def test_a_batch_that_processes_cannot_share_evenly_is_refused():
+    optimization = tiny_recipe().optimization  # four windows of 64
+    assert passes_of_a_step(optimization, 64, processes=1) == (4, 1)
+    assert passes_of_a_step(optimization, 64, processes=2) == (2, 1)
+    assert passes_of_a_step(replace(optimization, micro_batch_tokens=64), 64, processes=2) == (1, 2)
+    for processes, micro in ((3, None), (8, None), (3, 64), (4, 128)):
+        with pytest.raises(UserError, match=f"that {processes} processes share evenly"):
+            passes_of_a_step(replace(optimization, micro_batch_tokens=micro), 64, processes=processes)
+
+
+def test_a_loss_curve_cut_off_in_the_middle_of_a_line_is_gone_on_with(tmp_path, data_folder):
+    recipe = replace(tiny_recipe(steps=4), log_every_steps=1)
+    assert train(recipe, tmp_path, data_folder=data_folder, max_seconds=0.0) is None
+    with (tmp_path / "training_log.jsonl").open("a") as log:
+        log.write('{"step": 2, "tok')
+    checkpoint = train(recipe, tmp_path, data_folder=data_folder)
+    curve = json.loads((checkpoint / "training_record.json").read_text())["loss_curve"]
+    assert [point["step"] for point in curve] == [1, 2, 3, 4]
+
+
 def test_an_interrupted_save_is_passed_over(tmp_path, data_folder):
     recipe = tiny_recipe(steps=4)
     assert train(recipe, tmp_path, data_folder=data_folder, max_seconds=0.0) is None
@@ -81,7 +101,7 @@ def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(tmp_path, data_fol
 
     with monkeypatch.context() as full_disk:
         full_disk.setattr(torch, "save", save_while_there_is_room)
-        with pytest.raises(UserError, match="full disk"):
+        with pytest.raises(UserError, match=r"full disk.*the state saved before is complete"):
             train(recipe, tmp_path / "run", data_folder=data_folder)
     resumed = train(recipe, tmp_path / "run", data_folder=data_folder)
     runs = [json.loads(line) for line in (tmp_path / "run" / "runs.jsonl").read_text().splitlines()]
@@ -112,8 +132,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
     broken = replace(
         recipe, optimization=replace(recipe.optimization, learning_rate=1e30, gradient_clip=1e30, warmup_steps=1)
     )
-    with pytest.raises(UserError, match=r"NaN or infinity at step \d+"):
+    with pytest.raises(
+        UserError, match=r"NaN or infinity at step \d+; the last good state is kept in .*checkpoint-\d+"
+    ):
         train(broken, tmp_path, data_folder=data_folder)
+    with pytest.raises(UserError, match="no state had been saved before"):
+        train(replace(broken, save_every_steps=100), tmp_path / "other", data_folder=data_folder)
     assert not (tmp_path / "tiny_stickbreaking").exists()
     state = last_complete_state(tmp_path / "states")
     assert all(tensor.isfinite().all() for tensor in weights(state).values())
@@ -145,8 +169,8 @@ def test_a_disk_full_at_the_end_leaves_no_half_checkpoint_and_nothing_is_trained
 
 def test_a_folder_of_another_run_is_refused(tmp_path, data_folder):
     assert train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder, max_seconds=0.0) is None
-    with pytest.raises(UserError, match="another"):
-        train(tiny_recipe(steps=3), tmp_path, data_folder=data_folder)
+    with pytest.raises(UserError, match=r"differs in recipe\.model\.attention, recipe\.name\)"):
+        train(tiny_recipe("rope", steps=2), tmp_path, data_folder=data_folder)
 
 
 def test_the_command_line_refuses_an_unknown_setting(tmp_path):
@@ -159,7 +183,7 @@ def test_more_steps_than_there_is_text_for_must_be_asked_for(tmp_path, data_fold
     tokens = len(load_arrays(data_folder).tokens)
     steps = 2 * tokens // recipe.optimization.batch_tokens
     long = replace(recipe, optimization=replace(recipe.optimization, total_tokens=steps * 256))
-    with pytest.raises(UserError, match=r"that is 1\.[78] epochs; .*--allow-repeat"):
+    with pytest.raises(UserError, match=r"that is 1\.[78]\d epochs; .*--allow-repeat"):
         train(long, tmp_path / "once", data_folder=data_folder)
     repeated = replace(long, data=replace(long.data, allow_repeat=True))
     assert train(repeated, tmp_path / "often", data_folder=data_folder, max_seconds=0.0) is None
@@ -175,7 +199,7 @@ def test_a_mistake_in_the_model_does_not_spoil_the_folder(tmp_path, data_folder)
 
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs a device that is always full")
 def test_the_words_of_torch_s_own_writer_on_a_full_disk_are_known(tmp_path):
-    with pytest.raises(UserError, match="full disk"), full_disk_named(tmp_path):
+    with pytest.raises(UserError, match=r"full disk.*no state had been saved before"), full_disk_named(tmp_path):
         torch.save(torch.zeros(2**20), "/dev/full")
     with pytest.raises(ValueError, match="other"), full_disk_named(tmp_path):
         raise ValueError("other")

@@ -153,6 +153,7 @@ def _drop(job: Job, running: list[Running], out: Path, now_seconds: float) -> No
         one.process.terminate()
         one.process.wait()
         running.remove(one)
+        _write_down(one, out)
         print(f"{now_seconds:6.0f} s  gpu {one.gpu}  ends unneeded {job.name}", flush=True)
     (out / "done" / job.name).touch()
 
@@ -161,18 +162,24 @@ def _note(one: Running, out: Path, now_seconds: float) -> None:
     code = one.process.returncode
     if code == 0:
         (out / "done" / one.job.name).touch()
-    seconds = round(time.monotonic() - one.started, 1)
-    entry = {
-        "job": one.job.name,
-        "gpu": one.gpu,
-        "seconds": seconds,
-        "exit_code": code,
-        "command": shlex.join(one.line),
-    }
-    with (out / "jobs.jsonl").open("a", encoding="utf-8") as ledger:
-        ledger.write(json.dumps(entry) + "\n")
+    seconds = _write_down(one, out)
     word = "ended" if code == 0 else "FAILED"
     print(f"{now_seconds:6.0f} s  gpu {one.gpu}  {word}  {one.job.name}: {seconds} s", flush=True)
     if code:
         tail = (out / "logs" / f"{one.job.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()[-8:]
         print("\n".join("          " + line for line in tail), flush=True)
+
+
+def _write_down(one: Running, out: Path) -> float:
+    """Adds a process that ended to the ledger, also one whose result others no longer needed; returns its seconds."""
+    seconds = round(time.monotonic() - one.started, 1)
+    entry = {
+        "job": one.job.name,
+        "gpu": one.gpu,
+        "seconds": seconds,
+        "exit_code": one.process.returncode,
+        "command": shlex.join(one.line),
+    }
+    with (out / "jobs.jsonl").open("a", encoding="utf-8") as ledger:
+        ledger.write(json.dumps(entry) + "\n")
+    return seconds
