@@ -1,0 +1,82 @@
+"""`revision` picks among the versions of a checkpoint on the hub, which lie in huggingface_hub's cache here."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from huggingface_hub import constants
+from lm_eval.models.huggingface import HFLM
+
+from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
+from tests.checkpoints.layouts import dolomite, save
+from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+
+PAIRS = instances("loglikelihood", [(line[:9], line[9:]) for line in english().splitlines()[2:6]])
+COMMITS = {"main": "a" * 40, "trained-longer": "b" * 40}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """huggingface_hub's cache, without a network behind it."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def keep(cache: Path, name: str, revision: str, folder: Path) -> None:
+    """Puts a checkpoint where downloading it would."""
+    place = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, place / "snapshots" / COMMITS[revision])
+    (place / "refs").mkdir(exist_ok=True)
+    (place / "refs" / revision).write_text(COMMITS[revision])
+
+
+def scores(lm: HFLM) -> list[float]:
+    return [score for score, _ in lm.loglikelihood(PAIRS, disable_tqdm=True)]
+
+
+def released(folder: Path, seed: int) -> Path:
+    config, tensors = dolomite(model_type="gpt_dolomite", kv_heads=2, head_bias=True, head_norm=True)
+    generator = torch.Generator().manual_seed(seed)
+    tokenizer = tiny_tokenizer(adds_bos=False)
+    config["vocab_size"] = len(tokenizer)
+    tensors["transformer.wte.weight"] = torch.randn(
+        len(tokenizer), tensors["transformer.wte.weight"].shape[1], generator=generator
+    )
+    save(folder, config, tensors)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def retrained(folder: Path, parent: Path) -> Path:
+    model = transformers.AutoModelForCausalLM.from_pretrained(parent)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=False).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "dolomite"])
+def test_a_revision_is_the_one_asked_for(kind: str, checkpoint: Checkpoints, cache: Path, tmp_path: Path) -> None:
+    if kind == "dolomite":
+        folders = {name: released(tmp_path / name, seed) for seed, name in enumerate(COMMITS)}
+    else:
+        folders = {"main": checkpoint("llama"), "trained-longer": retrained(tmp_path / "more", checkpoint("llama"))}
+    for revision, folder in folders.items():
+        keep(cache, "someone/small", revision, folder)
+    common = {"device": "cpu", "dtype": "float32"}
+    found = {name: scores(StickBreakingLM("someone/small", revision=name, **common)) for name in folders}
+    assert found["main"] == scores(StickBreakingLM("someone/small", **common))
+    assert found["main"] != pytest.approx(found["trained-longer"], rel=1e-3)
+    for revision, folder in folders.items():
+        assert found[revision] == scores(StickBreakingLM(str(folder), **common))
+        if kind == "huggingface":
+            assert found[revision] == pytest.approx(scores(HFLM("someone/small", revision=revision, **common)))
+    with pytest.raises(UserError, match="someone/small is no folder here, and cannot be loaded from the hub"):
+        StickBreakingLM("someone/small", revision="unknown", **common)
