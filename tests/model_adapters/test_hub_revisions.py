@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
@@ -11,6 +12,7 @@ from lm_eval.models.huggingface import HFLM
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.run_settings import run_settings
 from tests.checkpoints.layouts import dolomite, save
 from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
 
@@ -62,12 +64,50 @@ def retrained(folder: Path, parent: Path) -> Path:
     return folder
 
 
+def versions(kind: str, checkpoint: Checkpoints, place: Path) -> dict[str, Path]:
+    """Folders by revision."""
+    if kind == "dolomite":
+        return {name: released(place / name, seed) for seed, name in enumerate(COMMITS)}
+    return {"main": checkpoint("llama"), "trained-longer": retrained(place / "more", checkpoint("llama"))}
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "dolomite"])
+def test_a_branch_that_has_moved_is_another_model_to_the_response_cache(
+    kind: str, checkpoint: Checkpoints, cache: Path, tmp_path: Path
+) -> None:
+    folders = versions(kind, checkpoint, tmp_path)
+    for revision, folder in folders.items():
+        keep(cache, "someone/small", revision, folder)
+    stamps = []
+    for commit in COMMITS.values():
+        (cache / "models--someone--small" / "refs" / "main").write_text(commit)
+        lm = StickBreakingLM("someone/small", device="cpu", dtype="float32")
+        stamps.append(run_settings(lm, lm.options, lm.rope.in_force, {})["model"])
+        if kind == "dolomite":
+            assert len(lm.get_model_info()["sbeval"]["checkpoint_sha256"]) == 64
+    assert stamps[0] != stamps[1]
+
+
+def test_a_branch_of_an_adapter_that_has_moved_is_another_adapter_to_the_response_cache(
+    checkpoint: Checkpoints, cache: Path, tmp_path: Path
+) -> None:
+    for seed, revision in enumerate(COMMITS):
+        base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+        peft.get_peft_model(base, config).save_pretrained(tmp_path / revision)
+        keep(cache, "someone/adapter", revision, tmp_path / revision)
+    stamps = []
+    for commit in COMMITS.values():
+        (cache / "models--someone--adapter" / "refs" / "main").write_text(commit)
+        lm = StickBreakingLM(str(checkpoint("llama")), peft="someone/adapter", device="cpu", dtype="float32")
+        stamps.append(run_settings(lm, lm.options, lm.rope.in_force, {})["peft"])
+    assert stamps == [f"someone/adapter@{commit}" for commit in COMMITS.values()]
+
+
 @pytest.mark.parametrize("kind", ["huggingface", "dolomite"])
 def test_a_revision_is_the_one_asked_for(kind: str, checkpoint: Checkpoints, cache: Path, tmp_path: Path) -> None:
-    if kind == "dolomite":
-        folders = {name: released(tmp_path / name, seed) for seed, name in enumerate(COMMITS)}
-    else:
-        folders = {"main": checkpoint("llama"), "trained-longer": retrained(tmp_path / "more", checkpoint("llama"))}
+    folders = versions(kind, checkpoint, tmp_path)
     for revision, folder in folders.items():
         keep(cache, "someone/small", revision, folder)
     common = {"device": "cpu", "dtype": "float32"}
