@@ -6,6 +6,7 @@ and its products fall back to slower ones. Rows and columns of zeros change no s
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
@@ -16,30 +17,30 @@ _WIDTH_BYTES = 128  # a whole cache line, once there is padding at all
 class AlignedLinear(nn.Linear):
     """A linear map with a padded weight; `weight` and `bias` are views of it in their own shapes.
 
+    Written into, they change the map; put others in their place (a merged adapter, another dtype or device, a state
+    dict), and they are padded when it is next called.
+
     Args:
         of: the map to stand in for, whose parameters are copied.
     """
 
+    _padded_weight: Tensor
+    _padded_bias: Tensor | None
+
     def __init__(self, of: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = of.in_features, of.out_features
-        multiple = _WIDTH_BYTES // of.weight.element_size()
-        rows, columns = (-(-width // multiple) * multiple for width in of.weight.shape)
-        padded = of.weight.new_zeros(rows, columns)
-        padded[: of.out_features, : of.in_features] = of.weight.detach()
-        self._padded_weight = padded
-        self._padded_bias: Tensor | None = None
-        self.weight = nn.Parameter(padded[: of.out_features, : of.in_features], requires_grad=False)
+        self.weight = nn.Parameter(of.weight.detach(), requires_grad=False)
         self.register_parameter("bias", None)
         if of.bias is not None:
-            self._padded_bias = of.bias.new_zeros(rows)
-            self._padded_bias[: of.out_features] = of.bias.detach()
-            self.bias = nn.Parameter(self._padded_bias[: of.out_features], requires_grad=False)
+            self.bias = nn.Parameter(of.bias.detach(), requires_grad=False)
+        self._pad()
         self.train(of.training)
 
     @property
     def padded_in_features(self) -> int:
         """Width of an input that needs no copy: `in_features` values and zeros behind them."""
+        self._follow_parameters()
         return int(self._padded_weight.shape[1])
 
     def forward(self, input: Tensor) -> Tensor:
@@ -47,6 +48,30 @@ class AlignedLinear(nn.Linear):
         columns = self.padded_in_features - input.shape[-1]
         output = linear(pad(input, (0, columns)) if columns else input, self._padded_weight, self._padded_bias)
         return output[..., : self.out_features]
+
+    def _follow_parameters(self) -> None:
+        if torch.compiler.is_compiling():
+            return
+        kept = self.weight.data_ptr() == self._padded_weight.data_ptr()
+        if self.bias is None or self._padded_bias is None:
+            kept = kept and self.bias is self._padded_bias
+        else:
+            kept = kept and self.bias.data_ptr() == self._padded_bias.data_ptr()
+        if not kept:
+            self._pad()
+
+    @torch.no_grad()
+    def _pad(self) -> None:
+        multiple = _WIDTH_BYTES // self.weight.element_size()
+        rows, columns = (-(-width // multiple) * multiple for width in self.weight.shape)
+        self._padded_weight = self.weight.new_zeros(rows, columns)
+        self._padded_weight[: self.out_features, : self.in_features] = self.weight
+        self.weight.data = self._padded_weight[: self.out_features, : self.in_features]
+        self._padded_bias = None
+        if self.bias is not None:
+            self._padded_bias = self.bias.new_zeros(rows)
+            self._padded_bias[: self.out_features] = self.bias
+            self.bias.data = self._padded_bias[: self.out_features]
 
     def plain(self) -> nn.Linear:
         """Returns an ordinary linear map with the same parameters."""

@@ -135,11 +135,12 @@ def model_record(
     own = getattr(config, "model_type", None) == "sbeval"
     stated_length = loaded.training_length_tokens if loaded else training_length_tokens(config)
     attention = config.attention if own else getattr(config, "model_type", None)
-    recipe, training_seed = _training(pretrained)
+    folder = str(loaded.folder) if loaded is not None and loaded.folder is not None else pretrained
+    recipe, training_seed = _training(folder)
     return ModelRecord(
         name=Path(pretrained).name if pretrained else type(model).__name__,
         format=loaded.format if loaded else checkpoint_format(config),
-        checkpoint_sha256=weights_sha256(pretrained) if pretrained else None,
+        checkpoint_sha256=weights_sha256(folder) if folder else None,
         training_length_tokens=training_length or stated_length,
         extended_from=getattr(config, "extended_from", None),
         attention=loaded.attention if loaded else attention,

@@ -39,6 +39,7 @@ def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) ->
     if other is None:
         return None
     names = {**forward.__globals__, name: other}
+    names.pop("__name__", None)  # by which torch.compile would look names up in the file itself
     copied = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     copied.__kwdefaults__ = forward.__kwdefaults__
     return functools.update_wrapper(copied, forward)

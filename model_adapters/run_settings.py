@@ -1,10 +1,15 @@
 """The settings of a run that its answers depend on, for the stamp of the response cache."""
 
+import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from sbeval.model_adapters.model_facts import kernels_in_use, weights_sha256
 from sbeval.model_adapters.options import AdapterOptions
@@ -36,8 +41,9 @@ def run_settings(
     """
     subfolder = arguments.get("subfolder") or ""
     if isinstance(lm.pretrained, str):
-        commit = getattr(lm.model.config, "_commit_hash", None) or lm.revision
-        model = _weights(str(Path(lm.pretrained) / subfolder)) or f"{lm.pretrained}/{subfolder}@{commit}"
+        commit = _commit(lm.pretrained, f"{subfolder}/config.json".lstrip("/"), lm.revision) or lm.revision
+        folder = lm.loaded.folder if lm.loaded is not None else Path(lm.pretrained) / subfolder
+        model = _weights(str(folder)) or f"{lm.pretrained}/{subfolder}@{commit}"
     else:
         model = parameters_sha256(lm.model)[:HASH_CHARACTERS]
     return {
@@ -46,8 +52,8 @@ def run_settings(
         "tokenizer": _sha256(str((sorted(lm.tokenizer.get_vocab().items()), lm.tokenizer(PROBE)["input_ids"]))),
         "dtype": str(lm.model.dtype),
         "mixed_precision_dtype": str(lm.mixed_precision_dtype) if lm.mixed_precision_dtype else None,
-        "peft": (_weights(lm.peft) or lm.peft) if lm.peft else None,
-        "delta": (_weights(lm.delta) or lm.delta) if lm.delta else None,
+        "peft": _named(lm.peft, "adapter_config.json", lm.revision) if lm.peft else None,
+        "delta": _named(lm.delta, "config.json", lm.revision) if lm.delta else None,
         "max_length": lm.max_length,
         "training_length": options.training_length,
         "rope_scaling": dict(rope_scaling) if rope_scaling else None,
@@ -60,6 +66,23 @@ def run_settings(
         "think_end_token": lm.think_end_token,
         "arguments": {name: _json_ready(value) for name, value in sorted(arguments.items()) if name not in APART},
     }
+
+
+def _named(name: str, file: str, revision: str) -> str:
+    """Returns what tells an adapter from others: its weights' hash, or its hub id with the commit where it is known."""
+    if weights := _weights(name):
+        return weights
+    commit = _commit(name, file, revision)
+    return f"{name}@{commit}" if commit else name
+
+
+def _commit(name: str, file: str, revision: str) -> str | None:
+    """Returns the commit behind a revision of a hub id, which may be a branch that moves; None for anything else."""
+    with contextlib.suppress(HFValidationError):
+        kept = try_to_load_from_cache(name, file, revision=revision)
+        if isinstance(kept, str) and (found := re.search(r"/snapshots/([^/]+)/", Path(kept).as_posix())):
+            return found[1]
+    return None
 
 
 def _weights(folder: str) -> str | None:

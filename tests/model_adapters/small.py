@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -71,6 +72,17 @@ def tiny_tokenizer(*, adds_bos: bool) -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
     )
+
+
+def odd(architecture: str) -> transformers.PreTrainedModel:
+    """A model whose MLP is 51 channels wide."""
+    torch.manual_seed(0)
+    config = ARCHITECTURES[architecture](64)
+    if architecture == "gpt2":
+        config.n_inner = 51
+    else:
+        config.intermediate_size = 51
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
 def english() -> str:

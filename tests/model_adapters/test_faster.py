@@ -6,8 +6,6 @@ import peft
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from sbeval.model_adapters.aligned_linear import AlignedLinear, align_linears
@@ -15,21 +13,10 @@ from sbeval.model_adapters.faster import make_faster
 from sbeval.model_adapters.fused_mlp import FusedGatedMLP, fuse_mlps
 from sbeval.model_adapters.fused_norm import FusedRMSNorm
 from sbeval.model_adapters.fused_rotation import FusedRotation, fuse_rotations
-from tests.model_adapters.small import ARCHITECTURES
+from tests.model_adapters.small import ARCHITECTURES, odd
 
 TOKENS = torch.arange(40)[None]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU kernels run in Triton's interpreter
-
-
-def odd(architecture: str) -> transformers.PreTrainedModel:
-    """A model whose MLP is 51 channels wide."""
-    torch.manual_seed(0)
-    config = ARCHITECTURES[architecture](64)
-    if architecture == "gpt2":
-        config.n_inner = 51
-    else:
-        config.intermediate_size = 51
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
@@ -156,25 +143,6 @@ def test_an_attention_with_a_forward_of_its_own_stays_as_it_is() -> None:
     assert fuse_rotations(model) == [second]
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    inputs=st.integers(1, 70),
-    outputs=st.integers(1, 70),
-    bias=st.booleans(),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-)
-def test_padding_changes_no_product(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
-    torch.manual_seed(inputs)
-    plain = nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
-    x = torch.randn(2, 3, inputs, dtype=dtype)
-    padded = AlignedLinear(plain)
-    near = 4 * torch.finfo(dtype).eps
-    torch.testing.assert_close(padded(x), plain(x), rtol=near, atol=near * inputs**0.5)
-    zeros = nn.functional.pad(x, (0, padded.padded_in_features - inputs))
-    assert torch.equal(padded(zeros), padded(x))
-    assert padded(x).stride(-2) * dtype.itemsize % 16 == 0
-
-
 class Quantised(torch.Tensor):
     """Stands for weights of a class of their own."""
 
@@ -188,16 +156,6 @@ def test_weights_of_a_class_of_their_own_stay_as_they_are() -> None:
     assert type(mlp.up_proj) is nn.Linear
     assert type(mlp.gate_proj) is AlignedLinear
     assert type(model.model.norm) is type(norm)
-
-
-def test_maps_that_are_aligned_tied_or_hooked_stay_as_they_are() -> None:
-    model = nn.ModuleDict({name: nn.Linear(51, 51) for name in ("tied", "hooked", "free")})
-    model["twin"] = nn.Embedding(51, 51)
-    model["twin"].weight = model["tied"].weight
-    model["aligned"] = nn.Linear(64, 32)
-    model["hooked"].register_forward_hook(lambda *_: None)
-    assert align_linears(model) == 1
-    assert {name for name, module in model.items() if isinstance(module, AlignedLinear)} == {"free"}
 
 
 def test_a_model_that_would_differ_gets_its_own_parts_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,8 @@ from sbeval.model_adapters.faster import make_faster
 from sbeval.model_adapters.fused_rotation import fuse_rotations
 from sbeval.model_adapters.long_attention import AttentionOfLongTexts, fuse_long_attention
 from sbeval.model_adapters.replacing import give_back_forwards
-from sbeval.models.flex import LONG_TOKENS, long_causal_attention
+from sbeval.models import flex
+from sbeval.models.flex import long_causal_attention
 from tests.model_adapters.small import ARCHITECTURES
 
 TOKENS = torch.arange(40)[None]
@@ -177,10 +178,13 @@ def test_a_faster_model_on_a_cpu_is_asked_for_nothing_else_in_its_attention() ->
 
 @pytest.mark.skipif(not TUNED_GPU, reason="tiles are tuned for compute capability 9.0")
 @torch.no_grad()
-def test_a_long_text_on_a_gpu_has_the_logits_of_the_models_own_attention() -> None:
+def test_a_long_text_on_a_gpu_has_the_logits_of_the_models_own_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flex, "LONG_TOKENS", 4096)
     model = model_of("llama").cuda()
     torch.manual_seed(0)
-    tokens = torch.randint(64, (1, LONG_TOKENS + 100), device="cuda")
+    tokens = torch.randint(64, (1, 4096 + 100), device="cuda")
     exact = model(tokens).logits.double()
     model = model.to(torch.bfloat16)
     own = model(tokens).logits.double()

@@ -113,3 +113,19 @@ def test_left_padding_changes_no_continuation(checkpoint: Checkpoints) -> None:
         alone = load(checkpoint, architecture, batch_size=1)
         assert continuations(batched, TEXTS) == continuations(alone, TEXTS)
         assert np.unique([len(batched.tok_encode(text)) for text in TEXTS]).size > 2
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_neox", "rope"])
+@pytest.mark.parametrize("scaling", [None, "dynamic:2"])
+def test_a_larger_max_length_leaves_the_configuration_and_the_results_as_they_are(
+    architecture: str, scaling: str | None, checkpoint: Checkpoints
+) -> None:
+    options: dict[str, Any] = {} if scaling is None else {"rope_scaling": scaling}
+    lm, longer = (load(checkpoint, architecture, max_length=length, **options) for length in (64, 1 << 20))
+    stated = [getattr(x.model.config, "max_position_embeddings", None) for x in (lm, longer)]
+    assert stated[0] == stated[1]
+    if architecture != "rope":  # this family states its training length instead
+        assert stated[0] == 128
+    assert scores(longer, TEXTS[:2]) == scores(lm, TEXTS[:2])
+    assert np.isfinite(scores(longer, [english()])).all()
+    assert [getattr(longer.model.config, "max_position_embeddings", None)] == stated[:1]

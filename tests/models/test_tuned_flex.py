@@ -101,6 +101,8 @@ def test_long_plain_attention_is_for_small_heads_as_many_for_keys_as_for_queries
     assert not suits(plain, (1, 4, LONG_TOKENS + 1, 32))
     assert not suits(plain, dtype=torch.float32)
     with FakeTensorMode():
+        q = torch.empty(plain, dtype=torch.bfloat16, device="cuda")
+        assert not suits_long_flex(q, q, q.float())
         q = torch.empty(plain, dtype=torch.bfloat16, device="cuda").requires_grad_()
         assert not suits_long_flex(q, q, q)
     capability["is"] = (10, 0)
@@ -110,6 +112,31 @@ def test_long_plain_attention_is_for_small_heads_as_many_for_keys_as_for_queries
 def test_a_cpu_keeps_its_own_attention() -> None:
     q = torch.empty(1, 2, LONG_TOKENS, 32, dtype=torch.bfloat16)
     assert long_causal_attention(q, q, q, scale=0.3) is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_whole_blocks_and_a_length_between_them_share_one_kernel(heads_first: bool) -> None:
+    compiled: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        compiled.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    attention = CompiledFlexAttention(torch.compile(flex_with_options, dynamic=True, fullgraph=True, backend=backend))
+    limit = torch._dynamo.config.recompile_limit
+    for length, rotated in ((384, False), (300, False), (640, True), (639, True)):
+        # projections leave one position after the other
+        shape = (1, 4, length, 16) if heads_first else (1, length, 4, 16)
+        q, k, v = (torch.randn(shape) if heads_first else torch.randn(shape).transpose(1, 2) for _ in range(3))
+        q = q.clone() if rotated else q  # and so no view of anything
+        found = attention(q, k, v, scale=0.3, sliding_window=length, score_mod=None)
+        assert found is not None
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+        assert_close(found, expected)
+    assert len(compiled) == 1
+    assert torch._dynamo.config.recompile_limit == limit
 
 
 tuned_gpu = pytest.mark.skipif(
@@ -143,11 +170,12 @@ def test_options_are_constants_of_what_is_compiled(monkeypatch: pytest.MonkeyPat
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("texts", "length", "head_dim"), [(1, LONG_TOKENS, 32), (2, LONG_TOKENS + 77, 32), (1, 6000, 24), (1, 8192, 16)]
+    ("texts", "length", "head_dim"), [(1, 4096, 32), (2, 4096 + 77, 32), (1, 6000, 24), (1, 8192, 16)]
 )
 def test_long_plain_attention_errs_no_more_than_pytorchs(
-    dtype: torch.dtype, texts: int, length: int, head_dim: int
+    dtype: torch.dtype, texts: int, length: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(flex, "LONG_TOKENS", 4096)  # all pairs of more would fill the memory
     generator = torch.Generator("cuda").manual_seed(length)
     # heads as a model's projections leave them, one position after the other
     shape = (3, texts, length, 4, head_dim)

@@ -1,0 +1,122 @@
+"""`revision` picks among the versions of a checkpoint on the hub, which lie in huggingface_hub's cache here."""
+
+import shutil
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+from huggingface_hub import constants
+from lm_eval.models.huggingface import HFLM
+
+from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.run_settings import run_settings
+from tests.checkpoints.layouts import dolomite, save
+from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+
+PAIRS = instances("loglikelihood", [(line[:9], line[9:]) for line in english().splitlines()[2:6]])
+COMMITS = {"main": "a" * 40, "trained-longer": "b" * 40}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """huggingface_hub's cache, without a network behind it."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def keep(cache: Path, name: str, revision: str, folder: Path) -> None:
+    """Puts a checkpoint where downloading it would."""
+    place = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, place / "snapshots" / COMMITS[revision])
+    (place / "refs").mkdir(exist_ok=True)
+    (place / "refs" / revision).write_text(COMMITS[revision])
+
+
+def scores(lm: HFLM) -> list[float]:
+    return [score for score, _ in lm.loglikelihood(PAIRS, disable_tqdm=True)]
+
+
+def released(folder: Path, seed: int) -> Path:
+    config, tensors = dolomite(model_type="gpt_dolomite", kv_heads=2, head_bias=True, head_norm=True)
+    generator = torch.Generator().manual_seed(seed)
+    tokenizer = tiny_tokenizer(adds_bos=False)
+    config["vocab_size"] = len(tokenizer)
+    tensors["transformer.wte.weight"] = torch.randn(
+        len(tokenizer), tensors["transformer.wte.weight"].shape[1], generator=generator
+    )
+    save(folder, config, tensors)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def retrained(folder: Path, parent: Path) -> Path:
+    model = transformers.AutoModelForCausalLM.from_pretrained(parent)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=False).save_pretrained(folder)
+    return folder
+
+
+def versions(kind: str, checkpoint: Checkpoints, place: Path) -> dict[str, Path]:
+    """Folders by revision."""
+    if kind == "dolomite":
+        return {name: released(place / name, seed) for seed, name in enumerate(COMMITS)}
+    return {"main": checkpoint("llama"), "trained-longer": retrained(place / "more", checkpoint("llama"))}
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "dolomite"])
+def test_a_branch_that_has_moved_is_another_model_to_the_response_cache(
+    kind: str, checkpoint: Checkpoints, cache: Path, tmp_path: Path
+) -> None:
+    folders = versions(kind, checkpoint, tmp_path)
+    for revision, folder in folders.items():
+        keep(cache, "someone/small", revision, folder)
+    stamps = []
+    for commit in COMMITS.values():
+        (cache / "models--someone--small" / "refs" / "main").write_text(commit)
+        lm = StickBreakingLM("someone/small", device="cpu", dtype="float32")
+        stamps.append(run_settings(lm, lm.options, lm.rope.in_force, {})["model"])
+        if kind == "dolomite":
+            assert len(lm.get_model_info()["sbeval"]["checkpoint_sha256"]) == 64
+    assert stamps[0] != stamps[1]
+
+
+def test_a_branch_of_an_adapter_that_has_moved_is_another_adapter_to_the_response_cache(
+    checkpoint: Checkpoints, cache: Path, tmp_path: Path
+) -> None:
+    for seed, revision in enumerate(COMMITS):
+        base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+        peft.get_peft_model(base, config).save_pretrained(tmp_path / revision)
+        keep(cache, "someone/adapter", revision, tmp_path / revision)
+    stamps = []
+    for commit in COMMITS.values():
+        (cache / "models--someone--adapter" / "refs" / "main").write_text(commit)
+        lm = StickBreakingLM(str(checkpoint("llama")), peft="someone/adapter", device="cpu", dtype="float32")
+        stamps.append(run_settings(lm, lm.options, lm.rope.in_force, {})["peft"])
+    assert stamps == [f"someone/adapter@{commit}" for commit in COMMITS.values()]
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "dolomite"])
+def test_a_revision_is_the_one_asked_for(kind: str, checkpoint: Checkpoints, cache: Path, tmp_path: Path) -> None:
+    folders = versions(kind, checkpoint, tmp_path)
+    for revision, folder in folders.items():
+        keep(cache, "someone/small", revision, folder)
+    common = {"device": "cpu", "dtype": "float32"}
+    found = {name: scores(StickBreakingLM("someone/small", revision=name, **common)) for name in folders}
+    assert found["main"] == scores(StickBreakingLM("someone/small", **common))
+    assert found["main"] != pytest.approx(found["trained-longer"], rel=1e-3)
+    for revision, folder in folders.items():
+        assert found[revision] == scores(StickBreakingLM(str(folder), **common))
+        if kind == "huggingface":
+            assert found[revision] == pytest.approx(scores(HFLM("someone/small", revision=revision, **common)))
+    with pytest.raises(UserError, match="someone/small is no folder here, and cannot be loaded from the hub"):
+        StickBreakingLM("someone/small", revision="unknown", **common)
