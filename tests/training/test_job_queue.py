@@ -31,8 +31,10 @@ def test_urgent_jobs_go_first_then_long_ones_and_needs_are_waited_for(tmp_path):
         job(tmp_path, "long", estimated_seconds=5),
         job(tmp_path, "urgent", urgency=1),
     ]
+    ending = signal.getsignal(signal.SIGTERM)
     assert run_queue(jobs, tmp_path / "out", gpus=0, places=1) == []
     assert ledger(tmp_path / "out") == ["urgent", "long", "short", "needs_short"]
+    assert signal.getsignal(signal.SIGTERM) is ending
 
 
 def test_a_command_is_worked_out_when_its_needs_are_done(tmp_path):

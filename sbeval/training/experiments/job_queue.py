@@ -80,7 +80,7 @@ def run_queue(
     """
     for folder in ("logs", "done"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     started = time.monotonic()
     attempts = dict.fromkeys((job.name for job in jobs), 0)
     running: list[Running] = []
@@ -117,6 +117,7 @@ def run_queue(
             one.process.terminate()
         for one in running:
             one.process.wait()
+        signal.signal(signal.SIGTERM, before)
     done = _done(jobs, out)
     return [job.name for job in jobs if job.name not in done]
 
