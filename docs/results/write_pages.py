@@ -90,6 +90,14 @@ def edges(found: Found) -> list[str]:
     return [line, ""]
 
 
+TO_REPEAT = (
+    "**FIRE is to be trained again.** In these runs the network that makes its biases began with small weights and no "
+    "constants, which leaves half of its units dead and the others straight lines; it now begins as PyTorch's layers "
+    "do. That it is behind RoPE at the training length says nothing about FIRE."
+)
+"""What newer code would do otherwise than the runs did."""
+
+
 def unfinished(found: Found) -> list[tuple[str, str]]:
     """Schemes evaluated under one protocol of the two, with the other."""
     both = (STREAM, FIXED)
@@ -112,6 +120,8 @@ def missing(found: Found) -> list[str]:
     wanted = [(scheme, task) for scheme in NAMES for task in (STREAM, FIXED)]
     wanted += [(scheme, task) for scheme in PROBED for task in NEEDLE_TASKS]
     tried = {(run["attention"], run["pairs"]) for run in found.recall}
+    if "scheme_fire" in found.records:
+        lines.append(TO_REPEAT)
     left = [
         f"{scheme} {task}"
         for scheme, task in wanted

@@ -57,7 +57,8 @@ class FireBias(nn.Module):
     """A learned function of the log-distance as a share of the log-position (Li et al. 2023, arXiv 2310.04418).
 
     b(j, i) = f(psi(j - i) / psi(max(j, threshold))) with psi(x) = log(c x + 1), f an MLP with one hidden layer, and
-    learned c and threshold. The share never leaves [0, 1], however long the context.
+    learned c and threshold. The share never leaves [0, 1], however long the context. The threshold is learned as a
+    multiple of FIRE_INITIAL_THRESHOLD: steps that fit the other parameters would not move hundreds of tokens.
     """
 
     by_distance = False
@@ -66,7 +67,7 @@ class FireBias(nn.Module):
         super().__init__()
         self.channels = max(heads, FIRE_WIDTH)
         self.scale = nn.Parameter(torch.empty(()))
-        self.threshold = nn.Parameter(torch.empty(()))
+        self.threshold_multiple = nn.Parameter(torch.empty(()))
         self.hidden = nn.Linear(1, FIRE_WIDTH)
         self.output = nn.Linear(FIRE_WIDTH, heads)
 
@@ -76,17 +77,21 @@ class FireBias(nn.Module):
         with torch.autocast(distance_RC.device.type, enabled=False):
             scale = self.scale.float().abs()
             log_distance_RC = (scale * distance_RC.clamp_min(0)).log1p()
-            reach_BR = torch.maximum(position_BR.float(), self.threshold.float().abs())
+            reach_BR = torch.maximum(position_BR.float(), self.threshold_tokens())
             share_BRC = log_distance_RC / ((scale * reach_BR).log1p() + _FIRE_EPS)[..., None]
             inner = relu(linear(share_BRC[..., None], self.hidden.weight.float(), self.hidden.bias.float()))
             return linear(inner, self.output.weight.float(), self.output.bias.float()).permute(0, 3, 1, 2)
+
+    def threshold_tokens(self) -> Tensor:
+        """Returns the position, a scalar, before which distances are shares of the same length."""
+        return FIRE_INITIAL_THRESHOLD * self.threshold_multiple.float().abs()
 
     def score_mod(self, position_Q: Tensor | None, device: torch.device) -> ScoreMod:
         """Returns the same for FlexAttention, in fp32."""
         assert position_Q is not None
         scale = self.scale.detach().float().abs()
         added = whole_blocks(len(position_Q)) - len(position_Q)
-        reach_Q = torch.maximum(pad(position_Q.float(), (0, added)), self.threshold.detach().float().abs())
+        reach_Q = torch.maximum(pad(position_Q.float(), (0, added)), self.threshold_tokens().detach())
         per_log_distance_Q = 1.0 / ((scale * reach_Q).log1p() + _FIRE_EPS)
         inner_2W = torch.stack([self.hidden.weight.detach().float()[:, 0], self.hidden.bias.detach().float()])
         output = (self.output.weight.detach().float(), self.output.bias.detach().float()[:, None])

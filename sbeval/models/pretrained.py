@@ -11,7 +11,7 @@ from transformers import initialization as init
 from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
 from sbeval.models.attention import HeadNorm, Kernels, StickBreakingMixer
-from sbeval.models.biases import FIRE_INITIAL_SCALE, FIRE_INITIAL_THRESHOLD, FireBias
+from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
 from sbeval.models.rope import RopeFrequencies, rope_frequencies
 
@@ -49,7 +49,13 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             init.zeros_(module.head_bias)
         elif isinstance(module, FireBias):
             init.constant_(module.scale, FIRE_INITIAL_SCALE)
-            init.constant_(module.threshold, FIRE_INITIAL_THRESHOLD)
+            init.ones_(module.threshold_multiple)
+            # PyTorch's own: with small weights and no biases every unit is a line through 0 on the shares in [0, 1],
+            # and half of them are dead for good
+            for layer in (module.hidden, module.output):
+                bound = layer.in_features**-0.5
+                init.uniform_(layer.weight, -bound, bound)
+                init.uniform_(layer.bias, -bound, bound)
 
     def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
         """Chooses how stick-breaking attention is computed from now on; nothing of it is saved.

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from sbeval.models import SbevalConfig, SbevalForCausalLM
-from sbeval.models.biases import AlibiBias, FireBias
+from sbeval.models.biases import FIRE_INITIAL_THRESHOLD, AlibiBias, FireBias
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "stickbreaking": {},
@@ -70,5 +70,5 @@ def make_bias(kind: str, heads: int) -> AlibiBias | FireBias | None:
     for parameter in bias.parameters():
         torch.nn.init.normal_(parameter)
     with torch.no_grad():
-        bias.threshold.fill_(20.0)
+        bias.threshold_multiple.fill_(20.0 / FIRE_INITIAL_THRESHOLD)
     return bias.to("cuda" if torch.cuda.is_available() else "cpu")

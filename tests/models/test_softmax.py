@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from sbeval.models import softmax
-from sbeval.models.biases import AlibiBias, FireBias, alibi_slopes
+from sbeval.models import SbevalConfig, SbevalForCausalLM, softmax
+from sbeval.models.biases import FIRE_INITIAL_THRESHOLD, AlibiBias, FireBias, alibi_slopes
 from sbeval.models.softmax import softmax_attention
 
 
@@ -116,7 +116,7 @@ def small_fire(heads: int) -> FireBias:
         for parameter in fire.parameters():
             parameter.copy_(torch.randn(parameter.shape))
         fire.scale.fill_(-0.3)
-        fire.threshold.fill_(4.0)
+        fire.threshold_multiple.fill_(4.0 / FIRE_INITIAL_THRESHOLD)
     return fire
 
 
@@ -161,6 +161,18 @@ def test_backward_keeps_no_mask_of_earlier_blocks(monkeypatch: pytest.MonkeyPatc
 )
 def test_alibi_slopes_are_those_of_the_paper(heads: int, slopes: list[float]) -> None:
     assert alibi_slopes(heads) == slopes
+
+
+def test_fire_begins_with_units_that_bend_between_the_nearest_key_and_the_farthest() -> None:
+    torch.manual_seed(0)
+    config = SbevalConfig(attention="fire", hidden_size=32, num_hidden_layers=8, num_attention_heads=2)
+    biases = [module for module in SbevalForCausalLM(config).modules() if isinstance(module, FireBias)]
+    slopes = torch.cat([bias.hidden.weight.detach()[:, 0] for bias in biases])
+    nearest = torch.cat([bias.hidden.bias.detach() for bias in biases])
+    farthest = nearest + slopes
+    assert (nearest.sign() != farthest.sign()).float().mean() > 0.15
+    assert ((nearest <= 0) & (farthest <= 0)).float().mean() < 0.45
+    assert all(bias.threshold_tokens() == FIRE_INITIAL_THRESHOLD for bias in biases)
 
 
 def test_fire_follows_its_formula_point_by_point() -> None:
