@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sbeval.archives import unpack
+
 
 def add(whole: Path, new: Path) -> None:
     """Merges the unpacked session `new` into the unpacked archive `whole`."""
@@ -63,11 +65,11 @@ def main(archive: Path, news: list[Path]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
         with tarfile.open(archive) as packed:
-            packed.extractall(whole, filter="data")
+            unpack(packed, whole)
         for number, new in enumerate(news):
             unpacked = Path(folder) / str(number)
             with tarfile.open(new) as packed:
-                packed.extractall(unpacked, filter="data")
+                unpack(packed, unpacked)
             add(whole, unpacked)
         temporary = archive.with_suffix(".partial")
         with tarfile.open(temporary, "w:xz", preset=9) as packed:

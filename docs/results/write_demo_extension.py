@@ -12,6 +12,8 @@ from pathlib import Path
 from figures import EXTENSION
 from found import FIXED, STREAM
 
+from sbeval.archives import unpack
+
 TARGET = Path(__file__).parents[2] / "sbeval" / "demo" / "extension.tar.xz"
 
 
@@ -30,7 +32,7 @@ def main(archive: Path, target: Path = TARGET) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
+            unpack(packed, folder)
         with tarfile.open(target, "w:xz", preset=9) as out:
             for file in chosen(folder):
                 entry = out.gettarinfo(file, str(file.relative_to(folder / "results")))

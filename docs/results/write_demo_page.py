@@ -19,6 +19,7 @@ from typing import Any
 from figures import keep, report_figures
 from found import FIXED, NAMES, STREAM, number, read_tasks, signed, table
 
+from sbeval.archives import unpack
 from sbeval.reports.claims import LengthClaims, length_claims
 from sbeval.reports.notes import Notes
 from sbeval.reports.runs import Run, read_run
@@ -240,7 +241,7 @@ def draw(folder: Path, target: Path) -> None:
 def main(archive: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
+            unpack(packed, folder)
         (HERE / "demo" / "README.md").write_text(page(Path(folder)), encoding="utf-8")
         draw(Path(folder), HERE / "demo" / "figures")
 

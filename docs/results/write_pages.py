@@ -21,6 +21,8 @@ from figures import draw
 from found import FIXED, NAMES, STREAM, Found, multiple_name, number, read, table
 from packed import packed_section
 
+from sbeval.archives import unpack
+
 HERE = Path(__file__).parent
 MACHINE_FOLDERS = re.compile(r"(/[\w./-]*?)?\.carry/|/[\w./-]*?(?=build/|benchmarks/)")
 NEEDLE_TASKS = ("sb_niah_single_1", "sb_niah_multikey_1", "sb_niah_single_1_forced", "sb_niah_multikey_1_forced")
@@ -210,7 +212,7 @@ def speeds(found: Found) -> list[str]:
 def main(archive: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
+            unpack(packed, folder)
         found = read(Path(folder))
         draw(Path(folder), HERE / "extrapolation" / "figures")
     (HERE / "claims.md").write_text(claims_page(found), encoding="utf-8")

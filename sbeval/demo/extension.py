@@ -8,6 +8,8 @@ import importlib.resources
 import tarfile
 from pathlib import Path
 
+from sbeval import archives
+
 TITLE = "Before and after context extension from 1K to 4K (stored results of an NVIDIA H200, not of this machine)"
 LABELS = {
     "scheme_stickbreaking": "stick-breaking",
@@ -21,7 +23,6 @@ LABELS = {
 def unpack(folder: Path) -> Path:
     """Writes the stored results below a folder, which is made where it is missing, and returns it."""
     archive = importlib.resources.files("sbeval.demo") / "extension.tar.xz"
-    folder.mkdir(parents=True, exist_ok=True)
     with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:xz") as packed:
-        packed.extractall(folder, filter="data")
+        archives.unpack(packed, folder)
     return folder

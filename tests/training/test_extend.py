@@ -260,6 +260,7 @@ def test_a_transformers_model_is_extended_in_its_own_format(tmp_path, data_folde
         max_position_embeddings=64,
         eos_token_id=0,
     )
+    torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
     save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), tmp_path / "llama")
     checkpoint = extend(tiny_extension(tmp_path / "llama", data_folder, rope_scaling="dynamic:4"), tmp_path / "run")
@@ -311,6 +312,7 @@ def released(tmp_path, data_folder, monkeypatch):
     }
 
     def write(kind):
+        torch.manual_seed(0)
         folder = layouts.save(tmp_path / kind.replace(" ", "_"), *layout[kind]())
         save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
         return folder
@@ -327,8 +329,11 @@ def test_released_layouts_are_extended_in_this_project_s_format(tmp_path, data_f
     assert extended.training_length_tokens == CONTEXT_TOKENS
     if kind.endswith("rope"):
         assert extended.model.config.rope_parameters["original_max_position_embeddings"] == 64
-    curve = json.loads((checkpoint / "training_record.json").read_text())["loss_curve"]
-    assert curve[-1]["loss_nats"] < curve[0]["loss_nats"]
+    losses = [
+        point["loss_nats"] for point in json.loads((checkpoint / "training_record.json").read_text())["loss_curve"]
+    ]
+    half = len(losses) // 2
+    assert sum(losses[half:]) / len(losses[half:]) < sum(losses[:half]) / half
 
 
 def test_a_model_that_cannot_be_saved_is_refused_before_any_training(tmp_path, data_folder, released):
