@@ -44,10 +44,10 @@ class Found:
         recall: MQRAR runs.
         speed: rows of benchmarks/training.py.
         plan: settings of the experiment.
-        jobs: the ledgers of all sessions.
-        gpu_hours: accelerators times the time from the first job's start to the last one's end, over all sessions.
-        packed: short extensions on packed and on joined documents, each with the `session` it was run in.
-        sharded: those with sharded weights: `runs` and `log` of the run, and its `session`.
+        jobs: the ledgers of the experiment and of all additions.
+        gpu_hours: accelerators times the time from the first job's start to the last one's end, over all additions.
+        packed: short extensions on packed and on joined documents, each with the `addition` that holds it.
+        sharded: those with sharded weights: `runs` and `log` of the run, and its `addition`.
     """
 
     metrics: dict[tuple[str, str], dict[str, Any]]
@@ -114,8 +114,8 @@ def read(folder: Path) -> Found:
     """Reads the unpacked archive."""
     metrics, sums = read_tasks(folder)
     first_jobs = _lines(folder / "jobs.jsonl")
-    later_jobs = [job for file in sorted(folder.glob("sessions/*/*jobs.jsonl")) for job in _lines(file)]
-    sessions = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("sessions/*/session.json")]
+    later_jobs = [job for file in sorted(folder.glob("additions/*/*jobs.jsonl")) for job in _lines(file)]
+    machines = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("additions/*/machine.json")]
     log = (folder / "queue.log").read_text(encoding="utf-8").splitlines()
     ended_seconds = max(float(line.split()[0]) for line in log if "  ended  " in line)
     speed = folder / "training_speed.json"
@@ -129,20 +129,20 @@ def read(folder: Path) -> Found:
         jobs=first_jobs + later_jobs,
         gpu_hours=(
             len({job["gpu"] for job in first_jobs}) * ended_seconds
-            + sum(session["gpus"] * session["seconds"] for session in sessions)
+            + sum(machine["gpus"] * machine["seconds"] for machine in machines)
         )
         / 3600,
         packed=[
-            json.loads(file.read_text(encoding="utf-8")) | {"session": file.parent.name}
-            for file in sorted(folder.glob("sessions/*/packed_*.json"))
+            json.loads(file.read_text(encoding="utf-8")) | {"addition": file.parent.name}
+            for file in sorted(folder.glob("additions/*/packed_*.json"))
         ],
         sharded=[
             {
                 "runs": _lines(file),
                 "log": _lines(file.with_name("sharded_log.jsonl")),
-                "session": file.parent.name,
+                "addition": file.parent.name,
             }
-            for file in sorted(folder.glob("sessions/*/sharded_runs.jsonl"))
+            for file in sorted(folder.glob("additions/*/sharded_runs.jsonl"))
         ],
     )
 

@@ -32,7 +32,7 @@ def packed_section(found: Found) -> list[str]:
 
 def _row(run: dict[str, Any]) -> list[str]:
     return [
-        f"{run['name']}, {run['gpu'] or 'CPU'}, session {run['session']}",
+        f"{run['name']}, {run['gpu'] or 'CPU'}, addition {run['addition']}",
         f"{run['tokens_of_windows']:,}",
         f"{run['padding_tokens']:,}",
         str(run["texts"] or "-"),
@@ -44,7 +44,7 @@ def _row(run: dict[str, Any]) -> list[str]:
 
 
 def _sharded(found: Found, run: dict[str, Any]) -> list[str]:
-    """Compares a run with sharded weights, point by point, with the same run in one process of the same session."""
+    """Compares a run with sharded weights, point by point, with the same run in one process of the same addition."""
     (part,) = run["runs"]
     words = shlex.split(part["command"])
     settings = {word: value for word, value in itertools.pairwise(words) if word.startswith("--")}
@@ -52,7 +52,7 @@ def _sharded(found: Found, run: dict[str, Any]) -> list[str]:
     # earlier records do not count processes: --fsdp needs two, and a step has no room for more than this
     processes = part.get("processes") or batch // micro
     name = f"{Path(words[2]).name} {settings.get('--documents', 'separate')}"
-    one = next(one for one in found.packed if (one["session"], one["name"]) == (run["session"], name))
+    one = next(one for one in found.packed if (one["addition"], one["name"]) == (run["addition"], name))
     alone = {step: loss for step, loss, _ in one["curve"]}
     pairs = [(point["step"], point["loss_nats"], alone[point["step"]]) for point in run["log"]]
     furthest = max(abs(sharded - whole) for _, sharded, whole in pairs)
@@ -63,7 +63,7 @@ def _sharded(found: Found, run: dict[str, Any]) -> list[str]:
     return [
         f"Several GPUs: `{name}` again with `--fsdp`, which shards weights, gradients and the optimizer, over "
         f"{processes} {part['gpu']}; context {int(settings['--context']):,}, {batch:,} tokens a step. Its losses "
-        f"follow those of the one process of session {run['session']}: at {ends}, and at the {len(pairs)} points of "
+        f"follow those of the one process of addition {run['addition']}: at {ends}, and at the {len(pairs)} points of "
         f"the loss curve no more than {furthest:.1e} nats apart. Peak memory "
         f"{_mebibytes(part['peak_memory_bytes'])} a GPU, in passes of {micro:,} tokens, against "
         f"{_mebibytes(one['peak_memory_bytes'])}.",

@@ -32,7 +32,7 @@ def main(archive: Path, target: Path = TARGET) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with tarfile.open(archive) as packed:
-            unpack(packed, folder)
+            unpack(packed, Path(folder))
         with tarfile.open(target, "w:xz", preset=9) as out:
             for file in chosen(folder):
                 entry = out.gettarinfo(file, str(file.relative_to(folder / "results")))

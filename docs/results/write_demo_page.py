@@ -241,7 +241,7 @@ def draw(folder: Path, target: Path) -> None:
 def main(archive: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(archive) as packed:
-            unpack(packed, folder)
+            unpack(packed, Path(folder))
         (HERE / "demo" / "README.md").write_text(page(Path(folder)), encoding="utf-8")
         draw(Path(folder), HERE / "demo" / "figures")
 

@@ -212,7 +212,7 @@ def speeds(found: Found) -> list[str]:
 def main(archive: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(archive) as packed:
-            unpack(packed, folder)
+            unpack(packed, Path(folder))
         found = read(Path(folder))
         draw(Path(folder), HERE / "extrapolation" / "figures")
     (HERE / "claims.md").write_text(claims_page(found), encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Adds what a later session on a GPU left to the archive of the experiment.
+"""Adds what was run later to the archive of the experiment.
 
-    python docs/results/add_session.py docs/results/extrapolation/results.tar.xz NEW.tar.gz
+    python docs/results/add_results.py docs/results/extrapolation/results.tar.xz NEW.tar.gz
 
 Evaluations replace earlier ones of the same scheme and task, MQRAR runs stand beside the earlier ones, training records
-are added, a new `training_speed.json` replaces the old one, and the session's ledger and the rest lie under
-`sessions/<number>/`.
+are added, a new `training_speed.json` replaces the old one, and the ledger and the rest lie under
+`additions/<number>/`.
 `write_pages.py` then writes the pages again.
 """
 
@@ -20,7 +20,7 @@ from sbeval.archives import unpack
 
 
 def add(whole: Path, new: Path) -> None:
-    """Merges the unpacked session `new` into the unpacked archive `whole`."""
+    """Merges the unpacked archive `new` into the unpacked archive `whole`."""
     for file in sorted(new.glob("results/*/*/results_*.json")):
         scheme = file.parents[1].name
         for task in json.loads(file.read_text(encoding="utf-8"))["results"]:
@@ -35,12 +35,12 @@ def add(whole: Path, new: Path) -> None:
         _add_runs(whole / "mqrar" / file.name, json.loads(file.read_text(encoding="utf-8")))
     for file in sorted(new.glob("records/*.json")):
         shutil.copy(file, whole / "records")
-    session = whole / "sessions" / str(1 + len(list(whole.glob("sessions/*"))))
-    session.mkdir(parents=True)
+    addition = whole / "additions" / str(1 + len(list(whole.glob("additions/*"))))
+    addition.mkdir(parents=True)
     for file in sorted(new.glob("*.*")):
-        shutil.copy(file, session)
+        shutil.copy(file, addition)
     if (new / "recall" / "jobs.jsonl").is_file():
-        shutil.copy(new / "recall" / "jobs.jsonl", session / "recall_jobs.jsonl")
+        shutil.copy(new / "recall" / "jobs.jsonl", addition / "recall_jobs.jsonl")
     if (new / "training_speed.json").is_file():
         shutil.copy(new / "training_speed.json", whole)
 
