@@ -29,8 +29,6 @@ Measured on an H200 (16 heads of 32 in 64K, else 32): cuDNN takes 0.25 ms at 409
 """
 TUNED_HEAD_DIM = 32
 """Largest size of a head for which the kernel's tiles were tuned."""
-TUNED_BIASES = True
-"""Whether ALiBi and FIRE take the tuned tiles too."""
 
 _BLOCK = 128
 _SMALLEST_HEAD_DIM, _LARGEST_HEAD_DIM = 16, 256
@@ -100,7 +98,7 @@ def flex_causal_attention(
         block_mask=_blocks(length + added, sliding_window if windowed else length + added, q_BHLD.device),
         scale=scale,
         enable_gqa=q_BHLD.shape[1] != k_BGLD.shape[1],
-        tuned=is_tuned(q_BHLD) and (TUNED_BIASES or score_mod is None),
+        tuned=is_tuned(q_BHLD),
         windowed=windowed,
     )
     return output[:, :, :length]
@@ -163,18 +161,6 @@ def flex_with_options(
 _blocks = functools.lru_cache(maxsize=2)(causal_blocks)
 
 
-class _ManyKinds:
-    """Lets Dynamo compile `_MOST_KINDS` within it; its own `config.patch` takes as long as the rest of a call."""
-
-    def __enter__(self) -> None:
-        config = torch._dynamo.config
-        self._before = config.recompile_limit, config.accumulated_recompile_limit
-        config.recompile_limit = config.accumulated_recompile_limit = _MOST_KINDS
-
-    def __exit__(self, *error: object) -> None:
-        torch._dynamo.config.recompile_limit, torch._dynamo.config.accumulated_recompile_limit = self._before
-
-
 class CompiledFlexAttention(OptionalKernel):
     """`flex_causal_attention` compiled at its first call.
 
@@ -202,7 +188,7 @@ class CompiledFlexAttention(OptionalKernel):
 
         def run() -> Tensor:
             # the count is of the code, whoever compiled it, so a second compiled function would not start anew
-            with _ManyKinds():
+            with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS, accumulated_recompile_limit=_MOST_KINDS):
                 return flex_causal_attention(q_BHLD, k_BGLD, v_BGLD, **options, attention=attention)
 
         return self.attempt(run)

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from sbeval.training.extend import Extension
 from sbeval.training.settings import DataSettings, OptimizationSettings, TrainRecipe
+from sbeval.training.tokenizer import load_tokenizer, save_tokenizer
 
 LENGTH_TOKENS = 64
 CONTEXT_TOKENS = 128
@@ -77,3 +79,19 @@ def tiny_extension(parent: Path, data: Path, **changes: Any) -> Extension:
         "log_every_steps": 1,
     }
     return Extension(**(settings | changes))
+
+
+def save_tiny_llama(folder: Path, data_folder: Path) -> None:
+    """Writes a checkpoint of another family, with the data's tokenizer beside it."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)

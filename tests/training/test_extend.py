@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from training_problems import CONTEXT_TOKENS, tiny_extension, tiny_model
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from training_problems import CONTEXT_TOKENS, save_tiny_llama, tiny_extension, tiny_model
+from transformers import AutoTokenizer
 
 from sbeval.checkpoints.load import load_checkpoint
 from sbeval.errors import UserError
@@ -250,19 +250,7 @@ def test_rope_scaling_needs_rope_and_arrays_need_the_same_tokenizer(tmp_path, pa
 
 
 def test_a_transformers_model_is_extended_in_its_own_format(tmp_path, data_folder):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        eos_token_id=0,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), tmp_path / "llama")
+    save_tiny_llama(tmp_path / "llama", data_folder)
     checkpoint = extend(tiny_extension(tmp_path / "llama", data_folder, rope_scaling="dynamic:4"), tmp_path / "run")
     extended = load_checkpoint(checkpoint)
     assert extended.format == "huggingface:llama"

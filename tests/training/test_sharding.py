@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from training_problems import tiny_extension, tiny_model, tiny_recipe, weights
+from training_problems import save_tiny_llama, tiny_extension, tiny_model, tiny_recipe, weights
 from training_processes import run_processes
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.errors import UserError
 from sbeval.training.extend import extend, main
@@ -71,18 +70,7 @@ def test_a_run_begun_with_sharded_weights_is_not_gone_on_with_whole_ones(tmp_pat
 
 
 def test_processes_whose_documents_fill_different_numbers_of_batches_wait_for_each_other(tmp_path, data_folder):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        eos_token_id=0,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), tmp_path / "llama")
+    save_tiny_llama(tmp_path / "llama", data_folder)
     draw = np.random.default_rng(0)
     (tmp_path / "texts").mkdir()
     for index in range(120):
