@@ -90,15 +90,21 @@ def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIX
     }
 
 
-def label_room(ends: Sequence[Mapping[str, Any]], x_domain: tuple[int, int], width_pixels: float) -> int:
-    """Returns the pixels the names need right of the plot, beyond the octaves their lines leave free."""
+def label_room(ends: Sequence[Mapping[str, Any]], x_domain: tuple[int, int], width_pixels: float) -> tuple[int, float]:
+    """Returns the pixels the names need right of the plot, and how far they lean on free room within it.
+
+    Beyond the octaves their lines leave free, that is. The second number is the share of the plot's width that these
+    are for the name that needs most: of what a plot is made narrower by, so much is missing again.
+    """
     low, high = x_domain
-    octave = width_pixels / max(1.0, math.log2(high / low))
-    needed = 12.0
+    octaves = max(1.0, math.log2(high / low))
+    needed, share = 12.0, 0.0
     for row in ends:
-        text = min(WIDEST_PIXELS, LETTER_PIXELS * len(row["setting"])) + 26
-        needed = max(needed, text - octave * math.log2(high / row["label_x"]))
-    return round(needed)
+        free = math.log2(high / row["label_x"]) / octaves
+        room = min(WIDEST_PIXELS, LETTER_PIXELS * len(row["setting"])) + 26 - free * width_pixels
+        if room > needed:
+            needed, share = room, free
+    return round(needed), round(share, 3)
 
 
 def _overlap(earlier: tuple[list[str], float], later: tuple[list[str], float], label_height: float) -> bool:

@@ -103,7 +103,7 @@ def line_figure(
         _pointer_targets(x, y, tooltip, hover),
         *line_names(ends, x, y, color),
     ]
-    room = label_room(ends, axes.x_domain, width) if direct else 12
+    room, leaning = label_room(ends, axes.x_domain, width) if direct else (12, 0.0)
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "title": {"text": title, "subtitle": subtitle},
@@ -111,7 +111,7 @@ def line_figure(
         "width": width,
         "height": height,
         "padding": {"left": 6, "top": 6, "bottom": 6, "right": 12},
-        "usermeta": {"labelRoomPixels": room},
+        "usermeta": {"labelRoomPixels": room, "labelLeaning": leaning, "widthPixels": width},
         "params": [{"name": "hidden", "value": []}],
         "data": {"values": shown},
         "layer": [layer for layer in layers if layer],

@@ -43,7 +43,10 @@
     } else {
       spec.width = "container";
       spec.autosize = { type: "fit-x", contains: "padding" };
-      if (narrow || spec.usermeta?.labelRoomPixels > 0.34 * width) {  // the buttons name the lines where no room is left
+      const { labelRoomPixels: needed = 0, labelLeaning: leaning = 0, widthPixels: planned = width } = spec.usermeta ?? {};
+      const beyond = Math.max(12, needed + leaning * (planned - (width - 60)));  // a narrower plot leaves less free
+      spec.padding = { ...spec.padding, right: 12 + Math.round((leaning / (1 - leaning)) * beyond) };  // as does this
+      if (narrow || needed > 0.34 * width) {  // the buttons name the lines where no room is left
         spec.padding = { left: 2, top: 6, bottom: 6, right: 16 };
         spec.layer = spec.layer.filter((layer) => !["series-text", "leader"].includes(layer.mark.style));
       }
