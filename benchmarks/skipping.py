@@ -3,7 +3,7 @@
     python benchmarks/skipping.py [--checkpoint FOLDER] [--length 65536] [--growth 4096 16384 65536 262144]
 
 Queries, keys and values of every layer are captured while the model reads one window of the standard library. On them,
-in one run: the time of all layers' attention, dense (no stop at all), with the exact stop (the stick is below fp32's
+in one run: the time of all layers' attention (the kernels', recorded as a CUDA graph), dense (no stop at all), with the exact stop (the stick is below fp32's
 normal numbers; the default without a threshold), at several thresholds, and of PyTorch's FlashAttention-2; how much the
 outputs change; shares of tiles and times by layer and head; how times grow with the length. Then the model scores the
 window: its NLL and tokens a second at each setting, and once more, over several windows, in fp32, where rounding does
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from activations import SHIPPED, LayerInputs, captured, load, set_kernels, text_window
-from measuring import interleaved, machine
+from measuring import graphed, interleaved, machine
 from tile_shares import stops, visited
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -79,10 +79,11 @@ def all_layers(run: Callable[[LayerInputs], Tensor], layers: list[LayerInputs]) 
         run(layer)
 
 
-def calls(layers: list[LayerInputs], settings: list[str]) -> dict[str, Callable[[], None]]:
-    """What to time, by name."""
-    found = {name: functools.partial(all_layers, functools.partial(attend, setting=name), layers) for name in settings}
-    return {**found, FLASH: functools.partial(all_layers, softmax, layers)}
+def calls(layers: list[LayerInputs], settings: list[str]) -> dict[str, Callable[[], Any]]:
+    """What to time, by name: the kernels alone, without the time that Python takes to launch them."""
+    runs = {name: functools.partial(attend, setting=name) for name in settings} | {FLASH: softmax}
+    found = {name: functools.partial(all_layers, run, layers) for name, run in runs.items()}
+    return {name: graphed(call) for name, call in found.items()} if layers[0].q.is_cuda else dict(found)
 
 
 def whole(layers: list[LayerInputs], milliseconds: float) -> None:

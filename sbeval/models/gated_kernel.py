@@ -69,7 +69,7 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
     if out_NW.numel():
         block = min(_BLOCK, triton.next_power_of_2(out_width))
         with torch.cuda.device(gate.device) if gate.is_cuda else contextlib.nullcontext():
-            _kernel[(len(gate_NF), triton.cdiv(out_width, block))](
+            _kernel[(len(gate_NF), -(-out_width // block))](
                 gate_NF,
                 up_NF,
                 out_NW,

@@ -88,7 +88,7 @@ def kernel_rotate(x_BHLD: Tensor, cos_BLF: Tensor, sin_BLF: Tensor) -> Tensor:
     block_heads = min(triton.next_power_of_2(heads), 32, max(1, _PAIRS_A_PROGRAM // block_pairs))
     block_rows = max(1, _PAIRS_A_PROGRAM // (block_pairs * block_heads))
     rest = head_dim - 2 * pairs
-    grid = (triton.cdiv(length, block_rows), triton.cdiv(heads, block_heads), batch)
+    grid = (-(-length // block_rows), -(-heads // block_heads), batch)
     with torch.cuda.device(x_BHLD.device) if x_BHLD.is_cuda else contextlib.nullcontext():
         _kernel[grid](
             x_BHLD,

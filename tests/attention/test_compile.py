@@ -9,6 +9,9 @@ import pytest
 import torch
 from attention_problems import DEVICE, Problem, outputs_and_gradients, problem
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sbeval.attention import stickbreaking_attention
 from sbeval.attention.impl import blockwise as blocks
@@ -111,6 +114,54 @@ def test_what_nobody_differentiates_keeps_its_promises(queries: int) -> None:
     q = p.q.transpose(1, 2).contiguous().transpose(1, 2)
     for skip_threshold in (None, 1e-3):
         torch.library.opcheck(kernels._forward, [q, p.k, p.v, 0.25, False, None, None, skip_threshold, False])
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return stickbreaking_attention(q, k, v, impl="triton").output
+
+
+class Operators(TorchDispatchMode):
+    """Keeps the names of what is called within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_one_operator() -> None:
+    p = small()
+    with torch.no_grad(), Operators() as seen:
+        attend(p.q, p.k, p.v)
+    assert seen.names.count("sbeval::stickbreaking_forward") == 1
+    assert not any("empty" in name for name in seen.names), "what the launch does is the operator's own"
+
+
+@pytest.mark.filterwarnings("ignore")  # of a tracer that PyTorch has given up
+def test_traces_by_example_hold_the_operator_and_not_its_result() -> None:
+    p, other = small(), problem(heads=2, groups=1, queries=30, keys=30, head_dim=16, dtype=torch.float32, seed=1)
+    with torch.no_grad():
+        for traced in (make_fx(attend)(p.q, p.k, p.v), torch.jit.trace(attend, (p.q, p.k, p.v))):
+            torch.testing.assert_close(traced(other.q, other.k, other.v), attend(other.q, other.k, other.v))
+
+
+def test_fake_tensors_give_fake_tensors() -> None:
+    p = small()
+    with torch.no_grad(), FakeTensorMode() as mode:
+        fake = [mode.from_tensor(tensor) for tensor in (p.q, p.k, p.v)]
+    with torch.no_grad():
+        assert isinstance(attend(*fake), FakeTensor)
+
+
+def test_what_nothing_follows_goes_past_the_operator_to_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = small()
+    with torch.no_grad():
+        expected = kernels._forward(p.q, p.k, p.v, 0.25, False, None, None, None, False)[0]
+        monkeypatch.setattr(kernels, "_forward", None)
+        torch.testing.assert_close(attend(p.q, p.k, p.v), expected, rtol=0, atol=0)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")

@@ -42,7 +42,7 @@ def test_packed_sequences_give_what_each_gives_alone(
         begin += length
 
 
-@pytest.mark.parametrize(("impl", "gradient_error"), [("blockwise", 0.2), ("triton", 0.05)])
+@pytest.mark.parametrize(("impl", "gradient_error"), [("blockwise", 0.2), ("triton", 0.1)])
 def test_packed_sequences_skip_within_the_bound(
     impl: str, gradient_error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -237,7 +237,7 @@ def backward(
     dk = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
     dv = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
     copy = copies(k) and copies(v)
-    blocks = triton.cdiv(queries, launch.block_queries)
+    blocks = -(-queries // launch.block_queries)
     # keys and values as they are, their gradients in fp32
     together = heads_at_once(
         heads=batch * heads,

@@ -16,14 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sbeval.attention.impl.triton.hardware import has_assembly
+from sbeval.attention.impl.triton.hardware import has_assembly, multiprocessors
 from sbeval.attention.impl.triton.launch import LOG2_E
 from sbeval.attention.impl.triton.logarithms import add_in_tile, bounded, spent_by, two_sum
 
 MOST_ROWS = 16
 FEWEST_KEYS = 512
 MOST_SPLITS = 128
-H100_MULTIPROCESSORS = 132
 # a split gives up a little later than the second kernel cuts, so that rounding cannot part the two
 MARGIN_LOG2: tl.constexpr = tl.constexpr(1e-2)
 
@@ -62,15 +61,16 @@ def decode_parameters(
     block_keys = 64 if row_bytes <= 256 and element_bytes == 2 else 32
     # some 48 KiB of keys and values under way in a program, several programs on a multiprocessor
     num_stages = max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes)))
-    tiles = triton.cdiv(keys, block_keys)
-    wanted = triton.cdiv(16 * multiprocessors, key_heads)
+    # the host takes some microseconds for each triton.cdiv
+    tiles = -(-keys // block_keys)
+    wanted = -(-16 * multiprocessors // key_heads)
     shortest = max(1, 256 // block_keys)
     if skipping:
         # short splits, since a split that the newer ones decide is a split saved
         wanted = max(wanted, tiles * block_keys // 512)
-    splits = max(1, min(wanted, MOST_SPLITS, triton.cdiv(tiles, shortest)))
-    splits = triton.cdiv(tiles, triton.cdiv(tiles, splits))
-    newest = max(1, 2048 // (triton.cdiv(tiles, splits) * block_keys))
+    splits = max(1, min(wanted, MOST_SPLITS, -(-tiles // shortest)))
+    splits = -(-tiles // -(-tiles // splits))
+    newest = max(1, 2048 // (-(-tiles // splits) * block_keys))
     return DecodeParameters(
         block_rows=max(16, 1 << (rows - 1).bit_length()),
         block_keys=block_keys,
@@ -278,7 +278,7 @@ def decode(
     if parameters is None:
         parameters = decode_parameters(
             rows=rows, keys=keys, head_dim=head_dim, element_bytes=q.element_size(), key_heads=batch * groups,
-            multiprocessors=_multiprocessors(q.device), skipping=skipping,
+            multiprocessors=multiprocessors(q), skipping=skipping,
         )  # fmt: skip
     p = parameters
     out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
@@ -288,7 +288,7 @@ def decode(
     make = torch.zeros if skipping else torch.empty
     stick = make((batch * groups, p.splits, p.block_rows), dtype=torch.float32, device=q.device)
     power = 1 << (p.splits - 1).bit_length()
-    split_tiles = triton.cdiv(triton.cdiv(keys, p.block_keys), p.splits)
+    split_tiles = -(-(-(-keys // p.block_keys)) // p.splits)
     for first, last in ((0, p.first_splits), (p.first_splits, p.splits)):
         if first == last:
             continue
@@ -308,9 +308,3 @@ def decode(
         num_warps=4,
     )  # fmt: skip
     return out, remainder
-
-
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return H100_MULTIPROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -72,6 +72,19 @@ def _largest_stick(stick, inside, first_key, oldest):
 
 
 @triton.jit
+def _next_chunk(chunk, steps, before, left, threshold, CHUNK: tl.constexpr):
+    """Tiles until the next look at the sticks: half as many as would spend them, going by the last `steps` tiles.
+
+    A look empties the pipeline. Never more than twice as many as before, since the first tiles say little of the rest.
+    """
+    log2_left = tl.log2(tl.maximum(left, SMALLEST))
+    # rounding may let a stick grow that nothing takes from
+    fallen = tl.maximum(tl.log2(tl.maximum(before, SMALLEST)) - log2_left, 2.0**-20)
+    ahead = 0.5 * steps.to(tl.float32) * (log2_left - tl.log2(threshold)) / fallen
+    return tl.maximum(tl.minimum(ahead, tl.minimum(2 * chunk, CHUNK).to(tl.float32)).to(tl.int32), 2)
+
+
+@triton.jit
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, k_desc, v_desc, out_ptr, rem_ptr, stick_ptr, stop_ptr, start_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
@@ -125,10 +138,9 @@ def _forward_kernel(
             last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
             HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
         )  # fmt: skip
-    going = _largest_stick(stick, row < queries, first_key, block * BLOCK_N) >= threshold
-    # few tiles between the first looks at the sticks, for heads that look back a little, many between the later ones
+    left = _largest_stick(stick, row < queries, first_key, block * BLOCK_N)
     chunk = 2
-    while going & (block > first_full):
+    while (left >= threshold) & (block > first_full):
         steps = tl.minimum(block - first_full, chunk)
         for step in tl.range(0, steps, num_stages=STAGES):
             out, stick, largest, kept, kept_block = _tile(
@@ -137,10 +149,11 @@ def _forward_kernel(
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, False, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
         block -= steps
-        chunk = tl.minimum(2 * chunk, CHUNK)
-        going = _largest_stick(stick, row < queries, first_key, block * BLOCK_N) >= threshold
+        before = left
+        left = _largest_stick(stick, row < queries, first_key, block * BLOCK_N)
+        chunk = _next_chunk(chunk, steps, before, left, threshold, CHUNK)
     if STARTS != "none":
-        while going & (block > first_block):
+        while (left >= threshold) & (block > first_block):
             block -= 1
             out, stick, largest, kept, kept_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group, block,
@@ -209,14 +222,14 @@ def forward(
     launch = forward_parameters(
         **sizes,
         queries=queries,
-        skipping=threshold > 2.0**-126,
+        pairs=batch * heads * queries * (k.shape[2] - queries // 2),
         training_block_keys=training_block_keys(**sizes, shared_memory_bytes=shared_memory_bytes(q)) if save else None,
     )
-    blocks = triton.cdiv(queries, launch.block_queries)
+    blocks = -(-queries // launch.block_queries)  # triton.cdiv takes some microseconds on the host
     out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
     stick = torch.empty((batch, heads, queries, 2) if save else (0,), dtype=torch.float32, device=q.device)
-    stop_entries = triton.cdiv(queries, 16)
+    stop_entries = -(-queries // 16)
     stop = torch.empty((batch, heads, stop_entries) if save else (0,), dtype=torch.int32, device=q.device)
     copy = launch.copy_engine and copies(k) and copies(v)
     together = heads_at_once(

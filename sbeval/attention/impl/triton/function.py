@@ -1,7 +1,8 @@
 """The kernels as one differentiable operator that torch.compile and CUDA graphs see as a whole.
 
 `sbeval::stickbreaking_forward` and `sbeval::stickbreaking_backward` have implementations for shapes alone, so that a
-trace never looks inside, and read nothing back from the device, so that a CUDA graph can record them.
+trace never looks inside, and read nothing back from the device, so that a CUDA graph can record them. Where nothing
+follows the call and no gradient is wanted, the kernels are launched without the operator.
 """
 
 import contextlib
@@ -46,12 +47,24 @@ def triton_attention(
     row_start = None if cu_seqlens is None else row_starts(cu_seqlens, q.shape[2])
     save = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     q, k, v = _dense(q), _dense(k), _dense(v)
-    output, remainder, _, _ = _forward(q, k, v, scale, attend_current, seq_start, row_start, skip_threshold, save)
+    # the operator takes longer to call than a short text's kernel to run
+    run = _forward if save or is_followed(q) else _launch
+    output, remainder, _, _ = run(q, k, v, scale, attend_current, seq_start, row_start, skip_threshold, save)
     return output, remainder
 
 
-@torch.library.custom_op("sbeval::stickbreaking_forward", mutates_args=())
-def _forward(
+def is_followed(tensor: Tensor) -> bool:
+    """Whether a trace, a mode or a transform of PyTorch follows what is done with `tensor`, and must see an operator."""
+    return (
+        type(tensor) is not Tensor
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _launch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -69,6 +82,9 @@ def _forward(
             output, remainder = decode(q, k, v, scale, attend_current, seq_start, log2_threshold, skipping=skipping)
             return output, remainder, remainder.new_empty(0), remainder.new_empty(0, dtype=torch.int32)
         return forward(q, k, v, scale, attend_current, seq_start, row_start, 2.0**log2_threshold, save)
+
+
+_forward = torch.library.custom_op("sbeval::stickbreaking_forward", _launch, mutates_args=())
 
 
 @_forward.register_fake

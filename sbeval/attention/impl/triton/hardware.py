@@ -9,6 +9,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 # the copy engine takes addresses and strides in units of this
 COPY_ALIGNMENT_BYTES = 16
+# where there is no GPU to ask, as many as an H100 has
+MULTIPROCESSORS = 132
 
 
 def copies(tensor: Tensor) -> bool:
@@ -56,6 +58,11 @@ def shared_memory_bytes(tensor: Tensor) -> int:
 def cache_bytes(tensor: Tensor) -> int:
     """Second-level cache of the tensor's device; 0 where it is no GPU."""
     return int(_properties(tensor.device.index or 0).L2_cache_size) if tensor.is_cuda else 0
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    """Multiprocessors of the tensor's device."""
+    return int(_properties(tensor.device.index or 0).multi_processor_count) if tensor.is_cuda else MULTIPROCESSORS
 
 
 def _capability(tensor: Tensor) -> tuple[int, int]:

@@ -1,11 +1,16 @@
 """Launch parameters as a plain function of the problem, so that they can be read, tested and tuned without a GPU."""
 
 import dataclasses
+import functools
 
 LOG2_E = 1.4426950408889634
 
 # what an H100 or H200 lets a program use; the A100 has less, and consumer GPUs less than half
 ROOMY_SHARED_MEMORY_BYTES = 227 * 1024
+
+# Pairs of a query and a key from which on tiles are worth a descriptor for the copy engine: making two takes the host
+# some 30 us, as long as the kernel runs for 16 heads of 2,048 tokens.
+FEWEST_PAIRS_TO_COPY = 2**26
 
 # some rounds of programs over all multiprocessors: fewer would leave them idle when the last long rows end
 PROGRAMS_TOGETHER = 2048
@@ -45,8 +50,14 @@ def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_byte
     return 64 if padded <= 64 or (padded == 128 and shared_memory_bytes >= ROOMY_SHARED_MEMORY_BYTES) else 32
 
 
+@functools.lru_cache(maxsize=1024)
 def forward_parameters(
-    *, head_dim: int, queries: int, element_bytes: int, skipping: bool = False, training_block_keys: int | None = None
+    *,
+    head_dim: int,
+    queries: int,
+    element_bytes: int,
+    pairs: int,
+    training_block_keys: int | None = None,
 ) -> LaunchParameters:
     """Parameters of the forward kernel for a head_dim up to 256.
 
@@ -54,7 +65,7 @@ def forward_parameters(
         head_dim: of queries, keys and values.
         queries: rows a head.
         element_bytes: size of a number.
-        skipping: whether keys of short sticks are skipped, so that it pays to look at the sticks more often.
+        pairs: of a query and a key, of all heads together.
         training_block_keys: keys of a tile, where gradients are wanted.
     """
     padded = _padded(head_dim)
@@ -72,12 +83,12 @@ def forward_parameters(
         block_queries=min(128 if wide else 64, _rows(queries)),
         block_keys=training_block_keys or (64 if padded <= 64 else 32),
         block_head_dim=padded,
-        chunk_tiles=16 if skipping else 32,
+        chunk_tiles=64,
         num_warps=8 if wide else 4,
         num_stages=3 if padded <= 128 else 2,
         max_registers=None if wide or padded > 128 else 96 if padded <= 32 else 144 if padded == 64 else 168,
         # where a tile takes little time the barriers around the engine's copies cost more than addresses do
-        copy_engine=padded > 32,
+        copy_engine=padded > 32 and pairs >= FEWEST_PAIRS_TO_COPY,
     )
 
 
