@@ -37,7 +37,10 @@ def main() -> None:
         torch.manual_seed(0)
         inputs, d_output = dense_inputs(arguments.heads, arguments.length, head_dim)
         base = launch.forward_parameters(
-            head_dim=head_dim, queries=arguments.length, element_bytes=2, pairs=arguments.heads * arguments.length**2 // 2
+            head_dim=head_dim,
+            queries=arguments.length,
+            element_bytes=2,
+            pairs=arguments.heads * arguments.length**2 // 2,
         )
         found = []
         for queries, keys, warps, stages, chunk in itertools.product(

@@ -3,11 +3,12 @@
     python benchmarks/skipping.py [--checkpoint FOLDER] [--length 65536] [--growth 4096 16384 65536 262144]
 
 Queries, keys and values of every layer are captured while the model reads one window of the standard library. On them,
-in one run: the time of all layers' attention (the kernels', recorded as a CUDA graph), dense (no stop at all), with the exact stop (the stick is below fp32's
+in one run: the time of all layers' attention, dense (no stop at all), with the exact stop (the stick is below fp32's
 normal numbers; the default without a threshold), at several thresholds, and of PyTorch's FlashAttention-2; how much the
-outputs change; shares of tiles and times by layer and head; how times grow with the length. Then the model scores the
-window: its NLL and tokens a second at each setting, and once more, over several windows, in fp32, where rounding does
-not hide what a threshold changes. The checkpoint is the shipped one by default; a CPU computes small lengths.
+outputs change; shares of tiles and times by layer and head; how times grow with the length. These are times of kernels,
+recorded as CUDA graphs. Then the model scores the window: its NLL and tokens a second at each setting, and once more,
+over several windows, in fp32, where rounding does not hide what a threshold changes. The checkpoint is the shipped one
+by default; a CPU computes small lengths.
 """
 
 import argparse

@@ -288,7 +288,8 @@ def decode(
     make = torch.zeros if skipping else torch.empty
     stick = make((batch * groups, p.splits, p.block_rows), dtype=torch.float32, device=q.device)
     power = 1 << (p.splits - 1).bit_length()
-    split_tiles = -(-(-(-keys // p.block_keys)) // p.splits)
+    tiles = -(-keys // p.block_keys)
+    split_tiles = -(-tiles // p.splits)
     for first, last in ((0, p.first_splits), (p.first_splits, p.splits)):
         if first == last:
             continue

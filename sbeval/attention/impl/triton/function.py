@@ -54,7 +54,7 @@ def triton_attention(
 
 
 def is_followed(tensor: Tensor) -> bool:
-    """Whether a trace, a mode or a transform of PyTorch follows what is done with `tensor`, and must see an operator."""
+    """Whether a trace, a mode or a transform of PyTorch follows the tensor, and must see an operator."""
     return (
         type(tensor) is not Tensor
         or torch.compiler.is_compiling()
