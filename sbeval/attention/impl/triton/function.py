@@ -58,7 +58,7 @@ def is_followed(tensor: Tensor) -> bool:
     return (
         type(tensor) is not Tensor
         or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
