@@ -59,6 +59,8 @@ def _drop(scheme: Path, task: str) -> None:
             for samples in file.parent.glob(f"samples_{task}_{date}.jsonl"):
                 samples.unlink()
             file.unlink()
+            if not any(file.parent.iterdir()):
+                file.parent.rmdir()
 
 
 def main(archive: Path, news: list[Path]) -> None:

@@ -92,12 +92,13 @@ def edges(found: Found) -> list[str]:
     return [line, ""]
 
 
-TO_REPEAT = (
-    "**FIRE is to be trained again.** In these runs the network that makes its biases began with small weights and no "
-    "constants, which leaves half of its units dead and the others straight lines; it now begins as PyTorch's layers "
-    "do. That it is behind RoPE at the training length says nothing about FIRE."
+TRAINED_AGAIN = (
+    "FIRE was searched, trained and evaluated a second time, after the other schemes and at later commits (the last two "
+    "of `additions/` in the archive). The first time the network that makes its biases began with small weights and no "
+    "constants, which left half of its units dead; it now begins as PyTorch's layers do. Its training data, tokens and "
+    "evaluations are the others'."
 )
-"""What newer code would do otherwise than the runs did."""
+"""What was not run with the rest."""
 
 
 def unfinished(found: Found) -> list[tuple[str, str]]:
@@ -123,7 +124,7 @@ def missing(found: Found) -> list[str]:
     wanted += [(scheme, task) for scheme in PROBED for task in NEEDLE_TASKS]
     tried = {(run["attention"], run["pairs"]) for run in found.recall}
     if "scheme_fire" in found.records:
-        lines.append(TO_REPEAT)
+        lines.append(TRAINED_AGAIN)
     left = [
         f"{scheme} {task}"
         for scheme, task in wanted
