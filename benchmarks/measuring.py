@@ -20,7 +20,7 @@ def machine() -> str:
     """GPU, driver, versions and the exact commit (environment variable SBEVAL_COMMIT where there is no repository)."""
     if not torch.cuda.is_available():
         return f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__}, python {platform.python_version()}"
-    driver = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    driver = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
     commit = os.environ.get("SBEVAL_COMMIT") or _output(["git", "rev-parse", "HEAD"]) or "unknown"
     if not os.environ.get("SBEVAL_COMMIT") and _output(["git", "status", "--porcelain", "--untracked-files=no"]):
         commit += " with changes"

@@ -32,7 +32,8 @@ from sbeval.models.attention import Kernels
 from sbeval.scoring import TokenScorer
 
 SETTINGS: dict[str, float | None] = {
-    "dense": None, "exact stop": None, "1e-6": 1e-6, "1e-5": 1e-5, "1e-4": 1e-4, "1e-3": 1e-3, "3e-3": 3e-3,
+    "dense": None, "exact stop": None,
+    "1e-6": 1e-6, "1e-5": 1e-5, "1e-4": 1e-4, "1e-3": 1e-3, "3e-3": 3e-3, "5e-3": 5e-3, "7e-3": 7e-3,
 }  # fmt: skip
 CHOSEN = "1e-5"
 FLASH = "flash (SDPA)"
@@ -157,6 +158,34 @@ def growth(model: Any, tokenizer: Any, lengths: list[int], milliseconds: float) 
         print(f"| {length} | " + " | ".join(f"{ms:.2f}" for ms in (*medians, *ratios)) + " |", flush=True)
 
 
+def by_window(model: Any, tokenizer: Any, length: int, windows: int, milliseconds: float) -> None:
+    """Times of all layers on several windows of the text: what is skipped depends on what is read."""
+    names = [name for name in SETTINGS if name != "dense"]
+    print("\nAll layers' attention, other windows of the text: time of dense over each setting's, and over it that of")
+    print(f"{FLASH}; percentages of the causal tiles ({TILE_ROWS} x {TILE_KEYS}) visited.\n")
+    print("| window | dense ms | " + " | ".join(names) + f" | {FLASH} at {CHOSEN} | tiles, exact | tiles, {CHOSEN} |")
+    print("|---" * (len(names) + 5) + "|")
+    for number in range(windows):
+        layers = captured(model, text_window(tokenizer, length, number=number))
+        times = interleaved(calls(layers, ["dense", *names]), milliseconds=milliseconds)
+        ratios = [times["dense"][1] / times[name][1] for name in names] + [times[FLASH][1] / times[CHOSEN][1]]
+        row = f"| {number} | {times['dense'][1]:.2f} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"{row} | " + " | ".join(f"{share:.1f}" for share in _shares(layers)) + " |", flush=True)
+
+
+def _shares(layers: list[LayerInputs]) -> list[float]:
+    """Percentages of all causal tiles that the exact stop and the chosen threshold visit."""
+    seen_by_head, causal_tiles = [], 0
+    for layer in layers:
+        for head in range(layer.q.shape[1]):
+            seen, causal = visited(
+                stops(layer, head, [0.0, SETTINGS[CHOSEN] or 0.0]), TILE_ROWS, TILE_KEYS, layer.attend_current
+            )
+            seen_by_head.append(seen.sum(-1))
+            causal_tiles += int(causal.sum())
+    return [100.0 * float(share) / causal_tiles for share in torch.stack(seen_by_head).sum(0)]
+
+
 def scoring(model: Any, tokens: Tensor, milliseconds: float) -> None:
     """NLL of the window and tokens a second, end to end."""
     scorer = TokenScorer(model)
@@ -218,7 +247,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=SHIPPED)
     parser.add_argument("--length", type=int, help="65536 on a GPU, 1024 on a CPU")
     parser.add_argument("--growth", type=int, nargs="*", help="4096 16384 65536 262144 on a GPU, 256 1024 on a CPU")
-    parser.add_argument("--windows", type=int, default=4, help="windows whose NLL is compared")
+    parser.add_argument("--windows", type=int, default=4, help="windows that are timed and whose NLL is compared")
     parser.add_argument("--milliseconds", type=float, default=200.0, help="how long each setting is timed")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -234,6 +263,7 @@ def main() -> None:
     shape = "x".join(map(str, layers[0].q.shape))
     print(f"{machine()}\n\n{arguments.checkpoint.name}, {len(layers)} layers, queries {shape}, {dtype}")
     whole(layers, arguments.milliseconds)
+    by_window(model, tokenizer, length, arguments.windows, arguments.milliseconds)
     scoring(model, tokens, arguments.milliseconds)
     changes_of_nll(arguments.checkpoint, tokenizer, device, length, arguments.windows)
     set_kernels(model, Kernels())
