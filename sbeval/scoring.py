@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
@@ -139,14 +140,17 @@ class TokenScorer:
             logits_BLV = self._own_logits(input_ids_BL)
             # a learned prompt stands before the input
             device, skipped = logits_BLV.device, logits_BLV.shape[1] - input_ids_BL.shape[1]
-        rows, positions, targets = (to_device(x, device) for x in (row_N, position_N + skipped, target_N))
+        rows, positions, targets = (to_device(x, device) for x in (row_N, position_N, target_N))
+        positions = positions + skipped
 
         def logits_of(chunk: slice) -> Tensor:
             if splits:
                 return self._head(hidden_BLD[rows[chunk], positions[chunk]][None])[0]
             return logits_BLV[rows[chunk], positions[chunk]]
 
-        lowest, highest = (int(target_N.min()), int(target_N.max())) if len(target_N) else (0, 0)
+        # on the CPU by NumPy: PyTorch wakes all cores for tens of thousands of numbers, which can take milliseconds
+        known = target_N.cpu().numpy()
+        lowest, highest = (int(known.min()), int(known.max())) if len(known) else (0, 0)
         logprobs, greedy = self._in_chunks(logits_of, targets, lowest, highest)
         return PendingScores(logprobs, greedy, lambda found: _check_finite(found, row_N.cpu(), position_N.cpu()))
 
@@ -263,9 +267,11 @@ class TokenScorer:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copies a tensor of the CPU to a device without waiting for the work a GPU has been given before."""
+    """Copies whole numbers from the CPU to a device without waiting for the work a GPU has been given before."""
     if device.type == "cuda" and not tensor.is_cuda:
-        return tensor.pin_memory().to(device, non_blocking=True)
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        pinned.numpy()[...] = tensor.numpy()
+        return pinned.to(device, non_blocking=True)
     return tensor.to(device)
 
 
@@ -320,9 +326,10 @@ def _no_cache(module: nn.Module) -> dict[str, bool]:
 
 
 def _check_finite(logprobs_N: Tensor, row_N: Tensor, position_N: Tensor) -> None:
-    wrong = (~torch.isfinite(logprobs_N)).nonzero()
-    if len(wrong) == 0:
+    finite = np.isfinite(logprobs_N.numpy())
+    if finite.all():
         return
+    wrong = np.flatnonzero(~finite)
     first = int(wrong[0])
     length = int(position_N[row_N == row_N[first]].max()) + 1
     raise UserError(

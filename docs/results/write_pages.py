@@ -94,9 +94,9 @@ def edges(found: Found) -> list[str]:
 
 TRAINED_AGAIN = (
     "FIRE was searched, trained and evaluated a second time, after the other schemes and at later commits (the last "
-    "two of `additions/` in the archive). The first time the network that makes its biases began with small weights and no "
-    "constants, which left half of its units dead; it now begins as PyTorch's layers do. Its training data, tokens and "
-    "evaluations are the others'."
+    "two of `additions/` in the archive). The first time the network that makes its biases began with small weights "
+    "and no constants, which left half of its units dead; it now begins as PyTorch's layers do. Its training data, "
+    "tokens and evaluations are the others'."
 )
 """What was not run with the rest."""
 
