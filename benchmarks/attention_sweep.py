@@ -36,12 +36,7 @@ def main() -> None:
     for head_dim in arguments.head_dims:
         torch.manual_seed(0)
         inputs, d_output = dense_inputs(arguments.heads, arguments.length, head_dim)
-        base = launch.forward_parameters(
-            head_dim=head_dim,
-            queries=arguments.length,
-            element_bytes=2,
-            pairs=arguments.heads * arguments.length**2 // 2,
-        )
+        base = launch.forward_parameters(head_dim=head_dim, queries=arguments.length, element_bytes=2)
         found = []
         for queries, keys, warps, stages, chunk in itertools.product(
             arguments.block_queries, arguments.block_keys, arguments.warps, arguments.stages, arguments.chunks

@@ -1,10 +1,16 @@
-"""Memory that nobody wrote to is NaN, or the largest integer, in every test of the operation that is not compiled."""
+"""What all tests of the operation share.
+
+Memory that nobody wrote to is NaN, or the largest integer, in every test that is not compiled. Tiles come by the copy
+engine, where a GPU has one, in problems however small.
+"""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+
+from sbeval.attention.impl.triton import forward
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +30,8 @@ def poisoned_allocations(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     for name in ("empty", "empty_like", "empty_strided"):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
     monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
+
+
+@pytest.fixture(autouse=True)
+def tiles_by_the_copy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "FEWEST_PAIRS_TO_COPY", 0)

@@ -43,8 +43,8 @@ def test_launch_parameters_are_powers_of_two_that_cover_the_head(
 ) -> None:
     sizes = {"head_dim": head_dim, "element_bytes": element_bytes}
     block_keys = training_block_keys(**sizes, shared_memory_bytes=shared_memory_bytes)
-    inference = forward_parameters(**sizes, queries=queries, pairs=queries**2)
-    forward = forward_parameters(**sizes, queries=queries, pairs=queries**2, training_block_keys=block_keys)
+    inference = forward_parameters(**sizes, queries=queries)
+    forward = forward_parameters(**sizes, queries=queries, training_block_keys=block_keys)
     backward = backward_parameters(**sizes, queries=queries, shared_memory_bytes=shared_memory_bytes)
     assert forward.block_keys == backward.block_keys, "the backward pass starts from what tiles were left"
     for launch in (inference, forward, backward):

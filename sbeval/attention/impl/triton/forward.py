@@ -23,6 +23,12 @@ from sbeval.attention.impl.triton.sticks import (
     take_one_by_one,
 )
 
+FEWEST_PAIRS_TO_COPY = 2**26
+"""Pairs of a query and a key from which on tiles are worth descriptors for the copy engine.
+
+Making two takes the host some 30 us, about as long as the kernel runs on 16 heads of 2,048 tokens.
+"""
+
 FLOOR: tl.constexpr = tl.constexpr(2.0**-100)
 SMALLEST: tl.constexpr = tl.constexpr(2.0**-126)
 
@@ -222,7 +228,6 @@ def forward(
     launch = forward_parameters(
         **sizes,
         queries=queries,
-        pairs=batch * heads * queries * (k.shape[2] - queries // 2),
         training_block_keys=training_block_keys(**sizes, shared_memory_bytes=shared_memory_bytes(q)) if save else None,
     )
     blocks = -(-queries // launch.block_queries)  # triton.cdiv takes some microseconds on the host
@@ -231,7 +236,8 @@ def forward(
     stick = torch.empty((batch, heads, queries, 2) if save else (0,), dtype=torch.float32, device=q.device)
     stop_entries = -(-queries // 16)
     stop = torch.empty((batch, heads, stop_entries) if save else (0,), dtype=torch.int32, device=q.device)
-    copy = launch.copy_engine and copies(k) and copies(v)
+    pairs = batch * heads * queries * (k.shape[2] - queries // 2)
+    copy = launch.copy_engine and pairs >= FEWEST_PAIRS_TO_COPY and copies(k) and copies(v)
     together = heads_at_once(
         heads=batch * heads,
         bytes_a_head=2 * k.shape[2] * head_dim * k.element_size() * k.shape[1] // heads,

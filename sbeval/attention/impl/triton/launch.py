@@ -8,10 +8,6 @@ LOG2_E = 1.4426950408889634
 # what an H100 or H200 lets a program use; the A100 has less, and consumer GPUs less than half
 ROOMY_SHARED_MEMORY_BYTES = 227 * 1024
 
-# Pairs of a query and a key from which on tiles are worth a descriptor for the copy engine: making two takes the host
-# some 30 us, as long as the kernel runs for 16 heads of 2,048 tokens.
-FEWEST_PAIRS_TO_COPY = 2**26
-
 # some rounds of programs over all multiprocessors: fewer would leave them idle when the last long rows end
 PROGRAMS_TOGETHER = 2048
 
@@ -56,7 +52,6 @@ def forward_parameters(
     head_dim: int,
     queries: int,
     element_bytes: int,
-    pairs: int,
     training_block_keys: int | None = None,
 ) -> LaunchParameters:
     """Parameters of the forward kernel for a head_dim up to 256.
@@ -65,7 +60,6 @@ def forward_parameters(
         head_dim: of queries, keys and values.
         queries: rows a head.
         element_bytes: size of a number.
-        pairs: of a query and a key, of all heads together.
         training_block_keys: keys of a tile, where gradients are wanted.
     """
     padded = _padded(head_dim)
@@ -88,7 +82,7 @@ def forward_parameters(
         num_stages=3 if padded <= 128 else 2,
         max_registers=None if wide or padded > 128 else 96 if padded <= 32 else 144 if padded == 64 else 168,
         # where a tile takes little time the barriers around the engine's copies cost more than addresses do
-        copy_engine=padded > 32 and pairs >= FEWEST_PAIRS_TO_COPY,
+        copy_engine=padded > 32,
     )
 
 
