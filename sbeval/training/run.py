@@ -60,7 +60,11 @@ class Run:
     fsdp: bool = False
 
     def claim(self, identity: Mapping[str, Any]) -> None:
-        """Writes what this folder's run is; refuses a folder with states of another run, which would be resumed."""
+        """Writes what this folder's run is.
+
+        Raises:
+            UserError: the folder has states of another run, which would be resumed, or it cannot be written.
+        """
         wanted = json.dumps(identity, indent=1, sort_keys=True)
         file = self.out / "run.json"
         there = file.read_text(encoding="utf-8") if file.is_file() else None
@@ -74,8 +78,14 @@ class Run:
             )
         if not is_first_process():
             return
-        self.out.mkdir(parents=True, exist_ok=True)
-        file.write_text(wanted, encoding="utf-8")
+        try:
+            with full_disk_named(self.out):
+                self.out.mkdir(parents=True, exist_ok=True)
+                file.write_text(wanted, encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"expected a folder that can be written at {self.out}, found: {error.strerror}; choose another --out"
+            ) from error
 
     @classmethod
     def of(
@@ -125,7 +135,8 @@ class Run:
         state = last_complete_state(self.out / "states")
         first_step = int(state.name.rpartition("-")[2]) if state else 0
         if is_first_process():
-            trim_log(self.out / "training_log.jsonl", first_step)
+            with full_disk_named(self.out):
+                trim_log(self.out / "training_log.jsonl", first_step)
         parts = self._earlier_parts(first_step)
         watch = RunWatch(
             log=self.out / "training_log.jsonl",
@@ -170,7 +181,8 @@ class Run:
             )
         if is_first_process():
             last_step = trainer.state.global_step
-            write_lines(self.out / "runs.jsonl", [*parts, self._part(first_step, last_step)])
+            with full_disk_named(self.out):
+                write_lines(self.out / "runs.jsonl", [*parts, self._part(first_step, last_step)])
             if watch.out_of_time:
                 print(f"stopped at step {last_step} of {steps} with its state saved; run the same command to go on")
         return None if watch.out_of_time else sharding.whole_model(trainer, kind)

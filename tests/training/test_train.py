@@ -167,6 +167,21 @@ def test_a_disk_full_at_the_end_leaves_no_half_checkpoint_and_nothing_is_trained
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(mended).items())
 
 
+def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path, data_folder, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UserError, match=r"a folder that can be written at .*; choose another --out"):
+            train(tiny_recipe(steps=2), out, data_folder=data_folder)
+
+    def no_room(file, *arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("pathlib.Path.write_text", no_room)
+        with pytest.raises(UserError, match=r"full disk.*no state had been saved before"):
+            train(tiny_recipe(steps=2), tmp_path / "run", data_folder=data_folder)
+
+
 def test_a_folder_of_another_run_is_refused(tmp_path, data_folder):
     assert train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder, max_seconds=0.0) is None
     with pytest.raises(UserError, match=r"differs in recipe\.model\.attention, recipe\.name\)"):
