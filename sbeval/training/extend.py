@@ -21,6 +21,7 @@ from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows
 
 DOCUMENTS = ("separate", "joined")
+_WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,29 +91,26 @@ def extend(
     """
     from transformers import AutoTokenizer, set_seed
 
+    from sbeval.checkpoints.files import find_folder, is_hub_id
     from sbeval.checkpoints.load import load_checkpoint
 
     optimization = extension.optimization
     run = Run.of(
         extension, out=out, length_tokens=extension.context_tokens, max_seconds=max_seconds, command=command, fsdp=fsdp
     )
-    loaded = load_checkpoint(extension.checkpoint, dtype="float32")
-    if loaded.folder is None:
-        raise UserError(
-            f"expected a checkpoint's folder on disk, got the hub id {extension.checkpoint}: download it and give its "
-            "folder"
-        )
+    folder = find_folder(extension.checkpoint)
+    loaded = load_checkpoint(folder, dtype="float32")
     if loaded.format == "moduleformer":
         raise UserError(
             "expected a checkpoint that can be saved again, found ModuleFormer, whose experts have no place in this "
             "project's format and which is read for evaluation only; extend another"
         )
     parent = {
-        "name": loaded.folder.name,
-        "sha256": _weights_sha256(loaded.folder),
+        "name": extension.checkpoint if is_hub_id(extension.checkpoint) else folder.name,
+        "sha256": _weights_sha256(folder),
         "training_length_tokens": loaded.training_length_tokens,
     }
-    tokenizer = AutoTokenizer.from_pretrained(loaded.folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     tokens, separator, data = extension_tokens(extension.data, tokenizer)
     if extension.documents == "separate":
         check_documents(tokens, separator, extension.context_tokens)
@@ -159,8 +157,9 @@ def extend(
 
 
 def _weights_sha256(folder: Path) -> str:
+    """Hash over the names and contents of a checkpoint's weight files, as results files have it."""
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(path for path in folder.glob("*") if path.suffix in _WEIGHT_ENDINGS):
         digest.update(path.name.encode())
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -1,7 +1,10 @@
 import json
+from dataclasses import replace
 
 import pytest
+import safetensors.torch
 import torch
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 from training_problems import CONTEXT_TOKENS, save_tiny_llama, tiny_extension, tiny_model
@@ -9,6 +12,7 @@ from transformers import AutoTokenizer
 
 from sbeval.checkpoints.load import load_checkpoint
 from sbeval.errors import UserError
+from sbeval.model_adapters.model_facts import weights_sha256
 from sbeval.models import SbevalForCausalLM, held_rope_frequencies
 from sbeval.models.rope import parse_rope_scaling
 from sbeval.training.document_loss import DocumentMaskedLoss, bucketed_loss, segments
@@ -260,6 +264,26 @@ def test_a_transformers_model_is_extended_in_its_own_format(tmp_path, data_folde
     assert extended.model.config.rope_parameters["factor"] == 4.0
     curve = json.loads((checkpoint / "training_record.json").read_text())["loss_curve"]
     assert curve[-1]["loss_nats"] < curve[0]["loss_nats"]
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_checkpoint_of_the_hub_is_extended_and_named_as_its_parent(tmp_path, data_folder, monkeypatch, pickled):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    place = tmp_path / "hub" / "models--someone--llama"
+    folder = place / "snapshots" / ("a" * 40)
+    save_tiny_llama(folder, data_folder)
+    if pickled:
+        torch.save(safetensors.torch.load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("a" * 40)
+    checkpoint = extend(replace(tiny_extension(place, data_folder), checkpoint="someone/llama"), tmp_path / "run")
+    parent = json.loads((checkpoint / "config.json").read_text())["extended_from"]
+    assert parent["name"] == "someone/llama"
+    assert parent["sha256"] == weights_sha256(str(folder))
+    with pytest.raises(UserError, match="someone/other"):
+        extend(replace(tiny_extension(place, data_folder), checkpoint="someone/other"), tmp_path / "other")
 
 
 def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_length(tmp_path, data_folder):
