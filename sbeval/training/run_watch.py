@@ -81,9 +81,10 @@ class RunWatch(TrainerCallback):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()  # every process has written its part
         if state.is_world_process_zero:
+            # before the mark: once a state counts as complete, a kill must not leave its run unrecorded
+            self._saved(state.global_step)
             mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
             mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
-            self._saved(state.global_step)
 
     def _time_is_up(self, device: torch.device, step: int) -> bool:
         assert self._max_seconds is not None

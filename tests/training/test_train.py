@@ -1,7 +1,12 @@
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -11,7 +16,7 @@ from training_problems import STEPS, tiny_recipe, weights
 from training_processes import run_processes
 
 from sbeval.errors import UserError
-from sbeval.training.full_disk import full_disk_named
+from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
 from sbeval.training.record import as_json
 from sbeval.training.train import main, train
 from sbeval.training.trainer import last_complete_state, passes_of_a_step
@@ -46,6 +51,33 @@ def test_a_run_stopped_and_resumed_ends_in_the_same_weights(tmp_path, data_folde
     expected = weights(whole)
     for name, tensor in weights(resumed).items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+
+
+def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
+    recipe = tiny_recipe(steps=200, save_every_steps=10)
+    whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(as_json(recipe)))
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "sbeval.training.train", str(tmp_path / "tiny.yaml"), "--data", str(data_folder)]
+    root = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen([*command, "--out", str(out)], env=os.environ | root)
+    try:
+        while process.poll() is None and not any(out.glob(f"states/checkpoint-*/{COMPLETE_MARK}")):
+            time.sleep(0.01)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+    resumed = train(recipe, out, data_folder=data_folder)
+    (before, after) = (json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines())
+    assert 0 == before["first_step"] < before["last_step"] == after["first_step"] < after["last_step"] == 200
+    expected = weights(whole)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(resumed).items())
+    curves = ([point["loss_nats"] for point in points(folder)] for folder in (tmp_path / "whole", out))
+    assert next(curves) == next(curves)
+
+
+def points(folder):
+    return [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
 
 
 def test_two_processes_train_what_one_does(tmp_path, data_folder):
