@@ -183,6 +183,8 @@ def _remainder(found: Found) -> Claim:
     evidence = "one seed, identical targets, minus plain stick-breaking at 1x: " + "; ".join(
         f"{label} {signed(gain)}" for label, gain in zip(("bias", "bias and norm"), gains.values(), strict=True)
     )
+    if edges := [f"{NAMES[name]} {rate:g}" for name in gains if (rate := found.edge_rate(name)) is not None]:
+        evidence += f". Learning rate at the edge of those tried, a better one may lie beyond: {'; '.join(edges)}"
     return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
 
 

@@ -48,6 +48,7 @@ class Found:
         gpu_hours: accelerators times the time from the first job's start to the last one's end, over all additions.
         packed: short extensions on packed and on joined documents, each with the `addition` that holds it.
         sharded: those with sharded weights: `runs` and `log` of the run, and its `addition`.
+        fire_rates: what `fire_rates.py` found, None where it was not run.
     """
 
     metrics: dict[tuple[str, str], dict[str, Any]]
@@ -60,6 +61,7 @@ class Found:
     gpu_hours: float
     packed: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     sharded: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    fire_rates: dict[str, Any] | None = None
 
     @property
     def length(self) -> int:
@@ -75,6 +77,14 @@ class Found:
         """Runs of a scheme that were evaluated, the first seed first."""
         named = [scheme, *(f"{scheme}_seed{seed}" for seed in range(1, int(self.plan["seeds"])))]
         return [name for name in named if (name, STREAM) in self.metrics]
+
+    def edge_rate(self, scheme: str) -> float | None:
+        """A scheme's learning rate where it is the lowest or highest tried, so that a better one may lie beyond."""
+        record = self.records.get(f"scheme_{scheme}")
+        if record is None:
+            return None
+        rate, rates = float(record["recipe"]["optimization"]["learning_rate"]), self.plan["learning_rates"]
+        return rate if rate in (min(rates), max(rates)) else None
 
     def gain(self, one: tuple[str, float], other: tuple[str, float], task: str) -> tuple[float, float, float] | None:
         """NLL of one (scheme, multiple) minus that of the other on the same targets, with its 95% interval."""
@@ -144,6 +154,9 @@ def read(folder: Path) -> Found:
             }
             for file in sorted(folder.glob("additions/*/sharded_runs.jsonl"))
         ],
+        fire_rates=next(
+            (json.loads(file.read_text("utf-8")) for file in folder.glob("additions/*/fire_rates.json")), None
+        ),
     )
 
 

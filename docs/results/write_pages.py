@@ -76,13 +76,7 @@ def searches(found: Found) -> list[str]:
 
 def edges(found: Found) -> list[str]:
     """Says whose learning rate the search could not bracket, and what it rests on."""
-    rates = found.plan["learning_rates"]
-    chosen = {
-        scheme: found.records[f"scheme_{scheme}"]["recipe"]["optimization"]["learning_rate"]
-        for scheme in found.plan["schemes"]
-        if f"scheme_{scheme}" in found.records
-    }
-    edge = [NAMES[scheme] for scheme, rate in chosen.items() if rate in (min(rates), max(rates))]
+    edge = [NAMES[scheme] for scheme in found.plan["schemes"] if found.edge_rate(scheme) is not None]
     share = found.plan["search_tokens"] / found.plan["tokens"]
     line = (
         f"A search run sees {share:.0%} of the tokens of a whole run, so that a rate that is best late may be missed."
@@ -92,11 +86,39 @@ def edges(found: Found) -> list[str]:
     return [line, ""]
 
 
+def fire_rates(found: Found) -> list[str]:
+    """Says what part of FIRE's distance to the others is that its biases are learnt slowly."""
+    if found.fire_rates is None or "scheme_fire" not in found.records:
+        return []
+    runs = found.fire_rates["runs"]
+    size, steps = sorted({run["parameters"] for run in runs}), max(run["steps"] for run in runs)
+    (rope,) = (run for run in runs if run["attention"] == "rope")
+    fire = sorted((run for run in runs if run["attention"] == "fire"), key=lambda run: run["bias_rate_factor"])
+    each = " and ".join(
+        f"{run['nll']:.3f} with its biases learnt at {times(run['bias_rate_factor'])}the rate of the other weights "
+        f"(the farthest key's then lies {run['bias_range']:.1f} from the nearest's)"
+        for run in fire
+    )
+    return [
+        "Every scheme learns all its weights at one rate. FIRE's biases begin almost flat and have to grow first, and "
+        "a rate that suits the other weights is slow for them; so part of what it lacks at the training length may be "
+        f"for want of steps, or of a rate of their own. On byte models of {size[0]:,} to {size[-1]:,} parameters, "
+        f"{steps} steps on a CPU at a rate of {rope['rate']:g}, one seed (`fire_rates.py`), the loss over the last "
+        f"{found.fire_rates['last_steps']} steps is {rope['nll']:.3f} with RoPE, with FIRE {each}. The tables have "
+        "FIRE at one rate, as the others.",
+        "",
+    ]
+
+
+def times(factor: float) -> str:
+    return "" if factor == 1 else f"{factor:g} times "
+
+
 TRAINED_AGAIN = (
-    "FIRE was searched, trained and evaluated a second time, after the other schemes and at later commits (the last "
-    "two of `additions/` in the archive). The first time the network that makes its biases began with small weights "
-    "and no constants, which left half of its units dead; it now begins as PyTorch's layers do. Its training data, "
-    "tokens and evaluations are the others'."
+    "FIRE was searched, trained and evaluated a second time, after the other schemes and at later commits (those that "
+    "`machine.json` names in its additions to the archive). The first time the network that makes its biases began "
+    "with small weights and no constants, which left half of its units dead; it now begins as PyTorch's layers do. Its "
+    "training data, tokens and evaluations are the others'."
 )
 """What was not run with the rest."""
 
@@ -233,7 +255,8 @@ def commands_page(found: Found) -> str:
             words = ["python", *words[1:]]
         line = shlex.join(MACHINE_FOLDERS.sub("", word) for word in words)
         ended = "" if job["exit_code"] == 0 else f", exit code {job['exit_code']}"
-        rows.append(f"{job['job']} (GPU {job['gpu']}, {job['seconds']} s{ended}):\n\n    {line}\n")
+        place = "CPU" if job["gpu"] is None else f"GPU {job['gpu']}"
+        rows.append(f"{job['job']} ({place}, {job['seconds']} s{ended}):\n\n    {line}\n")
     head = (
         "# Every command of the experiment\n\nIn the order in which they ended, with the seconds of the whole process "
         "beside others on the same GPU. `sbeval.training.experiments.extrapolation` makes them from its options "
@@ -290,6 +313,8 @@ def results_page(found: Found) -> str:
         "",
         "## `sb_stdlib_fixed_target`: the same targets, all context inside their own file",
         "",
+        "Hardly a file of this text is long enough for more than 16x.",
+        "",
         *curves(found, FIXED),
         "![NLL against context length, one file](figures/schemes-fixed_target.png)",
         "",
@@ -314,6 +339,7 @@ def results_page(found: Found) -> str:
         "",
         *searches(found),
         *edges(found),
+        *fire_rates(found),
         "## MQRAR: best accuracy over the learning rates tried",
         "",
         "Batches of 64 sequences of 768 tokens that never repeat; the first rate that reaches 0.99 ends its cell. "
@@ -350,6 +376,10 @@ def results_page(found: Found) -> str:
         "",
         *packed_section(found),
         "## Training speed at length 4096 (`benchmarks/training.py`)",
+        "",
+        "Forward, backward and optimizer step. `stickbreaking` and `rope` have random weights, those of the first "
+        "shifted so that no stick breaks and every key is visited; `trained` is the shipped stick-breaking checkpoint "
+        "on text, where keys behind a broken stick are left out.",
         "",
         *speeds(found),
     ]

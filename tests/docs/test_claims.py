@@ -1,5 +1,6 @@
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from sbeval.reports.samples import DocumentSums
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-MODULES = ("found", "claims", "figures", "packed", "write_pages")
+MODULES = ("found", "claims", "figures", "packed", "write_pages", "fire_rates")
 LENGTHS = [256 * 2**power for power in range(9)]
 
 
@@ -137,3 +138,36 @@ def test_a_protocol_never_finished_is_said_plainly_and_is_a_row_without_numbers(
     assert pages["claims"]._best_scheme(found).evidence == ""
     rivals = results(pages, beyond={"stickbreaking": 0.0, "rope": 0.5}, seeds=1)
     assert "Not measured, so not among them: " in pages["claims"]._best_scheme(rivals).evidence
+
+
+def chosen(rate):
+    return {"recipe": {"optimization": {"learning_rate": rate}}}
+
+
+def test_a_rate_at_the_edge_of_those_tried_is_named_beside_the_verdict_it_may_have_decided(pages):
+    beyond = {"stickbreaking": 0.0, "stickbreaking_remainder": 0.0, "stickbreaking_remainder_norm": 0.0}
+    found = results(pages, beyond=beyond, seeds=1)
+    found.plan["learning_rates"] = [0.001, 0.002, 0.004]
+    names = ("scheme_stickbreaking_remainder", "scheme_stickbreaking_remainder_norm")
+    found.records.update(zip(names, map(chosen, (0.002, 0.004)), strict=True))
+    evidence = pages["claims"]._remainder(found).evidence
+    assert evidence.endswith("lie beyond: stick-breaking, remainder bias, head norm 0.004")
+
+
+def test_fire_s_biases_go_further_at_a_rate_of_their_own_and_the_page_says_what_it_is_worth(pages):
+    rates = pages["fire_rates"]
+    source = rates.text()
+    runs = [rates.train(source, attention, factor, steps=2) for attention, factor in rates.RUNS]
+    rope, one, ten = runs
+    assert rope["bias_range"] is None
+    assert one["tokens"] == ten["tokens"] == rope["tokens"] == 2 * 8 * 256
+    assert ten["bias_range"] > one["bias_range"]
+    found = replace(
+        results(pages, beyond={"fire": 0.0}, seeds=1),
+        records={"scheme_fire": chosen(0.002)},
+        fire_rates={"last_steps": 2, "runs": runs},
+    )
+    text = " ".join(pages["write_pages"].fire_rates(found))
+    assert f"is {rope['nll']:.3f} with RoPE, with FIRE {one['nll']:.3f} with its biases learnt at the rate" in text
+    assert f"{ten['nll']:.3f} with its biases learnt at 10 times" in text
+    assert pages["write_pages"].fire_rates(replace(found, fire_rates=None)) == []
