@@ -188,3 +188,25 @@ def test_fire_follows_its_formula_point_by_point() -> None:
                 inner = (fire.hidden.weight[:, 0].float() * share + fire.hidden.bias.float()).relu()
                 expected = fire.output.weight.float() @ inner + fire.output.bias.float()
                 assert_close(bias[0, :, row, column], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_fire_learns_all_its_weights_under_bf16_autocast_as_in_fp32() -> None:
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = SbevalForCausalLM(SbevalConfig(attention="fire", num_attention_heads=2, **shape)).train()
+    tokens = torch.randint(64, (4, 48))
+    gradients = []
+    for bf16 in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            model(input_ids=tokens, labels=tokens).loss.backward()
+        of_biases = {name: weight.grad for name, weight in model.named_parameters() if ".mixer.bias." in name}
+        gradients.append({name: gradient.clone() for name, gradient in of_biases.items() if gradient is not None})
+    fp32, rounded = gradients
+    assert len(fp32) == len(rounded) == 2 * 6
+    for layer in range(2):
+        # the constant of each head changes no softmax
+        names = [name for name in fp32 if f"layers.{layer}." in name and not name.endswith("output.bias")]
+        assert all(fp32[name].abs().max() > 0 for name in names)
+        whole, other = (torch.cat([grads[name].flatten() for name in names]) for grads in gradients)
+        assert torch.cosine_similarity(whole, other, dim=0) > 0.95
