@@ -194,7 +194,7 @@ def _extension(found: Found) -> Claim:
         "After context extension stick-breaking still goes on beyond the new length, and RoPE with scaling does not."
     )
     names = ("stickbreaking", "stickbreaking_extended", "rope_dynamic4", "rope_extended")
-    lines = {name: _nlls(found, name, STREAM, (1, 4, 16, 64)) for name in names}
+    lines = {name: _nlls(found, name, STREAM, (1, 4, 8, 16, 64)) for name in names}
     ends = {name: (found.nll(name, STREAM, 64), found.nll(name, STREAM, 4)) for name in names}
     if any(None in pair for pair in ends.values()):
         return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
@@ -202,6 +202,11 @@ def _extension(found: Found) -> Claim:
     breaks = ends["rope_extended"][0] > ends["rope_extended"][1]
     verdict = PART if goes_on or breaks else NOT
     evidence = "`stream`, one seed: " + "; ".join(f"{name} {line}" for name, line in lines.items())
+    evidence += ". Identical targets, 8x and 16x against the new length: " + "; ".join(
+        f"{name} {', '.join(signed(found.gain((name, multiple), (name, 4), FIXED)) for multiple in (8, 16))}"
+        for name in names
+        if name.endswith("_extended")
+    )
     return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
 
 

@@ -171,3 +171,12 @@ def test_fire_s_biases_go_further_at_a_rate_of_their_own_and_the_page_says_what_
     assert f"is {rope['nll']:.3f} with RoPE, with FIRE {one['nll']:.3f} with its biases learnt at the rate" in text
     assert f"{ten['nll']:.3f} with its biases learnt at 10 times" in text
     assert pages["write_pages"].fire_rates(replace(found, fire_rates=None)) == []
+
+
+def test_after_extension_identical_targets_stand_beside_the_stream(pages):
+    beyond = {"stickbreaking": 0.0, "stickbreaking_extended": -0.1, "rope_dynamic4": 1.0, "rope_extended": 0.5}
+    found = results(pages, beyond=beyond, seeds=1)
+    claim = pages["claims"]._extension(found)
+    gain = found.gain(("rope_extended", 16), ("rope_extended", 4), "sb_stdlib_fixed_target")
+    assert claim.verdict != "holds"
+    assert claim.evidence.endswith(pages["found"].signed(gain))
