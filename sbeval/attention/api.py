@@ -16,6 +16,7 @@ Implementation = Literal["auto", "reference", "blockwise", "triton"]
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class StickBreakingOutput(NamedTuple):
@@ -49,7 +50,7 @@ def stickbreaking_attention(
     position embeddings. The output is sum_i A_ij v_i and the remainder is 1 - sum_i A_ij.
 
     Args:
-        q: [B, H, Q, D] queries. When Q < K they are the last Q positions.
+        q: [B, H, Q, D] queries. When Q < K they are the last Q positions. Any strides are fine, as for k and v.
         k: [B, G, K, D] keys; H is a multiple of G, and query head h uses key/value head h // (H // G).
         v: [B, G, K, D] values.
         scale: factor of the logits; None means D ** -0.5.
@@ -109,6 +110,7 @@ def check_inputs(
 ) -> None:
     """Refuses inputs that do not fit each other with a ValueError; see `stickbreaking_attention`."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_dense(name, tensor)
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, length, head_dim], got shape {list(tensor.shape)}")
         if tensor.dtype not in _FLOATING:
@@ -121,18 +123,29 @@ def check_inputs(
         raise ValueError(f"k and v must have one shape, got {list(k.shape)} and {list(v.shape)}")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must agree in batch and head_dim, got {list(q.shape)} and {list(k.shape)}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+    if q.shape[3] == 0:
+        raise ValueError("head_dim must be at least 1, got 0")
+    if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}")
     if q.shape[2] > k.shape[2]:
         raise ValueError(f"queries are the last positions of the keys: at most {k.shape[2]} fit, got {q.shape[2]}")
     if seq_start is not None:
-        if seq_start.shape != q.shape[:1] or seq_start.is_floating_point():
+        _check_dense("seq_start", seq_start)
+        if seq_start.shape != q.shape[:1] or seq_start.dtype not in _INTEGERS:
             raise ValueError(f"seq_start must be {q.shape[0]} integers, got {seq_start.dtype} {list(seq_start.shape)}")
         if seq_start.device != q.device:
             raise ValueError(f"seq_start must be on {q.device} like q, got {seq_start.device}")
     if cu_seqlens is not None:
         if seq_start is not None:
             raise ValueError("cu_seqlens says where packed sequences begin: seq_start must be None beside it")
+        _check_dense("cu_seqlens", cu_seqlens)
         check_cu_seqlens(cu_seqlens, q, k)
     if skip_threshold is not None and not 0 < skip_threshold < 1:
         raise ValueError(f"skip_threshold must lie between 0 and 1, or be None, got {skip_threshold}")
+
+
+def _check_dense(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise ValueError(f"{name} must be a dense tensor, got {'a nested one' if tensor.is_nested else tensor.layout}")

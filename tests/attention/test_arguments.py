@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention_problems import outputs_and_gradients, problem
 
-from sbeval.attention import stickbreaking_attention
+from sbeval.attention import effective_span, stickbreaking_attention
 from sbeval.attention.impl.triton.launch import backward_parameters, forward_parameters, training_block_keys
 
 P = problem(batch=2, heads=4, groups=2, queries=5, keys=7)
@@ -24,6 +24,23 @@ P = problem(batch=2, heads=4, groups=2, queries=5, keys=7)
         ({"skip_threshold": 2.0}, "between 0 and 1"),
         ({"seq_start": torch.zeros(3, dtype=torch.int32)}, "2 integers"),
         ({"seq_start": torch.zeros(2)}, "2 integers"),
+        ({"seq_start": torch.zeros(2, dtype=torch.bool)}, "2 integers"),
+        ({"seq_start": torch.zeros(2, dtype=torch.complex64)}, "2 integers"),
+        ({"seq_start": torch.zeros(2, dtype=torch.int32, device="meta")}, "seq_start must be on"),
+        ({"seq_start": [0, 0]}, "seq_start must be a tensor, got list"),
+        ({"cu_seqlens": [0, 7]}, "cu_seqlens must be a tensor, got list"),
+        ({"k": P.k.tolist()}, "k must be a tensor, got list"),
+        ({"v": P.v.to("meta")}, "share one device"),
+        ({"v": P.v.half()}, "share one dtype, got torch.float64 for q and torch.float16 for v"),
+        ({"q": P.q.to_sparse()}, "q must be a dense tensor, got torch.sparse_coo"),
+        (
+            {"v": torch.nested.as_nested_tensor([*P.v], layout=torch.jagged)},
+            "v must be a dense tensor, got a nested one",
+        ),
+        ({name: getattr(P, name)[..., :0] for name in "qkv"}, "head_dim must be at least 1"),
+        ({"q": P.q[:, :0]}, "multiple of key/value heads"),
+        ({"k": P.k[:, :0], "v": P.v[:, :0]}, "multiple of key/value heads"),
+        ({"skip_threshold": float("nan")}, "between 0 and 1"),
         ({"impl": "fast"}, "impl must be"),
         ({"impl": "triton"}, "fp64"),
     ],
@@ -32,6 +49,19 @@ def test_inputs_that_do_not_fit_are_refused(changes: dict, message: str) -> None
     arguments = {"q": P.q, "k": P.k, "v": P.v, **changes}
     with pytest.raises(ValueError, match=message):
         stickbreaking_attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": P.q[..., :0], "k": P.k[..., :0]}, "head_dim must be at least 1"),
+        ({"q": P.q[:, :0]}, "multiple of key/value heads"),
+        ({"k": P.k.to_sparse()}, "k must be a dense tensor"),
+    ],
+)
+def test_spans_refuse_what_attention_refuses(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        effective_span(**{"q": P.q, "k": P.k, **changes})
 
 
 @pytest.mark.parametrize("head_dim", [1, 16, 32, 50, 64, 96, 128, 200, 256])
@@ -54,10 +84,12 @@ def test_launch_parameters_are_powers_of_two_that_cover_the_head(
         assert launch.block_head_dim >= head_dim
 
 
-@pytest.mark.parametrize("impl", ["reference", "blockwise"])
-@pytest.mark.parametrize(("batch", "queries"), [(0, 5), (2, 0)])
-def test_no_queries_give_no_output(impl: str, batch: int, queries: int) -> None:
-    p = problem(batch=batch, queries=queries, keys=5)
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 5, 5), (2, 0, 5), (2, 0, 0), (0, 1, 600), (2, 0, 600)])
+def test_no_queries_give_no_output(impl: str, batch: int, queries: int, keys: int) -> None:
+    p = problem(batch=batch, queries=queries, keys=keys, dtype=torch.float32)
+    with torch.no_grad():  # where there are few queries for the keys, the decode kernels
+        assert stickbreaking_attention(p.q, p.k, p.v, impl=impl).output.shape == p.q.shape
     found = outputs_and_gradients(p, impl=impl)
     assert found["output"].shape == p.q.shape
     assert found["remainder"].shape == p.q.shape[:3]

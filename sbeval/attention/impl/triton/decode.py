@@ -248,7 +248,8 @@ def _join_kernel(
 
 def suits_decode(q: Tensor, k: Tensor) -> bool:
     """Whether there are few enough queries a key head and enough keys for `decode`."""
-    return q.shape[1] // k.shape[1] * q.shape[2] <= MOST_ROWS and k.shape[2] >= FEWEST_KEYS
+    rows = q.shape[1] // k.shape[1] * q.shape[2]
+    return q.shape[0] > 0 and 0 < rows <= MOST_ROWS and k.shape[2] >= FEWEST_KEYS
 
 
 def decode(
