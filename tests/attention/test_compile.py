@@ -72,6 +72,22 @@ def test_one_trace_serves_every_length(impl: str) -> None:
 
 
 @pytest.mark.parametrize("impl", ["blockwise", "triton"])
+def test_an_exported_program_serves_every_length(impl: str) -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return stickbreaking_attention(q, k, v, impl=impl).output
+
+    length = {2: torch.export.Dim("length", min=2, max=2**20)}
+    p = small()
+    with torch.no_grad():
+        exported = torch.export.export(Attention(), (p.q, p.k, p.v), dynamic_shapes=(length, length, length)).module()
+        for queries in (7, 200):
+            other = problem(heads=2, groups=1, queries=queries, dtype=torch.float32, seed=1)
+            inputs = (other.q, other.k, other.v)
+            torch.testing.assert_close(exported(*inputs), Attention()(*inputs))
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "triton"])
 def test_compiled_shapes_may_change_with_gradients(impl: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(stickbreaking_attention, fullgraph=True, dynamic=True, backend="aot_eager")

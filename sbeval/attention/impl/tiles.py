@@ -148,8 +148,9 @@ def newest_first(tensor_BGKD: Tensor, dtype: torch.dtype) -> Tensor:
 def most_row_blocks(q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> int:
     """At most so many blocks of queries there are: known from shapes alone."""
     rows = max(1, TILE_ROWS // (q.shape[1] // k.shape[1]))
-    # a shorter longest sequence makes shorter blocks, but no more of them than sequences
-    return q.shape[2] // rows + (1 if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+    # a shorter longest sequence makes shorter blocks, but no more of them than sequences. One more than there are: of
+    # a size that is 1 for some lengths, torch.export makes a bound on the length
+    return q.shape[2] // rows + (2 if cu_seqlens is None else cu_seqlens.shape[0])
 
 
 def log_of_least_stick(skip_threshold: float | None, like: Tensor) -> float | None:
