@@ -164,12 +164,43 @@ def test_traces_by_example_hold_the_operator_and_not_its_result() -> None:
             torch.testing.assert_close(traced(other.q, other.k, other.v), attend(other.q, other.k, other.v))
 
 
-def test_fake_tensors_give_fake_tensors() -> None:
+@pytest.mark.parametrize("which", ["qkv", "k", "v"])
+def test_fake_tensors_give_fake_tensors(which: str) -> None:
     p = small()
-    with torch.no_grad(), FakeTensorMode() as mode:
-        fake = [mode.from_tensor(tensor) for tensor in (p.q, p.k, p.v)]
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    inputs = {name: getattr(p, name) for name in "qkv"}
     with torch.no_grad():
-        assert isinstance(attend(*fake), FakeTensor)
+        inputs |= {name: mode.from_tensor(inputs[name]) for name in which}
+        assert isinstance(attend(**inputs), FakeTensor)
+
+
+class Wrapped(Tensor):
+    """A tensor that has no memory of its own, as those of quantized caches and of distributed models."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "Wrapped":
+        wrapped = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        wrapped.inner = inner
+        return wrapped  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [each.inner if isinstance(each, Wrapped) else each for each in args]
+        return func(*plain, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("queries", [2, 30], ids=["decode", "all"])
+@pytest.mark.parametrize("which", ["q", "k", "v", "kv", "seq_start"])
+def test_tensors_without_memory_of_their_own_see_the_operator(which: str, queries: int) -> None:
+    p = problem(heads=2, queries=queries, keys=600 if queries == 2 else 30, dtype=torch.float32)
+    inputs = {"q": p.q, "k": p.k, "v": p.v, "seq_start": torch.tensor([5], device=DEVICE)}
+    with torch.no_grad():
+        expected = stickbreaking_attention(**inputs, impl="triton").output
+        for name in [which] if which == "seq_start" else which:
+            inputs[name] = Wrapped(inputs[name])
+        assert torch.equal(stickbreaking_attention(**inputs, impl="triton").output, expected)
 
 
 def test_what_nothing_follows_goes_past_the_operator_to_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:

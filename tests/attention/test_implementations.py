@@ -1,5 +1,7 @@
 """Every implementation against the fp64 reference, on ragged shapes, with gradients."""
 
+import dataclasses
+
 import pytest
 import torch
 from attention_problems import (
@@ -145,6 +147,36 @@ def test_strided_inputs_give_the_same_result(impl: str) -> None:
     strided = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (p.q, p.k, p.v)]
     expected = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
     assert torch.equal(stickbreaking_attention(*strided, impl=impl).output, expected.output)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+def test_queries_may_share_memory(impl: str) -> None:
+    p = problem(heads=2, queries=40, dtype=torch.float32)
+    windows = p.q.flatten().unfold(0, 16, 4)[:80].unflatten(0, (1, 2, 40))
+    assert windows.stride() == (320, 160, 4, 1)
+    apart = dataclasses.replace(p, q=windows.contiguous())
+    expected, found = (outputs_and_gradients(each, impl=impl) for each in (apart, dataclasses.replace(p, q=windows)))
+    for name in expected:
+        assert relative_error(found[name], expected[name]) < 1e-6, name
+    with torch.no_grad():
+        shared = stickbreaking_attention(windows, p.k, p.v, impl=impl)
+    torch.testing.assert_close(shared.output, expected["output"])
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+@pytest.mark.parametrize("keys", [40, 600], ids=["40", "600"])
+def test_starts_may_lie_apart_in_memory(impl: str, keys: int) -> None:
+    p = problem(batch=2, queries=2 if keys == 600 else 40, keys=keys, dtype=torch.float32)
+    table = torch.tensor([[3, 99], [17, 99]], device=DEVICE)
+    for starts in (table[:, 0], table[0, :1].expand(2)):
+        expected, found = (
+            outputs_and_gradients(p, impl=impl, seq_start=each) for each in (starts.contiguous(), starts)
+        )
+        for name in expected:
+            assert relative_error(found[name], expected[name]) < 1e-6, name
+        with torch.no_grad():
+            inferred = stickbreaking_attention(p.q, p.k, p.v, impl=impl, seq_start=starts)
+        torch.testing.assert_close(inferred.output, expected["output"])
 
 
 def test_gradients_are_right_where_rows_of_one_block_stopped_at_different_keys(

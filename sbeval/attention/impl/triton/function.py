@@ -46,17 +46,20 @@ def triton_attention(
         raise ValueError(f"impl='triton' needs CUDA tensors, got {q.device}: use impl='blockwise'")
     row_start = None if cu_seqlens is None else row_starts(cu_seqlens, q.shape[2])
     save = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    q, k, v = _dense(q), _dense(k), _dense(v)
+    # the output lies as q does
+    q, k, v = _apart(_dense(q)), _dense(k), _dense(v)
+    # kernels step through starts one by one
+    seq_start = None if seq_start is None else seq_start.contiguous()
     # the operator takes longer to call than a short text's kernel to run
-    run = _forward if save or is_followed(q) else _launch
+    run = _forward if save or is_followed(q, k, v, seq_start, row_start) else _launch
     output, remainder, _, _ = run(q, k, v, scale, attend_current, seq_start, row_start, skip_threshold, save)
     return output, remainder
 
 
-def is_followed(tensor: Tensor) -> bool:
-    """Whether a trace, a mode or a transform of PyTorch follows the tensor, and must see an operator."""
+def is_followed(*tensors: Tensor | None) -> bool:
+    """Whether a trace, a mode or a transform of PyTorch follows the tensors, and must see an operator."""
     return (
-        type(tensor) is not Tensor
+        any(tensor is not None and type(tensor) is not Tensor for tensor in tensors)
         or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
@@ -176,3 +179,17 @@ def _device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
 def _dense(tensor: Tensor) -> Tensor:
     """The tensor itself where its rows are contiguous and nothing is broadcast, else a contiguous copy."""
     return tensor if tensor.stride(-1) == 1 and 0 not in tensor.stride() else tensor.contiguous()
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """The tensor itself where no two of its numbers share a place, else a contiguous copy."""
+    _, heads, rows, width = tensor.shape
+    of_text, of_head, of_row, _ = tensor.stride()
+    # as a projection leaves it; the general question takes the host microseconds
+    if tensor.is_contiguous() or (of_head >= width and of_row >= heads * of_head and of_text >= rows * of_row):
+        return tensor
+    steps = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    for stride, size in steps:
+        if size * stride <= sum((other - 1) * shorter for shorter, other in steps if shorter <= stride):
+            return tensor.contiguous()
+    return tensor
