@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from sbeval.attention.packed import check_cu_seqlens
 
@@ -75,6 +76,7 @@ def stickbreaking_attention(
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit, Q > K, or the implementation cannot run on these tensors.
+        NotImplementedError: a forward-mode derivative is asked for, which "reference" alone has.
     """
     check_inputs(q, k, v, seq_start, cu_seqlens, skip_threshold)
     if scale is None:
@@ -88,11 +90,13 @@ def stickbreaking_attention(
                 from sbeval.attention.impl.reference import reference
 
                 return StickBreakingOutput(*reference(q, k, v, scale, attend_current, seq_start, cu_seqlens))
+            _refuse_tangents(q, k, v)
             from sbeval.attention.impl.blockwise import blockwise
 
             found = blockwise(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold)
             return StickBreakingOutput(*found)
     if impl == "triton":
+        _refuse_tangents(q, k, v)
         from sbeval.attention.impl.triton import triton_attention
 
         found = triton_attention(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold)
@@ -149,3 +153,14 @@ def _check_dense(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise ValueError(f"{name} must be a dense tensor, got {'a nested one' if tensor.is_nested else tensor.layout}")
+
+
+def _refuse_tangents(*tensors: Tensor) -> None:
+    # an operator without a forward-mode derivative drops tangents without a word: the derivative would be zero
+    if forward_ad._current_level >= 0 and any(_tangent(each) is not None for each in tensors):
+        raise NotImplementedError("stick-breaking attention has forward-mode derivatives with impl='reference' alone")
+
+
+def _tangent(tensor: Tensor) -> Tensor | None:
+    tangent: Tensor | None = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
+    return tangent

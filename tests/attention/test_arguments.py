@@ -1,5 +1,9 @@
 """Inputs that do not fit are refused in one sentence."""
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from attention_problems import outputs_and_gradients, problem
@@ -62,6 +66,17 @@ def test_inputs_that_do_not_fit_are_refused(changes: dict, message: str) -> None
 def test_spans_refuse_what_attention_refuses(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         effective_span(**{"q": P.q, "k": P.k, **changes})
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+@pytest.mark.parametrize("queries", [2, 30], ids=["decode", "all"])
+@pytest.mark.parametrize("kind", [np.float32, np.float64, torch.tensor, int], ids=lambda kind: kind.__name__)
+def test_numbers_of_other_kinds_are_numbers(impl: str, queries: int, kind: Callable[[float], Any]) -> None:
+    p = problem(queries=queries, keys=600 if queries == 2 else 30, dtype=torch.float32, logit_scale=0.1)
+    scale, skip_threshold = (2, None) if kind is int else (0.5, 2**-10)
+    expected = stickbreaking_attention(p.q, p.k, p.v, scale=scale, skip_threshold=skip_threshold, impl=impl)
+    changed = {"scale": kind(scale), "skip_threshold": None if skip_threshold is None else kind(skip_threshold)}
+    assert torch.equal(stickbreaking_attention(p.q, p.k, p.v, **changed, impl=impl).output, expected.output)
 
 
 @pytest.mark.parametrize("head_dim", [1, 16, 32, 50, 64, 96, 128, 200, 256])

@@ -10,6 +10,7 @@ from attention_problems import DEVICE, Problem, problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from sbeval.attention import stickbreaking_attention
 
@@ -49,6 +50,38 @@ def test_gradients_pass_gradcheck(impl: str, call: str, monkeypatch: pytest.Monk
         return stickbreaking_attention(q, k, v, impl=impl, **CALLS[call])
 
     assert torch.autograd.gradcheck(attend, inputs)
+
+
+def test_the_definition_has_forward_mode_derivatives() -> None:
+    p = problem(queries=9)
+    tangents = (p.d_output, torch.ones_like(p.k), p.v.flip(0))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return stickbreaking_attention(q, k, v, impl="reference").output
+
+    _, found = torch.func.jvp(attend, (p.q, p.k, p.v), tangents)
+    step = 1e-6
+    ahead, behind = (
+        attend(*(x + side * dx for x, dx in zip((p.q, p.k, p.v), tangents, strict=True))) for side in (step, -step)
+    )
+    torch.testing.assert_close(found, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "triton"])
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_a_forward_mode_derivative_that_does_not_exist_is_refused_and_not_zero(impl: str, which: str) -> None:
+    p = problem(queries=9, dtype=torch.float32)
+    inputs = {name: getattr(p, name) for name in "qkv"}
+
+    def attend(changed: Tensor) -> Tensor:
+        return stickbreaking_attention(**{**inputs, which: changed}, impl=impl).output
+
+    with pytest.raises(NotImplementedError, match="impl='reference' alone"):
+        torch.func.jvp(attend, (inputs[which],), (torch.ones_like(inputs[which]),))
+    with forward_ad.dual_level():
+        assert torch.equal(attend(inputs[which]), attend(inputs[which]))
+        with pytest.raises(NotImplementedError, match="impl='reference' alone"):
+            attend(forward_ad.make_dual(inputs[which], torch.ones_like(inputs[which])))
 
 
 @pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])

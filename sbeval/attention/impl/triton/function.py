@@ -52,6 +52,8 @@ def triton_attention(
     seq_start = None if seq_start is None else seq_start.contiguous()
     # the operator takes longer to call than a short text's kernel to run
     run = _forward if save or is_followed(q, k, v, seq_start, row_start) else _launch
+    # numbers of NumPy and tensors of one number, which the operator takes too
+    scale = scale if isinstance(scale, float) else float(scale)
     output, remainder, _, _ = run(q, k, v, scale, attend_current, seq_start, row_start, skip_threshold, save)
     return output, remainder
 
