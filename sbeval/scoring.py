@@ -269,7 +269,7 @@ class TokenScorer:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copies whole numbers from the CPU to a device without waiting for the work a GPU has been given before."""
     if device.type == "cuda" and not tensor.is_cuda:
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         pinned.numpy()[...] = tensor.numpy()
         return pinned.to(device, non_blocking=True)
     return tensor.to(device)
