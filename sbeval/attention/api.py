@@ -53,7 +53,8 @@ def stickbreaking_attention(
     Args:
         q: [B, H, Q, D] queries. When Q < K they are the last Q positions. Any strides are fine, as for k and v.
         k: [B, G, K, D] keys; H is a multiple of G, and query head h uses key/value head h // (H // G).
-        v: [B, G, K, D] values.
+        v: [B, G, K, D] values. As in other attention, a weight of 0 times infinity or NaN is NaN: rows that give a
+            value no weight may see it through a tile they share with rows that do.
         scale: factor of the logits; None means D ** -0.5.
         attend_current: let a query attend its own position as well (i <= j instead of i < j).
         seq_start: [B] integers for left-padded batches: keys before position seq_start[b] get no weight, so rows before
