@@ -174,6 +174,25 @@ def test_fake_tensors_give_fake_tensors(which: str) -> None:
         assert isinstance(attend(**inputs), FakeTensor)
 
 
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
+def test_packed_sequences_of_shapes_alone_give_shapes(impl: str) -> None:
+    p, bounds = small(), torch.tensor([0, 7, 30], dtype=torch.int32, device=DEVICE)
+    mode = FakeTensorMode()
+    q, k, v, cu_seqlens = (mode.from_tensor(tensor) for tensor in (p.q, p.k, p.v, bounds))
+    with torch.no_grad(), mode:
+        found = stickbreaking_attention(q, k, v, cu_seqlens=cu_seqlens, impl=impl)
+    assert isinstance(found.output, FakeTensor)
+    assert found.output.shape == q.shape
+    assert found.remainder.shape == q.shape[:3]
+
+
+def test_tensors_without_values_give_shapes_on_a_device_without_values() -> None:
+    p = small()
+    q, k, v, cu_seqlens = (x.to("meta") for x in (p.q, p.k, p.v, torch.tensor([0, 7, 30], dtype=torch.int32)))
+    for options in ({}, {"cu_seqlens": cu_seqlens}):
+        assert stickbreaking_attention(q, k, v, **options).output.shape == q.shape
+
+
 class Wrapped(Tensor):
     """A tensor that has no memory of its own, as those of quantized caches and of distributed models."""
 
