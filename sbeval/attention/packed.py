@@ -8,8 +8,8 @@ from torch._subclasses import FakeTensor
 def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, k: Tensor) -> None:
     """Refuses cumulative lengths that do not describe the tokens of q [1, H, T, D] and k [1, G, T, D].
 
-    The values are looked at in one transfer from the device, and not at all while a graph is recorded or where there are
-    none, in tensors of shapes alone.
+    The values are looked at in one transfer from the device, and not at all while a graph is recorded or where there
+    are none, in tensors of shapes alone.
     """
     tokens = q.shape[2]
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:

@@ -186,6 +186,40 @@ def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row() -> None
     torch.testing.assert_close(found[0][:, [0, 2]], clean[0][:, [0, 2]])
 
 
+@pytest.mark.parametrize("skip_threshold", [None, 1e-3], ids=["plain", "skip"])
+def test_a_key_that_is_not_a_number_spoils_only_rows_that_see_it(skip_threshold: float | None) -> None:
+    p = problem(queries=3, keys=600, dtype=torch.float32, logit_scale=0.1)
+    assert suits_decode(p.q, p.k)
+    clean = stickbreaking_attention(p.q, p.k, p.v, impl="triton", skip_threshold=skip_threshold)
+    p.k[:, :, 598] = torch.nan
+    found = stickbreaking_attention(p.q, p.k, p.v, impl="triton", skip_threshold=skip_threshold)
+    for name in ("output", "remainder"):
+        torch.testing.assert_close(getattr(found, name)[:, :, :2], getattr(clean, name)[:, :, :2])
+        assert getattr(found, name)[:, :, 2].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("size", [1e2, 3e4], ids=["1e4", "inf"])
+@pytest.mark.parametrize("skip_threshold", [None, 1e-3], ids=["plain", "skip"])
+def test_extreme_logits_take_all_or_nothing(dtype: torch.dtype, size: float, skip_threshold: float | None) -> None:
+    p = problem(queries=2, keys=700, dtype=dtype)
+    options = {"scale": 1.0, "impl": "triton", "skip_threshold": skip_threshold}
+    p.q.fill_(size)
+    large = size if dtype == torch.float16 or size < 1e3 else 3e38
+    p.k.fill_(-large)
+    nothing = stickbreaking_attention(p.q, p.k, p.v, **options)
+    assert (nothing.output == 0).all()
+    assert (nothing.remainder == 1).all()
+    for chosen in (40, 690):  # in the oldest split and in the newest
+        p.k[:, :, chosen] = large
+        found = stickbreaking_attention(p.q, p.k, p.v, **options)
+        torch.testing.assert_close(found.output, p.v[:, :, chosen, None].expand_as(found.output))
+        assert (found.remainder < 1e-30).all()
+    p.k.fill_(large)
+    newest = stickbreaking_attention(p.q, p.k, p.v, **options)
+    torch.testing.assert_close(newest.output, p.v[:, :, -3:-1].expand_as(newest.output))
+
+
 def test_with_a_gradient_the_other_kernels_run() -> None:
     p = problem(queries=1, keys=520, dtype=torch.float32, logit_scale=0.1)
     inputs = [tensor.requires_grad_() for tensor in (p.q, p.k, p.v)]
