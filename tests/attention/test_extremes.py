@@ -10,6 +10,7 @@ from sbeval.attention import stickbreaking_attention
 
 IMPLEMENTATIONS = ["reference", "blockwise", "triton"]
 ROWS = 50
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float16)}
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -61,20 +62,27 @@ def test_gradients_of_extreme_logits_are_finite(impl: str, sign: float | None) -
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("skip_threshold", [None, 1e-3], ids=["plain", "skip"])
-def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row(impl: str, skip_threshold: float | None) -> None:
-    p = problem(heads=1, queries=ROWS, dtype=torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row(
+    impl: str, dtype: torch.dtype, skip_threshold: float | None
+) -> None:
+    p = problem(heads=1, queries=ROWS, dtype=dtype)
     clean = outputs_and_gradients(p, impl=impl, skip_threshold=skip_threshold)
     p.q[:, :, 30] = torch.nan
     found = outputs_and_gradients(p, impl=impl, skip_threshold=skip_threshold)
     others = [row for row in range(ROWS) if row != 30]
     for name in ("output", "remainder", "dq"):
         assert found[name][0, 0, 30].isnan().all(), name
-        torch.testing.assert_close(found[name][:, :, others], clean[name][:, :, others])
+        # products of eight keys at once, or key by key in a block that walks again, round differently
+        torch.testing.assert_close(
+            found[name][:, :, others], clean[name][:, :, others], rtol=8 * EPS[dtype], atol=max(1e-5, EPS[dtype])
+        )
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_a_key_that_is_not_a_number_spoils_only_rows_that_see_it(impl: str) -> None:
-    p = problem(heads=1, queries=ROWS, dtype=torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_a_key_that_is_not_a_number_spoils_only_rows_that_see_it(impl: str, dtype: torch.dtype) -> None:
+    p = problem(heads=1, queries=ROWS, dtype=dtype)
     clean = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
     p.k[:, :, 30] = torch.nan
     found = stickbreaking_attention(p.q, p.k, p.v, impl=impl)
