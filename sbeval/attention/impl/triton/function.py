@@ -60,9 +60,11 @@ def triton_attention(
 
 def is_followed(*tensors: Tensor | None) -> bool:
     """Whether a trace, a mode or a transform of PyTorch follows the tensors, and must see an operator."""
+    for tensor in tensors:
+        if tensor is not None and type(tensor) is not Tensor:
+            return True
     return (
-        any(tensor is not None and type(tensor) is not Tensor for tensor in tensors)
-        or torch.compiler.is_compiling()
+        torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
