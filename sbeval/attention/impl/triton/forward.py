@@ -166,6 +166,7 @@ def _forward_kernel(
                 keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
+            left = _largest_stick(stick, row < queries, first_key, block * BLOCK_N)
     # eight logits in a row that add up to more than 126 overflow their product, and an infinite product of which a
     # factor is 0 is none, which no maximum shows, but the stick does: the block walks again, key by key
     lost = tl.max(tl.max(tl.max((stick != stick).to(tl.int32), 2), 1), 0) > 0
