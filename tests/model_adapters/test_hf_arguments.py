@@ -91,8 +91,11 @@ def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_other_arguments(options: dict[str, Any], checkpoint: Checkpoints) -> None:
+def test_other_arguments(
+    options: dict[str, Any], checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = checkpoint("llama")
+    monkeypatch.chdir(tmp_path)  # some make a folder for what does not fit into memory
     if "tokenizer" in options:
         options = {"tokenizer": str(folder)}
     assert_equal(*both(folder, **options))
