@@ -1,6 +1,5 @@
 """What can be read off a loaded model: its format, lengths, weights' hash, and the record of a run."""
 
-import hashlib
 import importlib.metadata
 import json
 from pathlib import Path
@@ -14,9 +13,9 @@ from sbeval.command_line import recorded_command
 from sbeval.errors import UserError
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
 from sbeval.records import ModelRecord
+from sbeval.weight_files import weights_sha256
 
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "accelerate", "flash-linear-attention", "peft")
-_WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 def text_config(config: Any) -> Any:
@@ -100,20 +99,6 @@ def dtype_of(model: nn.Module) -> torch.dtype | None:
     return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
 
 
-def weights_sha256(pretrained: str) -> str | None:
-    """Returns the hash over the names and contents of a folder's weight files, None where it holds none."""
-    folder = Path(pretrained)
-    files = sorted(path for path in folder.glob("*") if path.suffix in _WEIGHT_ENDINGS) if folder.is_dir() else []
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
 def model_record(
     model: nn.Module,
     *,
@@ -140,7 +125,7 @@ def model_record(
     return ModelRecord(
         name=Path(pretrained).name if pretrained else type(model).__name__,
         format=loaded.format if loaded else checkpoint_format(config),
-        checkpoint_sha256=weights_sha256(folder) if folder else None,
+        checkpoint_sha256=weights_sha256(Path(folder)) if folder else None,
         training_length_tokens=training_length or stated_length,
         extended_from=getattr(config, "extended_from", None),
         attention=loaded.attention if loaded else attention,

@@ -11,9 +11,10 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from sbeval.model_adapters.model_facts import kernels_in_use, weights_sha256
+from sbeval.model_adapters.model_facts import kernels_in_use
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.response_cache import parameters_sha256
+from sbeval.weight_files import weights_sha256
 
 HASH_CHARACTERS = 16
 # what separates tokenizers of one vocabulary: BOS, normalisation, spaces, digits, merges
@@ -86,7 +87,7 @@ def _commit(name: str, file: str, revision: str) -> str | None:
 
 
 def _weights(folder: str) -> str | None:
-    digest = weights_sha256(folder)
+    digest = weights_sha256(Path(folder))
     return digest[:HASH_CHARACTERS] if digest else None
 
 

@@ -1,13 +1,11 @@
 """From a sweep's settings to its runs: a folder and a configuration of `sbeval run` for each."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
 from sbeval.sweep.settings import CheckpointSettings, RunSettings, SweepSettings, folder_name
-
-_WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth")
+from sbeval.weight_files import weight_files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +101,5 @@ def _planned(
 
 def _weights(pretrained: str) -> list[list[Any]]:
     """Cheap marks of which weights were evaluated, since a training run may go on in the same folder."""
-    if not os.path.isdir(pretrained):
-        return []
-    files = sorted(path for path in Path(pretrained).iterdir() if path.suffix in _WEIGHT_ENDINGS)
+    files = weight_files(Path(pretrained))
     return [[file.name, (stat := file.stat()).st_size, stat.st_mtime_ns] for file in files]

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ from sbeval.training.run import Run
 from sbeval.training.settings import OptimizationSettings, at_least
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows
+from sbeval.weight_files import weights_sha256
 
 DOCUMENTS = ("separate", "joined")
-_WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +106,7 @@ def extend(
         )
     parent = {
         "name": extension.checkpoint if is_hub_id(extension.checkpoint) else folder.name,
-        "sha256": _weights_sha256(folder),
+        "sha256": weights_sha256(folder),
         "training_length_tokens": loaded.training_length_tokens,
     }
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -154,16 +153,6 @@ def extend(
     if is_first_process():
         print(f"{checkpoint}: extended to {extension.context_tokens} tokens", flush=True)
     return checkpoint
-
-
-def _weights_sha256(folder: Path) -> str:
-    """Hash over the names and contents of a checkpoint's weight files, as results files have it."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.glob("*") if path.suffix in _WEIGHT_ENDINGS):
-        digest.update(path.name.encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

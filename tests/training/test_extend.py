@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from sbeval.checkpoints.load import load_checkpoint
 from sbeval.errors import UserError
-from sbeval.model_adapters.model_facts import weights_sha256
 from sbeval.models import SbevalForCausalLM, held_rope_frequencies
 from sbeval.models.rope import parse_rope_scaling
 from sbeval.training.document_loss import DocumentMaskedLoss, bucketed_loss, segments
@@ -21,6 +20,7 @@ from sbeval.training.settings import OptimizationSettings
 from sbeval.training.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
+from sbeval.weight_files import weights_sha256
 
 
 @pytest.fixture(scope="module", params=["stickbreaking", "rope"])
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_the_hub_is_extended_and_named_as_its_parent(tmp_path, d
     checkpoint = extend(replace(tiny_extension(place, data_folder), checkpoint="someone/llama"), tmp_path / "run")
     parent = json.loads((checkpoint / "config.json").read_text())["extended_from"]
     assert parent["name"] == "someone/llama"
-    assert parent["sha256"] == weights_sha256(str(folder))
+    assert parent["sha256"] == weights_sha256(folder)
     with pytest.raises(UserError, match="someone/other"):
         extend(replace(tiny_extension(place, data_folder), checkpoint="someone/other"), tmp_path / "other")
 
