@@ -76,8 +76,8 @@ def stickbreaking_attention(
         backward pass then computes every tile twice.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not fit, Q > K, or the implementation cannot run on these tensors.
-        NotImplementedError: a forward-mode derivative is asked for, which "reference" alone has.
+        ValueError: shapes, dtypes or devices do not fit, Q > K, the implementation cannot run on these tensors, or a
+            forward-mode derivative is asked for, which "reference" alone has.
     """
     check_inputs(q, k, v, seq_start, cu_seqlens, skip_threshold)
     if scale is None:
@@ -158,10 +158,8 @@ def _check_dense(name: str, tensor: Tensor) -> None:
 
 def _refuse_tangents(*tensors: Tensor) -> None:
     # an operator without a forward-mode derivative drops tangents without a word: the derivative would be zero
-    if forward_ad._current_level >= 0 and any(_tangent(each) is not None for each in tensors):
-        raise NotImplementedError("stick-breaking attention has forward-mode derivatives with impl='reference' alone")
-
-
-def _tangent(tensor: Tensor) -> Tensor | None:
-    tangent: Tensor | None = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
-    return tangent
+    if forward_ad._current_level < 0:
+        return
+    for tensor in tensors:
+        if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            raise ValueError("q, k and v must have no forward-mode tangents, got some: use impl='reference'")

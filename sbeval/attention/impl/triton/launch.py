@@ -48,11 +48,7 @@ def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_byte
 
 @functools.lru_cache(maxsize=1024)
 def forward_parameters(
-    *,
-    head_dim: int,
-    queries: int,
-    element_bytes: int,
-    training_block_keys: int | None = None,
+    *, head_dim: int, queries: int, element_bytes: int, training_block_keys: int | None = None
 ) -> LaunchParameters:
     """Parameters of the forward kernel for a head_dim up to 256.
 
