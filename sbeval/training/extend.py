@@ -182,8 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     options = parser.parse_args(arguments)
     micro_batch_tokens = options.micro_batch_tokens
-    if micro_batch_tokens is None:
-        micro_batch_tokens = max(1, options.context)
+    if micro_batch_tokens is None and options.context > 0 and options.batch_tokens % options.context == 0:
+        micro_batch_tokens = options.context
     extension = Extension(
         checkpoint=options.checkpoint,
         data=options.data,

@@ -209,6 +209,7 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path, parent, dat
         (["--learning-rate", "nan"], "learning_rate above 0"),
         (["--log-every-steps", "0"], "--log-every-steps of 1 or more"),
         (["--micro-batch-tokens", "0"], "multiple of the micro batch"),
+        (["--context", "100000"], "whole windows of 100000 tokens.*multiples of --context"),
     ],
 )
 def test_numbers_that_make_no_run_are_refused_in_one_sentence(tmp_path, option, message):
