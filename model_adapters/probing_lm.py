@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 
-from sbeval import attention_span, target_logprobs
-from sbeval.attention_span import AttentionSpanRequest, attention_spans
+from sbeval.attention_span import attention_spans
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
 from sbeval.model_adapters.response_cache import cached_response
 from sbeval.model_adapters.scoring_lm import ScoringLM
 from sbeval.model_adapters.targets import score_targets
-from sbeval.target_logprobs import TargetLogprobs, TargetLogprobsRequest
+from sbeval.target_logprobs import TARGET_LOGPROBS, TargetLogprobs, TargetLogprobsRequest
+from sbeval.token_logprobs import ATTENTION_SPAN, AttentionSpanRequest
 
 
 class ProbingLM(ScoringLM):
@@ -22,20 +22,20 @@ class ProbingLM(ScoringLM):
 
     def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
         """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
-        self._refuse_encoder_decoder(target_logprobs.REQUEST_TYPE)
+        self._refuse_encoder_decoder(TARGET_LOGPROBS)
         results: dict[tuple[Any, ...], TargetLogprobs] = {}
         todo: list[TargetLogprobsRequest] = []
         for arguments in dict.fromkeys(tuple(request.args) for request in requests):
-            found = cached_response(self.cache_hook, target_logprobs.REQUEST_TYPE, arguments)
+            found = cached_response(self.cache_hook, TARGET_LOGPROBS, arguments)
             if found is not None:
                 results[arguments] = found
             else:
                 todo.append(TargetLogprobsRequest(*arguments))
-        progress = self._progress(len(todo), target_logprobs.REQUEST_TYPE, disable_tqdm)
+        progress = self._progress(len(todo), TARGET_LOGPROBS, disable_tqdm)
 
         def done(index: int, result: TargetLogprobs) -> None:
             results[tuple(todo[index])] = result
-            self.cache_hook.add_partial(target_logprobs.REQUEST_TYPE, todo[index], result)
+            self.cache_hook.add_partial(TARGET_LOGPROBS, todo[index], result)
             progress.update(1)
 
         self._check_positions(max((request.inputs for request in todo), default=0))
@@ -54,17 +54,17 @@ class ProbingLM(ScoringLM):
 
     def attention_span(self, requests: list[Instance], disable_tqdm: bool = False) -> list[list[list[Any]]]:
         """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
-        self._refuse_encoder_decoder(attention_span.REQUEST_TYPE)
+        self._refuse_encoder_decoder(ATTENTION_SPAN)
         results: dict[tuple[Any, ...], list[list[Any]]] = {}
         todo: list[AttentionSpanRequest] = []
         for arguments in dict.fromkeys(tuple(request.args) for request in requests):
-            found = cached_response(self.cache_hook, attention_span.REQUEST_TYPE, arguments)
+            found = cached_response(self.cache_hook, ATTENTION_SPAN, arguments)
             if found is not None:
                 results[arguments] = found
             else:
                 todo.append(AttentionSpanRequest(*arguments))
         self._check_positions(max((request.context_length for request in todo), default=0))
-        progress = self._progress(len(todo), attention_span.REQUEST_TYPE, disable_tqdm)
+        progress = self._progress(len(todo), ATTENTION_SPAN, disable_tqdm)
         for request in todo:
             started = time.perf_counter()
             tokens = torch.from_numpy(np.array(resolve_tokens(request.key), dtype=np.int64))[None].to(self.device)
@@ -72,7 +72,7 @@ class ProbingLM(ScoringLM):
                 rows = attention_spans(self.model, tokens, request.queries)
             self.meter.add(request.context_length, time.perf_counter() - started)
             results[tuple(request)] = rows
-            self.cache_hook.add_partial(attention_span.REQUEST_TYPE, request, rows)
+            self.cache_hook.add_partial(ATTENTION_SPAN, request, rows)
             progress.update(1)
         progress.close()
         return [results[tuple(request.args)] for request in requests]

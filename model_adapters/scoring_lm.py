@@ -20,7 +20,7 @@ from sbeval.model_adapters.shared_prefixes import ON_CPU, ON_GPU, score_after_pr
 from sbeval.model_adapters.truncation import fit_contexts, record_cut
 from sbeval.model_adapters.windows import RunScores, Window, requested_window, rolling_windows, score_windows, window
 from sbeval.scoring import TokenScorer
-from sbeval.token_logprobs import REQUEST_TYPE, TokenLogprobs, TokenLogprobsRequest
+from sbeval.token_logprobs import TOKEN_LOGPROBS, TokenLogprobs, TokenLogprobsRequest
 
 GPU_BATCH_TOKENS = 65536
 CPU_BATCH_TOKENS = 8192
@@ -133,19 +133,19 @@ class ScoringLM(HFLM):  # type: ignore[misc]
         results: dict[tuple[Any, ...], TokenLogprobs] = {}
         todo: list[TokenLogprobsRequest] = []
         for arguments in dict.fromkeys(tuple(request.args) for request in requests):
-            found = cached_response(self.cache_hook, REQUEST_TYPE, arguments)
+            found = cached_response(self.cache_hook, TOKEN_LOGPROBS, arguments)
             if found is not None:
                 results[arguments] = found
             else:
                 todo.append(TokenLogprobsRequest(*arguments))
-        progress = self._progress(len(todo), REQUEST_TYPE, disable_tqdm)
+        progress = self._progress(len(todo), TOKEN_LOGPROBS, disable_tqdm)
         shared = share_windows(todo, nested=not self.rope.by_length)
 
         def done(index: int, scores: list[RunScores]) -> None:
             for request, part in shared[index].members:
                 result = TokenLogprobs(scores[0].logprobs[part].copy())
                 results[tuple(request)] = result
-                self.cache_hook.add_partial(REQUEST_TYPE, request, result)
+                self.cache_hook.add_partial(TOKEN_LOGPROBS, request, result)
                 progress.update(1)
 
         self._score([requested_window(window.run) for window in shared], done, own=True)

@@ -1,4 +1,4 @@
-"""How far back attention reaches: effective spans of every layer and head on real text, and the request type for it.
+"""How far back attention reaches: effective spans of every layer and head on real text.
 
 For a query, weights are added up from the newest key backwards; its span at 90 % is how many keys that takes to reach
 90 % of all its weight. The definition is the same for softmax, whose weights add up to one, and for stick-breaking,
@@ -10,7 +10,7 @@ Shape suffixes: H query heads, G key/value heads, R queries of a block, K keys, 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +19,8 @@ from sbeval.attention import effective_span
 from sbeval.errors import UserError
 from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
 
-REQUEST_TYPE = "attention_span"
 SHARES = (0.5, 0.9, 0.99)
 _BLOCK_WEIGHTS = 2**24
-
-
-class AttentionSpanRequest(NamedTuple):
-    """Arguments of one request; a plain tuple, as lm-eval expects.
-
-    The response is a list with one row for each layer and head: [layer, head, span at 50 %, at 90 %, at 99 %, remaining
-    stick], spans in keys, each the mean over the queries; a span is None where a head gave no weight to any key.
-
-    Attributes:
-        key: names the L inputs (`sbeval.corpora.token_key`).
-        context_length: L.
-        queries: how many of the last positions are looked at.
-    """
-
-    key: str
-    context_length: int
-    queries: int
 
 
 def spans(weights_HRK: Tensor, newest_R: Tensor) -> Tensor:
@@ -64,7 +46,7 @@ def spans(weights_HRK: Tensor, newest_R: Tensor) -> Tensor:
 
 @torch.no_grad()
 def attention_spans(model: nn.Module, input_ids: Tensor, queries: int) -> list[list[float | int | None]]:
-    """Runs a text through a model and returns the rows described at `AttentionSpanRequest`.
+    """Runs a text through a model and returns the rows described at `sbeval.scoring.requests.AttentionSpanRequest`.
 
     Args:
         model: this project's family, or a Hugging Face model with PyTorch's attention ("sdpa").

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 
-REQUEST_TYPE = "target_logprobs"
+TARGET_LOGPROBS = "target_logprobs"
 
 
 class TargetSequence(NamedTuple):

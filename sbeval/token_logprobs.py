@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-REQUEST_TYPE = "token_logprobs"
+TOKEN_LOGPROBS = "token_logprobs"
+ATTENTION_SPAN = "attention_span"
 
 
 class TokenLogprobsRequest(NamedTuple):
@@ -45,3 +46,20 @@ class TokenLogprobs(float):
 
     def __reduce__(self) -> tuple[type["TokenLogprobs"], tuple[NDArray[np.float32]]]:
         return (TokenLogprobs, (self.logprobs,))
+
+
+class AttentionSpanRequest(NamedTuple):
+    """Arguments of one request; a plain tuple, as lm-eval expects.
+
+    The response is a list with one row for each layer and head: [layer, head, span at 50 %, at 90 %, at 99 %, remaining
+    stick], spans in keys, each the mean over the queries; a span is None where a head gave no weight to any key.
+
+    Attributes:
+        key: names the L inputs (`sbeval.corpora.token_key`).
+        context_length: L.
+        queries: how many of the last positions are looked at.
+    """
+
+    key: str
+    context_length: int
+    queries: int

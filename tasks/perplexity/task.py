@@ -30,7 +30,7 @@ from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics
 from sbeval.tasks.perplexity.scores import checked_nll, document_rows
 from sbeval.tasks.perplexity.settings import Settings
 from sbeval.tasks.perplexity.unprompted import UnpromptedTask
-from sbeval.token_logprobs import REQUEST_TYPE, TokenLogprobsRequest
+from sbeval.token_logprobs import TOKEN_LOGPROBS, TokenLogprobsRequest
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class PerplexityTask(UnpromptedTask):
         """Returns one request for each distinct window of the block."""
         return [
             Instance(
-                request_type=REQUEST_TYPE,
+                request_type=TOKEN_LOGPROBS,
                 doc=doc,
                 arguments=self.request(window),
                 idx=index,

@@ -16,8 +16,8 @@ from sbeval.tasks.perplexity.inputs import load_corpus
 from sbeval.tasks.perplexity.settings import Settings
 from sbeval.tasks.ruler.options import context_lengths, task_metadata, whole_number
 from sbeval.tasks.ruler.tokens import load_counter
+from sbeval.token_logprobs import ATTENTION_SPAN
 
-REQUEST_TYPE = "attention_span"
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 QUERIES = 64
 OPTION_KEYS = frozenset({"context_lengths", "data_path", "num_samples", "queries"})
@@ -88,7 +88,7 @@ class SpanTask(ConfigurableTask):  # type: ignore[misc]
         """Returns one request for each length, all ending at the same token."""
         return [
             Instance(
-                request_type=REQUEST_TYPE,
+                request_type=ATTENTION_SPAN,
                 doc=doc,
                 arguments=(token_key(self.corpus, doc["stop"] - length, doc["stop"]), length, self.queries),
                 idx=place,

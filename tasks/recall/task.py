@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
-from sbeval.target_logprobs import REQUEST_TYPE, TargetLogprobs, TargetSequence, keep_sequences
+from sbeval.target_logprobs import TARGET_LOGPROBS, TargetLogprobs, TargetSequence, keep_sequences
 from sbeval.tasks.ruler.options import task_metadata
 
 
@@ -166,7 +166,7 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
         each = len(requests) // len(selected)
         self._instances = [
             Instance(
-                request_type=REQUEST_TYPE,
+                request_type=TARGET_LOGPROBS,
                 doc=rows[int(doc["index"])],
                 arguments=request,
                 idx=place,

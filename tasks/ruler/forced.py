@@ -14,7 +14,7 @@ from lm_eval.filters import build_filter_ensemble
 
 from sbeval.errors import UserError
 from sbeval.records import TaskRecord, metric_key
-from sbeval.target_logprobs import REQUEST_TYPE, TargetSequence, keep_sequences
+from sbeval.target_logprobs import TARGET_LOGPROBS, TargetSequence, keep_sequences
 from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.drafts import Generator
 from sbeval.tasks.ruler.families import NiahTask
@@ -74,7 +74,7 @@ class ForcedNiahTask(NiahTask):
         each = 2 * len(fits)
         return [
             Instance(
-                request_type=REQUEST_TYPE,
+                request_type=TARGET_LOGPROBS,
                 doc=doc,
                 arguments=request,
                 idx=place,

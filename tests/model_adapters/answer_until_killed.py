@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from lm_eval.api.model import CachingLM
 
-from sbeval.attention_span import AttentionSpanRequest
 from sbeval.corpora import Layout, local_corpus, token_key, tokenize_corpus
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.target_logprobs import TargetSequence, keep_sequences
-from sbeval.token_logprobs import TokenLogprobsRequest
+from sbeval.token_logprobs import AttentionSpanRequest, TokenLogprobsRequest
 from tests.model_adapters.small import english, instances, tiny_tokenizer
 
 Answers = dict[str, list[Any]]
