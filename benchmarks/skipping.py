@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sbeval.attention import stickbreaking_attention
 from sbeval.attention.impl.triton import function
 from sbeval.models.attention import Kernels
-from sbeval.scoring import TokenScorer
+from sbeval.scoring.scorer import TokenScorer
 
 SETTINGS: dict[str, float | None] = {
     "dense": None, "exact stop": None,

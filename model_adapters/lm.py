@@ -1,31 +1,32 @@
 """The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in `hf`'s place."""
 
+import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.model import CacheHook
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints import LoadedCheckpoint, check_shards, register_fla_models
-from sbeval.learned_positions import learned_positions
-from sbeval.model_adapters.faster import make_faster
-from sbeval.model_adapters.generating_lm import GeneratingLM
-from sbeval.model_adapters.loading import fit_tokenizer, loading
-from sbeval.model_adapters.meter import Meter
-from sbeval.model_adapters.model_facts import choose_kernels, kernels_in_use, model_record
-from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
-from sbeval.model_adapters.processes import find_processes
-from sbeval.model_adapters.released import (
+from sbeval.model_adapters.generation import GeneratingLM
+from sbeval.model_adapters.loading import (
     InPlaceOfAutoClass,
     WholeFrom,
     find_released,
+    fit_tokenizer,
+    loading,
     refuse_transformers_arguments,
     say_format,
 )
-from sbeval.model_adapters.request_rope import RequestRope
+from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
+from sbeval.model_adapters.record import choose_kernels, kernels_in_use, model_record, run_settings
 from sbeval.model_adapters.response_cache import stamp
-from sbeval.model_adapters.run_settings import run_settings
-from sbeval.scoring import TokenScorer
+from sbeval.model_adapters.rope import RequestRope
+from sbeval.model_adapters.session import Meter
+from sbeval.model_adapters.speed.faster import make_faster
+from sbeval.models.learned_positions import learned_positions
+from sbeval.scoring.scorer import TokenScorer
 
 
 class StickBreakingLM(GeneratingLM):
@@ -114,3 +115,12 @@ class StickBreakingLM(GeneratingLM):
             tokens_per_second=self.meter.tokens_per_second,
         )
         return {**super().get_model_info(), "sbeval": record.to_json()}
+
+
+def find_processes() -> None:
+    """Makes accelerate join processes launched together on a machine without an accelerator.
+
+    Left to itself it takes each of them for the only one there, and every process evaluates everything.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")

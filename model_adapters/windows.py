@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens
 from sbeval.model_adapters.batching import DoesNotFit, out_of_memory, run_in_batches
-from sbeval.model_adapters.meter import Meter
-from sbeval.scoring import PendingScores, Prefix, TokenScorer, to_device
-from sbeval.token_logprobs import TokenLogprobsRequest
+from sbeval.model_adapters.session import Meter
+from sbeval.scoring.requests import TokenLogprobsRequest
+from sbeval.scoring.scorer import PendingScores, Prefix, TokenScorer, to_device
 
 Tokens = NDArray[np.int64]
 

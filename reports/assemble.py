@@ -4,28 +4,28 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from sbeval.reports.caveats import caveats
-from sbeval.reports.claims import LengthClaims, length_claims
+from sbeval.reports.analyse.caveats import caveats
+from sbeval.reports.analyse.claims import LengthClaims, length_claims
+from sbeval.reports.analyse.findings import Finding, find
+from sbeval.reports.analyse.overview import Overview, side_by_side
+from sbeval.reports.analyse.panels import Panel, perplexity_panels
+from sbeval.reports.analyse.ruler import missing_tasks, ruler_scores
+from sbeval.reports.analyse.selection import choose_baseline
+from sbeval.reports.analyse.suite import suite_rows
 from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.figures.theme import looks as choose_looks
-from sbeval.reports.findings import Finding, find
-from sbeval.reports.overview import Overview, side_by_side
-from sbeval.reports.panels import Panel, perplexity_panels
-from sbeval.reports.ruler import missing_tasks, ruler_scores
-from sbeval.reports.section_curves import curves_section
-from sbeval.reports.section_inputs import inputs_section
-from sbeval.reports.section_needles import needles_section
-from sbeval.reports.section_positions import positions_section
-from sbeval.reports.section_provenance import notes_section, provenance_section
-from sbeval.reports.section_recall import recall_section
-from sbeval.reports.section_ruler import effective_lengths, effective_sentences, ruler_section
-from sbeval.reports.section_spans import spans_section
-from sbeval.reports.section_speed import speed_section
-from sbeval.reports.section_tables import tables_section
-from sbeval.reports.sections import Publish, Section
-from sbeval.reports.selection import choose_baseline
-from sbeval.reports.suite import suite_rows
-from sbeval.reports.table import Results
+from sbeval.reports.read.results import Results
+from sbeval.reports.sections.curves import curves_section
+from sbeval.reports.sections.inputs import inputs_section
+from sbeval.reports.sections.needles import needles_section
+from sbeval.reports.sections.positions import positions_section
+from sbeval.reports.sections.provenance import notes_section, provenance_section
+from sbeval.reports.sections.recall import recall_section
+from sbeval.reports.sections.ruler import effective_lengths, effective_sentences, ruler_section
+from sbeval.reports.sections.section import Publish, Section
+from sbeval.reports.sections.spans import spans_section
+from sbeval.reports.sections.speed import speed_section
+from sbeval.reports.sections.tables import tables_section
 
 ClaimKey = tuple[str, str, str]
 

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError
+from sbeval.reports.analyse.seeds import pool_seeds, seed_groups
+from sbeval.reports.analyse.selection import restrict
 from sbeval.reports.assemble import assemble
-from sbeval.reports.exports import write_tables
 from sbeval.reports.figures.render import Drawer
-from sbeval.reports.files import find_result_files
-from sbeval.reports.names import shown_name
-from sbeval.reports.notes import Notes
-from sbeval.reports.page import write_page
-from sbeval.reports.runs import read_run
-from sbeval.reports.seeds import pool_seeds, seed_groups
-from sbeval.reports.selection import restrict
-from sbeval.reports.settings import group_settings
-from sbeval.reports.table import Results, tabulate
+from sbeval.reports.read.fields import shown_name
+from sbeval.reports.read.files import find_result_files
+from sbeval.reports.read.notes import Notes
+from sbeval.reports.read.results import Results, tabulate
+from sbeval.reports.read.runs import read_run
+from sbeval.reports.read.settings import group_settings
+from sbeval.reports.write.exports import write_tables
+from sbeval.reports.write.page import write_page
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
 

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 
 from sbeval.errors import UserError
-from sbeval.intervals import MINIMUM_CLUSTERS
+from sbeval.reports.analyse.compare_scores import ComparedScore, compare_scores
+from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.build import load_results
-from sbeval.reports.compare_scores import ComparedScore, compare_scores
-from sbeval.reports.samples import DocumentSums
-from sbeval.reports.settings import length_text
-from sbeval.reports.statistics import simultaneous_band
-from sbeval.reports.table import Results, records
+from sbeval.reports.read.results import Results, records
+from sbeval.reports.read.samples import DocumentSums
+from sbeval.reports.read.settings import length_text
+from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

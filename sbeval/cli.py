@@ -44,7 +44,7 @@ def run(
     """
 
     def check(tasks: Sequence[str], metadata: Mapping[str, Any]) -> None:
-        _load("sbeval.tasks.ruler.preflight", "check_corpora")(tasks, metadata)
+        _load("sbeval.tasks.ruler.corpora", "check_corpora")(tasks, metadata)
 
     _load("sbeval.lm_eval_command", "run")(arguments or ["--help"], check)
 

@@ -27,7 +27,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
     ("folder", "pattern", "place"),
     [
         ("tasks", "**/*.yaml", "sbeval/tasks"),
-        ("reports", "templates/*", "sbeval/reports"),
+        ("reports", "write/templates/*", "sbeval/reports"),
         ("sbeval", "training/recipes/*.yaml", "sbeval"),
         ("sbeval", "demo/checkpoints/**/*", "sbeval"),
         ("sbeval", "demo/*.tar.xz", "sbeval"),

@@ -8,8 +8,8 @@ import pandas as pd
 
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.settings import length_text
-from sbeval.reports.table import by_setting
+from sbeval.reports.read.results import by_setting
+from sbeval.reports.read.settings import length_text
 
 DEFAULT_LONGEST_TOKENS = 131_072
 METRICS = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.settings import length_text
-from sbeval.reports.table import records
+from sbeval.reports.read.results import records
+from sbeval.reports.read.settings import length_text
 
 WIDTH_PIXELS = 380
 _MEAN_HEIGHT_PIXELS = 70

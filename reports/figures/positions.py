@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 
+from sbeval.reports.analyse.positions import PositionBand
 from sbeval.reports.figures.curves import count_text, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.position_sums import PositionBand
-from sbeval.reports.table import records
-from sbeval.reports.usable import LARGEST_NATS
+from sbeval.reports.read.fields import LARGEST_NATS
+from sbeval.reports.read.results import records
 
 _TOOLTIP = {
     "setting": "model",

@@ -1,14 +1,14 @@
 """Stored results of context extension: training that takes a GPU a minute takes a CPU hours, so the demo shows them.
 
 The archive holds lm-eval's own result and samples files of the two small models of `docs/results/extrapolation` before
-and after extension to four times their training length (`docs/results/write_demo_extension.py`).
+and after extension to four times their training length (`research/published_results/write_demo_extension.py`).
 """
 
 import importlib.resources
 import tarfile
 from pathlib import Path
 
-from sbeval import archives
+from sbeval.corpora import archives
 
 TITLE = "Before and after context extension from 1K to 4K (stored results of an NVIDIA H200, not of this machine)"
 LABELS = {

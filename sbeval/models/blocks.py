@@ -37,7 +37,7 @@ def gated(name: str, gate: Tensor, up: Tensor) -> Tensor:
     """Applies a gated activation by its name in the configuration: in one pass on a GPU where no gradient is kept."""
     plain = gate.dtype == torch.float64 or torch.is_grad_enabled() or torch.compiler.is_compiling()
     if gate.is_cuda and not plain:
-        from sbeval.models.gated_kernel import kernel_gated
+        from sbeval.models.kernels.gated import kernel_gated
 
         return kernel_gated(UNGATED[name], gate, up)
     return activate(name, gate) * up

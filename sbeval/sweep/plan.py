@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from sbeval.checkpoints.weight_files import weight_files
 from sbeval.sweep.settings import CheckpointSettings, RunSettings, SweepSettings, folder_name
-from sbeval.weight_files import weight_files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

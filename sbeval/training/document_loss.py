@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sbeval.models import SbevalForCausalLM
-from sbeval.training.processes import smallest_over_processes
+from sbeval.training.distributed import smallest_over_processes
 
 SHORTEST_BUCKET_TOKENS = 64
 

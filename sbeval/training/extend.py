@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.errors import UserError
+from sbeval.training.distributed import is_first_process
 from sbeval.training.document_loss import DocumentMaskedLoss
-from sbeval.training.extension_data import check_documents, check_epochs, extension_tokens
-from sbeval.training.extension_model import lengthen, pinned_rope
-from sbeval.training.processes import is_first_process
+from sbeval.training.extension import check_documents, check_epochs, extension_tokens, lengthen, pinned_rope
 from sbeval.training.record import RunParts, as_json, extension_record
 from sbeval.training.run import Run
 from sbeval.training.settings import OptimizationSettings, at_least
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows
-from sbeval.weight_files import weights_sha256
 
 DOCUMENTS = ("separate", "joined")
 

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from sbeval.corpora.sources import stdlib_corpus
 from sbeval.errors import UserError
-from sbeval.training.corpus import DOCUMENT_SEPARATOR, Document, collect, download
-from sbeval.training.decontamination import SPAN_TOKENS, SpanIndex, near_duplicates
 from sbeval.training.recipe import load_recipe
-from sbeval.training.tokenizer import encode_all, train_tokenizer
+from sbeval.training.text.corpus import DOCUMENT_SEPARATOR, Document, collect, download
+from sbeval.training.text.decontamination import SPAN_TOKENS, SpanIndex, near_duplicates
+from sbeval.training.text.tokenizer import encode_all, train_tokenizer
 
 _TOKENIZER_SAMPLE = 6
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import PrinterCallback
 
 from sbeval.errors import UserError
-from sbeval.training import sharding
+from sbeval.training import distributed as sharding
+from sbeval.training.distributed import is_first_process, process_count
 from sbeval.training.full_disk import full_disk_named
-from sbeval.training.processes import is_first_process, process_count
 from sbeval.training.record import RunPart, RunParts, read_lines, trim_log, write_lines
 from sbeval.training.run_watch import RunWatch
 from sbeval.training.settings import OptimizationSettings

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from sbeval.training.distributed import process_count, smallest_over_processes
 from sbeval.training.full_disk import COMPLETE_MARK
-from sbeval.training.processes import process_count, smallest_over_processes
 from sbeval.training.trainer import WindowTrainer
 
 STEPS_BETWEEN_CLOCKS = 10

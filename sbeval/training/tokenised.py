@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.training.corpus import DOCUMENT_SEPARATOR
-from sbeval.training.recall_text import RecallWriter
-from sbeval.training.tokenizer import END_OF_TEXT, encode_all, save_tokenizer
+from sbeval.training.text.corpus import DOCUMENT_SEPARATOR
+from sbeval.training.text.recall_text import RecallWriter
+from sbeval.training.text.tokenizer import END_OF_TEXT, encode_all, save_tokenizer
 
 RECALL_BATCH_WINDOWS = 2048
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from sbeval.corpora.windows import TargetBlock, Window, document_target_blocks, stream_target_blocks, target_window
 from sbeval.errors import UserError
-from sbeval.records import ClusterSums, metric_key
+from sbeval.results.records import ClusterSums, metric_key
 from sbeval.tasks.perplexity.lengths import DEFAULT_LENGTHS, Lengths
 from sbeval.tasks.perplexity.longppl import LEAST_GAIN_NATS, LEAST_LOGPROB_NATS, key_tokens
 from sbeval.tasks.perplexity.settings import MOST_TARGETS

@@ -75,7 +75,7 @@ def load_tokenizer(task: str, metadata: Mapping[str, Any]) -> Any:
 
 def model_positions(metadata: Mapping[str, Any]) -> int | None:
     """Returns the learned positions of the model under test, None for a model without or one that is no checkpoint."""
-    from sbeval.learned_positions import checkpoint_learned_positions
+    from sbeval.models.learned_positions import checkpoint_learned_positions
 
     pretrained = metadata.get("pretrained")
     if not isinstance(pretrained, str):

@@ -7,7 +7,7 @@ import numpy as np
 
 from sbeval.corpora import TokenizedCorpus
 from sbeval.errors import UserError
-from sbeval.intervals import MINIMUM_CLUSTERS
+from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 DEFAULT_LENGTHS = tuple(2**power for power in range(9, 17))
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.corpora.windows import Window, position_bins
-from sbeval.intervals import RatioEstimate, ratio_interval
+from sbeval.results.intervals import RatioEstimate, ratio_interval
 from sbeval.tasks.perplexity.lengths import Lengths
 from sbeval.tasks.perplexity.metrics import Shown
 from sbeval.tasks.perplexity.stream import Stream

@@ -7,7 +7,7 @@ from numpy import float64
 from numpy.typing import NDArray
 
 from sbeval.corpora.windows import Window, rolling_windows
-from sbeval.records import ClusterSums
+from sbeval.results.records import ClusterSums
 from sbeval.tasks.perplexity.lead_in import LeadIn
 from sbeval.tasks.perplexity.lengths import DEFAULT_LENGTHS, Lengths, Limit, settle_lengths
 from sbeval.tasks.perplexity.task import PerplexityTask

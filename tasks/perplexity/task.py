@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.corpora.windows import Window, own_document_share
 from sbeval.errors import UserError
-from sbeval.records import ClusterSums, TaskRecord, metric_key
+from sbeval.results.records import ClusterSums, TaskRecord, metric_key
+from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.perplexity.inputs import load_corpus, load_tokenizer, model_positions
 from sbeval.tasks.perplexity.lead_in import LeadIn
 from sbeval.tasks.perplexity.lengths import (
@@ -26,11 +27,9 @@ from sbeval.tasks.perplexity.lengths import (
     settle_lengths,
     stream_limit,
 )
-from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics
-from sbeval.tasks.perplexity.scores import checked_nll, document_rows
+from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, checked_nll, document_rows
 from sbeval.tasks.perplexity.settings import Settings
 from sbeval.tasks.perplexity.unprompted import UnpromptedTask
-from sbeval.token_logprobs import TOKEN_LOGPROBS, TokenLogprobsRequest
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sbeval.errors import UserError
+from sbeval.tasks.draws import seeded_random
 from sbeval.tasks.recall.task import Cell
 from sbeval.tasks.recall.text import Passage, TextRecallTask
-from sbeval.tasks.ruler.seeding import seeded_random
 
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 IGNORE_SHARE = 0.8

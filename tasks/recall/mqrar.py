@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.recall import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar, with_other_values
-from sbeval.target_logprobs import TargetSequence
+from sbeval.scoring.requests import TargetSequence
+from sbeval.tasks.draws import seeded_random, word_lists
+from sbeval.tasks.recall.sequences import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar, with_other_values
 from sbeval.tasks.recall.task import Asked, Cell, RecallTask
 from sbeval.tasks.recall.text import Passage, TextRecallTask
-from sbeval.tasks.ruler.needles import word_lists
 from sbeval.tasks.ruler.options import context_lengths, whole_number
-from sbeval.tasks.ruler.seeding import seeded_random
 
 VALUE_DIGITS = 4
 TEXT_PAIRS = (4, 16)

@@ -11,12 +11,12 @@ from lm_eval.api.task import ConfigurableTask
 
 from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.errors import UserError
-from sbeval.records import TaskRecord, metric_key
+from sbeval.results.records import TaskRecord, metric_key
+from sbeval.scoring.requests import ATTENTION_SPAN
 from sbeval.tasks.perplexity.inputs import load_corpus
 from sbeval.tasks.perplexity.settings import Settings
 from sbeval.tasks.ruler.options import context_lengths, task_metadata, whole_number
-from sbeval.tasks.ruler.tokens import load_counter
-from sbeval.token_logprobs import ATTENTION_SPAN
+from sbeval.tasks.tokens import load_counter
 
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 QUERIES = 64

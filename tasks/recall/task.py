@@ -13,8 +13,8 @@ from lm_eval.api.task import ConfigurableTask
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.records import TaskRecord, metric_key
-from sbeval.target_logprobs import TARGET_LOGPROBS, TargetLogprobs, TargetSequence, keep_sequences
+from sbeval.results.records import TaskRecord, metric_key
+from sbeval.scoring.requests import TARGET_LOGPROBS, TargetLogprobs, TargetSequence, keep_sequences
 from sbeval.tasks.ruler.options import task_metadata
 
 

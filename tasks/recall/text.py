@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbeval.errors import UserError
-from sbeval.target_logprobs import TargetSequence
+from sbeval.scoring.requests import TargetSequence
 from sbeval.tasks.recall.task import Asked, Cell, RecallTask
 from sbeval.tasks.ruler.options import context_lengths, whole_number
-from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
+from sbeval.tasks.tokens import TokenCounter, load_counter
 
 _CHARACTERS_PER_EVENT = 20
 

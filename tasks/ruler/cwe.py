@@ -8,12 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.tasks.ruler.choices import Choices
+from sbeval.tasks.draws import seeded_order, seeded_random, seeded_ranks, word_lists
 from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.needles import word_lists
-from sbeval.tasks.ruler.seeding import seeded_order, seeded_random, seeded_ranks
-from sbeval.tasks.ruler.tokens import LINE_START, WORDS, TokenCounter
+from sbeval.tasks.ruler.options import Choices
 from sbeval.tasks.ruler.wording import cwe_wording
+from sbeval.tasks.tokens import LINE_START, WORDS, TokenCounter
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from sbeval.tasks.ruler.drafts import Generator
 from sbeval.tasks.ruler.fwe import FweGenerator
 from sbeval.tasks.ruler.niah import NiahGenerator
 from sbeval.tasks.ruler.qa import QaGenerator
-from sbeval.tasks.ruler.qa_corpora import QaCorpus
-from sbeval.tasks.ruler.scoring import string_match_part
+from sbeval.tasks.ruler.scores import string_match_part
 from sbeval.tasks.ruler.task import RulerTask
+from sbeval.tasks.ruler.texts import QaCorpus
 from sbeval.tasks.ruler.vt import VtGenerator
 
 

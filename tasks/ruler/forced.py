@@ -13,17 +13,15 @@ from lm_eval.api.metrics import mean
 from lm_eval.filters import build_filter_ensemble
 
 from sbeval.errors import UserError
-from sbeval.records import TaskRecord, metric_key
-from sbeval.target_logprobs import TARGET_LOGPROBS, TargetSequence, keep_sequences
+from sbeval.results.records import TaskRecord, metric_key
+from sbeval.scoring.requests import TARGET_LOGPROBS, TargetSequence, keep_sequences
+from sbeval.tasks.draws import draw_distinct, log_count, seeded_random
 from sbeval.tasks.recall.task import split_answers
-from sbeval.tasks.ruler.drafts import Generator
+from sbeval.tasks.ruler.drafts import Frame, Generator, prompt_text
 from sbeval.tasks.ruler.families import NiahTask
 from sbeval.tasks.ruler.fit import Fit
-from sbeval.tasks.ruler.needles import draw_distinct, log_count
 from sbeval.tasks.ruler.niah import NiahGenerator
-from sbeval.tasks.ruler.prompt import Frame, prompt_text
-from sbeval.tasks.ruler.seeding import seeded_random
-from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.tokens import TokenCounter
 
 METRICS = {"answer_nll": False, "retrieval_gain": True, "exact_match": True, "chance_nll": False}
 _TAIL_CHARACTERS = 400

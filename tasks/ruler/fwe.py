@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from scipy.special import zeta
 
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.choices import Choices
+from sbeval.tasks.draws import seeded_order, seeded_random, seeded_ranks
 from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.seeding import seeded_order, seeded_random, seeded_ranks
-from sbeval.tasks.ruler.tokens import WORDS, TokenCounter
+from sbeval.tasks.ruler.options import Choices
 from sbeval.tasks.ruler.wording import fwe_wording
+from sbeval.tasks.tokens import WORDS, TokenCounter
 
 POOL_WORDS = 4096
 NOISE = "..."

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.choices import Choices
+from sbeval.tasks.draws import NEEDLE_TYPES, NeedleType, draw, draw_distinct, seeded_order, seeded_random
 from sbeval.tasks.ruler.drafts import HaystackDraft, Insert
-from sbeval.tasks.ruler.essays import load_essays
 from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, NoiseHaystack
-from sbeval.tasks.ruler.needles import NEEDLE_TYPES, NeedleType, draw, draw_distinct
-from sbeval.tasks.ruler.seeding import seeded_order, seeded_random
-from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.ruler.options import Choices
+from sbeval.tasks.ruler.texts import load_essays
 from sbeval.tasks.ruler.wording import niah_wording
+from sbeval.tasks.tokens import TokenCounter
 
 POOL_LINES = 8192
 _KEYS, _VALUES = ("for", " is"), (":", ".\nA")

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.tasks.draws import seeded_order, seeded_ranks
 from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.qa_corpora import QaCorpus
-from sbeval.tasks.ruler.seeding import seeded_order, seeded_ranks
-from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.ruler.texts import QaCorpus
 from sbeval.tasks.ruler.wording import qa_document, qa_wording
+from sbeval.tasks.tokens import TokenCounter
 
 MOST_DOCUMENTS = 10_000
 PARAGRAPHS = ("a.\n\n", "A")

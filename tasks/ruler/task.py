@@ -13,17 +13,14 @@ from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 
 from sbeval.errors import UserError
-from sbeval.records import TaskRecord, metric_key
-from sbeval.tasks.ruler.choices import Choices
+from sbeval.results.records import TaskRecord, metric_key
 from sbeval.tasks.ruler.corpora import corpus_facts, option_keys
-from sbeval.tasks.ruler.drafts import Generator
-from sbeval.tasks.ruler.fit import Fit, Fitter, needs_at_least
-from sbeval.tasks.ruler.fitted import FittedSamples
-from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, RunOptions, run_options, task_metadata
-from sbeval.tasks.ruler.prompt import PROMPT_MARK, Frame, prompt_text, rendered_frame
-from sbeval.tasks.ruler.scoring import parse_answer, string_match_all
-from sbeval.tasks.ruler.tokens import TokenCounter, load_counter
+from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, prompt_text, rendered_frame
+from sbeval.tasks.ruler.fit import Fit, FittedSamples, Fitter, needs_at_least
+from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, Choices, RunOptions, run_options, task_metadata
+from sbeval.tasks.ruler.scores import parse_answer, string_match_all
 from sbeval.tasks.ruler.wording import lm_eval_version
+from sbeval.tasks.tokens import TokenCounter, load_counter
 
 log = logging.getLogger(__name__)
 

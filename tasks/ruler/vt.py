@@ -7,14 +7,14 @@ import random
 import string
 from collections.abc import Sequence
 
-from sbeval.tasks.ruler.choices import Choices
+from sbeval.tasks.draws import seeded_random
 from sbeval.tasks.ruler.drafts import HaystackDraft, Insert
-from sbeval.tasks.ruler.essays import load_essays
 from sbeval.tasks.ruler.haystacks import Haystack, NoiseHaystack
 from sbeval.tasks.ruler.niah import DEPTHS
-from sbeval.tasks.ruler.seeding import seeded_random
-from sbeval.tasks.ruler.tokens import TokenCounter
+from sbeval.tasks.ruler.options import Choices
+from sbeval.tasks.ruler.texts import load_essays
 from sbeval.tasks.ruler.wording import niah_wording, vt_wording
+from sbeval.tasks.tokens import TokenCounter
 
 DEMONSTRATION_TOKENS = 500
 _LEAST_DEMONSTRATION_LINES, _LEAST_DEMONSTRATION_WORDS = 5, 50

@@ -12,8 +12,8 @@ from lm_eval.api.instance import Instance
 
 from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, token_key, tokenize_corpus
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.nested_windows import share_windows
-from sbeval.token_logprobs import TokenLogprobsRequest
+from sbeval.model_adapters.sharing import share_windows
+from sbeval.scoring.requests import TokenLogprobsRequest
 from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
 
 # start, context length, scored: one text at three lengths in disjoint windows, and a lead-in of its own

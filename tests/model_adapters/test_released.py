@@ -11,7 +11,7 @@ import torch
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.scoring_lm import ScoringLM
+from sbeval.model_adapters.scoring import ScoringLM
 from tests.checkpoints import test_moduleformer
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save
 from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.shared_prefixes import Worthwhile, shared_prefixes
+from sbeval.model_adapters.sharing import Worthwhile, shared_prefixes
 from tests.model_adapters.small import Checkpoints, english, instances
 
 CONTEXT = english()[:160]

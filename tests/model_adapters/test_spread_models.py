@@ -7,8 +7,8 @@ import pytest
 import torch
 from accelerate.hooks import attach_align_device_hook_on_blocks
 
-from sbeval.model_adapters.faster import make_faster
-from sbeval.scoring import TokenScorer
+from sbeval.model_adapters.speed.faster import make_faster
+from sbeval.scoring.scorer import TokenScorer
 from tests.model_adapters.small import odd
 
 TOKENS = torch.arange(40)[None]

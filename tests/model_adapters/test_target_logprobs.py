@@ -12,7 +12,7 @@ from lm_eval.api.instance import Instance
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.target_logprobs import TargetLogprobs, TargetSequence, keep_sequences, resolve_sequence
+from sbeval.scoring.requests import TargetLogprobs, TargetSequence, keep_sequences, resolve_sequence
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from lm_eval.api.model import CachingLM
 from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, resolve_tokens, token_key, tokenize_corpus
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.token_logprobs import TokenLogprobs, TokenLogprobsRequest
+from sbeval.scoring.requests import TokenLogprobs, TokenLogprobsRequest
 from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
 
 WINDOWS = [(0, 40, 40), (7, 16, 3), (90, 300, 7), (200, 40, 1), (50, 16, 16)]  # start, context length, scored

@@ -13,9 +13,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import DoesNotFit
-from sbeval.model_adapters.meter import Meter
+from sbeval.model_adapters.session import Meter
 from sbeval.model_adapters.windows import RunScores, rolling_windows, score_windows, window
-from sbeval.scoring import PendingScores, TokenScorer
+from sbeval.scoring.scorer import PendingScores, TokenScorer
 
 
 @settings(max_examples=100, deadline=None)

@@ -26,7 +26,7 @@ from result_files import (
     write_run,
 )
 
-from sbeval.records import ModelRecord, TaskRecord, metric_key
+from sbeval.results.records import ModelRecord, TaskRecord, metric_key
 
 LENGTHS = [256 << step for step in range(9)]
 SCHEMES = sorted(

@@ -1,4 +1,4 @@
-"""Writes result and samples files as lm-eval 0.4.13 lays them out, with the facts `sbeval.records` defines.
+"""Writes result and samples files as lm-eval 0.4.13 lays them out, with the facts `sbeval.results.records` defines.
 
 The curves follow a small measured pair (training length 1024): stick-breaking keeps falling, RoPE breaks at twice the
 training length. Documents differ in size and difficulty, and each keeps its own level at every length.
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sbeval.records import ClusterSums, ModelRecord, TaskRecord, metric_key
+from sbeval.results.records import ClusterSums, ModelRecord, TaskRecord, metric_key
 
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
 CURVES = {

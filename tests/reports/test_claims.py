@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from sbeval.reports.claims import length_claims
-from sbeval.reports.samples import DocumentSums
+from sbeval.reports.analyse.claims import length_claims
+from sbeval.reports.read.samples import DocumentSums
 
 LENGTHS = [256, 512, 1024, 2048, 4096]
 

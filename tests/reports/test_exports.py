@@ -9,9 +9,9 @@ from experiment_files import write_everything, write_extension
 from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.reports import build_report
-from sbeval.reports.latex import latex_text
-from sbeval.reports.markdown import markdown_text
-from sbeval.reports.published import published_tables
+from sbeval.reports.sections.tables import published_tables
+from sbeval.reports.write.latex import latex_text
+from sbeval.reports.write.markdown import markdown_text
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,16 @@ from experiment_files import mqrar_task, write_everything
 from result_files import CURVES, LENGTHS, model_record, perplexity_task, position_task, ruler_task, write_run
 
 from sbeval.reports import load_results
+from sbeval.reports.analyse.panels import perplexity_panels
+from sbeval.reports.analyse.positions import PositionBand
 from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.curves import curve_figure
 from sbeval.reports.figures.labels import end_labels, nice_domain, spread
 from sbeval.reports.figures.positions import difference_to_baseline
 from sbeval.reports.figures.theme import looks
-from sbeval.reports.html import text
-from sbeval.reports.panels import perplexity_panels
-from sbeval.reports.position_sums import PositionBand
-from sbeval.reports.section_tables import tables_section
-from sbeval.reports.sections import Drawing
+from sbeval.reports.sections.section import Drawing
+from sbeval.reports.sections.tables import tables_section
+from sbeval.reports.write.html import text
 
 
 def drawings(folder: Path) -> dict[str, Drawing]:

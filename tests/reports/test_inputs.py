@@ -5,11 +5,11 @@ import pytest
 from result_files import model_record, ordinary_task, write_run
 
 from sbeval.reports import compare, load_results
+from sbeval.reports.analyse.seeds import pool_seeds
+from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.assemble import assemble
-from sbeval.reports.input_limits import text_length
-from sbeval.reports.sections import Section
-from sbeval.reports.seeds import pool_seeds
-from sbeval.reports.suite import SuiteRow, suite_rows
+from sbeval.reports.read.runs import text_length
+from sbeval.reports.sections.section import Section
 
 
 def write(folder: Path, attention: str, longest: int | None, value: float, **changes: Any) -> None:

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 from result_files import RULER_TASKS, model_record, ruler_task, write_run
 
 from sbeval.reports import build_report, load_results
-from sbeval.reports.ruler import (
+from sbeval.reports.analyse.ruler import (
     WEIGHTED_LENGTHS,
     absolute_effective_length,
     average,
+    averaged_alike,
     relative_effective_length,
     ruler_scores,
     short_name,
     weighted_averages,
 )
-from sbeval.reports.ruler_averages import averaged_alike
 
 
 @pytest.mark.parametrize("task", ["vt", "ruler_vt", "sb_ruler_vt"])

@@ -6,10 +6,10 @@ from experiment_files import LENGTHS, SCHEMES, scheme_curve, scheme_model, write
 from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.reports import build_report, load_results
-from sbeval.reports.panels import perplexity_panels
-from sbeval.reports.seeds import pool_seeds
-from sbeval.reports.selection import restrict
-from sbeval.reports.table import Results
+from sbeval.reports.analyse.panels import perplexity_panels
+from sbeval.reports.analyse.seeds import pool_seeds
+from sbeval.reports.analyse.selection import restrict
+from sbeval.reports.read.results import Results
 
 
 def write_seed(folder: Path, seed: int, *, lengths: int = 9, **changes: object) -> None:

@@ -7,12 +7,12 @@ from result_files import CURVES, model_record, ordinary_task, perplexity_task, w
 
 from sbeval.errors import UserError
 from sbeval.reports import load_results
+from sbeval.reports.analyse.findings import setting_facts
+from sbeval.reports.analyse.panels import perplexity_panels
+from sbeval.reports.analyse.selection import choose_baseline, restrict
 from sbeval.reports.figures.theme import DARK, LIGHT, looks, within
-from sbeval.reports.findings import setting_facts
-from sbeval.reports.names import telling_name
-from sbeval.reports.panels import perplexity_panels
-from sbeval.reports.selection import choose_baseline, restrict
-from sbeval.reports.table import Results
+from sbeval.reports.read.fields import telling_name
+from sbeval.reports.read.results import Results
 
 
 def write(folder: Path, attention: str, **changes: object) -> None:

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sbeval.reports.statistics import (
+from sbeval.reports.analyse.statistics import (
     believed_error,
     graded_errors,
     share_interval,

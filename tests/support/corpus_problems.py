@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 import sbeval.tasks
 from sbeval.corpora import Corpus, make_document, resolve_tokens
-from sbeval.token_logprobs import TokenLogprobs
+from sbeval.scoring.requests import TokenLogprobs
 
 BOS, EOS = 0, 1
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "old", "towers", "keep", "bells"]

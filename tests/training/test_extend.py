@@ -11,16 +11,16 @@ from training_problems import CONTEXT_TOKENS, save_tiny_llama, tiny_extension, t
 from transformers import AutoTokenizer
 
 from sbeval.checkpoints.load import load_checkpoint
+from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.errors import UserError
 from sbeval.models import SbevalForCausalLM, held_rope_frequencies
 from sbeval.models.rope import parse_rope_scaling
 from sbeval.training.document_loss import DocumentMaskedLoss, bucketed_loss, segments
 from sbeval.training.extend import extend, main
 from sbeval.training.settings import OptimizationSettings
-from sbeval.training.tokenizer import load_tokenizer, save_tokenizer
+from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
-from sbeval.weight_files import weights_sha256
 
 
 @pytest.fixture(scope="module", params=["stickbreaking", "rope"])
@@ -243,7 +243,7 @@ def test_rope_scaling_needs_rope_and_arrays_need_the_same_tokenizer(tmp_path, pa
     if not is_rope(parent):
         with pytest.raises(UserError, match=r"rotary|RoPE"):
             main([*arguments, "--rope-scaling", "dynamic:4"])
-    from sbeval.training.tokenizer import train_tokenizer
+    from sbeval.training.text.tokenizer import train_tokenizer
 
     other = tmp_path / "other"
     other.mkdir()

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbeval.archives import unpack
+from sbeval.corpora.archives import unpack
 from sbeval.errors import UserError
-from sbeval.training.corpus import download, is_hand_written
 from sbeval.training.prepare import DataRecipe, prepare
 from sbeval.training.recipe import load_recipe
+from sbeval.training.text.corpus import download, is_hand_written
 from sbeval.training.tokenised import tokenise
 from sbeval.training.windows import load_arrays
 

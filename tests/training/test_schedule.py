@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbeval.training.schedule import cosine, extension, warmup_stable_decay
+from sbeval.training.trainer import cosine, extension, warmup_stable_decay
 
 
 @pytest.mark.parametrize("schedule", [cosine, warmup_stable_decay, extension])

@@ -11,7 +11,7 @@ from training_processes import run_processes
 from sbeval.errors import UserError
 from sbeval.training.extend import extend, main
 from sbeval.training.settings import OptimizationSettings
-from sbeval.training.tokenizer import load_tokenizer, save_tokenizer
+from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.train import train
 
 

@@ -11,7 +11,7 @@ from lm_eval.tasks import TaskManager
 from sbeval import plugin
 from sbeval.corpora import store
 from sbeval.errors import UserError
-from sbeval.token_logprobs import TokenLogprobs
+from sbeval.scoring.requests import TokenLogprobs
 
 
 @pytest.fixture(autouse=True)

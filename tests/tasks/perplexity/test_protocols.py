@@ -15,8 +15,8 @@ from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, ma
 import sbeval.tasks
 from sbeval.corpora import store
 from sbeval.errors import UserError
-from sbeval.intervals import ratio_interval
-from sbeval.records import TaskRecord, parse_metric_key
+from sbeval.results.intervals import ratio_interval
+from sbeval.results.records import TaskRecord, parse_metric_key
 
 LENGTHS = [8, 16, 64]
 

@@ -15,8 +15,8 @@ from ruler_problems import KINDS, load_task, prompts, write_inputs
 
 import sbeval.tasks
 from sbeval.errors import UserError
-from sbeval.records import TaskRecord
-from sbeval.target_logprobs import TargetLogprobs, TargetSequence, resolve_sequence
+from sbeval.results.records import TaskRecord
+from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ruler_problems import KINDS, TASKS, load_task, prompts
 
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.prompt import Frame, prompt_text
+from sbeval.tasks.ruler.drafts import Frame, prompt_text
 
 LONGEST = 131_072
 

@@ -17,9 +17,9 @@ from ruler_problems import TASKS, load_task
 
 import sbeval.tasks
 from sbeval.errors import UserError
-from sbeval.records import TaskRecord
+from sbeval.results.records import TaskRecord
 from sbeval.tasks.ruler import wording
-from sbeval.tasks.ruler.prompt import Frame
+from sbeval.tasks.ruler.drafts import Frame
 
 
 class Reader(PartialModel):

@@ -9,8 +9,8 @@ from fresh_process import run
 from ruler_problems import TASKS
 
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.missing import OFFLINE_TASKS
-from sbeval.tasks.ruler.preflight import check_corpora
+from sbeval.tasks.ruler.corpora import check_corpora
+from sbeval.tasks.ruler.texts import OFFLINE_TASKS
 
 SBEVAL = Path(sys.executable).with_name("sbeval")
 OFFLINE = set(OFFLINE_TASKS.replace(" and ", ", ").split(", "))

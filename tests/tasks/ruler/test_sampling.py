@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruler_problems import TASKS, load_task, prompts
 
-from sbeval.tasks.ruler.prompt import Frame
-from sbeval.tasks.ruler.seeding import seeded_order, seeded_ranks
+from sbeval.tasks.draws import seeded_order, seeded_ranks
+from sbeval.tasks.ruler.drafts import Frame
 
 LENGTHS = [2600, 4000]
 

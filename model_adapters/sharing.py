@@ -1,0 +1,195 @@
+"""Inputs that begin alike, such as the choices of a question or questions after the same examples: read once.
+
+The model reads what a group of inputs has in common and keeps its keys and values; each input then goes on from there,
+in batches.
+
+A causal model gives the first tokens of a window the same log-probabilities however far the window goes on, so of
+windows that begin at the same token the longest is run, and the shorter ones read their scores off it. This does not
+hold where RoPE's frequencies depend on the length; such windows are run one by one.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory, run_in_batches
+from sbeval.model_adapters.session import Meter
+from sbeval.model_adapters.windows import LoadedWindow, RunScores, score_batch
+from sbeval.scoring.requests import TokenLogprobsRequest
+from sbeval.scoring.scorer import Prefix, TokenScorer
+
+_BIG_ENDIAN = np.dtype(">u4")
+
+
+class Worthwhile(NamedTuple):
+    """From where on reading a prefix by itself costs less than reading it again.
+
+    Attributes:
+        prefix_tokens: shortest prefix.
+        saved_tokens: fewest tokens not read again, over all inputs of a group.
+    """
+
+    prefix_tokens: int
+    saved_tokens: int
+
+
+ON_CPU = Worthwhile(32, 32)
+ON_GPU = Worthwhile(256, 8192)
+
+
+class SharedPrefix(NamedTuple):
+    """Inputs that begin with the same tokens.
+
+    Attributes:
+        length: how many tokens they share, all before the first scored position of each.
+        members: indices of the inputs.
+    """
+
+    length: int
+    members: list[int]
+
+
+def shared_prefixes(
+    inputs: Sequence[Sequence[int]], scored_from: Sequence[int], worthwhile: Worthwhile
+) -> list[SharedPrefix]:
+    """Groups inputs by what they have in common, longest prefix first; an input may be in no group.
+
+    Inputs are sorted and looked at one after another: one joins the group before it where that leaves at least as many
+    tokens unread. A group goes without inputs more than twice as long as its prefix, which gain little.
+
+    Args:
+        inputs: tokens of each model input.
+        scored_from: position of each input's first scored output; it and what follows is never shared.
+        worthwhile: the smallest group.
+    """
+    # as bytes in which the most significant comes first, inputs sort and compare as their tokens do, only faster
+    packed = [np.asarray(tokens, dtype=_BIG_ENDIAN).tobytes() for tokens in inputs]
+    order = sorted(range(len(inputs)), key=lambda index: packed[index])
+    groups: list[SharedPrefix] = []
+    for index in order:
+        own = scored_from[index]
+        if groups:
+            length, members = groups[-1]
+            common = min(length, own, _common(packed[members[-1]], packed[index]))
+            if common >= worthwhile.prefix_tokens and len(members) * common >= (len(members) - 1) * length:
+                groups[-1] = SharedPrefix(common, [*members, index])
+                continue
+        groups.append(SharedPrefix(own, [index]))
+    kept = []
+    for length, members in groups:
+        near = [index for index in members if len(inputs[index]) <= 2 * length]
+        if (len(near) - 1) * length >= max(1, worthwhile.saved_tokens):
+            kept.append(SharedPrefix(length, near))
+    return sorted(kept, key=lambda group: -group.length)
+
+
+def score_after_prefixes(
+    groups: Sequence[SharedPrefix],
+    windows: Sequence[LoadedWindow],
+    scorer: TokenScorer,
+    *,
+    device: torch.device,
+    max_rows: int | None,
+    max_tokens: int,
+    hold: Callable[[int], AbstractContextManager[None]],
+    meter: Meter,
+    done: Callable[[int, list[RunScores]], None],
+) -> None:
+    """Scores the windows of each group after its prefix, and calls `done(index, scores of each run)` for each.
+
+    Stops early where the model cannot go on from a prefix or memory runs out; what is left is to be run whole.
+    """
+
+    def read(group: SharedPrefix) -> Prefix | None:
+        started = time.perf_counter()
+        first = windows[group.members[0]].inputs
+        with hold(len(first)):
+            prefix = scorer.read(torch.from_numpy(first[: group.length]).to(device))
+        if prefix is not None:
+            meter.add(group.length, time.perf_counter() - started)
+        return prefix
+
+    def go_on(batch: Sequence[int], length: int, prefix: Prefix) -> None:
+        started = time.perf_counter()
+        rest = [LoadedWindow(windows[index].inputs[length:], windows[index].target_runs) for index in batch]
+        with hold(len(windows[batch[0]].inputs)):
+            scores = score_batch(rest, scorer, device, after=prefix)
+        meter.add(sum(len(window.inputs) for window in rest), time.perf_counter() - started)
+        for index, runs in zip(batch, scores, strict=True):
+            done(index, runs)
+
+    for group in groups:
+        try:
+            prefix = read(group)
+            if prefix is None:
+                return
+            run_in_batches(
+                sorted(group.members, key=lambda index: -len(windows[index].inputs)),
+                functools.partial(go_on, length=group.length, prefix=prefix),
+                length_tokens=lambda index: len(windows[index].inputs),
+                max_rows=max_rows,
+                max_tokens=max_tokens,
+            )
+        except (RuntimeError, MemoryError, DoesNotFit) as error:
+            if not isinstance(error, DoesNotFit) and not out_of_memory(error):
+                raise
+            prefix = None
+            free_memory()
+            return
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many tokens two packed inputs share at their beginning."""
+    low, high = 0, min(len(one), len(other)) // _BIG_ENDIAN.itemsize
+    while low < high:  # they agree up to `low` and differ before `high + 1`
+        middle = (low + high + 1) // 2
+        part = slice(low * _BIG_ENDIAN.itemsize, middle * _BIG_ENDIAN.itemsize)
+        low, high = (middle, high) if one[part] == other[part] else (low, middle - 1)
+    return low
+
+
+class SharedWindow(NamedTuple):
+    """One window to run, and whose scores lie in it.
+
+    Attributes:
+        run: the window; it scores every target that a member asks for.
+        members: requests, each with the slice of the run's scores that is its own.
+    """
+
+    run: TokenLogprobsRequest
+    members: list[tuple[TokenLogprobsRequest, slice]]
+
+
+def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> list[SharedWindow]:
+    """Returns the windows to run, in the order of their first requests.
+
+    Args:
+        requests: what is asked for, each once.
+        nested: whether a shorter window may be read off a longer one with the same lead-in and first target.
+    """
+    groups: dict[object, list[TokenLogprobsRequest]] = {}
+    for request in requests:
+        text, _, stop = request.key.rpartition(":")
+        groups.setdefault((text, request.lead_in) if nested and stop else request, []).append(request)
+    return [_shared(group) for group in groups.values()]
+
+
+def _shared(group: list[TokenLogprobsRequest]) -> SharedWindow:
+    longest = max(group, key=lambda request: request.context_length)
+    first = min(request.context_length - request.scored for request in group)
+    run = longest._replace(scored=longest.context_length - first)
+    return SharedWindow(
+        run,
+        [
+            (
+                request,
+                slice(request.context_length - request.scored - first, request.context_length - first),
+            )
+            for request in group
+        ],
+    )

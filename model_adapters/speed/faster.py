@@ -1,0 +1,62 @@
+"""Makes a loaded model faster on a GPU without changing what it computes, and checks that on a short input."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbeval.model_adapters.speed.linear import AlignedLinear, align_linears
+from sbeval.model_adapters.speed.long_attention import fuse_long_attention
+from sbeval.model_adapters.speed.mlp import fuse_mlps
+from sbeval.model_adapters.speed.norm import fuse_norms
+from sbeval.model_adapters.speed.replacing import give_back_forwards, same_but_for_rounding
+from sbeval.model_adapters.speed.rotation import fuse_rotations
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE_TOKENS = 16
+
+
+@torch.no_grad()
+def make_faster(model: nn.Module) -> bool:
+    """Pads unaligned linear maps, fuses norms, MLPs and rotations, and lets attention choose a kernel for long texts.
+
+    A model that then differs gets its own parts back.
+
+    Args:
+        model: a causal language model where it will run.
+
+    Returns:
+        Whether anything was replaced for good.
+    """
+    expected = _logits(model)
+    if expected is None:
+        return False
+    norms = fuse_norms(model)
+    aligned = align_linears(model)
+    mlps = fuse_mlps(model)
+    rotations = fuse_rotations(model)
+    attentions = fuse_long_attention(model)  # after the rotations, whose copies it copies
+    if not (norms or aligned or mlps or rotations or attentions):
+        return False
+    found = _logits(model)
+    if found is not None and same_but_for_rounding(found, expected):
+        return True
+    give_back_forwards([*rotations, *attentions])
+    for name, module in {**mlps, **norms}.items():
+        model.set_submodule(name, module)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, AlignedLinear):
+            model.set_submodule(name, module.plain())
+    logger.warning("%s is run as it is: with padded and fused parts it differs", type(model).__name__)
+    return False
+
+
+def _logits(model: Any) -> Tensor | None:
+    tokens = torch.arange(_SAMPLE_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
+    try:
+        logits: Tensor = model(input_ids=tokens).logits
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return None
+    return logits

@@ -1,0 +1,62 @@
+"""Parts of a loaded model that another part stands in for, and whether the two agree but for rounding."""
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Forward = Callable[..., Any]
+
+
+def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module | None]) -> dict[str, nn.Module]:
+    """Puts what `stand_in` returns in place of each module it does not return None for, and returns those replaced."""
+    replaced: dict[str, nn.Module] = {}
+    for name, module in list(model.named_modules()):
+        other = stand_in(module)
+        if other is not None:
+            model.set_submodule(name, other)
+            replaced[name] = module
+    return replaced
+
+
+def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) -> Forward | None:
+    """Returns a copy of a function in which a name of its file means something else.
+
+    Args:
+        forward: the function, which stays as it is.
+        name: a global name.
+        stand_in: from what the name means to what it shall mean; None where there is nothing to stand in.
+
+    Returns:
+        The copy, or None where the function does not use the name or there is no stand-in.
+    """
+    if not isinstance(forward, types.FunctionType) or name not in forward.__code__.co_names:
+        return None
+    own = forward.__globals__.get(name)
+    other = None if own is None else stand_in(own)
+    if other is None:
+        return None
+    names = {**forward.__globals__, name: other}
+    names.pop("__name__", None)  # by which torch.compile would look names up in the file itself
+    copied = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    copied.__kwdefaults__ = forward.__kwdefaults__
+    return functools.update_wrapper(copied, forward)
+
+
+def give_back_forwards(modules: list[nn.Module]) -> None:
+    """Gives modules the forward of their class again."""
+    for module in modules:
+        vars(module).pop("forward", None)
+
+
+def same_but_for_rounding(found: Tensor, expected: Tensor) -> bool:
+    """Whether `found` is `expected` within the error of its dtype, relative to its largest value."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    # as `sbeval.scoring.scorer` compares a model's two halves with the whole
+    rounding = torch.finfo(expected.dtype).eps ** (1.0 if expected.dtype.itemsize < 4 else 0.75)
+    near = 8 * rounding * float(expected.nan_to_num().abs().max())
+    return torch.allclose(found.double(), expected.double(), rtol=0.0, atol=near, equal_nan=True)

@@ -1,0 +1,226 @@
+"""The summary in words: computed sentences about each setting, used by the page and the Markdown file alike."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from sbeval.reports.analyse.claims import TOO_FEW, LengthClaims, LengthDifference
+from sbeval.reports.analyse.panels import CORPUS_WORDS
+from sbeval.reports.read.fields import shown_name
+from sbeval.reports.read.settings import Setting, length_text, rope_scaling_text
+from sbeval.results.intervals import MINIMUM_CLUSTERS
+
+_SCHEME_WORDS = {
+    "stickbreaking": "stick-breaking attention",
+    "rope": "softmax attention, RoPE",
+    "nope": "softmax attention, no positions",
+    "alibi": "softmax attention, ALiBi",
+    "fire": "softmax attention, FIRE",
+}
+
+
+_TASKS_AT_MOST = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Headline:
+    """A large number with its meaning."""
+
+    value: str
+    meaning: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What is said about one setting.
+
+    Attributes:
+        label: the setting.
+        facts: what it is, in a few words.
+        headlines: the numbers people look for first.
+        sentences: what the measurements allow to be said.
+    """
+
+    label: str
+    facts: str
+    headlines: tuple[Headline, ...]
+    sentences: tuple[str, ...]
+
+
+def setting_facts(setting: Setting) -> str:
+    """Describes a setting in a few words: scheme, size, training length, extension."""
+    model = setting.model
+    parts = [_SCHEME_WORDS.get(model.attention or "", model.attention or "attention not recorded")]
+    if model.sliding_window:
+        parts.append(f"window {length_text(model.sliding_window)}")
+    if scaling := rope_scaling_text(model.rope_scaling):
+        parts.append(scaling)
+    if model.parameters:
+        parts.append(f"{parameters_text(model.parameters)} parameters")
+    if model.training_length_tokens:
+        parts.append(f"trained at {length_text(model.training_length_tokens)}")
+    else:
+        parts.append("training length not recorded")
+    if setting.seeds > 1:
+        parts.append(f"mean of {setting.seeds} training seeds")
+    if model.extended_from:
+        parts.append(f"extended from {setting.parent or model.extended_from.get('name', 'a parent not named')}")
+    return ", ".join(parts)
+
+
+def parameters_text(parameters: int) -> str:
+    """Writes a parameter count as people say it: 4.3M, 367M, 1.2B."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if parameters >= unit:
+            value = parameters / unit
+            return f"{value:.1f}{name}" if value < 100 else f"{value:.0f}{name}"
+    return str(parameters)
+
+
+def find(
+    settings: Sequence[Setting],
+    claims: Mapping[tuple[str, str, str], LengthClaims],
+    effective_lengths: Mapping[str, Sequence[str]],
+) -> list[Finding]:
+    """Writes the findings.
+
+    Args:
+        settings: all settings.
+        claims: (setting label, corpus, protocol) to what its lengths show.
+        effective_lengths: setting label to ready sentences on RULER.
+    """
+    findings = []
+    for setting in settings:
+        own = {key[1:]: claim for key, claim in claims.items() if key[0] == setting.label}
+        identical = {corpus: claim for (corpus, protocol), claim in own.items() if protocol == "fixed_target"}
+        sentences = [_context_sentence(corpus, claim) for corpus, claim in identical.items()]
+        sentences += _stream_sentences(own, identical)
+        sentences += effective_lengths.get(setting.label, ())
+        usable = [claim for claim in identical.values() if not claim.obstacle]
+        findings.append(
+            Finding(
+                label=setting.label,
+                facts=setting_facts(setting),
+                headlines=_headlines(usable[0]) if usable else (),
+                sentences=tuple(sentences) or (_nothing_claimed(setting),),
+            )
+        )
+    return findings
+
+
+def _nothing_claimed(setting: Setting) -> str:
+    names = list(dict.fromkeys(shown_name(task.name) for run in setting.runs for task in run.tasks))
+    named = ", ".join(names if len(names) <= _TASKS_AT_MOST else names[: _TASKS_AT_MOST - 1])
+    more = f" and {len(names) - _TASKS_AT_MOST + 1} more" if len(names) > _TASKS_AT_MOST else ""
+    return f"No perplexity or RULER score against context length; its runs measured {named}{more}."
+
+
+def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
+    longest = length_text(max(claim.lengths))
+    lowers = "none"
+    if claim.lowers_to_tokens:
+        lowers = ("≥ " if claim.lowers_to_tokens == max(claim.lengths) else "") + length_text(claim.lowers_to_tokens)
+    headlines = [Headline(value=lowers, meaning="longest context that still lowers NLL")]
+    if claim.reference_tokens is not None:
+        value = length_text(claim.raises_from_tokens) if claim.raises_from_tokens else f"> {longest}"
+        meaning = f"first context worse than {length_text(claim.reference_tokens)}"
+        headlines.append(Headline(value=value, meaning=meaning))
+    return tuple(headlines)
+
+
+def _context_sentence(corpus: str, claim: LengthClaims) -> str:
+    where = f"On identical targets ({CORPUS_WORDS.get(corpus, corpus)}"
+    if claim.obstacle:
+        return f"{where}): {_without_claim(claim)}."
+    longest = max(claim.lengths)
+    start = f"{where}, {claim.clusters} documents), "
+    if claim.lowers_to_tokens is None:
+        first = "more context does not lower NLL measurably"
+    elif claim.lowers_to_tokens == longest:
+        first = f"more context lowers NLL all the way to {length_text(longest)}, the longest evaluated"
+    else:
+        further = "" if claim.raises_from_tokens else " and no further measurably"
+        first = f"more context lowers NLL up to {length_text(claim.lowers_to_tokens)}{further}"
+    if claim.reference_tokens is None:
+        return f"{start}{first}; {_no_reference(claim)}."
+    reference = length_text(claim.reference_tokens)
+    if longest == claim.reference_tokens:
+        return f"{start}{first}; no length beyond the training length was evaluated."
+    if claim.raises_from_tokens is None:
+        last = claim.differences[-1]
+        return (
+            f"{start}{first}; no length up to {length_text(longest)} is worse than {reference} ({_minus(last, claim)})."
+        )
+    worse = next(item for item in claim.differences if item.context_length_tokens == claim.raises_from_tokens)
+    return (
+        f"{start}{first}; from {length_text(claim.raises_from_tokens)} on, NLL is above its value at {reference} "
+        f"({_minus(worse, claim)}){_recovery(claim)}."
+    )
+
+
+def _no_reference(claim: LengthClaims) -> str:
+    if claim.training_length_tokens is None:
+        return "its training length is not recorded, so no length is compared with it"
+    return f"no length up to its training length of {length_text(claim.training_length_tokens)} was evaluated"
+
+
+def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
+    longer, reference = difference.context_length_tokens, claim.reference_tokens or 0
+    return f"{length_text(longer)} minus {length_text(reference)}: {difference_text(difference)} nats per token"
+
+
+def _without_claim(claim: LengthClaims) -> str:
+    """What is seen where nothing can be claimed."""
+    if claim.obstacle != TOO_FEW:
+        return f"nothing can be said, because {claim.obstacle}"
+    documents = "1 document" if claim.clusters == 1 else f"{claim.clusters} documents"
+    enough = f"intervals need {MINIMUM_CLUSTERS} documents scored at every length, and there are {claim.clusters}"
+    if claim.clusters == 1:
+        enough = enough.replace("there are", "there is")
+    if not claim.differences or claim.reference_tokens is None:
+        return f"nothing can be said, because {enough}"
+    last = claim.differences[-1]
+    side = "lower" if last.estimate < 0 else "higher"
+    return (
+        f"in {documents}, NLL at {length_text(last.context_length_tokens)} is {abs(last.estimate):.2f} nats per token "
+        f"{side} than at {length_text(claim.reference_tokens)}; nothing is claimed, because {enough}"
+    )
+
+
+def _recovery(claim: LengthClaims) -> str:
+    later = [item for item in claim.differences if item.context_length_tokens > (claim.raises_from_tokens or 0)]
+    again = [length_text(item.context_length_tokens) for item in later if item.low <= 0]
+    return f", but not measurably at {', '.join(again)}" if again else ""
+
+
+def difference_text(difference: LengthDifference) -> str:
+    """Writes a difference with its simultaneous interval."""
+    text = f"{difference.estimate:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Mapping[str, LengthClaims]) -> list[str]:
+    sentences = []
+    for (corpus, protocol), claim in own.items():
+        if protocol == "fixed_target":
+            continue
+        where = f"In {protocol.replace('_', ' ')} windows ({CORPUS_WORDS.get(corpus, corpus)})"
+        if claim.obstacle:
+            if corpus not in identical:
+                sentences.append(f"{where}: {_without_claim(claim)}.")
+            continue
+        if claim.reference_tokens is None:
+            sentences.append(f"{where}: {_no_reference(claim)}.")
+            continue
+        reference = length_text(claim.reference_tokens)
+        if claim.raises_from_tokens:
+            from_there = length_text(claim.raises_from_tokens)
+            verdict = f"NLL is above its value at {reference} from {from_there} on{_recovery(claim)}"
+        elif max(claim.lengths) == claim.reference_tokens:
+            verdict = "no length beyond the training length was evaluated"
+        else:
+            verdict = (
+                f"NLL is nowhere measurably above its value at {reference}, up to {length_text(max(claim.lengths))}"
+            )
+        caveat = "" if corpus in identical else "; this alone does not show that context is used"
+        sentences.append(f"{where}, {verdict}{caveat}.")
+    return sentences

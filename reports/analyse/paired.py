@@ -1,0 +1,109 @@
+"""Differences between two models on the same samples: ordinary tasks and RULER."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.reports.analyse.ruler import TASKS, short_name
+from sbeval.reports.analyse.statistics import CONFIDENCE, graded_errors, simultaneous_band
+from sbeval.reports.read.fields import context_metric
+from sbeval.reports.read.sample_scores import MetricKey, SampleKey, SampleScores
+from sbeval.results.intervals import MINIMUM_CLUSTERS
+
+# scores such as the share of five answers found differ by few values; a log-likelihood differs by as many as samples
+_MOST_GRADES = 21
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PairedDifference:
+    """One model minus another on the same samples.
+
+    Attributes:
+        estimate: mean difference.
+        low: lower end of its 95% interval, NaN below 20 samples.
+        high: upper end.
+        samples: how many samples both have.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    samples: int
+
+
+def task_difference(
+    own: SampleScores, base: SampleScores, metric: MetricKey, *, confidence: float = CONFIDENCE
+) -> PairedDifference | None:
+    """Compares one metric of an ordinary task; None where the two share no sample."""
+    if metric not in own.scores or metric not in base.scores:
+        return None
+    mine, theirs = own.scores[metric], base.scores[metric]
+    keys = [key for key in mine if key in theirs]
+    if not keys:
+        return None
+    differences_CK = np.array([[mine[key] - theirs[key]] for key in keys])
+    return _differences(differences_CK, np.ones(len(keys)), confidence)[0]
+
+
+def ruler_differences(
+    own: Mapping[str, SampleScores], base: Mapping[str, SampleScores]
+) -> tuple[dict[int, PairedDifference], tuple[str, ...]]:
+    """Compares RULER's average over the tasks two models share, with a band simultaneous over the lengths.
+
+    Every task weighs the same, whatever its number of samples. Lengths count where every shared task has them. Samples
+    of all tasks are resampled together, so the spread between tasks widens the band: it errs on the wide side.
+
+    Args:
+        own: task to its samples' scores.
+        base: likewise, of the model that is subtracted.
+
+    Returns:
+        Context length to difference, and the tasks compared.
+    """
+    tasks = [task for task in own if short_name(task) in TASKS and task in base]
+    lengths = [set(_by_length(own[task])) & set(_by_length(base[task])) for task in tasks]
+    shared = sorted(set.intersection(*lengths)) if lengths else []
+    rows, weights, compared = [], [], []
+    for task in tasks:
+        mine, theirs = _by_length(own[task]), _by_length(base[task])
+        tables = [side[length] for side in (mine, theirs) for length in shared]
+        keys = [key for key in tables[0] if all(key in table for table in tables)] if tables else []
+        if keys:
+            found = np.array([[mine[length][key] - theirs[length][key] for length in shared] for key in keys])
+            rows.append(found)
+            weights.append(np.full(len(keys), 1 / len(keys)))
+            compared.append(task)
+    if not rows:
+        return {}, ()
+    weight = np.concatenate(weights)
+    compared_lengths = _differences(np.concatenate(rows), weight, CONFIDENCE)
+    return dict(zip(shared, compared_lengths, strict=True)), tuple(compared)
+
+
+def _by_length(scores: SampleScores) -> dict[int, Mapping[SampleKey, float]]:
+    found = {}
+    for (metric, _), values in scores.scores.items():
+        parsed = context_metric(metric)
+        if parsed is not None and parsed[0] == "score":
+            found[parsed[1]] = values
+    return found
+
+
+def _differences(
+    differences_CK: NDArray[np.float64], weights_C: NDArray[np.float64], confidence: float
+) -> Sequence[PairedDifference]:
+    graded = bool((np.abs(differences_CK) <= 1).all()) and len(np.unique(differences_CK)) <= _MOST_GRADES
+    band = simultaneous_band(
+        differences_CK * weights_C[:, None],
+        weights_C,
+        confidence=confidence,
+        minimum_clusters=MINIMUM_CLUSTERS,
+        least_errors_K=graded_errors(differences_CK, weights_C) if graded else None,
+    )
+    ends = [np.clip(end, -1, 1) if graded else end for end in (band.lows, band.highs)]
+    return [
+        PairedDifference(estimate=float(estimate), low=float(low), high=float(high), samples=len(weights_C))
+        for estimate, low, high in zip(band.estimates, *ends, strict=True)
+    ]

@@ -1,0 +1,220 @@
+"""RULER's averages over tasks, its weighted averages and effective context lengths.
+
+Lines on one axis are means over the same tasks, which decides the settings and tasks that one average may show.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from sbeval.reports.analyse.statistics import believed_error, share_interval
+from sbeval.reports.read.settings import length_text
+
+NIAH_TASKS = (
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+    "niah_multivalue",
+    "niah_multiquery",
+)
+TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", "qa_squad", "qa_hotpot")
+AVERAGES = {"all tasks": TASKS, "needle tasks": NIAH_TASKS, "variable tracking": ("vt",)}
+WEIGHTED_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
+
+ABSOLUTE_THRESHOLD = 0.856
+RELATIVE_THRESHOLD = 0.85
+NEAR_CHANCE = 0.10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EffectiveLength:
+    """An effective context length.
+
+    Attributes:
+        text: "<4K", "16K", ">64K" or "n/a".
+        reason: why it is "n/a", else empty.
+    """
+
+    text: str
+    reason: str = ""
+
+
+def short_name(task: str) -> str:
+    """Returns RULER's name of a task, whoever runs it: `sb_ruler_vt`, `ruler_vt` and `vt` are one."""
+    return task.removeprefix("sb_").removeprefix("ruler_")
+
+
+def ruler_scores(measurements: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of RULER's 13 tasks, with a column `ruler_task`; lm-eval's own where ours was not run."""
+    rows = measurements[(measurements["metric"] == "score") & measurements["context_length_tokens"].notna()].copy()
+    rows["ruler_task"] = rows["task"].map(short_name)
+    rows["samples"] = rows["samples"].where(rows["family"].notna())  # lm-eval's own tasks count all lengths together
+    lows, highs = share_interval(rows)
+    rows["stderr"] = believed_error(rows)
+    rows["ci95_low"], rows["ci95_high"] = rows["ci95_low"].fillna(lows), rows["ci95_high"].fillna(highs)
+    rows = rows[rows["ruler_task"].isin(TASKS)]
+    ours_first = rows["task"].str.startswith("sb_").sort_values(ascending=False, kind="stable").index
+    repeated = rows.loc[ours_first].duplicated(["setting", "ruler_task", "context_length_tokens"])
+    return rows[~repeated.reindex(rows.index)].reset_index(drop=True)
+
+
+def missing_tasks(scores: pd.DataFrame, setting: str) -> tuple[str, ...]:
+    """Returns those of the 13 tasks that a setting did not run at any length."""
+    run = set(scores[scores["setting"] == setting]["ruler_task"])
+    return tuple(task for task in TASKS if task not in run)
+
+
+def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
+    """Averages the tasks at every length where a setting has all the tasks it has at any length.
+
+    Returns:
+        Columns setting, context_length_tokens, value, ci95_low, ci95_high, tasks. The interval assumes independent
+        tasks; it is missing where a task has no standard error.
+    """
+    rows = []
+    chosen = scores[scores["ruler_task"].isin(tasks)]
+    for setting, own in chosen.groupby("setting", sort=False):
+        complete = own["ruler_task"].nunique()
+        for length, at_length in own.groupby("context_length_tokens"):
+            if at_length["ruler_task"].nunique() < complete:
+                continue
+            mean = float(at_length["value"].mean())
+            errors = at_length["stderr"].to_numpy(dtype=float)
+            half = 1.96 * math.sqrt(float((errors**2).sum())) / len(errors)
+            known = not math.isnan(half)
+            rows.append(
+                {
+                    "setting": setting,
+                    "context_length_tokens": length,
+                    "value": mean,
+                    "ci95_low": max(0.0, mean - half) if known else math.nan,
+                    "ci95_high": min(1.0, mean + half) if known else math.nan,
+                    "tasks": complete,
+                }
+            )
+    columns = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high", "tasks"]
+    return pd.DataFrame.from_records(rows, columns=columns)
+
+
+def by_length(table: pd.DataFrame, setting: str) -> dict[int, float]:
+    """Returns length to value for one setting, ascending."""
+    own = (table["setting"] == setting).to_numpy()
+    lengths, values = table["context_length_tokens"].to_numpy()[own], table["value"].to_numpy()[own]
+    return dict(sorted((int(length), float(value)) for length, value in zip(lengths, values, strict=True)))
+
+
+def absolute_effective_length(
+    scores: Mapping[int, float], threshold: float = ABSOLUTE_THRESHOLD, *, missing: Sequence[str] = ()
+) -> EffectiveLength:
+    """RULER's rule: the longest length such that every length up to it reaches the threshold.
+
+    The threshold is set for the mean of all 13 tasks, so nothing follows from fewer; `missing` names those not run.
+    """
+    if missing:
+        count = "one was" if len(missing) == 1 else f"{len(missing)} were"
+        return EffectiveLength(text="n/a", reason=f"it takes all {len(TASKS)} tasks, and {count} not run")
+    if not scores:
+        return EffectiveLength(text="n/a", reason="no score over all its tasks at one length")
+    return _last_passing(scores, threshold)
+
+
+def relative_effective_length(
+    scores: Mapping[int, float], training_length_tokens: int | None, share: float = RELATIVE_THRESHOLD
+) -> EffectiveLength:
+    """The longest length that keeps a share of the model's own score at no more than half its training length."""
+    if training_length_tokens is None:
+        return EffectiveLength(text="n/a", reason="the training length is not recorded")
+    short = [length for length in scores if length <= training_length_tokens / 2]
+    if not short:
+        limit = length_text(training_length_tokens // 2)
+        return EffectiveLength(text="n/a", reason=f"no score at {limit} or below, half its training length")
+    base = scores[max(short)]
+    if base < NEAR_CHANCE:
+        where = length_text(max(short))
+        return EffectiveLength(text="n/a", reason=f"the score at {where} ({base:.0%}) is near chance")
+    return _last_passing({length: score for length, score in scores.items() if length >= max(short)}, share * base)
+
+
+def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None:
+    """RULER's averages over 4K to 128K weighted up and down with length; None unless all six lengths are there."""
+    if any(length not in scores for length in WEIGHTED_LENGTHS):
+        return None
+    values = [scores[length] for length in WEIGHTED_LENGTHS]
+    up = range(1, len(values) + 1)
+    total = sum(up)
+    increasing = sum(weight * value for weight, value in zip(up, values, strict=True)) / total
+    decreasing = sum(weight * value for weight, value in zip(reversed(up), values, strict=True)) / total
+    return increasing, decreasing
+
+
+def _last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLength:
+    passing = None
+    for length in sorted(scores):
+        if scores[length] < threshold:
+            text = f"<{length_text(min(scores))}" if passing is None else length_text(passing)
+            return EffectiveLength(text=text)
+        passing = length
+    return EffectiveLength(text=f">{length_text(max(scores))}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Alike:
+    """Settings averaged over the same tasks.
+
+    Attributes:
+        tasks: the tasks averaged.
+        scores: the rows of the settings that ran all of them.
+        words: what the average is called where it is not over every task asked for.
+        explanation: which tasks it is over, and who is left out.
+    """
+
+    tasks: tuple[str, ...]
+    scores: pd.DataFrame
+    words: str
+    explanation: str
+
+
+def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
+    """Returns the averages that can be drawn: over all the tasks, and over those every setting ran where these differ.
+
+    Args:
+        scores: rows with columns setting and ruler_task.
+        tasks: the tasks to be averaged; settings that ran none of them are left aside.
+    """
+    own = scores[scores["ruler_task"].isin(tasks)]
+    ran = {str(setting): frozenset(rows["ruler_task"]) for setting, rows in own.groupby("setting", sort=False)}
+    if not ran:
+        return []
+    found = []
+    complete = [setting for setting, names in ran.items() if len(names) == len(tasks)]
+    if complete:
+        others = [setting for setting in ran if setting not in complete]
+        left_out = f" Left out, since they did not run them all: {', '.join(others)}." if others else ""
+        count = f"{len(tasks)} tasks" if len(tasks) > 1 else "one task"
+        found.append(
+            Alike(
+                tasks=tuple(tasks),
+                scores=own[own["setting"].isin(complete)],
+                words="",
+                explanation=f"Mean over {count}.{left_out}" if len(tasks) > 1 or left_out else "",
+            )
+        )
+    shared = tuple(task for task in tasks if all(task in names for names in ran.values()))
+    if shared and len(shared) < len(tasks):
+        count = f"{len(shared)} of {len(tasks)}"
+        counted = f"the {count} tasks" if len(shared) > 1 else f"the one of {len(tasks)} tasks"
+        everyone = "every model here ran" if len(ran) > 1 else "run"
+        found.append(
+            Alike(
+                tasks=shared,
+                scores=own[own["ruler_task"].isin(shared)],
+                words=f"{count} {'needle tasks' if all(task.startswith('niah') for task in tasks) else 'tasks'}",
+                explanation=f"Mean over {', '.join(shared)}: {counted} {everyone}.",
+            )
+        )
+    return found

@@ -1,0 +1,197 @@
+"""Ordinary tasks (accuracy, perplexity without a context length) side by side for all models."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from sbeval.reports.analyse.paired import task_difference
+from sbeval.reports.read.results import Results, records
+from sbeval.reports.read.runs import InputLimit, Run
+from sbeval.reports.read.sample_scores import SampleScores
+from sbeval.reports.read.settings import length_text
+
+_LOWER_IS_BETTER = ("perplexity", "nll", "bits_per_byte")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SuiteCell:
+    """One number with its standard error, NaN where unknown."""
+
+    value: float
+    stderr: float
+
+
+class SuiteDifference(NamedTuple):
+    """A difference with its 95% interval; `samples` is None where it is not paired over samples."""
+
+    estimate: float
+    low: float
+    high: float
+    samples: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SuiteRow:
+    """One metric of one task.
+
+    Attributes:
+        name: task, metric, filter and number of examples, as a heading.
+        task: lm-eval's task name.
+        metric: lm-eval's metric name.
+        filter_name: lm-eval's filter before the metric.
+        higher_is_better: None where unknown.
+        limit: what bounded the inputs, as far as one setting was run with several bounds.
+        cells: setting to its number; settings without one are absent.
+        samples: setting to the scores of the task's samples, where they were logged.
+    """
+
+    name: str
+    task: str
+    metric: str
+    filter_name: str
+    higher_is_better: bool | None
+    limit: InputLimit
+    cells: Mapping[str, SuiteCell]
+    samples: Mapping[str, SampleScores]
+
+    @property
+    def best(self) -> frozenset[str]:
+        """Settings with the best number, empty where the direction is unknown or there is nothing to compare."""
+        if self.higher_is_better is None or len(self.cells) < 2:
+            return frozenset()
+        chosen = max if self.higher_is_better else min
+        top = chosen(cell.value for cell in self.cells.values())
+        return frozenset(label for label, cell in self.cells.items() if cell.value == top)
+
+    def difference(self, label: str, baseline: str) -> SuiteDifference | None:
+        """Returns the difference to the baseline with its 95% interval.
+
+        Paired over samples where both runs logged them and their mean is the task's number; else from the two standard
+        errors, as if the runs had different questions, which is wider.
+        """
+        if label == baseline or label not in self.cells or baseline not in self.cells:
+            return None
+        own, base = self.cells[label], self.cells[baseline]
+        delta = own.value - base.value
+        if label in self.samples and baseline in self.samples:
+            key = (self.metric, self.filter_name)
+            paired = task_difference(self.samples[label], self.samples[baseline], key)
+            if paired is not None and abs(paired.estimate - delta) < 1e-6 and not math.isnan(paired.low):
+                return SuiteDifference(delta, paired.low, paired.high, paired.samples)
+        half = 1.96 * math.hypot(own.stderr, base.stderr)
+        return None if math.isnan(half) else SuiteDifference(delta, delta - half, delta + half, None)
+
+
+def divided_tasks(results: Results) -> set[tuple[str, str]]:
+    """Returns (task, field of `InputLimit`) wherever one setting ran a task with several values of that field.
+
+    `max_length` counts where it varies on texts of one length: on longer texts it has to be longer.
+    """
+    rows = _ordinary(results)
+    found = set()
+    for field, fixed in (("text_length_tokens", []), ("max_length_tokens", ["text_length_tokens"])):
+        counts = rows.groupby(["setting", "task", *fixed], dropna=False)[field].nunique(dropna=False)
+        found |= {(str(task), field) for task in counts[counts > 1].index.get_level_values("task")}
+    return found
+
+
+def _ordinary(results: Results) -> pd.DataFrame:
+    rows = results.measurements
+    return rows[rows["context_length_tokens"].isna() & rows["family"].isna()]
+
+
+def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = None) -> list[SuiteRow]:
+    """Returns the rows of all ordinary tasks; members of a group that has its own number are left out.
+
+    A task that one setting ran with several bounds on its inputs has a row for each bound.
+
+    Args:
+        results: the tidy table.
+        divided: (task, field of `InputLimit`) told apart; None for `divided_tasks(results)`.
+    """
+    divided = divided_tasks(results) if divided is None else divided
+    rows = _ordinary(results)
+    hidden = {task for setting in results.settings for run in setting.runs for task in _group_members(run)}
+    rows = rows[~rows["task"].isin(hidden)]
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in records(rows):
+        names = (_known(row[column]) for column in ("task", "metric", "filter", "few_shot"))
+        bounds = (_known(row[field]) if (row["task"], field) in divided else None for field in InputLimit._fields)
+        groups.setdefault((*names, *bounds), []).append(row)
+    found = []
+    for key in sorted(groups, key=_row_order):
+        own = groups[key]
+        task, metric, chosen_filter, few_shot, *limits = key
+        limit = InputLimit(*limits)
+        parts = [task, metric]
+        if chosen_filter not in (None, "none"):
+            parts.append(chosen_filter)
+        if few_shot is not None:
+            parts.append(f"{few_shot}-shot")
+        parts += limit_words(limit)
+        better = [row["higher_is_better"] for row in own if not pd.isna(row["higher_is_better"])]
+        found.append(
+            SuiteRow(
+                name=", ".join(map(str, parts)),
+                task=task,
+                metric=metric,
+                higher_is_better=bool(better[0]) if better else _direction(metric),
+                filter_name=chosen_filter or "none",
+                limit=limit,
+                samples={
+                    row["setting"]: results.samples[row["setting"], task].within(_limit(row))
+                    for row in own
+                    if (row["setting"], task) in results.samples
+                },
+                cells={
+                    row["setting"]: SuiteCell(value=float(row["value"]), stderr=float(row["stderr"])) for row in own
+                },
+            )
+        )
+    return found
+
+
+def limit_words(limit: InputLimit) -> list[str]:
+    """Names the bounds of a row."""
+    words = []
+    if limit.text_length_tokens is not None:
+        words.append(f"texts of {length_text(limit.text_length_tokens)}")
+    if limit.max_length_tokens is not None:
+        words.append(f"max_length {length_text(limit.max_length_tokens)}")
+    return words
+
+
+def _row_order(key: Sequence[Any]) -> tuple[Any, ...]:
+    *names, text, longest = key
+    return (*map(str, names), -1 if text is None else text, -1 if longest is None else longest)
+
+
+def _known(value: Any) -> Any:
+    return None if pd.isna(value) else value
+
+
+def _limit(row: Mapping[str, Any]) -> InputLimit:
+    return InputLimit(*[_known(row[field]) for field in InputLimit._fields])
+
+
+def _direction(metric: str) -> bool | None:
+    if any(word in metric for word in _LOWER_IS_BETTER):
+        return False
+    return True if metric.startswith(("acc", "exact_match", "f1", "score")) else None
+
+
+def _group_members(run: Run) -> Sequence[str]:
+    groups = run.raw.get("group_subtasks")
+    measured = {task.name for task in run.tasks}
+    if not isinstance(groups, dict):
+        return []
+    return [
+        child
+        for group, children in groups.items()
+        if group in measured and isinstance(children, list)
+        for child in children
+        if child in measured
+    ]

@@ -1,0 +1,138 @@
+"""Reads what results files hold field by field: one of another kind than expected is missing, the rest counts.
+
+Numbers must be such that one can count with them, metric keys name a context length, and text is made safe to show: no
+control characters, no marks that turn the writing direction.
+"""
+
+import dataclasses
+import re
+import types
+import typing
+import unicodedata
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from sbeval.results.records import ModelRecord, TaskRecord, parse_metric_key
+
+RecordT = TypeVar("RecordT", ModelRecord, TaskRecord)
+_POSITIVE = (
+    "training_length_tokens",
+    "sliding_window",
+    "parameters",
+    "max_length",
+    "peak_memory_bytes",
+    "tokens_per_second",
+    "targets_per_window",
+)
+
+
+def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[RecordT | None, list[str]]:
+    """Builds a record of the fields that have their types.
+
+    Args:
+        kind: the record's class.
+        written: what the results file holds.
+
+    Returns:
+        The record, None where a field that it cannot do without is missing or has another type; and the names of the
+        fields left out.
+    """
+    hints = typing.get_type_hints(kind)
+    kept, left_out = {}, []
+    for field in dataclasses.fields(kind):
+        if field.name not in written:
+            continue
+        value = written[field.name]
+        positive = (
+            field.name not in _POSITIVE
+            or value is None
+            or ((number := usable_number(value)) is not None and number > 0)
+        )
+        if _fits(value, hints[field.name]) and positive:
+            kept[field.name] = value
+        else:
+            left_out.append(field.name)
+    needed = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if lacking := [name for name in needed if name not in kept]:
+        return None, lacking
+    return kind.from_json(kept), left_out
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, one) for one in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
+    if hint is float:
+        return usable_number(value) is not None
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+LARGEST_NATS = 700.0
+"""NLL beyond which a perplexity is no number a computer holds."""
+_LARGEST = 1e100
+
+
+def usable_number(value: object) -> float | None:
+    """Returns a number as a float; None for anything else, NaN, infinity and what has an infinite square."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < _LARGEST else None
+
+
+_LONGEST_TOKENS = 1 << 40
+
+
+def context_metric(key: str) -> tuple[str, int] | None:
+    """Splits a metric key into metric and context length; None where it names no length of 1 token to 2^40."""
+    parsed = parse_metric_key(key)
+    return parsed if parsed is not None and is_length(parsed[1]) else None
+
+
+def is_length(tokens: int) -> bool:
+    """Whether a number can be a context length."""
+    return 1 <= tokens <= _LONGEST_TOKENS
+
+
+_JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+# folders that say what lies in them, not which model it is
+_PLAIN_FOLDER = re.compile(r"(checkpoint|model|run|output|final|last|latest|best|hf)s?", re.IGNORECASE)
+_NUMBERED_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+", re.IGNORECASE)
+
+
+def telling_name(name: str, pretrained: str) -> str:
+    """Returns a checkpoint's name; where that is `checkpoint` or the like, the folder above that says more.
+
+    Args:
+        name: the last part of the checkpoint's path, as recorded.
+        pretrained: the path.
+    """
+    parts = [part for part in pretrained.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    numbered = _NUMBERED_FOLDER.fullmatch(name) is not None
+    if not parts or parts[-1] != name or not (numbered or _PLAIN_FOLDER.fullmatch(name)):
+        return name
+    above = next((part for part in reversed(parts[:-1]) if not _PLAIN_FOLDER.fullmatch(part)), None)
+    if above is None:
+        return name
+    return f"{above}/{name}" if numbered else above
+
+
+def shown_name(value: str) -> str:
+    """Returns a name on one line without control characters and direction marks; letters of every script stay.
+
+    Joiners stay too: emoji and several scripts are written with them.
+    """
+    line = " ".join(value.split())
+    kept = (letter for letter in line if letter in _JOINERS or unicodedata.category(letter) not in ("Cc", "Cf", "Cs"))
+    return "".join(kept).strip() or "unnamed"

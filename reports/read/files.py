@@ -1,0 +1,71 @@
+"""Finds the files of lm-eval runs below the paths a user gave."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sbeval.errors import UserError
+from sbeval.reports.read.notes import Notes
+
+_DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
+
+
+def find_result_files(paths: Iterable[Path | str], notes: Notes) -> list[Path]:
+    """Returns the result files below `paths`, each once, in a stable order.
+
+    lm-eval writes `<output>/<model>/results_<date>.json`, or `<stem>_<date>.json` when the output path names a file. A
+    file given by name is taken whatever it is called. Samples files whose results are missing become notes.
+
+    Raises:
+        UserError: a path does not exist, or no result file was found.
+    """
+    given = [Path(path) for path in paths]
+    found: dict[Path, None] = {}
+    for path in given:
+        if not path.exists():
+            raise UserError(f"Expected a folder of lm-eval results or a result file, but {path} does not exist.")
+        if path.is_file():
+            found[path.resolve()] = None
+            continue
+        for file in _walk(path):
+            if file.name.startswith("results_") or _DATED_JSON.fullmatch(file.name):
+                found[file.resolve()] = None
+        _note_orphaned_samples(path, notes)
+    if not found:
+        places = ", ".join(map(str, given)) or "the given paths"
+        raise UserError(
+            f"Expected result files of lm-eval (results_*.json) below {places}, found none; "
+            "run an evaluation with --output_path first, or name the folder it wrote to."
+        )
+    return list(found)
+
+
+def samples_file(results_path: Path, task: str) -> Path | None:
+    """Returns the samples file lm-eval wrote with a result file for a task, or None."""
+    date = _DATE.search(results_path.name)
+    if date is None or "/" in task or "\\" in task or os.sep in task:
+        return None
+    candidate = results_path.parent / f"samples_{task}_{date.group()}.jsonl"
+    try:
+        return candidate if candidate.is_file() else None
+    except (OSError, ValueError):  # a name no file system can hold
+        return None
+
+
+def _walk(folder: Path, ending: str = ".json") -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(parent, name) for name in sorted(names) if name.endswith(ending))
+
+
+def _note_orphaned_samples(folder: Path, notes: Notes) -> None:
+    for file in _walk(folder, ".jsonl"):
+        date = _DATE.search(file.name)
+        if not file.name.startswith("samples_") or date is None:
+            continue
+        if not any(sibling.suffix == ".json" for sibling in file.parent.glob(f"*{date.group()}*.json")):
+            notes.add(
+                file, "samples without a result file beside them: left out, since nothing says what they measured."
+            )

@@ -1,0 +1,248 @@
+"""Reads one lm-eval result file into typed records, keeping what it does not know.
+
+Tasks that come with lm-eval name no context length in their metrics. Run at several values of `max_length`, or on texts
+of several lengths (`--metadata '{"max_seq_lengths": "16k"}'`, as BABILong takes it), they are rows of their own.
+"""
+
+import dataclasses
+import datetime
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sbeval.reports.read.fields import read_record, telling_name, usable_number
+from sbeval.reports.read.files import samples_file
+from sbeval.reports.read.notes import Notes
+from sbeval.results.records import ModelRecord, TaskRecord
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TaskResult:
+    """One task of one run.
+
+    Attributes:
+        name: lm-eval's task name.
+        record: the task's own facts, None for a task that is not ours.
+        metrics: metric keys (with lm-eval's `,filter` ending) to what the file holds.
+        samples: the samples file, None where samples were not logged.
+        few_shot: number of examples in the prompt, None where unknown.
+        version: the task's version as text, None where unknown.
+        higher_is_better: metric name to direction, as far as the file says.
+        metadata: the task's metadata as lm-eval wrote it.
+        samples_used: how many samples the task's numbers rest on, None where the file does not count them.
+        limit_samples: how many samples `--limit` left, None where every one was used.
+    """
+
+    name: str
+    record: TaskRecord | None
+    metrics: Mapping[str, Any]
+    samples: Path | None = None
+    few_shot: int | None = None
+    version: str | None = None
+    higher_is_better: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    samples_used: float | None = None
+    limit_samples: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One result file.
+
+    Attributes:
+        path: the file.
+        date: when the run started, in UTC.
+        model: the evaluated model's facts.
+        model_source: lm-eval's model name, such as "sb" or "hf".
+        model_args: model arguments as the user wrote them.
+        described: False where the file holds no model record and `model` was filled from lm-eval's own fields.
+        tasks: what was measured.
+        limit: lm-eval's `--limit`, None where every document was used.
+        raw: the file's other top-level fields, unknown ones included.
+    """
+
+    path: Path
+    date: datetime.datetime
+    model: ModelRecord
+    model_source: str
+    model_args: str
+    described: bool
+    tasks: tuple[TaskResult, ...]
+    limit: float | None
+    raw: Mapping[str, Any]
+
+
+def read_run(path: Path, notes: Notes) -> Run | None:
+    """Reads a result file; None, with a note, where it holds no results.
+
+    NaN, Infinity and fields of a newer lm-eval are no obstacle; a truncated, empty or foreign file is a note.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError) as error:
+        size = path.stat().st_size if path.exists() else 0
+        reason = (
+            f"cannot be read ({error.strerror})"
+            if isinstance(error, OSError)
+            else "is empty"
+            if size == 0
+            else "is not complete JSON, perhaps cut off while written"
+        )
+        notes.add(path, f"left out: the file {reason}.")
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
+        notes.add(path, "left out: it is JSON, but not a result file of lm-eval (no `results`).")
+        return None
+    config = _mapping(content.get("config"))
+    model, described = _model_record(config, content, path, notes)
+    tasks = tuple(
+        _task_result(name, metrics, content, path, notes)
+        for name, metrics in content["results"].items()
+        if isinstance(metrics, dict) and any(key not in ("alias", " ", "sample_len", "name") for key in metrics)
+    )
+    if not tasks:
+        notes.add(path, "left out: the run holds no metric.")
+        return None
+    return Run(
+        path=path,
+        date=_date(content, path),
+        model=model,
+        model_source=str(content.get("model_source") or config.get("model") or "unknown"),
+        model_args=_arguments_text(config.get("model_args")),
+        described=described,
+        tasks=tasks,
+        limit=usable_number(config.get("limit")),
+        raw={key: value for key, value in content.items() if key not in ("results", "configs", "groups", "samples")},
+    )
+
+
+def _model_record(
+    config: Mapping[str, Any], content: Mapping[str, Any], path: Path, notes: Notes
+) -> tuple[ModelRecord, bool]:
+    written = config.get("sbeval")
+    if isinstance(written, dict):
+        record, fields = read_record(ModelRecord, written)
+        _note_fields(path, "its model record (`config.sbeval`)", record is not None, fields, notes)
+        if record is not None:
+            return dataclasses.replace(record, name=telling_name(record.name, _pretrained(config))), True
+    name = str(content.get("model_name") or config.get("model") or path.parent.name)
+    dtype = str(config["model_dtype"]).removeprefix("torch.") if config.get("model_dtype") else None
+    parameters = config.get("model_num_parameters")
+    return (
+        ModelRecord(
+            name=name.rstrip("/").rpartition("/")[2] or name,
+            format=str(content.get("model_source") or "unknown"),
+            dtype=dtype,
+            parameters=parameters if isinstance(parameters, int) and parameters > 0 else None,
+        ),
+        False,
+    )
+
+
+def _note_fields(path: Path, record: str, used: bool, fields: Sequence[str], notes: Notes) -> None:
+    if not used:
+        notes.add(path, f"{record} was not used: {', '.join(fields)} missing, or not of the kind expected.")
+    elif fields:
+        notes.add(path, f"{record} holds no usable value of {', '.join(fields)}: left as missing.")
+
+
+def _pretrained(config: Mapping[str, Any]) -> str:
+    return argument(_arguments_text(config.get("model_args")), "pretrained") or ""
+
+
+def argument(model_args: str, name: str) -> str | None:
+    """Returns one of lm-eval's comma-separated model arguments."""
+    for part in model_args.split(","):
+        key, equals, value = part.partition("=")
+        if equals and key.strip() == name:
+            return value.strip()
+    return None
+
+
+def _task_result(
+    name: str, metrics: Mapping[str, Any], content: Mapping[str, Any], path: Path, notes: Notes
+) -> TaskResult:
+    config = _mapping(_mapping(content.get("configs")).get(name))
+    metadata = _mapping(config.get("metadata"))
+    written = metadata.get("sbeval")
+    record = None
+    if isinstance(written, dict):
+        record, fields = read_record(TaskRecord, written)
+        _note_fields(path, f"the record of task {name}", record is not None, fields, notes)
+    few_shot = _mapping(content.get("n-shot")).get(name)
+    version = _mapping(content.get("versions")).get(name)
+    better = _mapping(_mapping(content.get("higher_is_better")).get(name))
+    used = usable_number(_mapping(_mapping(content.get("n-samples")).get(name)).get("effective"))
+    limit = usable_number(_mapping(content.get("config")).get("limit"))
+    return TaskResult(
+        name=name,
+        record=record,
+        metrics=metrics,
+        samples=samples_file(path, name),
+        few_shot=few_shot if isinstance(few_shot, int) else None,
+        version=None if version is None else str(version),
+        higher_is_better={key: value for key, value in better.items() if isinstance(value, bool)},
+        metadata=metadata,
+        samples_used=used,
+        limit_samples=None if limit is None else used or limit,
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _arguments_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{key}={item}" for key, item in value.items())
+    return "" if value is None else str(value)
+
+
+def _date(content: Mapping[str, Any], path: Path) -> datetime.datetime:
+    seconds = usable_number(content.get("date"))
+    if seconds is None or not 0 <= seconds < 2**33:
+        seconds = path.stat().st_mtime
+    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
+
+
+_TEXT = re.compile(r"(?P<count>\d+)\s*(?P<unit>[kKmM]?)")
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
+
+
+class InputLimit(NamedTuple):
+    """What bounded the inputs of a task in one run.
+
+    Attributes:
+        text_length_tokens: length of the texts asked for by `max_seq_lengths`, None where the task takes none.
+        max_length_tokens: longest input the run allowed, None where not recorded.
+    """
+
+    text_length_tokens: int | None
+    max_length_tokens: int | None
+
+
+UNLIMITED = InputLimit(None, None)
+
+
+def input_limit(run: Run, task: TaskResult) -> InputLimit:
+    """Returns the limit of an ordinary task; tasks that record their context lengths have none here."""
+    if task.record is not None:
+        return UNLIMITED
+    allowed = run.model.max_length
+    if allowed is None:
+        written = argument(run.model_args, "max_length") or ""
+        allowed = int(written) if written.isascii() and written.isdigit() else None
+    return InputLimit(text_length(task.metadata), allowed)
+
+
+def text_length(metadata: Mapping[str, Any]) -> int | None:
+    """Returns the one length that a task's metadata asks its texts to have, in tokens: "16k" is 16,384."""
+    asked = metadata.get("max_seq_lengths")
+    if isinstance(asked, list) and len(asked) == 1:
+        asked = asked[0]
+    if isinstance(asked, int) and not isinstance(asked, bool):
+        return asked if asked >= 0 else None
+    match = _TEXT.fullmatch(asked.strip()) if isinstance(asked, str) else None
+    return int(match["count"]) * _UNITS[match["unit"].lower()] if match else None

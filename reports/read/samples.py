@@ -1,0 +1,168 @@
+"""Streams lm-eval's samples files, one line in memory at a time, and sums them by document."""
+
+import contextlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.reports.read.fields import context_metric, shown_name, usable_number
+from sbeval.reports.read.notes import Notes
+from sbeval.reports.read.runs import TaskResult
+from sbeval.reports.read.settings import Setting
+
+_PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
+
+
+class DocumentSums:
+    """Sums of one task run for each source document ("cluster") and context length.
+
+    Attributes:
+        lengths: context lengths in tokens, ascending.
+        clusters: names of the source documents, sorted.
+        nll_nats: float64 [clusters, lengths].
+        tokens: float64 [clusters, lengths]; 0 where a document has no target at that length.
+        bytes: float64 [clusters, lengths]; NaN where unknown.
+    """
+
+    def __init__(self, sums: dict[int, dict[str, NDArray[np.float64]]]) -> None:
+        self.lengths = sorted(sums)
+        self.clusters = sorted({cluster for documents in sums.values() for cluster in documents})
+        row = {cluster: index for index, cluster in enumerate(self.clusters)}
+        table = np.zeros((3, len(self.clusters), len(self.lengths)))
+        for column, length in enumerate(self.lengths):
+            for cluster, values in sums[length].items():
+                table[:, row[cluster], column] = values
+        self.nll_nats, self.tokens, self.bytes = table
+
+    @classmethod
+    def merged(cls, parts: Sequence["DocumentSums"]) -> "DocumentSums":
+        """Joins sums of several runs of one setting; where two hold a length, the first one counts."""
+        sums: dict[int, dict[str, NDArray[np.float64]]] = {}
+        for part in parts:
+            for column, length in enumerate(part.lengths):
+                if length not in sums:
+                    sums[length] = {
+                        cluster: np.array(
+                            [part.nll_nats[row, column], part.tokens[row, column], part.bytes[row, column]]
+                        )
+                        for row, cluster in enumerate(part.clusters)
+                        if part.tokens[row, column] > 0
+                    }
+        return cls(sums)
+
+    @classmethod
+    def averaged(cls, parts: Sequence["DocumentSums"]) -> "DocumentSums":
+        """Averages NLL over models scored on the same text; a document counts where all have the same tokens."""
+        sums: dict[int, dict[str, NDArray[np.float64]]] = {}
+        rows = [{cluster: row for row, cluster in enumerate(part.clusters)} for part in parts]
+        for length in parts[0].lengths:
+            if not all(length in part.lengths for part in parts):
+                continue
+            columns = [part.lengths.index(length) for part in parts]
+            sums[length] = {}
+            for cluster in parts[0].clusters:
+                if not all(cluster in own for own in rows):
+                    continue
+                places = [(own[cluster], column) for own, column in zip(rows, columns, strict=True)]
+                tokens = {part.tokens[place] for part, place in zip(parts, places, strict=True)}
+                if len(tokens) == 1 and (count := tokens.pop()) > 0:
+                    nll = sum(part.nll_nats[place] for part, place in zip(parts, places, strict=True)) / len(parts)
+                    sums[length][cluster] = np.array([nll, count, parts[0].bytes[places[0]]])
+        return cls(sums)
+
+
+def read_lines(path: Path, notes: Notes) -> Iterator[dict[str, Any]]:
+    """Yields the samples of a file, without their prompts and answers; unreadable lines are counted in one note."""
+    unreadable = 0
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                if not line.strip():
+                    continue
+                sample = _parsed(line)
+                if isinstance(sample, dict):
+                    yield sample
+                else:
+                    unreadable += 1
+    except OSError as error:
+        notes.add(path, f"could not be read to its end ({error.strerror or error}).")
+    if unreadable:
+        lines_text = "1 line that is" if unreadable == 1 else f"{unreadable} lines that are"
+        notes.add(path, f"{lines_text} not complete JSON left out; paired differences rest on the rest.")
+
+
+def _parsed(line: bytes) -> object:
+    """Parses a line; prompts, which are nearly all of it, are skipped unread.
+
+    lm-eval writes `arguments`, `resps`, `filtered_resps`, `filter` one after another. A quote within a text is escaped,
+    so the markers found are keys; where they belong to another object, what is left is no JSON and all is parsed.
+    """
+    start, stop = line.find(_PROMPTS_START), line.rfind(_PROMPTS_STOP)
+    if 0 < start < stop:
+        with contextlib.suppress(ValueError):
+            return json.loads(line[:start] + line[stop:])
+    try:
+        return json.loads(line.decode("utf-8", errors="replace"))
+    except ValueError:
+        return None
+
+
+def read_document_sums(path: Path, notes: Notes) -> DocumentSums | None:
+    """Adds up the `ClusterSums` rows of every sample; None where the file holds none.
+
+    A row with a non-finite sum is left out with a note: it would silently spoil every mean it enters.
+    """
+    sums: dict[int, dict[str, NDArray[np.float64]]] = {}
+    bad_rows = 0
+    for sample in read_lines(path, notes):
+        for key, rows in sample.items():
+            parsed = context_metric(key)
+            if parsed is None or parsed[0] != "nll" or not isinstance(rows, list):
+                continue
+            documents = sums.setdefault(parsed[1], {})
+            for row in rows:
+                if not isinstance(row, list) or len(row) != 5:
+                    bad_rows += 1
+                    continue
+                cluster, (nll, tokens, size) = str(row[0]), (usable_number(row[place]) for place in (1, 2, 4))
+                if nll is None or tokens is None:
+                    bad_rows += 1
+                elif tokens > 0:
+                    values = np.array([nll, tokens, np.nan if size is None else size])
+                    documents[cluster] = documents.get(cluster, 0.0) + values
+    if bad_rows:
+        notes.add(path, f"{bad_rows} document sums are not finite numbers and were left out.")
+    return DocumentSums(sums) if any(sums.values()) else None
+
+
+def read_documents(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], DocumentSums]:
+    """Returns (setting label, task) to the sums of every source document.
+
+    Runs of one setting at different lengths are joined; where two hold a length, the one that
+    `Setting.task_runs` has first counts.
+    """
+    found: dict[tuple[str, str], DocumentSums] = {}
+    counting: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
+    for setting in settings:
+        for _, task in setting.task_runs():
+            if task.record is not None and task.record.family == "perplexity":
+                counting[setting.label, shown_name(task.name)].append(task)
+    for key, tasks in counting.items():
+        wanted = {length for task in tasks if task.record for length in task.record.lengths}
+        parts = []
+        for task in tasks:
+            lengths = set(task.record.lengths if task.record else ())
+            if task.samples is None or not lengths & wanted:
+                continue
+            sums = read_document_sums(task.samples, notes)
+            if sums is not None:
+                parts.append(sums)
+                wanted -= set(sums.lengths)
+        if parts:
+            found[key] = DocumentSums.merged(parts)
+    return found

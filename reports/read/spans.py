@@ -1,0 +1,41 @@
+"""Effective attention spans of every layer and head, read from the results files."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from sbeval.reports.read.fields import context_metric, shown_name, usable_number
+from sbeval.reports.read.settings import Setting
+
+SPAN_COLUMNS = ["setting", "task", "context_length_tokens", "layer", "head", "span50", "span90", "span99", "remainder"]
+METRIC = "attention_span"
+
+
+def tabulate_spans(settings: Sequence[Setting]) -> pd.DataFrame:
+    """Returns one row a layer, head and context length, columns `SPAN_COLUMNS`; spans in keys, NaN where there is none.
+
+    Of several runs of one setting the first of `Setting.task_runs` counts, length by length.
+    """
+    rows: list[dict[str, Any]] = []
+    for setting in settings:
+        seen: dict[str, set[int]] = defaultdict(set)
+        for _, task in setting.task_runs():
+            name = shown_name(task.name)
+            for key, heads in task.metrics.items():
+                parsed = context_metric(key)
+                if parsed is None or parsed[0] != METRIC or not isinstance(heads, list) or parsed[1] in seen[name]:
+                    continue
+                seen[name].add(parsed[1])
+                where = {"setting": setting.label, "task": name, "context_length_tokens": parsed[1]}
+                rows += [{**where, **head} for found in heads if (head := _head(found)) is not None]
+    return pd.DataFrame(rows, columns=SPAN_COLUMNS)
+
+
+def _head(found: object) -> dict[str, float] | None:
+    if not isinstance(found, list) or len(found) != 6 or not all(type(place) is int for place in found[:2]):
+        return None
+    numbers = [math.nan if (number := usable_number(value)) is None else number for value in found[2:]]
+    return {"layer": found[0], "head": found[1], **dict(zip(SPAN_COLUMNS[5:], numbers, strict=True))}

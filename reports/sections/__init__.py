@@ -1,0 +1,1 @@
+"""One file a section of the page: what it draws, says and tabulates, before any HTML."""

@@ -1,0 +1,67 @@
+"""The section of needle heatmaps: one figure a task, one small picture a model."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from sbeval.reports.analyse.panels import safe_stem
+from sbeval.reports.analyse.ruler import TASKS, short_name
+from sbeval.reports.figures.heatmaps import heatmap_figure
+from sbeval.reports.read.settings import Setting, length_text
+from sbeval.reports.sections.section import Drawing, Publish, Section
+
+_SHOWN = 3
+
+
+def needles_section(cells: pd.DataFrame, settings: Sequence[Setting], publish: Publish) -> Section | None:
+    """Builds the section, None where no samples record depths."""
+    if cells.empty:
+        return None
+    drawings: list[Drawing] = []
+    for task in sorted(dict.fromkeys(cells["task"]), key=_task_order):
+        of_task = cells[cells["task"] == task]
+        labels = [setting.label for setting in settings if (of_task["setting"] == setting.label).any()]
+        title = short_name(task)
+        finding = "; ".join(_finding(label, of_task[of_task["setting"] == label]) for label in labels[:4]) + "."
+        low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
+        counts = str(low) if low == high else f"{low} to {high}"
+        explanation = f"{counts} {'sample' if high == 1 else 'samples'} a cell."
+        spec = heatmap_figure(
+            of_task,
+            settings=labels,
+            title=title,
+            subtitle=f"score in percent; {explanation}",
+            description=f"{title}. {finding}",
+        )
+        picture, links = publish(spec, f"needles-{safe_stem(title)}")
+        drawings.append(
+            Drawing(
+                title=title,
+                finding=finding,
+                explanation=explanation,
+                variants={"score": spec},
+                picture=picture,
+                downloads=links,
+                wide=True,
+                folded=len(drawings) >= _SHOWN,
+            )
+        )
+    return Section(
+        identifier="needles",
+        title="Needles by depth and length",
+        lead="Score of every cell in percent, on one scale from 0 to 1; the line on top is the mean over depths.",
+        drawings=tuple(drawings),
+    )
+
+
+def _task_order(task: str) -> tuple[int, str]:
+    name = short_name(task)
+    return (TASKS.index(name) if name in TASKS else len(TASKS), name)
+
+
+def _finding(label: str, cells: pd.DataFrame) -> str:
+    weighted = (cells["score"] * cells["samples"]).groupby(cells["context_length_tokens"]).sum()
+    means = weighted / cells.groupby("context_length_tokens")["samples"].sum()
+    first, last = int(means.index[0]), int(means.index[-1])
+    words = f"{label} finds {means.iloc[0]:.0%} at {length_text(first)}"
+    return words if last == first else f"{words} and {means.iloc[-1]:.0%} at {length_text(last)}"

@@ -1,0 +1,222 @@
+"""The section on NLL by position in one long window, and the difference to a baseline."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.analyse.positions import UNLOGGED, Bin, PositionBand, PositionSums, position_bands
+from sbeval.reports.figures.positions import difference_to_baseline, position_figure
+from sbeval.reports.figures.theme import Look
+from sbeval.reports.read.results import records
+from sbeval.reports.read.settings import length_text
+from sbeval.reports.sections.section import Drawing, Publish, Section
+
+# kinds of RoPE scaling whose frequencies depend on the length of the request
+_FOLLOWS_REQUEST = ("dynamic", "longrope")
+
+
+def positions_section(
+    positions: pd.DataFrame,
+    sums: Mapping[tuple[str, str], PositionSums],
+    *,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    rope_scalings: Mapping[str, Mapping[str, Any] | None],
+    baseline: str,
+    publish: Publish,
+) -> Section | None:
+    """Builds the section, None where no run recorded positions.
+
+    Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay.
+    `sums` holds (setting label, task) to the sums by document, from which differences have their bands;
+    `rope_scalings` each setting's scaling in force, in transformers' form.
+    """
+    if positions.empty:
+        return None
+    drawings: list[Drawing] = []
+    texts = positions[["corpus", "corpus_sha256"]].astype(object).fillna("")
+    several = texts.drop_duplicates()["corpus"].duplicated(keep=False).any()
+    for corpus, digest in dict.fromkeys(texts.itertuples(index=False, name=None)):
+        own = positions[(texts == [corpus, digest]).all(axis=1)]
+        table = _whole_bins(_comparable(own, baseline))
+        bases = _bases(table, rope_scalings)
+        name = CORPUS_WORDS.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
+        stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
+        drawings.append(_levels(table, f"{name}: NLL by position", stem, looks, training_lengths, bases, publish))
+        paired, unpaired = _bands(table, sums, baseline)
+        others = difference_to_baseline(table, baseline, paired)
+        if not others.empty:
+            title = f"{name}: difference to {baseline}"
+            remarks = " ".join(part for part in (_band_words(paired), unpaired, bases) if part)
+            drawings.append(
+                _differences(others, title, f"{stem}-difference", baseline, looks, training_lengths, remarks, publish)
+            )
+    bands = (
+        "Bands: 95% intervals over source documents, point by point."
+        if positions["ci95_low"].notna().any()
+        else "No bands: the results hold no intervals by position."
+    )
+    return Section(
+        identifier="positions",
+        title="NLL by position",
+        lead=f"One pass at the longest context; every point is the mean over targets that far into the window. {bands} "
+        "A last bin cut short by the window's end is not drawn.",
+        drawings=tuple(drawings),
+        legend=looks,
+    )
+
+
+def _bands(
+    table: pd.DataFrame, sums: Mapping[tuple[str, str], PositionSums], baseline: str
+) -> tuple[dict[str, dict[Bin, PositionBand]], str]:
+    """Returns each setting's bands against the baseline, and a sentence on those that have none."""
+    facts = {row["setting"]: row for row in records(table.drop_duplicates("setting"))}
+    none = PositionSums(sums={}, obstacle=UNLOGGED)
+    found: dict[str, dict[Bin, PositionBand]] = {}
+    lacking: dict[str, list[str]] = {}
+    for label, own in facts.items():
+        if label == baseline or baseline not in facts:
+            continue
+        base = facts[baseline]
+        mine, theirs = sums.get((label, own["task"]), none), sums.get((baseline, base["task"]), none)
+        if mine.obstacle or theirs.obstacle:
+            who = label if mine.obstacle else baseline
+            reason = f"samples of {who} {mine.obstacle or theirs.obstacle}"
+        elif own["context_length_tokens"] != base["context_length_tokens"]:
+            reason = "the passes have different lengths"
+        else:
+            found[label], reason = position_bands(mine, theirs)
+        if reason:
+            lacking.setdefault(reason, []).append(label)
+    words = []
+    for reason, labels in lacking.items():
+        where = " at some positions" if any(map(found.get, labels)) else ""
+        words.append(f"No band{where} for {', '.join(labels)}: {reason}.")
+    return found, " ".join(words)
+
+
+def _band_words(bands: Mapping[str, Mapping[Bin, PositionBand]]) -> str:
+    if not any(bands.values()):
+        return ""
+    return "Bands: 95%, paired by document on identical targets, simultaneous over the positions."
+
+
+def _comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    tokenizers = table.groupby("setting", sort=False)["tokenizer_sha256"].first()
+    wanted = tokenizers.get(baseline, tokenizers.iloc[0])
+    same = [label for label, tokenizer in tokenizers.items() if tokenizer == wanted or pd.isna(tokenizer)]
+    return table[table["setting"].isin(same)]
+
+
+def _whole_bins(table: pd.DataFrame) -> pd.DataFrame:
+    """Leaves out a last bin of fewer positions than the one before: the window's end cut it short."""
+    kept = []
+    for _, own in table.groupby(["setting", "task"], sort=False):
+        widths = (own["last"] - own["first"]).tolist()
+        kept.append(own.iloc[:-1] if len(own) > 1 and widths[-1] < widths[-2] else own)
+    return pd.concat(kept, ignore_index=True)
+
+
+def _passes(table: pd.DataFrame) -> str:
+    """Names the context lengths of the passes shown."""
+    lengths = sorted({int(length) for length in table["context_length_tokens"].dropna()})
+    return ", ".join(map(length_text, lengths)) if lengths else "the longest context"
+
+
+def _bases(table: pd.DataFrame, rope_scalings: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Says which length set the frequencies of scaled RoPE, where they follow a request's length; else nothing."""
+    sentences = []
+    for label in dict.fromkeys(table["setting"]):
+        scaling = rope_scalings.get(label) or {}
+        if scaling.get("rope_type", scaling.get("type")) not in _FOLLOWS_REQUEST:
+            continue
+        own = table[table["setting"] == label]
+        sentences.append(f"{label}: RoPE's base is set for {_passes(own)} at every position.")
+    return " ".join(sentences)
+
+
+def _levels(
+    table: pd.DataFrame,
+    title: str,
+    stem: str,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    bases: str,
+    publish: Publish,
+) -> Drawing:
+    finding = _level_finding(table, list(looks), training_lengths)
+    variants = {
+        metric: position_figure(
+            table,
+            looks=looks,
+            training_lengths=training_lengths,
+            title=title,
+            subtitle=bases or f"One pass at {_passes(table)}",
+            description=f"{title}. {finding}",
+            perplexity=metric == "token_perplexity",
+        )
+        for metric in ("nll", "token_perplexity")
+    }
+    picture, links = publish(variants["nll"], stem)
+    return Drawing(title=title, finding=finding, explanation=bases, variants=variants, picture=picture, downloads=links)
+
+
+def _differences(
+    table: pd.DataFrame,
+    title: str,
+    stem: str,
+    baseline: str,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    remarks: str,
+    publish: Publish,
+) -> Drawing:
+    parts = []
+    for label in dict.fromkeys(table["setting"]):
+        last = records(table[table["setting"] == label])[-1]
+        side = "below" if last["nll"] < 0 else "above"
+        band = "" if math.isnan(last["ci95_low"]) else f" ({_signed(last['ci95_low'])} to {_signed(last['ci95_high'])})"
+        parts.append(f"{label} ends {abs(last['nll']):.2f} nats {side} {baseline}{band}")
+    finding = _joined(parts)
+    spec = position_figure(
+        table,
+        looks=looks,
+        training_lengths=training_lengths,
+        title=title,
+        subtitle="Below zero is better than the baseline",
+        description=f"{title}. {finding}",
+        difference=True,
+    )
+    picture, links = publish(spec, stem)
+    explanation = f"Below zero is better than the baseline. {remarks}".rstrip()
+    return Drawing(
+        title=title, finding=finding, explanation=explanation, variants={"nll": spec}, picture=picture, downloads=links
+    )
+
+
+def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: Mapping[str, int]) -> str:
+    parts = []
+    for label in order:
+        own = records(table[table["setting"] == label])
+        if not own:
+            continue
+        trained = training_lengths.get(label)
+        inside = [row for row in own if trained is not None and row["last"] <= trained]
+        last = own[-1]
+        start = inside[-1] if inside else own[0]
+        parts.append(
+            f"{label} goes from {start['nll']:.2f} around position {length_text(int(start['last']))} "
+            f"to {last['nll']:.2f} around {length_text(int(last['last']))}"
+        )
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "; ".join(parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more lines"]) + "."
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")

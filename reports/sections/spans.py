@@ -1,0 +1,158 @@
+"""The section on effective attention spans: their mean against length, and every head of every model."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from sbeval.reports.analyse.panels import safe_stem
+from sbeval.reports.figures.curves import length_domain, length_rows, training_marks
+from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.spans import span_figure
+from sbeval.reports.figures.theme import Look
+from sbeval.reports.read.results import records
+from sbeval.reports.read.settings import length_text
+from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.write.html import Markup, element, name, table
+
+_MOST_CELLS = 6000
+_SHOWN = 2
+_MEANS = {"span90": "90% of the weight", "remainder": "remaining stick"}
+
+
+def spans_section(
+    spans: pd.DataFrame, *, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
+) -> Section | None:
+    """Builds the section, None where no run looked at spans."""
+    if spans.empty:
+        return None
+    labels = [label for label in looks if (spans["setting"] == label).any()]
+    drawings = [_means_drawing(spans, {label: looks[label] for label in labels}, training_lengths, publish)]
+    for label in labels:
+        drawings.append(_heads_drawing(label, spans[spans["setting"] == label], publish, folded=len(drawings) > _SHOWN))
+    return Section(
+        identifier="spans",
+        title="Effective attention span",
+        lead=(
+            "How many keys, counted back from the newest, it takes to reach 50, 90 and 99% of a query's weight; mean "
+            "over the last queries of a window. What a stick-breaking head leaves unbroken is its remaining stick."
+        ),
+        drawings=tuple(drawings),
+        legend={label: looks[label] for label in labels},
+        content=(_table(spans, labels),),
+    )
+
+
+def _means_drawing(
+    spans: pd.DataFrame, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
+) -> Drawing:
+    means = spans.groupby(["setting", "context_length_tokens"], sort=False)["span90"].mean().rename("value")
+    rows = means.reset_index().assign(ci95_low=float("nan"), ci95_high=float("nan"), tokens=float("nan"))
+    rows = rows.assign(clusters=float("nan")).dropna(subset=["value"])
+    order = [label for label in looks if (rows["setting"] == label).any()]
+    parts = []
+    for label in order:
+        last = rows[rows["setting"] == label].sort_values("context_length_tokens").iloc[-1]
+        parts.append(f"{label} {last['value']:,.0f} keys at {length_text(int(last['context_length_tokens']))}")
+    title, finding = "Span at 90%, mean over heads", "; ".join(parts[:4]) + "."
+    marks = training_marks(training_lengths, order)
+    spec = line_figure(
+        length_rows(rows, order, ",.1f"),
+        axes=Axes(
+            x_title="context length (tokens, log scale)",
+            x_domain=length_domain(rows, marks),
+            y_title="keys (log scale)",
+            y_scale="log",
+            y_format="~s",
+        ),
+        looks={label: looks[label] for label in order},
+        marks=marks,
+        tooltip={"setting": "model", "length_text": "context", "value_text": "keys"},
+        title=title,
+        subtitle="keys until 90% of a query's weight",
+        description=f"{title}. {finding}",
+    )
+    picture, links = publish(spec, "span-means")
+    return Drawing(
+        title=title,
+        finding=finding,
+        explanation="A line that rises with the context belongs to heads that look everywhere.",
+        variants={"span90": spec},
+        picture=picture,
+        downloads=links,
+    )
+
+
+def _heads_drawing(label: str, heads: pd.DataFrame, publish: Publish, *, folded: bool) -> Drawing:
+    lengths = sorted(int(length) for length in heads["context_length_tokens"].unique())
+    shown = _shown_lengths(lengths, len(heads) // len(lengths))
+    title, finding = (
+        f"{label}: span of every head",
+        _finding(label, heads[heads["context_length_tokens"] == lengths[-1]]),
+    )
+    left_out = [length_text(length) for length in lengths if length not in shown]
+    explanation = "One row a context length, one column a share of the weight; an empty cell gave weight to no key."
+    if left_out:
+        explanation += f" Not drawn: {', '.join(left_out)}."
+    spec = span_figure(
+        heads,
+        lengths=shown,
+        title=title,
+        subtitle="keys, counted back from the newest",
+        description=f"{title}. {finding}",
+    )
+    picture, links = publish(spec, f"span-{safe_stem(label)}")
+    return Drawing(
+        title=title,
+        finding=finding,
+        explanation=explanation,
+        variants={"span": spec},
+        picture=picture,
+        downloads=links,
+        wide=True,
+        folded=folded,
+    )
+
+
+def _shown_lengths(lengths: Sequence[int], heads: int) -> list[int]:
+    """Returns as many lengths as stay readable, both ends first."""
+    count = max(1, min(len(lengths), _MOST_CELLS // (4 * max(1, heads))))
+    if count == 1:
+        return [lengths[-1]]
+    return sorted({lengths[round(place * (len(lengths) - 1) / (count - 1))] for place in range(count)})
+
+
+def _finding(label: str, heads: pd.DataFrame) -> str:
+    length = length_text(int(heads["context_length_tokens"].iloc[0]))
+    known = heads.dropna(subset=["span90"])
+    if known.empty:
+        return f"At {length}, none of {label}'s {len(heads)} heads gives weight to a key."
+    widest = known.sort_values("span90").iloc[-1]
+    return (
+        f"At {length}, half of {label}'s {len(heads)} heads reach 90% of their weight within "
+        f"{known['span90'].median():,.0f} keys; the widest, head {int(widest['head'])} of layer "
+        f"{int(widest['layer'])}, needs {widest['span90']:,.0f}."
+    )
+
+
+def _table(spans: pd.DataFrame, labels: Sequence[str]) -> Markup:
+    lengths = sorted(int(length) for length in spans["context_length_tokens"].unique())
+    body = []
+    for label in labels:
+        own = spans[spans["setting"] == label]
+        for field, words in _MEANS.items():
+            if field == "remainder" and not (own[field].fillna(0) > 0).any():
+                continue
+            means = {
+                int(row["context_length_tokens"]): row[field]
+                for row in records(own.groupby("context_length_tokens")[field].mean().reset_index())
+            }
+            cells = [
+                element("td", "not measured", attributes={"class": "missing"})
+                if length not in means or means[length] != means[length]
+                else (f"{means[length]:.1%}" if field == "remainder" else f"{means[length]:,.1f}")
+                for length in lengths
+            ]
+            body.append([element("span", name(label), f", {words}"), *cells])
+    caption = "Attention span in keys and remaining stick, mean over heads"
+    content = table(["model", *map(length_text, lengths)], body, caption=caption)
+    return element("details", element("summary", f"Numbers: {caption}"), content)

@@ -1,0 +1,1 @@
+"""Experiments and studies that use sbeval; nothing here is imported by it or installed with it."""

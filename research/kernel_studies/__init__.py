@@ -1,0 +1,6 @@
+"""Questions about the kernels that were asked once; they share the measuring code of `benchmarks/`."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

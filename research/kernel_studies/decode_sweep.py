@@ -1,0 +1,70 @@
+"""Times launch parameters of the decode kernels against each other, to choose those in decode.py.
+
+    python -m research.kernel_studies.decode_sweep --head-dims 64 --keys 65536 [--warps 1 2 4 8] [--block-keys 64]
+
+Prints the fastest sets of each head_dim as a share of the bandwidth of a copy measured in the same run.
+"""
+
+import argparse
+import dataclasses
+import itertools
+from functools import partial
+
+import torch
+import triton
+from decode import copy_bandwidth, inputs
+from measuring import graphed, interleaved, machine
+
+from sbeval.attention.impl.triton.decode import decode, decode_parameters
+
+
+def main() -> None:
+    """Prints one line for each of the fastest sets."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--head-dims", type=int, nargs="+", default=[64])
+    parser.add_argument("--keys", type=int, default=65536)
+    parser.add_argument("--key-heads", type=int, default=64)
+    parser.add_argument("--block-keys", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--warps", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--buffer-kib", type=int, nargs="+", default=[24, 48, 72], help="what the pipeline holds")
+    parser.add_argument("--splits", type=int, nargs="+", default=[16, 32, 64])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[16, 64])
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/decode_sweep.py measures kernels on a GPU and finds none here, so it measures nothing.")
+        return
+    copied = copy_bandwidth()
+    print(f"{machine()}; a copy moves {copied / 1e12:.3f} TB/s", flush=True)
+    for head_dim in arguments.head_dims:
+        torch.manual_seed(0)
+        q, k, v = inputs(arguments.key_heads, 1, arguments.keys, head_dim, breaking=False)
+        base = decode_parameters(
+            rows=1, keys=arguments.keys, head_dim=head_dim, element_bytes=2, key_heads=arguments.key_heads,
+            multiprocessors=132, skipping=False,
+        )  # fmt: skip
+        found = []
+        for keys, warps, kib, splits, chunk in itertools.product(
+            arguments.block_keys, arguments.warps, arguments.buffer_kib, arguments.splits, arguments.chunks
+        ):
+            stages = max(2, min(8, kib * 1024 // (4 * keys * base.block_head_dim)))
+            chosen = dataclasses.replace(
+                base, block_keys=keys, num_warps=warps, num_stages=stages, splits=splits, first_splits=splits,
+                chunk_tiles=chunk,
+            )  # fmt: skip
+            name = f"N={keys} warps={warps} stages={stages} splits={splits} chunk={chunk}"
+            call = partial(
+                decode, q, k, v, head_dim**-0.5, False, None, -150.0, skipping=False, parameters=chosen
+            )  # fmt: skip
+            try:
+                time = interleaved({name: graphed(call)}, milliseconds=5)[name][1]
+            except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
+                print(f"D={head_dim} {name}: {type(error).__name__}", flush=True)
+                continue
+            found.append((time, name))
+        moved = 4 * arguments.key_heads * arguments.keys * head_dim
+        for time, name in sorted(found)[:8]:
+            print(f"D={head_dim} {name}: {time:.3f} ms, {moved / time * 1e3 / copied:.2f} of a copy", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Writes the pages of `docs/results` from their archives of result files."""

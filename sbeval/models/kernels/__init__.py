@@ -1,0 +1,1 @@
+"""Kernels of the models beside attention, and where they run."""

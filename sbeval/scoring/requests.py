@@ -1,0 +1,215 @@
+"""The adapter's own request types, as tasks write them and the adapter reads them.
+
+`token_logprobs`: a window of context length L is exactly L model inputs: one lead-in token, then its first L - 1
+targets; it scores its last `scored` targets. Texts and token lists never travel in a request: `key` names a token range
+that `sbeval.corpora.resolve_tokens` turns into tokens on both sides.
+
+`target_logprobs`, for answers inside a sequence: a request names (position, target) pairs: the log-probability of each
+target at the output of its position, given the inputs up to there. Targets need not be the next tokens. Sequences do
+not travel in a request: they are written to one file for many, and `key` names the file and the row.
+
+`attention_span`: how far back every layer and head looks.
+
+Shape suffixes: L input length, T targets.
+"""
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.errors import UserError
+
+TOKEN_LOGPROBS = "token_logprobs"
+ATTENTION_SPAN = "attention_span"
+
+
+class TokenLogprobsRequest(NamedTuple):
+    """Arguments of one request; a plain tuple, as lm-eval expects.
+
+    Attributes:
+        key: names the L target tokens of the window (`sbeval.corpora.token_key`).
+        context_length: L, the number of model inputs.
+        lead_in: token id fed before the first target.
+        scored: how many of the last targets to score, 1 to L.
+    """
+
+    key: str
+    context_length: int
+    lead_in: int
+    scored: int
+
+
+class TokenLogprobs(float):
+    """Sum of a window's log-probabilities in nats, carrying each of them in `logprobs` (float32 [scored]).
+
+    A float, so that logged samples hold one number a request instead of 65,536.
+    """
+
+    logprobs: NDArray[np.float32]
+
+    def __new__(cls, logprobs: NDArray[np.float32]) -> "TokenLogprobs":
+        """Sums `logprobs` in fp64."""
+        self = super().__new__(cls, float(logprobs.sum(dtype=np.float64)))
+        self.logprobs = logprobs
+        return self
+
+    def __reduce__(self) -> tuple[type["TokenLogprobs"], tuple[NDArray[np.float32]]]:
+        return (TokenLogprobs, (self.logprobs,))
+
+
+class AttentionSpanRequest(NamedTuple):
+    """Arguments of one request; a plain tuple, as lm-eval expects.
+
+    The response is a list with one row for each layer and head: [layer, head, span at 50 %, at 90 %, at 99 %, remaining
+    stick], spans in keys, each the mean over the queries; a span is None where a head gave no weight to any key.
+
+    Attributes:
+        key: names the L inputs (`sbeval.corpora.token_key`).
+        context_length: L.
+        queries: how many of the last positions are looked at.
+    """
+
+    key: str
+    context_length: int
+    queries: int
+
+
+TARGET_LOGPROBS = "target_logprobs"
+
+
+class TargetSequence(NamedTuple):
+    """Model inputs and what is asked of them.
+
+    Attributes:
+        inputs_L: integers [L], token ids.
+        positions_T: integers [T], input positions whose outputs predict the targets.
+        targets_T: integers [T], token ids.
+    """
+
+    inputs_L: NDArray[np.int64]
+    positions_T: NDArray[np.int64]
+    targets_T: NDArray[np.int64]
+
+
+class TargetLogprobsRequest(NamedTuple):
+    """Arguments of one request; a plain tuple, as lm-eval expects.
+
+    Attributes:
+        key: names a sequence (`keep_sequences`).
+        inputs: L, its number of model inputs.
+    """
+
+    key: str
+    inputs: int
+
+
+class TargetLogprobs(float):
+    """Sum of the targets' log-probabilities in nats, carrying each of them.
+
+    A float, so that logged samples hold one number a request.
+
+    Attributes:
+        logprobs: float32 [T].
+        greedy: bool [T], whether the target is the most probable token.
+    """
+
+    logprobs: NDArray[np.float32]
+    greedy: NDArray[np.bool_]
+
+    def __new__(cls, logprobs: NDArray[np.float32], greedy: NDArray[np.bool_]) -> "TargetLogprobs":
+        """Sums in double precision."""
+        self = super().__new__(cls, float(logprobs.sum(dtype=np.float64)))
+        self.logprobs, self.greedy = logprobs, greedy
+        return self
+
+    def __reduce__(self) -> tuple[type["TargetLogprobs"], tuple[NDArray[np.float32], NDArray[np.bool_]]]:
+        return (TargetLogprobs, (self.logprobs, self.greedy))
+
+
+def target_folder() -> Path:
+    """Returns where sequences are kept: `SBEVAL_CACHE`, else a folder in Hugging Face's datasets cache."""
+    named = os.environ.get("SBEVAL_CACHE")
+    if named:
+        return Path(named).expanduser() / "targets"
+    import datasets
+
+    return Path(datasets.config.HF_DATASETS_CACHE) / "sbeval" / "targets"
+
+
+def keep_sequences(sequences: Sequence[TargetSequence]) -> list[TargetLogprobsRequest]:
+    """Writes sequences to one file, named by its content, and returns a request for each.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    inputs, positions, targets = (
+        np.concatenate([np.asarray(sequence[part], dtype=np.int32) for sequence in sequences]) for part in range(3)
+    )
+    input_counts = np.array([len(sequence.inputs_L) for sequence in sequences], dtype=np.int64)
+    target_counts = np.array([len(sequence.targets_T) for sequence in sequences], dtype=np.int64)
+    arrays = (inputs, positions, targets, input_counts, target_counts)
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:32]
+    path = _path(digest)
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+            with os.fdopen(handle, "wb") as file:
+                np.savez(
+                    file,
+                    inputs=inputs,
+                    positions=positions,
+                    targets=targets,
+                    input_counts=input_counts,
+                    target_counts=target_counts,
+                )
+            os.replace(part, path)
+    except OSError as error:
+        raise UserError(
+            f"Expected to keep token sequences in {str(path.parent)!r}, found that it cannot be written "
+            f"({error.strerror}): set SBEVAL_CACHE to a folder with space that you may write to."
+        ) from error
+    return [TargetLogprobsRequest(f"{digest}:{row}", int(count)) for row, count in enumerate(input_counts.tolist())]
+
+
+def resolve_sequence(key: str) -> TargetSequence:
+    """Returns the sequence a request names.
+
+    Raises:
+        UserError: it is not on this machine.
+    """
+    digest, _, row = key.partition(":")
+    parts, input_ends, target_ends = _open(str(_path(digest)))
+    inputs = slice(input_ends[int(row)], input_ends[int(row) + 1])
+    targets = slice(target_ends[int(row)], target_ends[int(row) + 1])
+    return TargetSequence(
+        *(
+            parts[name][part].astype(np.int64)
+            for name, part in (("inputs", inputs), ("positions", targets), ("targets", targets))
+        )
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _open(path: str) -> tuple[dict[str, NDArray[np.int32]], list[int], list[int]]:
+    try:
+        with np.load(path) as file:
+            parts = {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise UserError(
+            f"Expected token sequences in {path!r}, found none: set SBEVAL_CACHE to the same folder for every process, "
+            "or run the task again."
+        ) from None
+    ends = ([0, *np.cumsum(parts[name]).tolist()] for name in ("input_counts", "target_counts"))
+    return parts, next(ends), next(ends)
+
+
+def _path(digest: str) -> Path:
+    return target_folder() / f"targets1-{digest}.npz"

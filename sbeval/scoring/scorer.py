@@ -1,0 +1,339 @@
+"""Log-probabilities of chosen tokens without ever holding [length, vocabulary] logits.
+
+The model's body runs once over the whole input. Its output projection, together with whatever the model's own forward
+does to logits (soft-capping, scaling, a divisor), then runs over chunks of the scored positions only: the full model is
+called with its body replaced by one that hands out the hidden states already computed, so nothing about the head is
+assumed. A short input is scored both ways first; a model that does not come apart like this is run through its own
+forward instead.
+
+Shape suffixes: B rows, L input length, P prefix length, N scored positions, C positions of one chunk, D hidden size,
+V vocabulary.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from sbeval.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+Prefix = DynamicCache
+"""What a model keeps of tokens it has read."""
+
+CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
+"""Logits held at once, by device: 64 MiB in fp32, and 128 MiB in bf16, enough positions to keep a GPU busy."""
+
+
+class TokenScores(NamedTuple):
+    """What scoring returns, on the CPU.
+
+    Attributes:
+        logprobs: float32 [N], log-probability of each target in nats.
+        greedy: bool [N], whether the target is the most probable token.
+    """
+
+    logprobs: Tensor
+    greedy: Tensor
+
+
+class PendingScores:
+    """Scores that a device may still be computing.
+
+    Args:
+        logprobs_N: float32 [N] on the device.
+        greedy_N: bool [N] on the device.
+        check: called with the log-probabilities on the CPU before they are handed out.
+    """
+
+    def __init__(self, logprobs_N: Tensor, greedy_N: Tensor, check: Callable[[Tensor], None]) -> None:
+        self._check = check
+        self._copied: torch.cuda.Event | None = None
+        later = logprobs_N.is_cuda  # other devices say nothing of when a copy is complete
+        self._scores = TokenScores(*(x.to("cpu", non_blocking=later) for x in (logprobs_N, greedy_N)))
+        if later:
+            with torch.cuda.device(logprobs_N.device):
+                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._copied.record()
+
+    def result(self) -> TokenScores:
+        """Waits for the device, for this work alone.
+
+        Raises:
+            UserError: a log-probability is not finite.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._check(self._scores.logprobs)
+        return self._scores
+
+
+class TokenScorer:
+    """Scores tokens with one causal language model.
+
+    Args:
+        model: a Hugging Face causal language model, this project's family or any other, PEFT-wrapped or not.
+        chunk_logits: how many logits to hold at once; None chooses by device.
+    """
+
+    def __init__(self, model: nn.Module, *, chunk_logits: int | None = None) -> None:
+        self.model = model
+        self.chunk_logits = chunk_logits
+        self._whole = _unwrapped(model)
+        self._body = _body(self._whole)
+        self._comes_apart: bool | None = None if self._body is not None else False
+        self._output_class: type[Any] | None = None
+
+    def score(
+        self,
+        input_ids_BL: Tensor,
+        row_N: Tensor,
+        position_N: Tensor,
+        target_N: Tensor,
+        *,
+        after: Prefix | None = None,
+    ) -> TokenScores:
+        """Scores tokens as `start` does, and waits for the result.
+
+        Raises:
+            UserError: a log-probability is not finite, or the model does not know a target.
+        """
+        return self.start(input_ids_BL, row_N, position_N, target_N, after=after).result()
+
+    @torch.no_grad()
+    def start(
+        self,
+        input_ids_BL: Tensor,
+        row_N: Tensor,
+        position_N: Tensor,
+        target_N: Tensor,
+        *,
+        after: Prefix | None = None,
+    ) -> PendingScores:
+        """Scores target n as the token that follows `input_ids_BL[row_N[n], : position_N[n] + 1]`.
+
+        Rows shorter than L are padded on the right, with any valid token. A GPU is given its work and not waited for.
+
+        Args:
+            input_ids_BL: int64 [B, L] model inputs.
+            row_N: int64 [N], the row of each target. On the CPU, as the next two, or the device is waited for.
+            position_N: int64 [N], the input position whose output predicts the target.
+            target_N: int64 [N] token ids.
+            after: from `read`: tokens before every row, which positions do not count. It can be used again.
+
+        Raises:
+            UserError: the model does not know a target.
+        """
+        splits = self._splits(input_ids_BL)
+        if splits:
+            hidden_BLD = self._hidden(input_ids_BL) if after is None else self._hidden_after(after, input_ids_BL)
+            device, skipped = hidden_BLD.device, 0
+        else:
+            logits_BLV = self._own_logits(input_ids_BL)
+            # a learned prompt stands before the input
+            device, skipped = logits_BLV.device, logits_BLV.shape[1] - input_ids_BL.shape[1]
+        rows, positions, targets = (to_device(x, device) for x in (row_N, position_N, target_N))
+        positions = positions + skipped
+
+        def logits_of(chunk: slice) -> Tensor:
+            if splits:
+                return self._head(hidden_BLD[rows[chunk], positions[chunk]][None])[0]
+            return logits_BLV[rows[chunk], positions[chunk]]
+
+        # on the CPU by NumPy: PyTorch wakes all cores for tens of thousands of numbers, which can take milliseconds
+        known = target_N.cpu().numpy()
+        lowest, highest = (int(known.min()), int(known.max())) if len(known) else (0, 0)
+        logprobs, greedy = self._in_chunks(logits_of, targets, lowest, highest)
+        return PendingScores(logprobs, greedy, lambda found: _check_finite(found, row_N.cpu(), position_N.cpu()))
+
+    @torch.no_grad()
+    def read(self, prefix_P: Tensor) -> Prefix | None:
+        """Reads tokens that several inputs begin with, for `score(..., after=...)`.
+
+        Args:
+            prefix_P: int64 [P] tokens.
+
+        Returns:
+            What the model keeps of them; None where it cannot go on from there more than once, as with sliding windows,
+            recurrent states and learned prompts.
+        """
+        cache = self._croppable_cache() if self._splits(prefix_P[None]) else None
+        if cache is not None:
+            self._hidden(prefix_P[None], cache)
+        return cache
+
+    def _in_chunks(
+        self, logits_of: Callable[[slice], Tensor], target_N: Tensor, lowest: int, highest: int
+    ) -> tuple[Tensor, Tensor]:
+        logprobs = [torch.empty(0, device=target_N.device)]
+        greedy = [torch.empty(0, dtype=torch.bool, device=target_N.device)]
+        most = self.chunk_logits or CHUNK_LOGITS.get(target_N.device.type, CHUNK_LOGITS["cpu"])
+        chunk_tokens = max(1, most // self._vocabulary())
+        for first in range(0, len(target_N), chunk_tokens):
+            chunk = slice(first, first + chunk_tokens)
+            logits_CV = logits_of(chunk)
+            if lowest < 0 or highest >= logits_CV.shape[1]:
+                raise UserError(
+                    f"Expected token ids below {logits_CV.shape[1]}, the number of the model's logits, found "
+                    f"{highest if lowest >= 0 else lowest} among the targets: check that the tokenizer is the model's."
+                )
+            chunk_logprobs, chunk_greedy = target_logprobs(logits_CV, target_N[chunk].to(logits_CV.device))
+            logprobs.append(chunk_logprobs.to(target_N.device))
+            greedy.append(chunk_greedy.to(target_N.device))
+        return torch.cat(logprobs), torch.cat(greedy)
+
+    def _splits(self, input_ids_BL: Tensor) -> bool:
+        if self._comes_apart is None:
+            self._comes_apart = self._reproduces_logits(input_ids_BL)
+        return self._comes_apart
+
+    def _croppable_cache(self) -> DynamicCache | None:
+        config: Any = getattr(self._whole, "config", None)
+        try:
+            cache = DynamicCache(config=config)
+        except (AttributeError, KeyError, TypeError):
+            return None
+        return cache if all(type(layer) is DynamicLayer for layer in cache.layers) else None
+
+    def _hidden(self, input_ids_BL: Tensor, cache: DynamicCache | None = None) -> Tensor:
+        assert self._body is not None
+        caching = _no_cache(self._body) if cache is None else {"past_key_values": cache, "use_cache": True}
+        output = self._body(input_ids=input_ids_BL, **caching)
+        self._output_class = type(output)
+        hidden_BLD: Tensor = output.last_hidden_state
+        return hidden_BLD
+
+    def _hidden_after(self, prefix: Prefix, input_ids_BL: Tensor) -> Tensor:
+        rows, length = input_ids_BL.shape
+        if rows == 1:  # no second copy of a prefix that may be long
+            hidden_BLD = self._hidden(input_ids_BL, prefix)
+            prefix.crop(-length)
+            return hidden_BLD
+        config: Any = getattr(self._whole, "config", None)
+        layers: list[Any] = list(prefix.layers)
+        every_row = [tuple(x.expand(rows, -1, -1, -1) for x in (layer.keys, layer.values)) for layer in layers]
+        return self._hidden(input_ids_BL, DynamicCache(every_row, config=config))
+
+    def _head(self, hidden_BCD: Tensor) -> Tensor:
+        assert self._body is not None
+        placeholder_BC = torch.zeros(hidden_BCD.shape[:2], dtype=torch.long, device=hidden_BCD.device)
+        assert self._output_class is not None
+        with _body_returns(self._body, self._output_class(last_hidden_state=hidden_BCD)):
+            logits_BCV: Tensor = self._whole(input_ids=placeholder_BC, **_no_cache(self._whole)).logits
+        return logits_BCV
+
+    def _own_logits(self, input_ids_BL: Tensor) -> Tensor:
+        logits_BLV: Tensor = self.model(input_ids=input_ids_BL, **_no_cache(self.model)).logits
+        return logits_BLV
+
+    def _vocabulary(self) -> int:
+        output_embeddings: Any = getattr(self._whole, "get_output_embeddings", lambda: None)
+        weight = getattr(output_embeddings(), "weight", None)
+        return int(weight.shape[0]) if weight is not None and weight.dim() == 2 else 2**17
+
+    def _reproduces_logits(self, input_ids_BL: Tensor) -> bool:
+        sample_BL = input_ids_BL[:1, :16]
+        expected = self._own_logits(sample_BL)
+        try:
+            found = self._head(self._hidden(sample_BL))
+        except (TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            found = None
+            logger.debug("the body and the head of %s do not run apart: %s", type(self._whole).__name__, error)
+        if found is not None and found.shape == expected.shape:
+            expected = expected.double()
+            tolerance = 8 * torch.finfo(found.dtype).eps ** (1.0 if found.dtype.itemsize < 4 else 0.75)
+            spread = expected.nan_to_num(posinf=0.0, neginf=0.0).abs().max()
+            same = torch.isclose(
+                found.double().to(expected.device), expected, rtol=0.0, atol=float(tolerance * spread), equal_nan=True
+            )
+            if bool(same.all()):
+                return True
+        logger.warning(
+            "%s computes its logits from more than its body's last hidden state: scoring runs its own forward, "
+            "which holds the logits of a whole input at once",
+            type(self._whole).__name__,
+        )
+        return False
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies whole numbers from the CPU to a device without waiting for the work a GPU has been given before."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        pinned.numpy()[...] = tensor.numpy()
+        return pinned.to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns float32 [N] log-probabilities of the targets, and bool [N] whether each is the most probable token.
+
+    The logits are raised to fp32 before the log-sum-exp; fp64 logits stay fp64 up to the result.
+    """
+    if logits_NV.is_cuda and logits_NV.dtype != torch.float64:
+        from sbeval.scoring.logprob_kernel import kernel_target_logprobs
+
+        return kernel_target_logprobs(logits_NV, target_N)
+    logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
+    chosen_N = logits_NV.gather(1, target_N[:, None]).squeeze(1)
+    logprobs_N = chosen_N - torch.logsumexp(logits_NV, dim=1)
+    return logprobs_N.float(), logits_NV.argmax(dim=1) == target_N
+
+
+@contextmanager
+def _body_returns(body: nn.Module, output: Any) -> Iterator[None]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return output
+
+    before = body.__dict__.get("forward")
+    body.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del body.__dict__["forward"]
+        else:
+            body.__dict__["forward"] = before
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The Hugging Face model inside a PEFT wrapper whose adapter lives in the layers; else the model itself."""
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        inner: nn.Module = model.get_base_model()  # type: ignore[operator]
+        return inner
+    return model
+
+
+def _body(model: nn.Module) -> nn.Module | None:
+    body = getattr(model, "base_model", None)
+    return body if isinstance(body, nn.Module) and body is not model else None
+
+
+def _no_cache(module: nn.Module) -> dict[str, bool]:
+    parameters = inspect.signature(module.forward).parameters
+    takes = "use_cache" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {"use_cache": False} if takes else {}
+
+
+def _check_finite(logprobs_N: Tensor, row_N: Tensor, position_N: Tensor) -> None:
+    finite = np.isfinite(logprobs_N.numpy())
+    if finite.all():
+        return
+    wrong = np.flatnonzero(~finite)
+    first = int(wrong[0])
+    length = int(position_N[row_N == row_N[first]].max()) + 1
+    raise UserError(
+        f"Expected finite log-probabilities, found {float(logprobs_N[first])} for the token after position "
+        f"{int(position_N[first])} of an input of {length} tokens ({len(wrong)} of {len(logprobs_N)} scored tokens): "
+        "try dtype=float32, and check the checkpoint's weights."
+    )

@@ -1,0 +1,1 @@
+"""Training text: where it comes from, what is kept out of it, and its tokenizer."""

@@ -1,0 +1,92 @@
+"""Randomness that depends on names alone, and the keys and values of needles drawn with it.
+
+Every draw is seeded by the text of what it is for, such as ("sb_niah_single_1", 42, 7, "needles"), so it never depends
+on other tasks, lengths, samples, processes or the order in which things are built. Bulk draws use raw PCG64 words or
+hashed numbers, which stay the same between versions of numpy.
+"""
+
+import functools
+import hashlib
+import math
+import random
+import uuid
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def seeded_random(*name: object) -> random.Random:
+    """Returns a generator seeded by a name."""
+    return random.Random(_digest(name))
+
+
+def seeded_order(count: int, *name: object) -> NDArray[np.int64]:
+    """Returns a random permutation of 0 ... count - 1, int64 [count].
+
+    Numbers are sorted by 16 random bits, which numpy does in linear time; the few equal ones keep their order.
+    """
+    bits = (np.random.PCG64(_digest(name)).random_raw(count) >> np.uint64(48)).astype(np.uint16)
+    return np.argsort(bits, kind="stable")
+
+
+def seeded_ranks(numbers: NDArray[np.int64], *name: object) -> NDArray[np.uint64]:
+    """Hashes each number to a uniform 64-bit word, uint64 of the same shape.
+
+    Sorting items by the ranks of their numbers is a shuffle in which a subset keeps its order. The hash is the
+    finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+    """
+    start = np.uint64(_digest(name) & (2**64 - 1))
+    with np.errstate(over="ignore"):
+        x = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + start
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def _digest(name: tuple[object, ...]) -> int:
+    return int.from_bytes(hashlib.sha256("\x1f".join(str(part) for part in name).encode()).digest()[:16], "big")
+
+
+NeedleType = Literal["words", "numbers", "uuids"]
+NEEDLE_TYPES: tuple[NeedleType, ...] = get_args(NeedleType)
+
+_DIGITS = 7
+
+
+@functools.cache
+def word_lists() -> tuple[list[str], list[str], list[str]]:
+    """Returns wonderwords' nouns, adjectives and verbs, each sorted."""
+    from wonderwords import RandomWord
+
+    words = RandomWord()
+    nouns, adjectives, verbs = (words.filter(include_categories=[kind]) for kind in ("noun", "adjective", "verb"))
+    return nouns, adjectives, verbs
+
+
+def draw(kind: NeedleType, rng: random.Random) -> str:
+    """Draws one key or value: an adjective and a noun with a hyphen, a number of seven digits, or a version-4 UUID."""
+    if kind == "words":
+        nouns, adjectives, _ = word_lists()
+        return f"{rng.choice(adjectives)}-{rng.choice(nouns)}"
+    if kind == "numbers":
+        return str(rng.randint(10 ** (_DIGITS - 1), 10**_DIGITS - 1))
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+
+
+def draw_distinct(kind: NeedleType, count: int, rng: random.Random, taken: frozenset[str] | set[str]) -> list[str]:
+    """Draws `count` different keys or values, none of them in `taken`."""
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        candidate = draw(kind, rng)
+        if candidate not in taken:
+            drawn[candidate] = None
+    return list(drawn)
+
+
+def log_count(kind: NeedleType) -> float:
+    """Returns the logarithm of how many keys or values of a kind there are: the NLL of a guess, in nats."""
+    if kind == "words":
+        nouns, adjectives, _ = word_lists()
+        return math.log(len(nouns) * len(adjectives))
+    return math.log(9 * 10 ** (_DIGITS - 1)) if kind == "numbers" else 122 * math.log(2)

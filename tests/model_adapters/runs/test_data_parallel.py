@@ -1,0 +1,103 @@
+"""Two processes under accelerate give what one gives, on the CPU, for lm-eval's request types and our own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from tests.model_adapters.runs import evaluate_to_json
+from tests.model_adapters.small import Checkpoints, english
+
+SCRIPT = Path(__file__).with_name("evaluate_to_json.py")
+COMMON = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+"""
+TASKS = {
+    "small_choice": """
+output_type: multiple_choice
+doc_to_text: "{{text[:20]}}"
+doc_to_choice: ["{{text[20:30]}}", " is better", " a"]
+doc_to_target: 0
+metric_list: [{metric: acc}, {metric: acc_norm}]
+""",
+    "small_rolling": """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list: [{metric: bits_per_byte}]
+""",
+    "small_generation": """
+output_type: generate_until
+doc_to_text: "{{text}}"
+doc_to_target: "e"
+generation_kwargs: {until: ["."], max_gen_toks: 5}
+metric_list: [{metric: exact_match}]
+""",
+}
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    data = tmp_path / "data.jsonl"
+    lines = [line for line in english().splitlines() if len(line) > 30]
+    data.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines[:7]))
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for name, body in TASKS.items():
+        (folder / f"{name}.yaml").write_text(COMMON.format(name=name, data=data) + body)
+    (tmp_path / "text.txt").write_text(english())
+    return folder
+
+
+def evaluate_in_two_processes(arguments: list[str], environment: dict[str, str]) -> None:
+    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "--mixed_precision=no", "--dynamo_backend=no", str(SCRIPT), *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def metrics(results: dict[str, Any]) -> dict[str, float]:
+    return {
+        f"{task} {key}": value
+        for task, values in results["results"].items()
+        for key, value in values.items()
+        if isinstance(value, float | int)
+    }
+
+
+def test_two_processes_share_the_work_and_give_the_results_of_one(
+    checkpoint: Checkpoints, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"SBEVAL_CACHE": str(tmp_path / "tokens"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    arguments = [str(checkpoint("stickbreaking")), str(tasks), str(tmp_path / "text.txt")]
+    evaluate_to_json.main(*arguments, str(tmp_path / "one"))
+    evaluate_in_two_processes(
+        [*arguments, str(tmp_path / "two")], {**environment, "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
+    )
+
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
+    assert metrics(one)
+    assert metrics(two) == pytest.approx(metrics(one), rel=1e-5)
+    for request_type in ("sb_wikitext_stream nll@0000064", "sb_flipflop answer_nll@0000064", "sb_span span90@0000064"):
+        assert any(key.startswith(request_type) for key in metrics(two)), sorted(metrics(two))
+    for task, samples in one["samples"].items():
+        by_document = {sample["doc_id"]: sample["target"] for sample in samples}
+        assert {sample["doc_id"]: sample["target"] for sample in two["samples"][task]} == by_document
+    alone = int((tmp_path / "one.rank0").read_text())
+    shared = [int((tmp_path / f"two.rank{rank}").read_text()) for rank in (0, 1)]
+    assert max(shared) < 0.8 * alone

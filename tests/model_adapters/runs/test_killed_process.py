@@ -1,0 +1,62 @@
+"""A process killed without warning, anywhere: the next one goes on and repeats no finished request."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model_adapters.runs import answer_until_killed
+from tests.model_adapters.small import Checkpoints, english
+
+ROOT = Path(__file__).parents[3]
+
+
+def numbers(answers: answer_until_killed.Answers) -> list[float]:
+    """Every number in the answers of scoring requests, in order."""
+    found: list[float] = []
+    for kind, values in answers.items():
+        if kind != "generate_until":
+            for value in values:
+                found += np.ravel(getattr(value, "logprobs", value)).astype(float).tolist()
+    return found
+
+
+@pytest.mark.parametrize("runs", [8, 29], ids=["in-our-own-requests", "in-generation"])
+def test_the_next_run_repeats_no_finished_request(
+    runs: int, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "tokens"))
+    text, database, folder = tmp_path / "text.txt", tmp_path / "cache.db", checkpoint("stickbreaking")
+    text.write_text(english())
+    killed = subprocess.run(
+        [sys.executable, answer_until_killed.__file__, str(folder), str(database), str(text), str(runs)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    finished = killed.stdout.count("finished")
+    everything = sum(map(len, answer_until_killed.asked(text).values()))
+    assert 0 < finished < everything
+
+    lm = answer_until_killed.load(folder)
+    added: list[Any] = []
+    set_hook = lm.set_cache_hook
+
+    def counting(hook: Any) -> None:
+        add = hook.add_partial
+        hook.add_partial = lambda kind, arguments, result: (added.append(kind), add(kind, arguments, result))
+        set_hook(hook)
+
+    lm.set_cache_hook = counting
+    found = answer_until_killed.answer(lm, database, text)
+    assert len(added) == everything - finished
+
+    expected = answer_until_killed.answer(answer_until_killed.load(folder), tmp_path / "other.db", text)
+    np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-5)
+    assert found["generate_until"] == expected["generate_until"]

@@ -1,0 +1,151 @@
+"""lm-eval's `--use_cache`: a killed run goes on where it was, and never reads another run's answers."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from lm_eval.api.model import CachingLM
+
+from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.options import AdapterOptions
+from sbeval.model_adapters.record import run_settings
+from tests.model_adapters.small import Checkpoints, english, instances
+
+LINES = [line for line in english().splitlines() if line]
+REQUESTS: dict[str, list[tuple[Any, ...]]] = {
+    "loglikelihood": [(line[:9], line[9:]) for line in LINES],
+    "loglikelihood_rolling": [(line,) for line in LINES],
+    "generate_until": [(line, {"until": ["e"], "max_gen_toks": 4}) for line in LINES],
+}
+
+
+class Killed(BaseException):
+    pass
+
+
+def load(folder: Path, **kwargs: Any) -> StickBreakingLM:
+    return StickBreakingLM(str(folder), device="cpu", **{"dtype": "float32", **kwargs})
+
+
+@pytest.mark.parametrize("kind", list(REQUESTS))
+def test_a_killed_run_repeats_no_finished_request(kind: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    expected = getattr(load(checkpoint("llama")), kind)(instances(kind, REQUESTS[kind]), disable_tqdm=True)
+    lm = load(checkpoint("llama"))
+    cached = CachingLM(lm, str(tmp_path / "cache.db"))
+    add = lm.cache_hook.add_partial
+    finished = 0
+
+    def dies_after_five(*args: Any) -> None:
+        nonlocal finished
+        add(*args)
+        finished += 1
+        if finished == 5:
+            raise Killed
+
+    lm.cache_hook.add_partial = dies_after_five
+    with pytest.raises(Killed):
+        getattr(cached, kind)(instances(kind, REQUESTS[kind]))
+    cached.dbdict.close()
+
+    resumed = load(checkpoint("llama"))
+    again = CachingLM(resumed, str(tmp_path / "cache.db"))
+    added: list[Any] = []
+    add_again = resumed.cache_hook.add_partial
+    resumed.cache_hook.add_partial = lambda *args: (added.append(args), add_again(*args))
+    found = getattr(again, kind)(instances(kind, REQUESTS[kind]))
+    assert len(added) == len(REQUESTS[kind]) - 5
+    if kind == "loglikelihood":
+        found, expected = [score for score, _ in found], [score for score, _ in expected]
+    assert found == (expected if kind == "generate_until" else pytest.approx(expected, rel=1e-5))
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"max_length": 64}, "max_length=128 instead of 64"),
+        ({"dtype": "bfloat16"}, "dtype='torch.float32' instead of 'torch.bfloat16'"),
+        ({"rope_scaling": "linear:2"}, "rope_scaling=None instead of"),
+        ({"add_bos_token": True}, "add_bos_token=None instead of True"),
+        ({"training_length": 64}, "training_length=None instead of 64"),
+        ({"truncation": "error"}, "truncation='left' instead of 'error'"),
+        ({"attn_implementation": "eager"}, "kernels='sdpa' instead of 'eager'"),
+        ({"think_end_token": "x"}, "think_end_token=None instead of 'x'"),
+        ({"chat_template_args": {"depth": 2}}, "arguments={} instead of {'chat_template_args': {'depth': 2}}"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_cache_made_with_other_settings_is_refused(
+    options: dict[str, Any], difference: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    database = str(tmp_path / "cache.db")
+    CachingLM(load(checkpoint("llama")), database).dbdict.close()
+    with pytest.raises(UserError, match=f"found one made with .*{difference}"):
+        CachingLM(load(checkpoint("llama"), **options), database)
+    CachingLM(load(checkpoint("llama")), database).dbdict.close()
+
+
+def test_a_cache_made_by_another_model_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    database = str(tmp_path / "cache.db")
+    CachingLM(load(checkpoint("llama")), database).dbdict.close()
+    with pytest.raises(UserError, match="found one made with configuration="):
+        CachingLM(load(checkpoint("mistral")), database)
+
+
+def test_a_cache_made_with_other_weights_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    database = str(tmp_path / "cache.db")
+    lm = load(checkpoint("llama"))
+    CachingLM(lm, database).dbdict.close()
+    with torch.no_grad():
+        lm.model.lm_head.weight[3] += 1
+    lm.model.save_pretrained(tmp_path / "trained")
+    lm.tokenizer.save_pretrained(tmp_path / "trained")
+    with pytest.raises(UserError, match="found one made with model="):
+        CachingLM(load(tmp_path / "trained"), database)
+
+
+def test_a_cache_made_with_another_lora_adapter_at_the_same_place_is_refused(
+    checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    database, adapter = str(tmp_path / "cache.db"), str(tmp_path / "adapter")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    for seed, difference in ((0, None), (0, None), (1, "found one made with peft=")):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+        peft.get_peft_model(model, config).save_pretrained(adapter)
+        with pytest.raises(UserError, match=difference) if difference else contextlib.nullcontext():
+            CachingLM(load(checkpoint("llama"), peft=adapter), database).dbdict.close()
+
+
+def test_a_cache_made_with_a_tokenizer_that_adds_bos_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    database = str(tmp_path / "cache.db")
+    CachingLM(load(checkpoint("llama")), database).dbdict.close()
+    with pytest.raises(UserError, match="found one made with tokenizer="):
+        CachingLM(load(checkpoint("llama"), tokenizer=str(checkpoint("llama", adds_bos=True))), database)
+
+
+def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    database = str(tmp_path / "cache.db")
+    for options in ({}, {"batch_size": 4, "max_batch_tokens": 512}, {"logits_cache": False, "trust_remote_code": True}):
+        CachingLM(load(checkpoint("llama"), **options), database).dbdict.close()
+
+
+def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint: Checkpoints) -> None:
+    lm = load(checkpoint("llama"))
+    stamped = run_settings(lm, lm.options, None, {})
+    assert {field.name for field in dataclasses.fields(AdapterOptions)} - set(stamped) == {"max_batch_tokens"}
+
+
+def test_a_cache_without_settings_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    from sqlitedict import SqliteDict
+
+    database = str(tmp_path / "cache.db")
+    with SqliteDict(database, autocommit=True) as unstamped:
+        unstamped["0123"] = (-1.0, True)
+    with pytest.raises(UserError, match="found one without its settings: name another file"):
+        CachingLM(load(checkpoint("llama")), database)

@@ -1,0 +1,184 @@
+"""Padded linear maps, fused norms, MLPs and rotations compute what the model's own parts do."""
+
+import copy
+
+import peft
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from sbeval.model_adapters.speed.faster import make_faster
+from sbeval.model_adapters.speed.linear import AlignedLinear, align_linears
+from sbeval.model_adapters.speed.mlp import FusedGatedMLP, fuse_mlps
+from sbeval.model_adapters.speed.norm import FusedRMSNorm
+from sbeval.model_adapters.speed.rotation import FusedRotation, fuse_rotations
+from tests.model_adapters.small import ARCHITECTURES, odd
+
+TOKENS = torch.arange(40)[None]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU kernels run in Triton's interpreter
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@torch.no_grad()
+def test_a_faster_model_gives_the_same_logits(architecture: str) -> None:
+    model = odd(architecture)
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    expected, state = model(TOKENS).logits, copy.deepcopy(model.state_dict())
+    changed = make_faster(model)
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
+    assert changed == (architecture != "gpt2")  # whose maps are of a class of their own
+    assert {name: tensor.shape for name, tensor in model.state_dict().items()} == {n: t.shape for n, t in state.items()}
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_gemmas_norms_are_left_alone_and_llamas_are_fused() -> None:
+    for architecture, fused in (("llama", True), ("qwen3", True), ("gemma2", False), ("gemma3", False)):
+        model = odd(architecture)
+        make_faster(model)
+        assert any(isinstance(module, FusedRMSNorm) for module in model.modules()) == fused
+
+
+def rotated(model: nn.Module) -> list[str]:
+    """The modules whose forward is a copy of their class's."""
+    return [name for name, module in model.named_modules() if "forward" in vars(module)]
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_rotations_of_halves_and_gated_mlps_are_fused(architecture: str) -> None:
+    model = odd(architecture)
+    own = {type(module): type(module).forward for module in model.modules()}
+    make_faster(model)
+    # Cohere rotates neighbours, our own family has its kernel in its own rotation
+    turned = 0 if architecture in ("cohere", "gpt2", "rope", "stickbreaking") else len(model.base_model.layers)
+    assert len(rotated(model)) == turned
+    gated = 0 if architecture in ("gpt2", "gpt_neox") else len(model.base_model.layers)
+    assert sum(isinstance(module, FusedGatedMLP) for module in model.modules()) == gated
+    assert all(kind.forward is forward for kind, forward in own.items())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox", "stickbreaking"])
+def test_gradients_of_a_faster_model_are_its_own(architecture: str) -> None:
+    model = odd(architecture)
+
+    def gradient() -> torch.Tensor:
+        embeddings = model.get_input_embeddings().weight
+        (gradient,) = torch.autograd.grad(model(TOKENS).logits.square().sum(), embeddings)
+        return gradient
+
+    expected = gradient()
+    make_faster(model)
+    torch.testing.assert_close(gradient(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+# the last two differ from relu and gelu beyond 6 and 10 alone
+OTHERS = ("quick_gelu", "relu2", "relu6", "gelu_10")
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu", *OTHERS])
+def test_an_mlp_is_fused_where_its_activation_is_known(activation: str) -> None:
+    config = ARCHITECTURES["llama"](64)
+    config.hidden_act = activation
+    model = nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(config))
+    x = 2.0 * torch.randn(1, 3, config.hidden_size, generator=torch.Generator().manual_seed(0))
+    expected = model(x)
+    assert len(fuse_mlps(model)) == (activation not in OTHERS)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), expected)
+
+
+def test_an_mlp_that_does_something_else_stays_as_it_is() -> None:
+    class Doubled(transformers.models.llama.modeling_llama.LlamaMLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2.0 * super().forward(x)
+
+    model = nn.Sequential(Doubled(ARCHITECTURES["llama"](64)))
+    assert not fuse_mlps(model)
+
+
+@pytest.mark.parametrize("limit", [7.0, 16.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_mlp_that_clamps_large_channels_alone_stays_as_it_is(limit: float, dtype: torch.dtype) -> None:
+    class Clamped(transformers.models.llama.modeling_llama.LlamaMLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gate, up = self.gate_proj(x).clamp(max=limit), self.up_proj(x).clamp(-limit, limit)
+            return self.down_proj(self.act_fn(gate) * up)
+
+    torch.manual_seed(0)
+    config = ARCHITECTURES["llama"](64)
+    assert not fuse_mlps(nn.Sequential(Clamped(config)).to(dtype))
+    assert fuse_mlps(nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(config)).to(dtype))
+
+
+def test_an_mlp_in_whole_numbers_stays_as_it_is() -> None:
+    model = nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(ARCHITECTURES["llama"](64)))
+    for child in (model[0].gate_proj, model[0].up_proj, model[0].down_proj):
+        child.weight = nn.Parameter(child.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+
+        def asserts(x: torch.Tensor) -> None:
+            raise AssertionError(x.dtype)
+
+        child.forward = asserts
+    assert not fuse_mlps(model)
+    assert not align_linears(model)
+
+
+@pytest.mark.parametrize("angles", [(2, 5, 8), (1, 5, 8), (2, 1, 8), (1, 1, 8)])
+@pytest.mark.parametrize("texts", [1, 2])
+def test_a_rotation_broadcasts_angles_as_the_models_own_does(angles: tuple[int, int, int], texts: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(texts, heads, 5, 8, generator=generator).to(DEVICE) for heads in (4, 2))
+    halves = torch.randn(2, *angles[:2], angles[2] // 2, generator=generator).to(DEVICE)
+    cos, sin = (torch.cat([half, half], dim=-1) for half in halves)
+    own = transformers.models.llama.modeling_llama.apply_rotary_pos_emb
+    for found, expected in zip(FusedRotation(own)(q, k, cos, sin), own(q, k, cos, sin), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_an_attention_with_a_forward_of_its_own_stays_as_it_is() -> None:
+    model = odd("llama")
+    first, second = (layer.self_attn for layer in model.model.layers)
+    first.forward = first.forward
+    assert fuse_rotations(model) == [second]
+
+
+class Quantised(torch.Tensor):
+    """Stands for weights of a class of their own."""
+
+
+def test_weights_of_a_class_of_their_own_stay_as_they_are() -> None:
+    model = odd("llama")
+    mlp, norm = model.model.layers[0].mlp, model.model.norm
+    for module in (mlp.up_proj, norm):
+        module.weight = nn.Parameter(module.weight.detach().as_subclass(Quantised), requires_grad=False)
+    make_faster(model)
+    assert type(mlp.up_proj) is nn.Linear
+    assert type(mlp.gate_proj) is AlignedLinear
+    assert type(model.model.norm) is type(norm)
+
+
+def test_a_model_that_would_differ_gets_its_own_parts_back(caplog: pytest.LogCaptureFixture) -> None:
+    model = odd("llama")
+    expected = model(TOKENS).logits
+    mlp = model.model.layers[0].mlp
+    own = mlp.forward
+    mlp.forward = lambda hidden: own(hidden) * (1.0 if type(mlp.up_proj) is nn.Linear else 2.0)
+    assert not make_faster(model)
+    assert not any(isinstance(module, AlignedLinear | FusedGatedMLP | FusedRMSNorm) for module in model.modules())
+    assert rotated(model) == ["model.layers.0.mlp"]  # this test's own
+    assert torch.equal(model(TOKENS).logits, expected)
+    assert "is run as it is" in caplog.text
+
+
+@torch.no_grad()
+def test_a_model_with_a_lora_adapter_keeps_it() -> None:
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(odd("llama"), config).eval()
+    expected = model(TOKENS).logits
+    assert make_faster(model)
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
+    replaced = [name for name, module in model.named_modules() if isinstance(module, AlignedLinear)]
+    assert any(name.endswith("up_proj.base_layer") for name in replaced)
+    with model.disable_adapter():
+        assert not torch.allclose(model(TOKENS).logits, expected, rtol=1e-3, atol=1e-3)

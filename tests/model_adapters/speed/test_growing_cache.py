@@ -1,0 +1,145 @@
+"""The cache of generation: what transformers' own would hold, in memory that is not copied for every token."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.cache_utils import DynamicLayer
+
+from sbeval.attention.impl.triton import decode as triton_decode
+from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.speed import growing_cache as module
+from sbeval.model_adapters.speed.growing_cache import GrowingLayer, growing_cache
+from tests.model_adapters.small import ARCHITECTURES, Checkpoints, english, instances
+
+LINES = [line for line in english().splitlines() if line][:6]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 9)),
+        st.tuples(st.just("crop"), st.integers(1, 4)),
+        st.tuples(st.just("reorder"), st.just(0)),
+        st.tuples(st.just("repeat"), st.just(2)),
+        st.tuples(st.just("reset"), st.just(0)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS)
+def test_any_sequence_of_steps_leaves_what_transformers_own_layer_holds(steps: list[tuple[str, int]]) -> None:
+    layers = (GrowingLayer(), DynamicLayer())
+    rows = 2
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for step, amount in [("append", 3), *steps]:
+            if step == "append":
+                new = torch.randn(2, rows, 2, amount, 4, generator=generator)
+                found, expected = (layer.update(new[0], new[1]) for layer in layers)
+                assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+            elif layers[0].get_seq_length() > amount:
+                rows *= 2 if step == "repeat" and rows < 8 else 1
+                for layer in layers:
+                    if step == "crop":
+                        layer.crop(-amount)
+                    elif step == "reorder":
+                        layer.reorder_cache(torch.arange(rows - 1, -1, -1))
+                    elif step == "repeat" and layer.keys.shape[0] < rows:
+                        layer.batch_repeat_interleave(2)
+                    elif step == "reset":
+                        layer.reset()
+            assert layers[0].get_seq_length() == layers[1].get_seq_length()
+
+
+@torch.no_grad()
+def test_tokens_one_by_one_are_written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GROWTH_TOKENS", 8)
+    layer = GrowingLayer()
+    token = torch.ones(1, 2, 1, 4)
+    places = set()
+    for _ in range(36):
+        keys, _ = layer.update(token, token)
+        places.add(keys.data_ptr())
+    assert keys.shape == (1, 2, 36, 4)
+    assert len(places) == 4  # 1 + 8 tokens, then nine more each time
+
+
+def test_gradients_flow_through_it() -> None:
+    layer, first, second = GrowingLayer(), *(torch.ones(1, 1, 2, 4, requires_grad=True) for _ in range(2))
+    layer.update(first, first)
+    keys, values = layer.update(second, second)
+    (keys.sum() + 2 * values.sum()).backward()
+    assert torch.equal(first.grad, torch.full_like(first, 3.0))
+    assert torch.equal(second.grad, first.grad)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_generation_uses_it_and_gives_the_tokens_of_transformers_own_cache(
+    architecture: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GROWTH_TOKENS", 5)
+    lm = StickBreakingLM(str(checkpoint(architecture)), device="cpu", dtype="float32", batch_size=3)
+    cache = growing_cache(lm.model, None)
+    assert (cache is None) == (architecture == "mistral")  # all of whose layers have a window
+    setting = {"until": ["\n\n"], "max_gen_toks": 20}
+    requests = [(line, setting) for line in LINES]
+    if cache is not None:
+        lm.model.generate(torch.arange(3, 9)[None], min_new_tokens=3, max_new_tokens=3, past_key_values=cache)
+        layer = next(layer for layer in cache.layers if isinstance(layer, GrowingLayer))
+        assert layer.keys.shape[-2] == 8
+        assert layer.keys.untyped_storage().nbytes() > layer.keys.nbytes
+    found = lm.generate_until(instances("generate_until", requests), disable_tqdm=True)
+    monkeypatch.setattr("sbeval.model_adapters.generation.growing_cache", lambda *_: None)
+    assert found == lm.generate_until(instances("generate_until", requests), disable_tqdm=True)
+
+
+def test_beams_and_samples_are_those_of_transformers_own_cache(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = StickBreakingLM(str(checkpoint("stickbreaking")), device="cpu", dtype="float32", batch_size=3)
+    for extra in ({"num_beams": 3}, {"do_sample": True, "temperature": 0.7}):
+        requests = [(line, {"until": ["\n\n"], "max_gen_toks": 10, **extra}) for line in LINES]
+        texts = []
+        for change in (False, True):
+            with monkeypatch.context() as patch:
+                if change:
+                    patch.setattr("sbeval.model_adapters.generation.growing_cache", lambda *_: None)
+                transformers.set_seed(0)
+                texts.append(lm.generate_until(instances("generate_until", requests), disable_tqdm=True))
+        assert texts[0] == texts[1]
+
+
+def test_another_kind_of_cache_is_used_where_one_is_asked_for(checkpoint: Checkpoints) -> None:
+    lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", dtype="float32")
+    assert growing_cache(lm.model, "static") is None
+    request = (LINES[0], {"until": ["\n\n"], "max_gen_toks": 3, "cache_implementation": "static"})
+    assert len(lm.generate_until(instances("generate_until", [request]), disable_tqdm=True)) == 1
+
+
+def test_decoding_runs_the_decode_kernel_on_the_cache_as_it_lies(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU the kernels run in Triton's interpreter
+    prompts = ["Beautiful is better than ugly. " * 2, "Explicit is better than implicit."]
+    requests = [(prompt, {"until": ["\n\n"], "max_gen_toks": 5}) for prompt in prompts]
+    calls: list[tuple[int, bool, bool]] = []
+    own = triton_decode.decode
+
+    def watched(q: Any, k: Any, v: Any, scale: float, current: bool, seq_start: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append((q.shape[2], k.is_contiguous(), seq_start is not None))
+        return own(q, k, v, scale, current, seq_start, *args, **kwargs)
+
+    monkeypatch.setattr(triton_decode, "FEWEST_KEYS", 16)  # so that short prompts will do
+    monkeypatch.setattr("sbeval.attention.impl.triton.function.decode", watched)
+    texts = []
+    for kernels in ("triton", "reference"):
+        lm = StickBreakingLM(
+            str(checkpoint("stickbreaking")), device=device, dtype="float32", batch_size=2, kernels=kernels
+        )
+        texts.append(lm.generate_until(instances("generate_until", requests), disable_tqdm=True))
+    assert len(calls) >= 2 * lm.model.config.num_hidden_layers
+    assert set(calls) == {(1, False, True)}
+    assert texts[0] == texts[1]

@@ -1,0 +1,135 @@
+"""Chunked scoring is the full-logits log-softmax, and says so when a number is not one."""
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbeval.errors import UserError
+from sbeval.scoring.scorer import TokenScorer, target_logprobs
+
+VOCABULARY = 61
+
+
+def gemma2() -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    config = transformers.Gemma2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        final_logit_softcapping=1.0,
+    )
+    model = transformers.Gemma2ForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+    return model
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 3), length=st.integers(1, 40), chunk_tokens=st.integers(1, 50), seed=st.integers(0, 99))
+def test_chunked_scores_equal_fp64_log_softmax(rows: int, length: int, chunk_tokens: int, seed: int) -> None:
+    model = gemma2()
+    generator = torch.Generator().manual_seed(seed)
+    input_ids = torch.randint(0, VOCABULARY, (rows, length), generator=generator)
+    targets = torch.randint(0, VOCABULARY, (rows, length), generator=generator)
+    row, position = torch.meshgrid(torch.arange(rows), torch.arange(length), indexing="ij")
+    scores = TokenScorer(model, chunk_logits=chunk_tokens * VOCABULARY).score(
+        input_ids, row.flatten(), position.flatten(), targets.flatten()
+    )
+    with torch.no_grad():
+        expected = model(input_ids).logits.double().log_softmax(-1)
+    torch.testing.assert_close(
+        scores.logprobs.double(), expected.gather(2, targets[..., None]).flatten(), rtol=1e-5, atol=1e-6
+    )
+    assert scores.logprobs.dtype == torch.float32
+    assert torch.equal(scores.greedy, (expected.argmax(-1) == targets).flatten())
+
+
+def test_only_chunks_of_scored_positions_reach_the_head() -> None:
+    model = gemma2()
+    seen: list[int] = []
+    model.lm_head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.shape[:-1].numel()))
+    scorer = TokenScorer(model, chunk_logits=5 * VOCABULARY)
+    input_ids = torch.arange(40)[None]
+    scorer.score(input_ids, torch.zeros(12, dtype=torch.long), torch.arange(28, 40), torch.arange(12))
+    seen.clear()  # the first call also compares a short input
+    scorer.score(input_ids, torch.zeros(12, dtype=torch.long), torch.arange(28, 40), torch.arange(12))
+    assert seen == [5, 5, 2]
+
+
+class TwoBodiedLM(torch.nn.Module):
+    """A model whose logits need more than its body's last hidden state: the embedding joins in again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = gemma2()
+        self.base_model = self.inner.model
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> object:
+        hidden = self.base_model(input_ids=input_ids, use_cache=use_cache).last_hidden_state
+        logits = self.inner.lm_head(hidden + self.base_model.embed_tokens(input_ids))
+        return transformers.modeling_outputs.CausalLMOutputWithPast(logits=logits)
+
+
+def test_a_model_that_does_not_come_apart_is_scored_by_its_own_forward(caplog: pytest.LogCaptureFixture) -> None:
+    model = TwoBodiedLM().eval()
+    input_ids = torch.randint(0, VOCABULARY, (2, 30), generator=torch.Generator().manual_seed(1))
+    position = torch.arange(30)
+    scores = TokenScorer(model, chunk_logits=7 * VOCABULARY).score(
+        input_ids, torch.ones(30, dtype=torch.long), position, position
+    )
+    with torch.no_grad():
+        expected = model(input_ids).logits[1].double().log_softmax(-1)  # type: ignore[attr-defined]
+    torch.testing.assert_close(
+        scores.logprobs.double(), expected.gather(1, position[:, None])[:, 0], rtol=1e-5, atol=1e-6
+    )
+    assert "runs its own forward" in caplog.text
+
+
+def test_the_models_forward_is_its_own_again_after_scoring() -> None:
+    model = gemma2()
+    input_ids = torch.arange(20)[None]
+    with torch.no_grad():
+        before = model(input_ids).logits
+        TokenScorer(model).score(input_ids, torch.tensor([0]), torch.tensor([19]), torch.tensor([3]))
+        after = model(input_ids).logits
+    assert torch.equal(before, after)
+
+
+def test_bf16_logits_are_raised_to_fp32_before_the_sum() -> None:
+    logits = torch.randn(50, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+    target = torch.arange(50)
+    expected = logits.double().log_softmax(-1).gather(1, target[:, None])[:, 0]
+    logprobs, _ = target_logprobs(logits, target)
+    torch.testing.assert_close(logprobs.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_number_that_is_not_finite_is_an_error_naming_position_and_length(value: float) -> None:
+    model = gemma2()
+    model.config.final_logit_softcapping = None
+
+    def spoil_the_logits_of_token_7(_module: torch.nn.Module, _inputs: object, logits: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(-1, torch.tensor([7]), value)
+
+    model.lm_head.register_forward_hook(spoil_the_logits_of_token_7)
+    input_ids = torch.arange(2, 22)[None]
+    position = torch.arange(4, 20)
+    scored_from = "4" if value != value else "7"  # NaN spoils the sum of every position, -inf the token itself
+    with pytest.raises(UserError, match=f"{value} for the token after position {scored_from} of an input of 20 tokens"):
+        TokenScorer(model).score(input_ids, torch.zeros(16, dtype=torch.long), position, position)
+
+
+@pytest.mark.parametrize("target", [-1, VOCABULARY])
+def test_a_target_the_model_does_not_know_is_named(target: int) -> None:
+    with pytest.raises(
+        UserError, match=f"token ids below {VOCABULARY}, the number of the model's logits, found {target}"
+    ):
+        TokenScorer(gemma2()).score(
+            torch.arange(20)[None], torch.zeros(2, dtype=torch.long), torch.tensor([3, 19]), torch.tensor([5, target])
+        )

@@ -1,0 +1,116 @@
+"""Attention spans against plain loops over weights that are computed another way."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from sbeval.errors import UserError
+from sbeval.models import SbevalConfig
+from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
+from sbeval.scoring.spans import SHARES, attention_spans, spans
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+LENGTH, QUERIES = 40, 7
+
+
+def sharpened(model: Any) -> Any:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(6.0)
+    return model.eval()
+
+
+def looped(weights: list[float]) -> list[float]:
+    """Spans of one query whose weights are listed from the newest key."""
+    total, found = sum(weights), []
+    for share in SHARES:
+        reached, count = 0.0, 0
+        while reached < share * total * (1 - 1e-9):
+            reached += weights[count]
+            count += 1
+        found.append(count)
+    return found
+
+
+def test_spans_of_known_weights() -> None:
+    weights = torch.tensor(
+        [[[0.125, 0.0, 0.375, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]], [[0.02, 0.0, 0.0, 0.0, 0.0]] * 2]
+    )
+    found = spans(weights, torch.tensor([3, 4]))
+    assert found.tolist() == [[[1, 4, 4], [1, 1, 1]], [[4, 4, 4], [5, 5, 5]]]
+    assert spans(torch.zeros(1, 1, 3), torch.tensor([2])).isnan().all()
+
+
+def test_softmax_spans_equal_those_of_the_models_own_weights() -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES)
+    model = sharpened(transformers.LlamaForCausalLM(config))
+    tokens = torch.randint(50, (1, LENGTH))
+    found = attention_spans(model, tokens, QUERIES)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(tokens, output_attentions=True).attentions
+    assert [row[:2] for row in found] == [[layer, head] for layer in range(2) for head in range(4)]
+    for layer, head, *own in found:
+        rows = [weights[layer][0, head, j, : j + 1].flip(0).tolist() for j in range(LENGTH - QUERIES, LENGTH)]
+        expected = torch.tensor([looped(row) for row in rows], dtype=torch.float64).mean(0)
+        assert own[:3] == pytest.approx(expected.tolist())
+        assert own[3] == 0.0
+
+
+@pytest.mark.parametrize("attend_current", [False, True])
+def test_stick_breaking_spans_equal_a_loop_that_breaks_sticks(attend_current: bool) -> None:
+    torch.manual_seed(1)
+    config = SbevalConfig(attention="stickbreaking", attend_current=attend_current, **SIZES)
+    model = sharpened(transformers.AutoModelForCausalLM.from_config(config))
+    seen: list[Any] = []
+    mixers = [module for module in model.modules() if isinstance(module, StickBreakingMixer)]
+    handles = [
+        mixer.register_forward_pre_hook(lambda mixer, args: seen.append((mixer.scale, *args))) for mixer in mixers
+    ]
+    found = attention_spans(model, torch.randint(50, (1, LENGTH)), QUERIES)
+    for handle in handles:
+        handle.remove()
+    for layer, head, *own in found:
+        scale, q, k = seen[int(layer or 0)][:3]
+        expected, rests = [], []
+        for j in range(LENGTH - QUERIES, LENGTH):
+            stick, weights = 1.0, []
+            for i in range(j if attend_current else j - 1, -1, -1):
+                beta = 1 / (1 + math.exp(-scale * float(q[0, head, j] @ k[0, int(head or 0) // 2, i])))
+                weights.append(beta * stick)
+                stick *= 1 - beta
+            expected.append(looped(weights))
+            rests.append(stick)
+        assert own[:3] == pytest.approx(torch.tensor(expected, dtype=torch.float64).mean(0).tolist(), abs=0.3)
+        assert own[3] == pytest.approx(sum(rests) / len(rests), abs=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["rope", "nope", "alibi", "fire"])
+def test_every_softmax_scheme_of_the_family_is_seen(attention: str) -> None:
+    torch.manual_seed(2)
+    config = SbevalConfig(attention=attention, sliding_window=9, **SIZES)
+    model = sharpened(transformers.AutoModelForCausalLM.from_config(config))
+    found = attention_spans(model, torch.randint(50, (1, LENGTH)), QUERIES)
+    assert len(found) == 8
+    assert sum(isinstance(module, SoftmaxMixer) for module in model.modules()) == 2
+    assert all(1 <= float(row[2] or 0) <= float(row[3] or 0) <= float(row[4] or 0) <= 9 for row in found)
+
+
+def test_attention_that_cannot_be_looked_into_is_refused() -> None:
+    model = transformers.LlamaForCausalLM._from_config(transformers.LlamaConfig(**SIZES), attn_implementation="eager")
+    with pytest.raises(UserError, match="attn_implementation=sdpa"):
+        attention_spans(model, torch.randint(50, (1, 10)), 2)
