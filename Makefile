@@ -11,13 +11,14 @@ TEST_WORKERS ?= 2
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser check lint types bench clean
+.PHONY: help setup demo test test-browser check lint types tree editor bench clean
 
 help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
 	@echo "make test          run the tests; TESTS=... names some, TEST_WORKERS=... sets the processes"
 	@echo "make test-browser  run the tests of the page in headless chromium"
 	@echo "make check         lint, formatting and types"
+	@echo "make editor        lay build/tree/sbeval out as the package installs, so that editors follow its imports"
 	@echo "make bench         measure what this machine can measure (benchmarks/)"
 	@echo "make setup         only install into .venv"
 	@echo "make clean         remove what the other targets made, results and report included"
@@ -51,11 +52,18 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# mypy follows a package through folders only, so it gets one: links that lie as the installed package does.
-types: $(INSTALLED)
-	@rm -rf build/types && mkdir -p build/types/sbeval
-	@for path in sbeval/*; do case $$path in */__pycache__) ;; *) ln -s "../../../$$path" build/types/sbeval/ ;; esac; done
-	@for room in $(ROOMS); do ln -s "../../../$$room" build/types/sbeval/; done
+# Type checkers and editors follow a package through folders only, so they get one: links that lie as the installed
+# package does.
+tree:
+	@rm -rf build/tree && mkdir -p build/tree/sbeval
+	@for path in sbeval/*; do case $$path in */__pycache__) ;; *) ln -s "../../../$$path" build/tree/sbeval/ ;; esac; done
+	@for room in $(ROOMS); do ln -s "../../../$$room" build/tree/sbeval/; done
+
+editor: tree
+	@echo "build/tree/sbeval is the package as it installs, made of links into this checkout."
+	@echo "Pyright and Pylance find it by pyproject.toml; elsewhere make build/tree a source root."
+
+types: $(INSTALLED) tree
 	$(BIN)/mypy --package sbeval
 
 bench: $(INSTALLED)
