@@ -1,0 +1,81 @@
+"""The recipes of docs/adding.md, each followed to the letter in a copy of the checkout: what it runs succeeds."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_tree import ROOMS, ROOT
+
+GUIDE = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
+RECIPES = {part.partition("\n")[0]: part for part in GUIDE.split("\n## ")[1:]}
+STEP = re.compile(r"^(?:(New file|In) `([^`]+)`[^\n]*\n\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_a_recipe_leads_to_what_it_says(title: str, tmp_path: Path) -> None:
+    checkout = copy_of_the_checkout(tmp_path / "checkout")
+    commands = follow(RECIPES[title], checkout)
+    assert commands, "a recipe ends with commands that try the result"
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=checkout,
+            env=environment(checkout),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_every_file_a_recipe_changes_is_there_and_every_new_one_is_not() -> None:
+    for kind, path, _, _ in STEP.findall(GUIDE):
+        assert not path or (ROOT / path).exists() == (kind == "In"), path
+
+
+def copy_of_the_checkout(folder: Path) -> Path:
+    """Copies the packages, and lays them out as `make tree` does, so that they are imported as one installs them."""
+    for name in ("sbeval", *ROOMS):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    tree = folder / "build" / "tree" / "sbeval"
+    tree.mkdir(parents=True)
+    for path in (*(folder / "sbeval").iterdir(), *(folder / room for room in ROOMS)):
+        (tree / path.name).symlink_to(path)
+    return folder
+
+
+def follow(recipe: str, checkout: Path) -> list[str]:
+    """Makes the files and changes of a recipe and returns its commands."""
+    commands = []
+    for kind, path, language, text in STEP.findall(recipe):
+        if kind == "New file":
+            (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+            (checkout / path).write_text(text, encoding="utf-8")
+        elif kind == "In":
+            change(checkout / path, text)
+        elif language == "sh":
+            commands.append(text)
+    return commands
+
+
+def change(file: Path, difference: str) -> None:
+    """Applies lines that begin with a space, a minus or a plus, at the one place where they fit."""
+    lines = difference.splitlines()
+    before = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "+")
+    after = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "-")
+    text = file.read_text(encoding="utf-8")
+    assert text.count(before) == 1, f"{file}: {text.count(before)} places for\n{before}"
+    file.write_text(text.replace(before, after), encoding="utf-8")
+
+
+def environment(checkout: Path) -> dict[str, str]:
+    paths = {
+        "PYTHONPATH": str(checkout / "build" / "tree"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SBEVAL_CACHE": str(checkout / "cache"),
+    }
+    return {**os.environ, **paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
