@@ -6,15 +6,16 @@ pieces are counted once and sums are used as estimates, which `fit` then checks 
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from sbeval.corpora import tokenizer_sha256
+from sbeval.corpora import cache_folder, tokenizer_sha256
+from sbeval.corpora.cache import keep_table, read_table
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.cache import cached_counts
 
 LINES = ("a.\n", "A")
 LINE_START = ("a.\n", " a")
@@ -96,7 +97,7 @@ class TokenCounter:
     def count_pool(self, pieces: Sequence[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
         """Counts many pieces as `count_pieces` does, and keeps the counts on disk, int64 [pieces]."""
         digest = hashlib.sha256("\x1e".join([self.sha256, *between, *pieces]).encode()).hexdigest()
-        return cached_counts(digest, lambda: self.count_pieces(pieces, between))
+        return kept_counts(digest, lambda: self.count_pieces(pieces, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
         bos = getattr(self.tokenizer, "bos_token", None)
@@ -112,6 +113,16 @@ class TokenCounter:
         backend.no_padding()
         encoded: list[Any] = backend.encode_batch_fast(list(texts), add_special_tokens=add)
         return encoded
+
+
+def kept_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Returns the counts kept on disk under a hash, int64; makes and keeps them where there are none."""
+    path = cache_folder("ruler") / f"ruler1-counts-{digest[:32]}.arrow"
+    if (table := read_table(path)) is not None:
+        return np.asarray(table.column("tokens"), dtype=np.int64)
+    counts = count()
+    keep_table(path, pa.table({"tokens": counts.astype(np.int32)}))
+    return counts
 
 
 def load_counter(metadata: Mapping[str, Any], task: str) -> TokenCounter:

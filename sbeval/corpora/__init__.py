@@ -1,10 +1,11 @@
 """Text sources, their documents, their tokens, and the windows protocols cut from them."""
 
+from sbeval.corpora.cache import cache_folder
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
 from sbeval.corpora.hub import KNOWN, HubText, hub_corpus, hub_text
 from sbeval.corpora.local import local_corpus, read_text
 from sbeval.corpora.sources import split_wikitext_pages, stdlib_corpus, wikitext_corpus
-from sbeval.corpora.store import cache_folder, resolve_tokens, token_key, tokenize_corpus
+from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
 from sbeval.corpora.tokens import DocumentSums, Layout, TokenizedCorpus
 
