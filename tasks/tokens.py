@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sbeval.corpora import cache_folder, tokenizer_sha256
 from sbeval.corpora.cache import keep_table, read_table
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 
 LINES = ("a.\n", "A")
@@ -22,6 +23,7 @@ LINE_START = ("a.\n", " a")
 WORDS = ("a", " a")
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained", "model")
+_LOADING_KEYS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 
 
 class TokenCounter:
@@ -126,39 +128,37 @@ def kept_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[
 
 
 def load_counter(metadata: Mapping[str, Any], task: str) -> TokenCounter:
-    """Loads the tokenizer of the model that lm-eval runs, named by its model arguments or `--metadata`.
+    """Returns what counts tokens for the model that lm-eval runs.
 
     Raises:
-        UserError: none is named, or it cannot be loaded, or it does not tokenise.
+        UserError: no tokenizer is named, or it cannot be loaded, or it does not tokenise.
     """
     bos = metadata.get("add_bos_token")
-    source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
-    if source is None:
-        raise UserError(
-            f"{task} fits its prompts to a tokenizer and found none: give the model with --model_args pretrained=..., "
-            'or the tokenizer with --metadata \'{"tokenizer": "PATH"}\'.'
-        )
-    if isinstance(source, str):
-        source = _load_tokenizer(source, metadata.get("revision"), bool(metadata.get("trust_remote_code", False)), bos)
-    counter = TokenCounter(source, special_tokens=True if bos is None else bool(bos))
+    counter = TokenCounter(model_tokenizer(metadata, task), special_tokens=True if bos is None else bool(bos))
     if not len(counter.encode(["The quick brown fox."], special_tokens=False)[0]):
         raise UserError(f"The tokenizer of {task} turns text into no tokens; give one that fits the model.")
     return counter
 
 
-@functools.lru_cache(maxsize=4)
-def _load_tokenizer(name: str, revision: str | None, trust_remote_code: bool, add_bos_token: bool | None) -> Any:
-    from transformers import AutoTokenizer
+def model_tokenizer(metadata: Mapping[str, Any], task: str) -> Any:
+    """Returns the tokenizer of the model that lm-eval runs, named by its model arguments or `--metadata`.
 
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if revision is not None:
-        options["revision"] = revision
-    if add_bos_token is not None:
-        options["add_bos_token"] = add_bos_token
-    try:
-        return AutoTokenizer.from_pretrained(name, **options)
-    except (OSError, ValueError) as error:
+    Raises:
+        UserError: none is named, or it cannot be loaded.
+    """
+    source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
+    if source is None:
         raise UserError(
-            f"Expected a tokenizer at {name}, and could not load one ({str(error).splitlines()[0]}); "
-            'give the model\'s folder or hub id, or --metadata \'{"tokenizer": "PATH"}\'.'
-        ) from error
+            f"{task}: expected the model's tokenizer, found none: give the model with --model_args pretrained=..., "
+            'or the tokenizer with --metadata \'{"tokenizer": "PATH"}\'.'
+        )
+    if not isinstance(source, str):
+        return source
+    options = {key: metadata[key] for key in _LOADING_KEYS if metadata.get(key) is not None}
+    try:
+        return _load_once(source, **options)
+    except UserError as error:
+        raise UserError(f"{task}: {error}") from error
+
+
+_load_once = functools.lru_cache(maxsize=4)(load_tokenizer)

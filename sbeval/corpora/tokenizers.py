@@ -1,13 +1,36 @@
-"""What a tokenizer is to a corpus: its hash, its separators, and whether it adds a beginning-of-sequence token."""
+"""What a tokenizer is to a corpus: how it is loaded, its hash, its separators, and whether it adds BOS."""
 
 import json
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from sbeval.errors import UserError
 
 _hashes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def load_tokenizer(source: str | Path, **options: Any) -> Any:
+    """Loads a checkpoint's tokenizer.
+
+    Args:
+        source: a folder or a hub id.
+        options: of `AutoTokenizer.from_pretrained`, such as a revision.
+
+    Raises:
+        UserError: none can be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"Expected a tokenizer at {str(source)!r}, found none that loads ({reason}): give the model's folder or "
+            'hub id, or another tokenizer with tokenizer= in --model_args or --metadata \'{"tokenizer": "PATH"}\'.'
+        ) from error
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:

@@ -12,6 +12,7 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.distributed import is_first_process
 from sbeval.training.recipe import from_mapping, read_mapping
@@ -47,7 +48,7 @@ def train(
     Raises:
         UserError: data and recipe do not fit, `out` holds another run, or the loss was not finite.
     """
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
 
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
@@ -72,7 +73,7 @@ def train(
         )
     set_seed(recipe.seed)
     model: Any = SbevalForCausalLM(SbevalConfig(**recipe.model))
-    tokenizer = AutoTokenizer.from_pretrained(arrays.tokenizer)
+    tokenizer = load_tokenizer(arrays.tokenizer)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"expected vocab_size of at least the tokenizer's {len(tokenizer)} in the recipe {recipe.name}, found "

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.corpora import cache_folder, resolve_tokens, tokenizer_sha256
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TokenLogprobsRequest
 
@@ -52,11 +53,9 @@ class _Evaluator:
     """The evaluator model, loaded when a request needs it."""
 
     def __init__(self, name: str, tokenizer_hash: str) -> None:
-        from transformers import AutoTokenizer
-
         self._name = name
         try:
-            same = tokenizer_sha256(AutoTokenizer.from_pretrained(name)) == tokenizer_hash
+            same = tokenizer_sha256(load_tokenizer(name)) == tokenizer_hash
             self.cache = EvaluatorCache(evaluator_identity(name))
         except (OSError, ValueError, KeyError) as error:
             raise self._does_not_load(error) from error

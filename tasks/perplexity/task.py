@@ -16,7 +16,7 @@ from sbeval.errors import UserError
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
-from sbeval.tasks.perplexity.inputs import load_corpus, load_tokenizer, model_positions
+from sbeval.tasks.perplexity.inputs import load_corpus, model_positions
 from sbeval.tasks.perplexity.lead_in import LeadIn
 from sbeval.tasks.perplexity.lengths import (
     Lengths,
@@ -29,6 +29,7 @@ from sbeval.tasks.perplexity.lengths import (
 )
 from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, checked_nll, document_rows
 from sbeval.tasks.perplexity.settings import Settings
+from sbeval.tasks.tokens import model_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class PerplexityTask(BaseTask):
         """Prepares the tokens and plans the blocks; called by the constructor."""
         name, metadata = self.config.task, self.config.metadata
         self.settings = Settings.from_metadata(name, metadata)
-        tokenizer = load_tokenizer(name, metadata)
+        tokenizer = model_tokenizer(metadata, name)
         try:
             source = load_corpus(self.config.dataset_name, self.settings)
             separator = self.separator(tokenizer)
