@@ -23,6 +23,7 @@ LINE_START = ("a.\n", " a")
 WORDS = ("a", " a")
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained", "model")
+_REMEDY = 'name the tokenizer with tokenizer= in --model_args or --metadata \'{"tokenizer": "PATH"}\''
 _LOADING_KEYS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 
 
@@ -149,14 +150,14 @@ def model_tokenizer(metadata: Mapping[str, Any], task: str) -> Any:
     source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
     if source is None:
         raise UserError(
-            f"{task}: expected the model's tokenizer, found none: give the model with --model_args pretrained=..., "
-            'or the tokenizer with --metadata \'{"tokenizer": "PATH"}\'.'
+            f"{task}: expected the model's tokenizer, found none: give the model with --model_args pretrained=..., or "
+            f"{_REMEDY}."
         )
     if not isinstance(source, str):
         return source
     options = {key: metadata[key] for key in _LOADING_KEYS if metadata.get(key) is not None}
     try:
-        return _load_once(source, **options)
+        return _load_once(source, remedy=_REMEDY, **options)
     except UserError as error:
         raise UserError(f"{task}: {error}") from error
 

@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sbeval.errors import UserError
+from sbeval.errors import UserError, first_line
 
 _hashes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def load_tokenizer(source: str | Path, **options: Any) -> Any:
+def load_tokenizer(
+    source: str | Path, *, remedy: str = "give a folder or hub id that holds one", **options: Any
+) -> Any:
     """Loads a checkpoint's tokenizer.
 
     Args:
         source: a folder or a hub id.
+        remedy: what to do where none can be loaded, for the error.
         options: of `AutoTokenizer.from_pretrained`, such as a revision.
 
     Raises:
@@ -26,10 +29,8 @@ def load_tokenizer(source: str | Path, **options: Any) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"Expected a tokenizer at {str(source)!r}, found none that loads ({reason}): give the model's folder or "
-            'hub id, or another tokenizer with tokenizer= in --model_args or --metadata \'{"tokenizer": "PATH"}\'.'
+            f"Expected a tokenizer at {str(source)!r}, found none that loads ({first_line(error)}): {remedy}."
         ) from error
 
 

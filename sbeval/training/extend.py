@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.checkpoints.weight_files import weights_sha256
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.distributed import is_first_process
 from sbeval.training.document_loss import DocumentMaskedLoss
@@ -87,7 +88,7 @@ def extend(
     Raises:
         UserError: checkpoint, data and settings do not fit, `out` holds another run, or the loss was not finite.
     """
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
 
     from sbeval.checkpoints.files import find_folder, is_hub_id
     from sbeval.checkpoints.load import load_checkpoint
@@ -98,17 +99,17 @@ def extend(
     )
     folder = find_folder(extension.checkpoint)
     loaded = load_checkpoint(folder, dtype="float32")
-    if loaded.format == "moduleformer":
+    if not loaded.extendable:
         raise UserError(
-            "expected a checkpoint that can be saved again, found ModuleFormer, whose experts have no place in this "
-            "project's format and which is read for evaluation only; extend another"
+            f"expected a checkpoint that can be saved again, found the format {loaded.format}, which has no place in "
+            "this project's and is read for evaluation only; extend another"
         )
     parent = {
         "name": extension.checkpoint if is_hub_id(extension.checkpoint) else folder.name,
         "sha256": weights_sha256(folder),
         "training_length_tokens": loaded.training_length_tokens,
     }
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     tokens, separator, data = extension_tokens(extension.data, tokenizer)
     if extension.documents == "separate":
         check_documents(tokens, separator, extension.context_tokens)
