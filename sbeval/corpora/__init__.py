@@ -1,4 +1,17 @@
-"""Text sources, their documents, their tokens, and the windows protocols cut from them."""
+"""Text sources, their documents, their tokens, and the windows protocols cut from them.
+
+- `documents`: what is a document, and how are its words counted?
+- `sources`: which texts are on every machine or have a name?
+- `hub`: where does the text lie in a dataset of the hub?
+- `local`: how are local files read?
+- `tokenizers`: how is a tokenizer loaded, and what does it add to a text?
+- `encode`: which words and bytes fall to each token?
+- `tokens`: how do the tokens of a corpus lie on disk?
+- `store`: how are they made once, and named in requests?
+- `windows`: which tokens does a protocol feed and score?
+- `cache`: where is something kept between runs, and how is a file written whole?
+- `archives`: how is a tar archive unpacked?
+"""
 
 from sbeval.corpora.cache import cache_folder
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
