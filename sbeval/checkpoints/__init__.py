@@ -12,19 +12,25 @@
 - `fla`: how is flash-linear-attention's stick-breaking model read?
 - `moduleformer`: how is ModuleFormer read?
 - `moduleformer_model`: what is its model?
+
+Importing this package imports no torch: the names below are resolved when first used.
 """
 
-from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
-from sbeval.checkpoints.facts import checkpoint_format, text_config, training_length_tokens
-from sbeval.checkpoints.files import check_shards
-from sbeval.checkpoints.load import (
-    LoadedCheckpoint,
-    load_checkpoint,
-    load_whole,
-    register_fla_models,
-    released_format,
-)
-from sbeval.checkpoints.registry import FORMATS, CheckpointFormat
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
+    from sbeval.checkpoints.facts import checkpoint_format, text_config, training_length_tokens
+    from sbeval.checkpoints.files import check_shards
+    from sbeval.checkpoints.load import (
+        LoadedCheckpoint,
+        load_checkpoint,
+        load_whole,
+        register_fla_models,
+        released_format,
+    )
+    from sbeval.checkpoints.registry import FORMATS, CheckpointFormat
 
 __all__ = [
     "FORMATS",
@@ -41,3 +47,12 @@ __all__ = [
     "text_config",
     "training_length_tokens",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in ("load", "convert", "facts", "files", "registry"):
+            found = vars(import_module(f"sbeval.checkpoints.{module}"))
+            if name in found:
+                return found[name]
+    raise AttributeError(f"module 'sbeval.checkpoints' has no attribute {name!r}")

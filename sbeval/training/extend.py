@@ -68,6 +68,11 @@ class Extension:
                 "make --batch-tokens and --micro-batch-tokens multiples of --context"
             )
 
+    @property
+    def length_tokens(self) -> int:
+        """Model inputs of a window."""
+        return self.context_tokens
+
 
 def extend(
     extension: Extension, out: Path, *, max_seconds: float | None = None, command: str = "", fsdp: bool = False
@@ -94,9 +99,7 @@ def extend(
     from sbeval.checkpoints.load import load_checkpoint
 
     optimization = extension.optimization
-    run = Run.of(
-        extension, out=out, length_tokens=extension.context_tokens, max_seconds=max_seconds, command=command, fsdp=fsdp
-    )
+    run = Run(out=out, settings=extension, max_seconds=max_seconds, command=command, fsdp=fsdp)
     folder = find_folder(extension.checkpoint)
     loaded = load_checkpoint(folder, dtype="float32")
     if not loaded.extendable:
