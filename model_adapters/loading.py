@@ -12,11 +12,10 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
-from sbeval.checkpoints import LoadedCheckpoint, load_checkpoint, load_whole, released_format
+from sbeval.checkpoints import LoadedCheckpoint, checkpoint_format, load_checkpoint, load_whole, released_format
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import out_of_memory
 from sbeval.model_adapters.options import KvExpand
-from sbeval.model_adapters.record import checkpoint_format
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +146,7 @@ def find_released(
         UserError: the checkpoint is incomplete or not supported, or `kv_expand` is given where nothing asks for it.
     """
     found = released_format(pretrained, revision)
-    if kv_expand != "auto" and found != "dolomite":
+    if kv_expand != "auto" and not (found and found.takes_kv_expand):
         raise UserError(
             f"Expected kv_expand= for checkpoints of dolomite-engine only, found kv_expand={kv_expand} for "
             f"{pretrained}, which is none: remove it from --model_args."

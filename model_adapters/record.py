@@ -17,7 +17,8 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from torch import nn
 
-from sbeval.checkpoints import LoadedCheckpoint
+from sbeval.checkpoints import LoadedCheckpoint, checkpoint_format, text_config, training_length_tokens
+from sbeval.checkpoints.facts import positive
 from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.errors import UserError
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD, AdapterOptions
@@ -26,34 +27,6 @@ from sbeval.results.command_line import recorded_command
 from sbeval.results.records import ModelRecord
 
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "accelerate", "flash-linear-attention", "peft")
-
-
-def text_config(config: Any) -> Any:
-    """Returns the part of a configuration that describes the text model."""
-    return getattr(config, "text_config", None) or config
-
-
-def checkpoint_format(config: Any) -> str:
-    """Returns "sbeval" for this project's family, else "huggingface:" and the model type."""
-    model_type = getattr(config, "model_type", None) or type(config).__name__
-    return "sbeval" if model_type == "sbeval" else f"huggingface:{model_type}"
-
-
-def training_length_tokens(config: Any) -> int | None:
-    """Returns the length a model was trained at, before any RoPE scaling; None where its configuration does not say."""
-    config = text_config(config)
-    if getattr(config, "model_type", None) == "sbeval":
-        return _length(config.training_length_tokens)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # models with several kinds of layers keep one set of parameters for each
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    for found in [rope, *nested]:
-        if length := _length(found.get("original_max_position_embeddings")):
-            return length
-    for name in ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        if length := _length(getattr(config, name, None)):
-            return length
-    return None
 
 
 def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | Literal["auto"] | None) -> float | None:
@@ -86,22 +59,13 @@ def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | Liter
 def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:
     """Returns what computes attention: our implementation's name, or transformers' for softmax attention."""
     config = text_config(getattr(model, "config", None))
-    if (head_dim := _stickbreaking_head_dim(config)) is not None:
+    if getattr(config, "attention", None) == "stickbreaking":
         if chosen != "auto":
             return chosen
-        supported = device.type == "cuda" and head_dim <= 256 and dtype_of(model) != torch.float64
+        supported = device.type == "cuda" and int(config.head_dim) <= 256 and dtype_of(model) != torch.float64
         return "triton" if supported else "blockwise"
     implementation: str | None = getattr(config, "_attn_implementation", None)
     return implementation
-
-
-def _stickbreaking_head_dim(config: Any) -> int | None:
-    model_type = getattr(config, "model_type", None)
-    if model_type == "sbeval" and config.attention == "stickbreaking":
-        return int(config.head_dim)
-    if model_type == "moduleformer" and hasattr(config, "attention_width"):
-        return int(config.attention_width) // int(config.num_attention_heads)
-    return None
 
 
 def dtype_of(model: nn.Module) -> torch.dtype | None:
@@ -139,7 +103,7 @@ def model_record(
         training_length_tokens=training_length or stated_length,
         extended_from=getattr(config, "extended_from", None),
         attention=loaded.attention if loaded else attention,
-        sliding_window=_length(getattr(config, "sliding_window", None)),
+        sliding_window=positive(getattr(config, "sliding_window", None)),
         remainder=config.remainder if own else None,
         head_norm=config.head_norm if own else None,
         recipe=recipe,
@@ -180,10 +144,6 @@ def package_versions() -> dict[str, str]:
 
 def _peak_memory_bytes() -> int:
     return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
-
-
-def _length(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 HASH_CHARACTERS = 16

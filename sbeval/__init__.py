@@ -1,5 +1,25 @@
 """sbeval: what happens to a language model when its context grows past its training length?
 
+- `attention`: stick-breaking attention, one operation with several implementations
+- `models`: the model family, and what its layers are made of
+- `checkpoints`: which formats are read, and how they become models of the family
+- `scoring`: log-probabilities of chosen tokens, and the requests that ask for them
+- `corpora`: text sources, their tokens on disk, and everything else that is kept between runs
+- `results`: what a results file records, and how sure its numbers are
+- `training`: training of small models, and context extension
+- `sweep`: many checkpoints, one process and one results file a run
+- `demo`: two small checkpoints, and what is evaluated with them
+- `paper`: the paper's published values
+- `tasks`: lm-eval's side of a task
+- `model_adapters`: lm-eval's side of a model, `sb`
+- `reports`: results files in, a page out
+- `cli`: what does the command `sbeval` offer?
+- `__main__`: how do launchers start it as a module?
+- `lm_eval_command`: how does `sbeval run` hand over to lm-eval's own command?
+- `plugin`: how does a plain `lm_eval` command learn of model and tasks?
+- `autoload`: what runs when Python starts, before `lm_eval` is imported?
+- `errors`: what does a user's mistake look like?
+
 Importing this package imports no torch: the public names below are resolved when first used.
 """
 

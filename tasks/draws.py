@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 def seeded_random(*name: object) -> random.Random:
     """Returns a generator seeded by a name."""
-    return random.Random(_digest(name))
+    return random.Random(seed_of(*name))
 
 
 def seeded_order(count: int, *name: object) -> NDArray[np.int64]:
@@ -26,7 +26,7 @@ def seeded_order(count: int, *name: object) -> NDArray[np.int64]:
 
     Numbers are sorted by 16 random bits, which numpy does in linear time; the few equal ones keep their order.
     """
-    bits = (np.random.PCG64(_digest(name)).random_raw(count) >> np.uint64(48)).astype(np.uint16)
+    bits = (np.random.PCG64(seed_of(*name)).random_raw(count) >> np.uint64(48)).astype(np.uint16)
     return np.argsort(bits, kind="stable")
 
 
@@ -36,7 +36,7 @@ def seeded_ranks(numbers: NDArray[np.int64], *name: object) -> NDArray[np.uint64
     Sorting items by the ranks of their numbers is a shuffle in which a subset keeps its order. The hash is the
     finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
     """
-    start = np.uint64(_digest(name) & (2**64 - 1))
+    start = np.uint64(seed_of(*name) & (2**64 - 1))
     with np.errstate(over="ignore"):
         x = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + start
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -44,7 +44,8 @@ def seeded_ranks(numbers: NDArray[np.int64], *name: object) -> NDArray[np.uint64
         return x ^ (x >> np.uint64(31))
 
 
-def _digest(name: tuple[object, ...]) -> int:
+def seed_of(*name: object) -> int:
+    """Returns 128 bits that a name alone decides."""
     return int.from_bytes(hashlib.sha256("\x1f".join(str(part) for part in name).encode()).digest()[:16], "big")
 
 

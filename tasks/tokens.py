@@ -6,21 +6,25 @@ pieces are counted once and sums are used as estimates, which `fit` then checks 
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from sbeval.corpora import tokenizer_sha256
+from sbeval.corpora import cache_folder, tokenizer_sha256
+from sbeval.corpora.cache import keep_table, read_table
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.cache import cached_counts
 
 LINES = ("a.\n", "A")
 LINE_START = ("a.\n", " a")
 WORDS = ("a", " a")
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained", "model")
+_REMEDY = 'name the tokenizer with tokenizer= in --model_args or --metadata \'{"tokenizer": "PATH"}\''
+_LOADING_KEYS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 
 
 class TokenCounter:
@@ -96,7 +100,7 @@ class TokenCounter:
     def count_pool(self, pieces: Sequence[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
         """Counts many pieces as `count_pieces` does, and keeps the counts on disk, int64 [pieces]."""
         digest = hashlib.sha256("\x1e".join([self.sha256, *between, *pieces]).encode()).hexdigest()
-        return cached_counts(digest, lambda: self.count_pieces(pieces, between))
+        return kept_counts(digest, lambda: self.count_pieces(pieces, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
         bos = getattr(self.tokenizer, "bos_token", None)
@@ -114,40 +118,48 @@ class TokenCounter:
         return encoded
 
 
+def kept_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Returns the counts kept on disk under a hash, int64; makes and keeps them where there are none."""
+    path = cache_folder("ruler") / f"ruler1-counts-{digest[:32]}.arrow"
+    if (table := read_table(path)) is not None:
+        return np.asarray(table.column("tokens"), dtype=np.int64)
+    counts = count()
+    keep_table(path, pa.table({"tokens": counts.astype(np.int32)}))
+    return counts
+
+
 def load_counter(metadata: Mapping[str, Any], task: str) -> TokenCounter:
-    """Loads the tokenizer of the model that lm-eval runs, named by its model arguments or `--metadata`.
+    """Returns what counts tokens for the model that lm-eval runs.
 
     Raises:
-        UserError: none is named, or it cannot be loaded, or it does not tokenise.
+        UserError: no tokenizer is named, or it cannot be loaded, or it does not tokenise.
     """
     bos = metadata.get("add_bos_token")
-    source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
-    if source is None:
-        raise UserError(
-            f"{task} fits its prompts to a tokenizer and found none: give the model with --model_args pretrained=..., "
-            'or the tokenizer with --metadata \'{"tokenizer": "PATH"}\'.'
-        )
-    if isinstance(source, str):
-        source = _load_tokenizer(source, metadata.get("revision"), bool(metadata.get("trust_remote_code", False)), bos)
-    counter = TokenCounter(source, special_tokens=True if bos is None else bool(bos))
+    counter = TokenCounter(model_tokenizer(metadata, task), special_tokens=True if bos is None else bool(bos))
     if not len(counter.encode(["The quick brown fox."], special_tokens=False)[0]):
         raise UserError(f"The tokenizer of {task} turns text into no tokens; give one that fits the model.")
     return counter
 
 
-@functools.lru_cache(maxsize=4)
-def _load_tokenizer(name: str, revision: str | None, trust_remote_code: bool, add_bos_token: bool | None) -> Any:
-    from transformers import AutoTokenizer
+def model_tokenizer(metadata: Mapping[str, Any], task: str) -> Any:
+    """Returns the tokenizer of the model that lm-eval runs, named by its model arguments or `--metadata`.
 
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if revision is not None:
-        options["revision"] = revision
-    if add_bos_token is not None:
-        options["add_bos_token"] = add_bos_token
-    try:
-        return AutoTokenizer.from_pretrained(name, **options)
-    except (OSError, ValueError) as error:
+    Raises:
+        UserError: none is named, or it cannot be loaded.
+    """
+    source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
+    if source is None:
         raise UserError(
-            f"Expected a tokenizer at {name}, and could not load one ({str(error).splitlines()[0]}); "
-            'give the model\'s folder or hub id, or --metadata \'{"tokenizer": "PATH"}\'.'
-        ) from error
+            f"{task}: expected the model's tokenizer, found none: give the model with --model_args pretrained=..., or "
+            f"{_REMEDY}."
+        )
+    if not isinstance(source, str):
+        return source
+    options = {key: metadata[key] for key in _LOADING_KEYS if metadata.get(key) is not None}
+    try:
+        return _load_once(source, remedy=_REMEDY, **options)
+    except UserError as error:
+        raise UserError(f"{task}: {error}") from error
+
+
+_load_once = functools.lru_cache(maxsize=4)(load_tokenizer)

@@ -48,7 +48,7 @@ def test_a_room_is_never_imported_by_its_folder_name(module: str) -> None:
     assert not {name.partition(".")[0] for name in imported_names(MODULES[module])} & set(ROOMS)
 
 
-@pytest.mark.parametrize("module", ["sbeval", "sbeval.plugin", "sbeval.cli", "sbeval.results.records"])
+@pytest.mark.parametrize("module", ["sbeval", "sbeval.plugin", "sbeval.cli", "sbeval.results.records", "sbeval.sweep"])
 def test_what_starts_every_command_imports_neither_torch_nor_lm_eval(module: str) -> None:
     assert loaded_by([module], ["torch", "lm_eval", "transformers", "numpy"]) == []
 

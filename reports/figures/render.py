@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from sbeval.corpora.cache import whole_file
+from sbeval.errors import UserError
 from sbeval.reports.figures import drawing_process
 from sbeval.reports.figures.theme import LIGHT, vega_config
 
@@ -134,11 +136,8 @@ def javascript() -> str:
         if text.endswith(_END):
             return text
     text = str(vl_convert.javascript_bundle(_GLOBALS, vl_version=VEGA_LITE)) + _END
-    with contextlib.suppress(OSError):
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        partial = cache.with_name(f"{name}.{os.getpid()}")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(cache)
+    with contextlib.suppress(UserError), whole_file(cache, "the page's script") as part:
+        part.write_text(text, encoding="utf-8")
     return text
 
 

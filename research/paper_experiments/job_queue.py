@@ -10,12 +10,11 @@ import dataclasses
 import json
 import os
 import shlex
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from sbeval.sweep.child import Child, end, raising_when_asked_to_end, start
 
 POLL_SECONDS = 0.1
 ATTEMPTS = 2
@@ -50,11 +49,12 @@ class Running:
 
     job: Job
     gpu: int
-    process: subprocess.Popen[bytes]
+    process: Child
     started: float
     line: list[str]
 
 
+@raising_when_asked_to_end()
 def run_queue(
     jobs: Sequence[Job],
     out: Path,
@@ -80,7 +80,6 @@ def run_queue(
     """
     for folder in ("logs", "done"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     started = time.monotonic()
     attempts = dict.fromkeys((job.name for job in jobs), 0)
     running: list[Running] = []
@@ -113,11 +112,7 @@ def run_queue(
                 break
             time.sleep(POLL_SECONDS)
     finally:
-        for one in running:
-            one.process.terminate()
-        for one in running:
-            one.process.wait()
-        signal.signal(signal.SIGTERM, before)
+        end([one.process for one in running])
     done = _done(jobs, out)
     return [job.name for job in jobs if job.name not in done]
 
@@ -139,20 +134,19 @@ def _free_gpu(job: Job, running: Sequence[Running], gpus: int, places: int) -> i
 
 def _start(job: Job, out: Path, gpu: int | None, environment: dict[str, str]) -> Running:
     line = list(job.command())
-    variables = os.environ | environment
+    variables = dict(environment)
     if gpu is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         variables["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
     with (out / "logs" / f"{job.name}.log").open("ab") as log:
-        process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env=variables)
+        process = start(line, log, variables)
     return Running(job=job, gpu=gpu or 0, process=process, started=time.monotonic(), line=line)
 
 
 def _drop(job: Job, running: list[Running], out: Path, now_seconds: float) -> None:
     """Ends a job that nobody needs any more."""
     for one in [one for one in running if one.job is job]:
-        one.process.terminate()
-        one.process.wait()
+        end([one.process])
         running.remove(one)
         _write_down(one, out)
         print(f"{now_seconds:6.0f} s  gpu {one.gpu}  ends unneeded {job.name}", flush=True)

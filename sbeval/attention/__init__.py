@@ -1,4 +1,10 @@
-"""Stick-breaking attention: one operation, several implementations that agree."""
+"""Stick-breaking attention: one operation, several implementations that agree.
+
+- `api`: which shapes and options are allowed, and which implementation runs?
+- `packed`: where do the texts of a packed row begin and end?
+- `span`: how many keys hold a given share of a query's weight?
+- `impl`: the implementations
+"""
 
 from sbeval.attention.api import StickBreakingOutput, stickbreaking_attention
 from sbeval.attention.span import EffectiveSpan, effective_span

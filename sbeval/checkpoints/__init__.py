@@ -1,24 +1,58 @@
-"""Every checkpoint format this project reads, found by looking at the files."""
+"""Every checkpoint format this project reads, found by looking at the files.
 
-from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
-from sbeval.checkpoints.files import check_shards
-from sbeval.checkpoints.load import (
-    LoadedCheckpoint,
-    load_checkpoint,
-    load_whole,
-    register_fla_models,
-    released_format,
-    training_length_tokens,
-)
+- `registry`: which formats are there? A new one is a reader and an entry here
+- `load`: how is a checkpoint found and loaded?
+- `convert`: how is one written out in this project's form?
+- `facts`: what does a configuration say of format and training length?
+- `files`: are the files whole, and what tensors do they hold?
+- `weight_files`: by which hash is a checkpoint known?
+- `layers`: what do the readers of foreign layouts share?
+- `dolomite`: how are dolomite-engine's tensors read?
+- `dolomite_config`: how is its configuration read?
+- `fla`: how is flash-linear-attention's stick-breaking model read?
+- `moduleformer`: how is ModuleFormer read?
+- `moduleformer_model`: what is its model?
+
+Importing this package imports no torch: the names below are resolved when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
+    from sbeval.checkpoints.facts import checkpoint_format, text_config, training_length_tokens
+    from sbeval.checkpoints.files import check_shards
+    from sbeval.checkpoints.load import (
+        LoadedCheckpoint,
+        load_checkpoint,
+        load_whole,
+        register_fla_models,
+        released_format,
+    )
+    from sbeval.checkpoints.registry import FORMATS, CheckpointFormat
 
 __all__ = [
+    "FORMATS",
+    "CheckpointFormat",
     "LoadedCheckpoint",
     "check_shards",
+    "checkpoint_format",
     "convert_checkpoint",
     "load_checkpoint",
     "load_whole",
     "register_fla_models",
     "released_format",
     "settle_kv_expand",
+    "text_config",
     "training_length_tokens",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in ("load", "convert", "facts", "files", "registry"):
+            found = vars(import_module(f"sbeval.checkpoints.{module}"))
+            if name in found:
+                return found[name]
+    raise AttributeError(f"module 'sbeval.checkpoints' has no attribute {name!r}")

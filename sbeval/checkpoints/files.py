@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sbeval.errors import UserError
+from sbeval.errors import UserError, first_line
 
 _SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
 _PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
@@ -43,7 +43,7 @@ def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*texts, "*.bin"]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"no folder {name!r} here, and the hub gave no checkpoint of that name: {reason}") from error
     return folder
 
@@ -125,8 +125,7 @@ class Weights:
                 self._pickled.update(tensors)
                 names = set(tensors)
         except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise UserError(f"{path} is truncated or damaged ({reason}); download it again") from error
+            raise UserError(f"{path} is truncated or damaged ({first_line(error)}); download it again") from error
         absent = (expected or set()) - names
         if absent:
             raise UserError(f"{path} lacks tensors its index names: {_some(absent)}; download it again")

@@ -11,22 +11,12 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from sbeval.checkpoints.dolomite import KvExpand, read_dolomite
-from sbeval.checkpoints.dolomite_config import BLOCK_TYPES, FLAT_TYPES, read_dolomite_config
+from sbeval.checkpoints.dolomite import KvExpand
+from sbeval.checkpoints.facts import checkpoint_format, training_length_tokens
 from sbeval.checkpoints.files import Weights, find_folder, is_hub_id, read_config
-from sbeval.checkpoints.fla import MODEL_TYPE as FLA_TYPE
-from sbeval.checkpoints.fla import read_fla
-from sbeval.checkpoints.moduleformer import MODEL_TYPE as MODULEFORMER_TYPE
-from sbeval.checkpoints.moduleformer import read_moduleformer
-from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
+from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.errors import UserError
-from sbeval.models import SbevalConfig, SbevalForCausalLM
-
-_RELEASED = {
-    **dict.fromkeys((*FLAT_TYPES, *BLOCK_TYPES), "dolomite"),
-    FLA_TYPE: "fla",
-    MODULEFORMER_TYPE: "moduleformer",
-}
+from sbeval.models import SbevalConfig
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -43,6 +33,7 @@ class LoadedCheckpoint:
         extended_from: the parent of a context extension, or None.
         attention: the scheme, or a transformers model's type.
         folder: where the files are; None for a transformers model of the hub, whose files are in its cache.
+        extendable: whether the model can be trained and saved again.
     """
 
     model: PreTrainedModel
@@ -51,9 +42,10 @@ class LoadedCheckpoint:
     extended_from: dict[str, Any] | None
     attention: str
     folder: Path | None
+    extendable: bool
 
 
-def released_format(path_or_id: str | Path, revision: str | None = None) -> str | None:
+def released_format(path_or_id: str | Path, revision: str | None = None) -> CheckpointFormat | None:
     """Returns which format beyond transformers' own a checkpoint has, from its `config.json` alone.
 
     Args:
@@ -61,8 +53,8 @@ def released_format(path_or_id: str | Path, revision: str | None = None) -> str 
         revision: branch, tag or commit of a hub id.
 
     Returns:
-        "dolomite", "fla" or "moduleformer": `load_checkpoint` reads them. None where transformers loads the checkpoint
-        itself, or finds nothing there.
+        The format that `load_checkpoint` reads; None where transformers loads the checkpoint itself, or finds nothing
+        there.
     """
     folder = Path(path_or_id).expanduser()
     if is_hub_id(path_or_id):
@@ -72,8 +64,7 @@ def released_format(path_or_id: str | Path, revision: str | None = None) -> str 
             return None
     if not (folder / "config.json").is_file():
         return None
-    source = read_config(folder)
-    return _RELEASED.get(str(source.get("model_type")))
+    return format_of_type(str(read_config(folder).get("model_type")))
 
 
 def load_checkpoint(
@@ -103,52 +94,34 @@ def load_checkpoint(
     model: Any
     if released is None and is_hub_id(path_or_id):
         model = _from_transformers(str(path_or_id), wanted, trust_remote_code, revision)
-        return _described(model.to(device).eval(), None, None)
+        return _described(model.to(device).eval(), None, None, None)
     folder = find_folder(path_or_id, revision)
     source = read_config(folder)
     weights = Weights(folder)
     name: str | None = None
-    if released == "dolomite":
-        name, config, tensors = read_dolomite(read_dolomite_config(source), weights, kv_expand)
-        model = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
-    elif released == "fla":
-        name, config, tensors = read_fla(source, weights)
-        model = build(SbevalForCausalLM, config, tensors, wanted or weights.dtype())
-    elif released == "moduleformer":
-        name, experts_config, tensors = read_moduleformer(source, weights)
-        model = build(ModuleFormerForCausalLM, experts_config, tensors, wanted or weights.dtype())
-    else:
+    if released is None:
         model = _from_transformers(str(folder), wanted, trust_remote_code, None)
+    else:
+        name, config, tensors = released.read(source, weights, kv_expand)
+        model = build(released.model_class, config, tensors, wanted or weights.dtype())
     model.name_or_path = model.config.name_or_path = str(folder)
-    return _described(model.to(device).eval(), name, folder)
+    return _described(model.to(device).eval(), released, name, folder)
 
 
-def _described(model: Any, name: str | None, folder: Path | None) -> LoadedCheckpoint:
-    own = isinstance(model.config, SbevalConfig)
-    if name is None:
-        name = "sbeval" if own else f"huggingface:{model.config.model_type}"
-    attention = model.config.attention if own else str(model.config.model_type)
+def _described(
+    model: Any, released: CheckpointFormat | None, name: str | None, folder: Path | None
+) -> LoadedCheckpoint:
+    config = model.config
+    ours = released is not None or isinstance(config, SbevalConfig)
     return LoadedCheckpoint(
         model=model,
-        format=name,
-        training_length_tokens=training_length_tokens(model.config),
-        extended_from=model.config.extended_from if own else None,
-        attention="stickbreaking" if name == MODULEFORMER_TYPE else attention,
+        format=name or checkpoint_format(config),
+        training_length_tokens=training_length_tokens(config),
+        extended_from=config.extended_from if isinstance(config, SbevalConfig) else None,
+        attention=config.attention if ours else str(config.model_type),
         folder=folder,
+        extendable=released is None or released.extendable,
     )
-
-
-def training_length_tokens(config: Any) -> int | None:
-    """Returns the training length before any RoPE scaling: this family's own entry, else RoPE's, else positions."""
-    if isinstance(config, SbevalConfig):
-        return config.training_length_tokens
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if parameters.get("original_max_position_embeddings"):
-            return int(parameters["original_max_position_embeddings"])
-    length = getattr(text, "max_position_embeddings", None)
-    return int(length) if length else None
 
 
 def build(kind: type[Model], config: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> Model:

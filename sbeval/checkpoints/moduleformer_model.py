@@ -24,6 +24,7 @@ class ModuleFormerConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """What of a ModuleFormer configuration evaluation needs; `hidden_size` and so on are its `n_embd` and so on."""
 
     model_type: ClassVar[str] = "moduleformer"
+    attention: ClassVar[str] = "stickbreaking"
 
     vocab_size: int = 50295
     hidden_size: int = 1024
@@ -44,6 +45,11 @@ class ModuleFormerConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a key head."""
+        return self.attention_width // self.num_attention_heads
 
 
 class Gate(nn.Module):

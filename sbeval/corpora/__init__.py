@@ -1,10 +1,24 @@
-"""Text sources, their documents, their tokens, and the windows protocols cut from them."""
+"""Text sources, their documents, their tokens, and the windows protocols cut from them.
 
+- `documents`: what is a document, and how are its words counted?
+- `sources`: which texts are on every machine or have a name?
+- `hub`: where does the text lie in a dataset of the hub?
+- `local`: how are local files read?
+- `tokenizers`: how is a tokenizer loaded, and what does it add to a text?
+- `encode`: which words and bytes fall to each token?
+- `tokens`: how do the tokens of a corpus lie on disk?
+- `store`: how are they made once, and named in requests?
+- `windows`: which tokens does a protocol feed and score?
+- `cache`: where is something kept between runs, and how is a file written whole?
+- `archives`: how is a tar archive unpacked?
+"""
+
+from sbeval.corpora.cache import cache_folder
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
 from sbeval.corpora.hub import KNOWN, HubText, hub_corpus, hub_text
 from sbeval.corpora.local import local_corpus, read_text
 from sbeval.corpora.sources import split_wikitext_pages, stdlib_corpus, wikitext_corpus
-from sbeval.corpora.store import cache_folder, resolve_tokens, token_key, tokenize_corpus
+from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
 from sbeval.corpora.tokens import DocumentSums, Layout, TokenizedCorpus
 

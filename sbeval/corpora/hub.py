@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sbeval.corpora.documents import Corpus, Document, make_document
-from sbeval.errors import UserError
+from sbeval.errors import UserError, first_line
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +57,9 @@ class HubText:
         try:
             return datasets.load_dataset(self.path, self.config, split=self.split)
         except Exception as error:  # the hub's client raises many unrelated classes when it cannot be reached
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"Expected the split {self.split!r} of {self.path!r} from the Hugging Face hub, found that it does not "
-                f"load ({reason}): go online once, correct the name, or give local text with "
+                f"load ({first_line(error)}): go online once, correct the name, or give local text with "
                 '--metadata \'{"data_path": "..."}\'.'
             ) from error
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.corpora.cache import cache_folder, whole_file, writing_to
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256
 from sbeval.corpora.encode import EncodedDocument, encode_documents
 from sbeval.corpora.tokenizers import adds_special_tokens, tokenizer_sha256
@@ -20,16 +21,6 @@ BATCH_CHARACTERS = 1_000_000
 _HASH_CHARACTERS = 20
 _FORMAT = "tokens1"
 _open: dict[str, TokenizedCorpus] = {}
-
-
-def cache_folder(content: str = "tokens") -> Path:
-    """Returns where content of a kind is kept: in `SBEVAL_CACHE`, else in Hugging Face's datasets cache."""
-    named = os.environ.get("SBEVAL_CACHE")
-    if named:
-        return Path(named).expanduser() / content
-    import datasets
-
-    return Path(datasets.config.HF_DATASETS_CACHE) / "sbeval" / content
 
 
 def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> TokenizedCorpus:
@@ -80,29 +71,22 @@ def _name(corpus_hash: str, tokenizer_hash: str, layout: Layout) -> str:
 
 
 def _path(name: str) -> Path:
-    return cache_folder() / f"{name}.arrow"
+    return cache_folder("tokens") / f"{name}.arrow"
 
 
 def _write(path: Path, corpus: Corpus, tokenizer: Any, layout: Layout) -> None:
     from datasets.arrow_writer import ArrowWriter
     from filelock import FileLock
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
-            if path.exists():
-                return
-            part = path.with_suffix(".part")
-            with _parallel_tokenizing(), ArrowWriter(path=str(part)) as writer:
-                for documents in _batches(corpus.documents()):
-                    writer.write_table(_table(encode_documents(documents, tokenizer, layout)))
-                writer.finalize()
-            part.replace(path)
-    except OSError as error:
-        raise UserError(
-            f"Expected to keep tokens in {str(path.parent)!r}, found that it cannot be written ({error.strerror}): "
-            "set SBEVAL_CACHE to a folder with space that you may write to."
-        ) from error
+    with writing_to(path.parent, "tokens"), FileLock(f"{path}.lock"):
+        if path.exists():
+            return
+        for left_by_a_kill in path.parent.glob(f"{path.name}.*.part"):
+            left_by_a_kill.unlink()
+        with whole_file(path, "tokens") as part, _parallel_tokenizing(), ArrowWriter(path=str(part)) as writer:
+            for documents in _batches(corpus.documents()):
+                writer.write_table(_table(encode_documents(documents, tokenizer, layout)))
+            writer.finalize()
 
 
 @contextmanager

@@ -1,13 +1,37 @@
-"""What a tokenizer is to a corpus: its hash, its separators, and whether it adds a beginning-of-sequence token."""
+"""What a tokenizer is to a corpus: how it is loaded, its hash, its separators, and whether it adds BOS."""
 
 import json
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sbeval.errors import UserError
+from sbeval.errors import UserError, first_line
 
 _hashes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def load_tokenizer(
+    source: str | Path, *, remedy: str = "give a folder or hub id that holds one", **options: Any
+) -> Any:
+    """Loads a checkpoint's tokenizer.
+
+    Args:
+        source: a folder or a hub id.
+        remedy: what to do where none can be loaded, for the error.
+        options: of `AutoTokenizer.from_pretrained`, such as a revision.
+
+    Raises:
+        UserError: none can be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"Expected a tokenizer at {str(source)!r}, found none that loads ({first_line(error)}): {remedy}."
+        ) from error
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:

@@ -1,5 +1,21 @@
 """The model family: one Hugging Face decoder for stick-breaking attention and the softmax baselines.
 
+- `config`: what does a configuration say?
+- `presets`: which sizes does the paper have?
+- `decoder`: how do blocks and head become a model?
+- `pretrained`: how is it loaded, initialised and told its kernels?
+- `blocks`: what is one block?
+- `attention`: what stands around the mixers of an attention layer?
+- `softmax`: how do the baselines attend?
+- `packed_softmax`: how do they attend within each of several texts in one row?
+- `flex`: when does FlexAttention compute it?
+- `biases`: what do ALiBi and FIRE add to the logits?
+- `rope`: how are positions rotated?
+- `rope_scaling`: how does a scaling hold for one request?
+- `learned_positions`: how many positions does a model with learned ones have?
+- `padding`: where does each padded sequence start?
+- `kernels`: kernels beside attention
+
 Importing this package registers `model_type: "sbeval"` with AutoConfig, AutoModel and AutoModelForCausalLM.
 """
 

@@ -1,1 +1,6 @@
-"""What a run records and how sure its numbers are: the records, the intervals, the command line."""
+"""What a run records and how sure its numbers are.
+
+- `records`: which fields do results files hold?
+- `intervals`: which interval does the cluster bootstrap give?
+- `command_line`: which command made the file?
+"""

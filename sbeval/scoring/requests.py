@@ -15,8 +15,6 @@ Shape suffixes: L input length, T targets.
 
 import functools
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.corpora.cache import cache_folder, whole_file
 from sbeval.errors import UserError
 
 TOKEN_LOGPROBS = "token_logprobs"
@@ -133,16 +132,6 @@ class TargetLogprobs(float):
         return (TargetLogprobs, (self.logprobs, self.greedy))
 
 
-def target_folder() -> Path:
-    """Returns where sequences are kept: `SBEVAL_CACHE`, else a folder in Hugging Face's datasets cache."""
-    named = os.environ.get("SBEVAL_CACHE")
-    if named:
-        return Path(named).expanduser() / "targets"
-    import datasets
-
-    return Path(datasets.config.HF_DATASETS_CACHE) / "sbeval" / "targets"
-
-
 def keep_sequences(sequences: Sequence[TargetSequence]) -> list[TargetLogprobsRequest]:
     """Writes sequences to one file, named by its content, and returns a request for each.
 
@@ -157,25 +146,16 @@ def keep_sequences(sequences: Sequence[TargetSequence]) -> list[TargetLogprobsRe
     arrays = (inputs, positions, targets, input_counts, target_counts)
     digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:32]
     path = _path(digest)
-    try:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                np.savez(
-                    file,
-                    inputs=inputs,
-                    positions=positions,
-                    targets=targets,
-                    input_counts=input_counts,
-                    target_counts=target_counts,
-                )
-            os.replace(part, path)
-    except OSError as error:
-        raise UserError(
-            f"Expected to keep token sequences in {str(path.parent)!r}, found that it cannot be written "
-            f"({error.strerror}): set SBEVAL_CACHE to a folder with space that you may write to."
-        ) from error
+    if not path.exists():
+        with whole_file(path, "token sequences") as part, part.open("wb") as file:
+            np.savez(
+                file,
+                inputs=inputs,
+                positions=positions,
+                targets=targets,
+                input_counts=input_counts,
+                target_counts=target_counts,
+            )
     return [TargetLogprobsRequest(f"{digest}:{row}", int(count)) for row, count in enumerate(input_counts.tolist())]
 
 
@@ -212,4 +192,4 @@ def _open(path: str) -> tuple[dict[str, NDArray[np.int32]], list[int], list[int]
 
 
 def _path(digest: str) -> Path:
-    return target_folder() / f"targets1-{digest}.npz"
+    return cache_folder("targets") / f"targets1-{digest}.npz"

@@ -1,9 +1,12 @@
 """`sbeval sweep`: one suite of lm-eval runs over several checkpoints and context lengths.
 
-- `command` reads the command line, `settings` is what a sweep file says, `suites` the sets of runs that have a name.
-- `plan` turns both into runs, each a folder and a configuration of `sbeval run`.
-- `results` says whether a folder already holds the results of its run, whole.
-- `execute` starts the runs one after another, each in a process of its own, and names those that failed.
+- `command`: what does the command line ask for?
+- `settings`: what does a sweep file say?
+- `suites`: which sets of runs have a name?
+- `plan`: which folder and configuration does each run get?
+- `results`: does a folder hold the results of its run, whole?
+- `execute`: what runs, and what failed?
+- `child`: how do processes end when this one is ended?
 """
 
 from sbeval.sweep.command import sweep_from_command

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import yaml
 
-from sbeval.sweep.child import SweepEnded, run_to_end
+from sbeval.sweep.child import AskedToEnd, run_to_end
 from sbeval.sweep.plan import PlannedRun, plan
 from sbeval.sweep.results import other_settings, remove_results, what_is_missing
 from sbeval.sweep.settings import SweepSettings
@@ -63,7 +63,7 @@ def run_sweep(settings: SweepSettings, *, dry_run: bool = False, replace: bool =
             began = time.monotonic()
             try:
                 failed = _run(run, settings.launcher)
-            except SweepEnded as ended:
+            except AskedToEnd as ended:
                 print(f"    {ended}: the same command goes on where this one stopped", flush=True)
                 raise
             seconds = time.monotonic() - began

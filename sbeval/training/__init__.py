@@ -1,9 +1,22 @@
 """Training of small models and context extension, on transformers' Trainer.
 
-- `prepare` turns pinned packages into one small file of training text, `tokenised` that file into token arrays.
-- `train` (`sbeval train RECIPE`) trains a model from a recipe; `recipes/` holds those that ship.
-- `extend` (`sbeval extend CKPT`) continues training a checkpoint at a longer context.
+- `train`: what does `sbeval train RECIPE` do?
+- `extend`: what does `sbeval extend CKPT` do?
+- `prepare`: how do pinned packages become one file of training text?
+- `tokenised`: how does that file become token arrays?
+- `recipe`: how is a recipe read?
+- `settings`: what may a recipe say?
+- `extension`: from which model and tokens does an extension start?
+- `run`: how does a run claim its folder, resume and finish?
+- `run_watch`: what happens beside the steps?
+- `record`: what does a run leave behind?
+- `trainer`: what differs from transformers' Trainer?
+- `windows`: which tokens does a step see?
+- `document_loss`: what is the loss where documents do not see each other?
+- `distributed`: which processes train together?
+- `full_disk`: what if the disk is full?
+- `text`: where training text comes from
 
-Which tokens a step sees depends on the data, the seed and the step alone (`windows`), so models to be compared see the
-same tokens in the same order, and a run that was stopped goes on as if it had not been.
+Which tokens a step sees depends on the data, the seed and the step alone, so models to be compared see the same tokens
+in the same order, and a run that was stopped resumes as if it had not been. `recipes/` holds the recipes that ship.
 """

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.checkpoints.weight_files import weights_sha256
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.distributed import is_first_process
 from sbeval.training.document_loss import DocumentMaskedLoss
@@ -67,6 +68,11 @@ class Extension:
                 "make --batch-tokens and --micro-batch-tokens multiples of --context"
             )
 
+    @property
+    def length_tokens(self) -> int:
+        """Model inputs of a window."""
+        return self.context_tokens
+
 
 def extend(
     extension: Extension, out: Path, *, max_seconds: float | None = None, command: str = "", fsdp: bool = False
@@ -87,28 +93,26 @@ def extend(
     Raises:
         UserError: checkpoint, data and settings do not fit, `out` holds another run, or the loss was not finite.
     """
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
 
     from sbeval.checkpoints.files import find_folder, is_hub_id
     from sbeval.checkpoints.load import load_checkpoint
 
     optimization = extension.optimization
-    run = Run.of(
-        extension, out=out, length_tokens=extension.context_tokens, max_seconds=max_seconds, command=command, fsdp=fsdp
-    )
+    run = Run(out=out, settings=extension, max_seconds=max_seconds, command=command, fsdp=fsdp)
     folder = find_folder(extension.checkpoint)
     loaded = load_checkpoint(folder, dtype="float32")
-    if loaded.format == "moduleformer":
+    if not loaded.extendable:
         raise UserError(
-            "expected a checkpoint that can be saved again, found ModuleFormer, whose experts have no place in this "
-            "project's format and which is read for evaluation only; extend another"
+            f"expected a checkpoint that can be saved again, found the format {loaded.format}, which has no place in "
+            "this project's and is read for evaluation only; extend another"
         )
     parent = {
         "name": extension.checkpoint if is_hub_id(extension.checkpoint) else folder.name,
         "sha256": weights_sha256(folder),
         "training_length_tokens": loaded.training_length_tokens,
     }
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     tokens, separator, data = extension_tokens(extension.data, tokenizer)
     if extension.documents == "separate":
         check_documents(tokens, separator, extension.context_tokens)

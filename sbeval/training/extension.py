@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.corpora import local_corpus
-from sbeval.corpora.tokenizers import separator_ids, tokenizer_sha256
+from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.training.settings import OptimizationSettings
 from sbeval.training.windows import load_arrays
@@ -74,10 +74,8 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
     """
     (separator,) = separator_ids(tokenizer, None)
     if (source / "tokens.npy").is_file():
-        from transformers import AutoTokenizer
-
         arrays = load_arrays(source)
-        theirs = tokenizer_sha256(AutoTokenizer.from_pretrained(arrays.tokenizer))
+        theirs = tokenizer_sha256(load_tokenizer(arrays.tokenizer))
         if theirs != (ours := tokenizer_sha256(tokenizer)):
             raise UserError(
                 f"expected token arrays made with the checkpoint's tokenizer ({ours[:12]}), found {theirs[:12]} in "

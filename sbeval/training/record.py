@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sbeval.corpora.cache import whole_file
 from sbeval.training.settings import TrainRecipe
 
 _PACKAGES = ("torch", "triton", "transformers", "accelerate", "tokenizers", "numpy")
@@ -45,9 +46,9 @@ class RunParts(NamedTuple):
 
 def write_lines(file: Path, values: Sequence[Mapping[str, Any]]) -> None:
     """Writes JSON lines, whole or not at all."""
-    partial = file.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
-    partial.replace(file)
+    remedy = "choose another --out, with space, that you may write to"
+    with whole_file(file, "the record of a run", remedy=remedy) as part:
+        part.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.distributed import is_first_process
 from sbeval.training.recipe import from_mapping, read_mapping
@@ -47,13 +48,11 @@ def train(
     Raises:
         UserError: data and recipe do not fit, `out` holds another run, or the loss was not finite.
     """
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
 
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
-    run = Run.of(
-        recipe, out=out, length_tokens=recipe.length_tokens, max_seconds=max_seconds, command=command, fsdp=fsdp
-    )
+    run = Run(out=out, settings=recipe, max_seconds=max_seconds, command=command, fsdp=fsdp)
     arrays = load_arrays(data_folder or Path(recipe.data.folder))
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
     windows = TrainingWindows(
@@ -72,7 +71,7 @@ def train(
         )
     set_seed(recipe.seed)
     model: Any = SbevalForCausalLM(SbevalConfig(**recipe.model))
-    tokenizer = AutoTokenizer.from_pretrained(arrays.tokenizer)
+    tokenizer = load_tokenizer(arrays.tokenizer)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"expected vocab_size of at least the tokenizer's {len(tokenizer)} in the recipe {recipe.name}, found "

@@ -5,7 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -122,19 +122,38 @@ def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, pro
     return micro_windows, batch_windows // (micro_windows * processes)
 
 
-def training_arguments(
-    optimization: OptimizationSettings,
-    *,
-    length_tokens: int,
-    states: Path,
-    precision: str,
-    seed: int,
-    log_every_steps: int,
-    save_every_steps: int,
-    fsdp: bool = False,
-) -> TrainingArguments:
+class RunSettings(Protocol):
+    """What a recipe and an extension have in common."""
+
+    @property
+    def length_tokens(self) -> int:
+        """Model inputs of a window."""
+
+    @property
+    def optimization(self) -> OptimizationSettings:
+        """How to learn."""
+
+    @property
+    def precision(self) -> str:
+        """Of the forward pass."""
+
+    @property
+    def seed(self) -> int:
+        """Of random draws."""
+
+    @property
+    def log_every_steps(self) -> int:
+        """Distance of the loss curve's points."""
+
+    @property
+    def save_every_steps(self) -> int:
+        """Distance of resumable states."""
+
+
+def training_arguments(settings: RunSettings, states: Path, *, fsdp: bool) -> TrainingArguments:
     """Translates our settings into transformers' own."""
-    micro_windows, accumulation_steps = passes_of_a_step(optimization, length_tokens, process_count())
+    optimization = settings.optimization
+    micro_windows, accumulation_steps = passes_of_a_step(optimization, settings.length_tokens, process_count())
     shard: Any = True if fsdp else None  # declared as text, which is going away
     return TrainingArguments(
         output_dir=str(states),
@@ -147,13 +166,13 @@ def training_arguments(
         adam_beta2=optimization.beta2,
         max_grad_norm=optimization.gradient_clip,
         optim="adamw_torch_fused" if torch.cuda.is_available() else "adamw_torch",
-        bf16=precision == "bfloat16",
+        bf16=settings.precision == "bfloat16",
         use_cpu=not torch.cuda.is_available(),
-        seed=seed,
-        logging_steps=log_every_steps,
+        seed=settings.seed,
+        logging_steps=settings.log_every_steps,
         logging_nan_inf_filter=False,
         save_strategy="steps",
-        save_steps=save_every_steps,
+        save_steps=settings.save_every_steps,
         save_total_limit=2,
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),

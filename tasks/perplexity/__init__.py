@@ -1,0 +1,14 @@
+"""Perplexity of real text at each context length: one protocol a file.
+
+- `task`: what do all protocols share?
+- `rolling`: each document alone, as lm-eval cuts it
+- `stream`: blocks of the joined text, with and without overlap
+- `position`: by position in the longest window
+- `fixed_target`: the same targets at every length
+- `longppl`: which targets need their long context?
+- `settings`: what may a user choose?
+- `inputs`: which corpus is read, and how many positions has the model?
+- `lengths`: which context lengths are scored?
+- `lead_in`: what is fed before a window's first target?
+- `metrics`: how do answers become sums and metrics?
+"""

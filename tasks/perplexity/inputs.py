@@ -1,7 +1,6 @@
-"""The corpus and the tokenizer of a task, from what lm-eval hands it."""
+"""The corpus of a task and the positions of its model, from what lm-eval hands it."""
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 
 from sbeval.corpora import (
@@ -21,7 +20,6 @@ HUB_DATASETS = {
     "pile": "NeelNanda/pile-10k",
     "pg19": "emozilla/pg19-test",
 }
-_TOKENIZER_ARGUMENTS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 
 
 def load_corpus(name: str, settings: Settings) -> Corpus:
@@ -52,27 +50,6 @@ def load_corpus(name: str, settings: Settings) -> Corpus:
     return hub_corpus(source, name=name)
 
 
-def load_tokenizer(task: str, metadata: Mapping[str, Any]) -> Any:
-    """Returns the tokenizer of the model under test: `tokenizer` in the model's arguments, else `pretrained`."""
-    source = metadata.get("tokenizer") or metadata.get("pretrained")
-    if source is None:
-        raise UserError(
-            f"{task}: expected the model's tokenizer, found neither tokenizer nor pretrained: "
-            "name one in --model_args or --metadata."
-        )
-    if not isinstance(source, str):
-        return source
-    options = {key: metadata[key] for key in _TOKENIZER_ARGUMENTS if metadata.get(key) is not None}
-    try:
-        return _cached_tokenizer(source, tuple(sorted(options.items())))
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"{task}: expected a tokenizer at {source!r}, found none that loads ({reason}): "
-            "name one with tokenizer= in --model_args."
-        ) from error
-
-
 def model_positions(metadata: Mapping[str, Any]) -> int | None:
     """Returns the learned positions of the model under test, None for a model without or one that is no checkpoint."""
     from sbeval.models.learned_positions import checkpoint_learned_positions
@@ -82,13 +59,6 @@ def model_positions(metadata: Mapping[str, Any]) -> int | None:
         return None
     revision = metadata.get("revision")
     return checkpoint_learned_positions(pretrained, revision if isinstance(revision, str) else None)
-
-
-@lru_cache(maxsize=2)
-def _cached_tokenizer(source: str, options: tuple[tuple[str, Any], ...]) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(source, **dict(options))
 
 
 def _wikitext_pages(settings: Settings) -> Iterator[str]:

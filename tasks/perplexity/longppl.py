@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.corpora import cache_folder, resolve_tokens, tokenizer_sha256
-from sbeval.errors import UserError
+from sbeval.corpora.tokenizers import load_tokenizer
+from sbeval.errors import UserError, first_line
 from sbeval.scoring.requests import TokenLogprobsRequest
 
 LEAST_GAIN_NATS = 2.0
@@ -52,11 +53,9 @@ class _Evaluator:
     """The evaluator model, loaded when a request needs it."""
 
     def __init__(self, name: str, tokenizer_hash: str) -> None:
-        from transformers import AutoTokenizer
-
         self._name = name
         try:
-            same = tokenizer_sha256(AutoTokenizer.from_pretrained(name)) == tokenizer_hash
+            same = tokenizer_sha256(load_tokenizer(name)) == tokenizer_hash
             self.cache = EvaluatorCache(evaluator_identity(name))
         except (OSError, ValueError, KeyError) as error:
             raise self._does_not_load(error) from error
@@ -100,7 +99,7 @@ class _Evaluator:
         return TokenScorer(model.to(device).eval()), device
 
     def _does_not_load(self, error: Exception) -> UserError:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error.__cause__ if isinstance(error, UserError) and error.__cause__ else error)
         return UserError(
             f"Expected an evaluator model for LongPPL at {self._name!r}, found none that loads ({reason}): "
             "correct longppl_evaluator."

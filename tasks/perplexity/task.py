@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import datasets
 import numpy as np
 from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
@@ -16,7 +15,8 @@ from sbeval.corpora.windows import Window, own_document_share
 from sbeval.errors import UserError
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
-from sbeval.tasks.perplexity.inputs import load_corpus, load_tokenizer, model_positions
+from sbeval.tasks.base import BaseTask
+from sbeval.tasks.perplexity.inputs import load_corpus, model_positions
 from sbeval.tasks.perplexity.lead_in import LeadIn
 from sbeval.tasks.perplexity.lengths import (
     Lengths,
@@ -29,12 +29,12 @@ from sbeval.tasks.perplexity.lengths import (
 )
 from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, checked_nll, document_rows
 from sbeval.tasks.perplexity.settings import Settings
-from sbeval.tasks.perplexity.unprompted import UnpromptedTask
+from sbeval.tasks.tokens import model_tokenizer
 
 log = logging.getLogger(__name__)
 
 
-class PerplexityTask(UnpromptedTask):
+class PerplexityTask(BaseTask):
     """A perplexity protocol over one corpus, named by the YAML's `dataset_name`.
 
     Subclasses plan blocks, cut each into windows for every context length, and may add metrics. lm-eval's constructor
@@ -120,7 +120,7 @@ class PerplexityTask(UnpromptedTask):
         """Prepares the tokens and plans the blocks; called by the constructor."""
         name, metadata = self.config.task, self.config.metadata
         self.settings = Settings.from_metadata(name, metadata)
-        tokenizer = load_tokenizer(name, metadata)
+        tokenizer = model_tokenizer(metadata, name)
         try:
             source = load_corpus(self.config.dataset_name, self.settings)
             separator = self.separator(tokenizer)
@@ -140,11 +140,9 @@ class PerplexityTask(UnpromptedTask):
         blocks = self.blocks()
         if not blocks:
             raise UserError(f"{name}: expected text in corpus {source.name!r}, found none: give a longer text.")
-        self.dataset = {"test": datasets.Dataset.from_list(blocks)}
-        if not isinstance(metadata.get("tokenizer", ""), str):
-            metadata["tokenizer"] = str(tokenizer.name_or_path)
+        self.keep_documents(blocks)
         joint = None if self.lead_in.policy == "hf" else tokenizer.decode(list(separator))
-        metadata["sbeval"] = self._record(source, joint).to_json()
+        self.keep_record(self._record(source, joint), tokenizer)
 
     def _record(self, source: Corpus, separator: str | None) -> TaskRecord:
         return TaskRecord(

@@ -11,13 +11,13 @@ Shape suffixes: L sequence length, T targets.
 """
 
 import dataclasses
-import hashlib
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
+from sbeval.tasks.draws import seed_of
 
 LENGTH_TOKENS = 768
 PAIRS = (32, 64, 96, 128, 160, 192)
@@ -82,7 +82,7 @@ class Mqrar:
         The keys come once each `n_back` times in random order before any is asked for, so that every later key has an
         answer.
         """
-        rng = np.random.Generator(np.random.PCG64(_digest("mqrar", *dataclasses.astuple(self), seed, index)))
+        rng = np.random.Generator(np.random.PCG64(seed_of("mqrar", *dataclasses.astuple(self), seed, index)))
         slots = self.length_tokens // 2
         half = self.vocabulary // 2
         names = 1 + rng.permutation(half - 1)[: self.pairs]
@@ -111,11 +111,7 @@ def with_other_values(setting: Mqrar, sequence: RecallSequence, seed: int, index
     """
     half = setting.vocabulary // 2
     values = setting.vocabulary - half
-    rng = np.random.Generator(np.random.PCG64(_digest("mqrar other values", seed, index)))
+    rng = np.random.Generator(np.random.PCG64(seed_of("mqrar other values", seed, index)))
     inputs = sequence.inputs_L.copy()
     inputs[1::2] = half + (inputs[1::2] - half + rng.integers(1, values)) % values
     return sequence._replace(inputs_L=inputs)
-
-
-def _digest(*name: object) -> int:
-    return int.from_bytes(hashlib.sha256("\x1f".join(map(str, name)).encode()).digest()[:16], "big")

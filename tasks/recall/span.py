@@ -4,15 +4,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import datasets
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
-from lm_eval.api.task import ConfigurableTask
 
 from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.requests import ATTENTION_SPAN
+from sbeval.tasks.base import BaseTask
 from sbeval.tasks.perplexity.inputs import load_corpus
 from sbeval.tasks.perplexity.settings import Settings
 from sbeval.tasks.ruler.options import context_lengths, task_metadata, whole_number
@@ -25,7 +24,7 @@ OPTION_KEYS = frozenset({"context_lengths", "data_path", "num_samples", "queries
 Rows = list[list[float | None]]
 
 
-class SpanTask(ConfigurableTask):  # type: ignore[misc]
+class SpanTask(BaseTask):
     """Effective attention spans over the corpus named by the YAML's `dataset_name`.
 
     A document is one block of the longest length; a shorter context is its end, so the same queries are looked at in
@@ -33,13 +32,6 @@ class SpanTask(ConfigurableTask):  # type: ignore[misc]
     90 %, at 99 % of the weight, remaining stick], averaged over blocks), and their means over all heads, `span90` and
     `remaining_stick`.
     """
-
-    VERSION = 1
-
-    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        fixed = {"output_type": "loglikelihood_rolling", "metric_list": [], "test_split": "test", "num_fewshot": 0}
-        settings = {key: value for key, value in dict(config or {}).items() if key != "class"}
-        super().__init__(config={"metadata": {}, **settings, **fixed})
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Tokenises the corpus and spreads blocks over it."""
@@ -59,7 +51,7 @@ class SpanTask(ConfigurableTask):  # type: ignore[misc]
             )
         blocks = min(blocks, total // longest)
         self._stops = [longest + i * (total - longest) // max(1, blocks - 1) for i in range(blocks)]
-        self.config.metadata["sbeval"] = TaskRecord(
+        record = TaskRecord(
             family="span",
             corpus=source.name,
             corpus_sha256=self.corpus.corpus_sha256,
@@ -69,20 +61,9 @@ class SpanTask(ConfigurableTask):  # type: ignore[misc]
             lengths=list(self.lengths),
             dropped_lengths=list(dropped),
             tokenizer_sha256=self.corpus.tokenizer_sha256,
-        ).to_json()
-        self.dataset = {"test": datasets.Dataset.from_list([{"stop": stop} for stop in self._stops])}
-
-    def fewshot_docs(self) -> None:
-        """There are none."""
-        return None
-
-    def doc_to_text(self, doc: Mapping[str, Any], doc_to_text: Any = None) -> str:
-        """Returns nothing: requests name token ranges."""
-        return ""
-
-    def doc_to_target(self, doc: Mapping[str, Any], doc_to_target: Any = None) -> str:
-        """Returns nothing: nothing is scored."""
-        return ""
+        )
+        self.keep_record(record, tokenizer)
+        self.keep_documents({"stop": stop} for stop in self._stops)
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns one request for each length, all ending at the same token."""
@@ -108,13 +89,9 @@ class SpanTask(ConfigurableTask):  # type: ignore[misc]
         return found
 
     def aggregation(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
-        """Returns means over blocks."""
+        """Returns means over blocks; none is better or worse for being larger."""
         ways = {"attention_span": average_rows, "span90": mean, "remaining_stick": mean}
         return {metric_key(metric, length): way for length in self.lengths for metric, way in ways.items()}
-
-    def higher_is_better(self) -> dict[str, bool]:
-        """Returns nothing: a long span is neither good nor bad."""
-        return {}
 
 
 def average_rows(blocks: Sequence[Rows]) -> "SpanRows":

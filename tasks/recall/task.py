@@ -2,19 +2,16 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-import datasets
 import numpy as np
-from lm_eval.api.instance import Instance
-from lm_eval.api.metrics import mean
-from lm_eval.api.task import ConfigurableTask
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
-from sbeval.scoring.requests import TARGET_LOGPROBS, TargetLogprobs, TargetSequence, keep_sequences
+from sbeval.scoring.requests import TargetLogprobs, TargetSequence
+from sbeval.tasks.base import BaseTask
 from sbeval.tasks.ruler.options import task_metadata
 
 
@@ -60,7 +57,7 @@ class Asked(NamedTuple):
 RECALL_KEYS = frozenset({"context_lengths", "num_samples", "seed"})
 
 
-class RecallTask(ConfigurableTask):  # type: ignore[misc]
+class RecallTask(BaseTask):
     """A probe whose answers are known tokens at known positions.
 
     A document is one sample and carries every condition, so `--limit N` means N samples of each. Metrics of a
@@ -71,23 +68,18 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
         option_keys: what `--metadata` can set beside `RECALL_KEYS`, for this task alone under its name.
     """
 
-    VERSION = 1
+    fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
     option_keys: frozenset[str]
     num_samples: int
     seed: int
     cells: list[Cell]
 
-    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        fixed = {"output_type": "loglikelihood_rolling", "metric_list": [], "test_split": "test"}
-        settings = {key: value for key, value in dict(config or {}).items() if key != "class"}
-        super().__init__(config={"metadata": {}, **settings, **fixed})
-
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads the options and lists the samples."""
         name = str(self.config.task)
         self.prepare(name, task_metadata(self.config.metadata, name, RECALL_KEYS | self.option_keys))
-        self.config.metadata["sbeval"] = self.record().to_json()
-        self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
+        self.keep_record(self.record(), None)
+        self.keep_documents({"index": index} for index in range(self.num_samples))
 
     @abstractmethod
     def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
@@ -119,18 +111,6 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
             seed=self.seed,
         )
 
-    def fewshot_docs(self) -> None:
-        """There are none."""
-        return None
-
-    def doc_to_text(self, doc: Mapping[str, Any], doc_to_text: Any = None) -> str:
-        """Returns nothing: requests are token sequences."""
-        return ""
-
-    def doc_to_target(self, doc: Mapping[str, Any], doc_to_target: Any = None) -> str:
-        """Returns nothing: requests name their targets."""
-        return ""
-
     def build_all_requests(
         self,
         *,
@@ -147,9 +127,7 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
                 f"{self.config.task} has neither examples nor chats; run it without --num_fewshot and "
                 "--apply_chat_template."
             )
-        selected = list(self.doc_iterator(rank=rank, limit=limit, samples=samples, world_size=world_size))
-        if not selected:
-            raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
+        selected = self.chosen_samples(rank=rank, limit=limit, samples=samples, world_size=world_size)
         rows: dict[int, dict[str, Any]] = {}
         sequences: list[TargetSequence] = []
         for _, doc in selected:
@@ -159,22 +137,9 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
                 "answer_tokens": [[one.answer_tokens.tolist() for one in cell] for cell in by_cell],
             }
             sequences += [one.sequence for cell in by_cell for one in cell]
-        requests = keep_sequences(sequences)
-        self.dataset["test"] = datasets.Dataset.from_list(
-            [rows.get(index, {"index": index, "answer_tokens": None}) for index in range(self.num_samples)]
-        )
-        each = len(requests) // len(selected)
-        self._instances = [
-            Instance(
-                request_type=TARGET_LOGPROBS,
-                doc=rows[int(doc["index"])],
-                arguments=request,
-                idx=place,
-                metadata=(self.config.task, doc_id, 1),
-            )
-            for number, (doc_id, doc) in enumerate(selected)
-            for place, request in enumerate(requests[number * each : (number + 1) * each])
-        ]
+        self.keep_samples(rows, self.num_samples)
+        documents = [(number, rows[int(document["index"])]) for number, document in selected]
+        self._instances = self.target_requests(documents, sequences)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[TargetLogprobs]) -> dict[str, float]:
         """Scores one sample in every condition."""
@@ -195,12 +160,8 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
         """Returns the metrics of a condition, and whether more is better."""
         return {"exact_match": True, "answer_nll": False, "chance": True}
 
-    def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
-        """Returns the mean over samples."""
-        return {cell.key(metric): mean for cell in self.cells for metric in self.metrics()}
-
-    def higher_is_better(self) -> dict[str, bool]:
-        """Returns which way is better."""
+    def means(self) -> dict[str, bool]:
+        """Returns the metrics of all conditions."""
         return {cell.key(metric): more for cell in self.cells for metric, more in self.metrics().items()}
 
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from sbeval.corpora.cache import cache_folder, keep_table, read_table
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.cache import cached_counts, read_fits, write_fits
 from sbeval.tasks.ruler.drafts import Draft, Frame, Generator, prompt_text
-from sbeval.tasks.tokens import TokenCounter
+from sbeval.tasks.tokens import TokenCounter, kept_counts
 
 CHECKED_EVERY = 50
 
@@ -207,12 +208,13 @@ class FittedSamples:
         Raises:
             UserError: one of them does not fit.
         """
-        digest = self._digest(length, frame)
-        kept = read_fits(digest)
+        path = cache_folder("ruler") / f"ruler1-fits-{self._digest(length, frame)[:32]}.arrow"
+        table = read_table(path)
+        kept = {} if table is None else {row["index"]: row for row in table.to_pylist()}
         if missing := [index for index in indices if index not in kept]:
             made = self.fitter(length, frame).fit(missing)
             kept |= {index: dataclasses.asdict(fit) for index, fit in made.items()}
-            write_fits(digest, kept)
+            keep_table(path, pa.Table.from_pylist([kept[index] for index in sorted(kept)]))
         return {index: Fit(**kept[index]) for index in indices}
 
     def needed_tokens(self, samples: int, length: int, frame: Frame) -> int | None:
@@ -224,7 +226,7 @@ class FittedSamples:
         if length >= _LIKE_ONE_ANOTHER * fitter.minimum_length([0]):
             return None
         digest = self._digest(length, frame, minimum_of=samples)
-        (needed,) = cached_counts(digest, lambda: np.array([fitter.minimum_length(range(samples))]))
+        (needed,) = kept_counts(digest, lambda: np.array([fitter.minimum_length(range(samples))]))
         return int(needed) if needed > length else None
 
     def fitter(self, length: int, frame: Frame) -> Fitter:

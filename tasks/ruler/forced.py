@@ -4,17 +4,16 @@ The prompts are those of the generated task of the same name without `_forced`, 
 as it is, and with the needle's value replaced by another one. What the needle is worth is the difference.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
-from lm_eval.api.metrics import mean
 from lm_eval.filters import build_filter_ensemble
 
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
-from sbeval.scoring.requests import TARGET_LOGPROBS, TargetSequence, keep_sequences
+from sbeval.scoring.requests import TargetSequence
 from sbeval.tasks.draws import draw_distinct, log_count, seeded_random
 from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.drafts import Frame, Generator, prompt_text
@@ -68,19 +67,7 @@ class ForcedNiahTask(NiahTask):
                     raise UserError(f"Expected the value {value} once in the prompt, found {prompt.count(needle)}.")
                 replaced = prompt.replace(needle, f": {other}.")
                 sequences += [answer_sequence(self.counter, text, f" {value}") for text in (prompt, replaced)]
-        requests = keep_sequences(sequences)
-        each = 2 * len(fits)
-        return [
-            Instance(
-                request_type=TARGET_LOGPROBS,
-                doc=doc,
-                arguments=request,
-                idx=place,
-                metadata=(self.config.task, doc_id, 1),
-            )
-            for number, (doc_id, doc) in enumerate(documents)
-            for place, request in enumerate(requests[number * each : (number + 1) * each])
-        ]
+        return self.target_requests(documents, sequences)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
@@ -92,11 +79,7 @@ class ForcedNiahTask(NiahTask):
             scores |= {metric_key(metric, length): value for metric, value in zip(METRICS, values, strict=True)}
         return scores
 
-    def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
-        """Returns the mean for every metric and length."""
-        return {metric_key(metric, length): mean for length in self.lengths for metric in METRICS}
-
-    def higher_is_better(self) -> dict[str, bool]:
+    def means(self) -> dict[str, bool]:
         """Returns which way is better."""
         lengths = self.lengths
         return {metric_key(metric, length): more for length in lengths for metric, more in METRICS.items()}

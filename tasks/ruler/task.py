@@ -4,16 +4,15 @@ import copy
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import datasets
 from lm_eval.api.filter import Filter, FilterEnsemble
 from lm_eval.api.instance import Instance
-from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
+from sbeval.tasks.base import BaseTask
 from sbeval.tasks.ruler.corpora import corpus_facts, option_keys
 from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, prompt_text, rendered_frame
 from sbeval.tasks.ruler.fit import Fit, FittedSamples, Fitter, needs_at_least
@@ -33,7 +32,7 @@ class ParsedAnswer(Filter):  # type: ignore[misc]
         return [parse_answer(answers[0]) for answers in resps]
 
 
-class RulerTask(ConfigurableTask):  # type: ignore[misc]
+class RulerTask(BaseTask):
     """One RULER task; what it asks is in its YAML under `metadata.ruler`.
 
     A document is one sample and carries every context length, one request for each, so `--limit N` means N samples at
@@ -41,14 +40,10 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
     the token budget.
     """
 
-    VERSION = 1
+    fixed: ClassVar = {"output_type": "generate_until"}
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        settings = {key: value for key, value in dict(config or {}).items() if key != "class"}
-        settings.setdefault("metadata", {})
-        settings["output_type"] = "generate_until"
-        settings["metric_list"] = []
-        super().__init__(config=settings)
+        super().__init__(config)
         self._filters = [FilterEnsemble(name="none", filters=[ParsedAnswer])]
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
@@ -62,9 +57,7 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
             log.warning("%s leaves out %s: longer than the model takes", name, list(self.options.dropped_lengths))
         self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
         self._prepare(Frame())
-        if not isinstance(self.config.metadata.get("tokenizer", ""), str):
-            self.config.metadata["tokenizer"] = str(self.counter.tokenizer.name_or_path)
-        self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
+        self.keep_documents({"index": index} for index in range(self.num_samples))
 
     @abstractmethod
     def make_generator(self, name: str) -> Generator:
@@ -95,10 +88,6 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         """Tokens of the context length kept free for the answer."""
         return int(self.config.generation_kwargs["max_gen_toks"])
 
-    def fewshot_docs(self) -> None:
-        """There are none: demonstrations are part of the prompts."""
-        return None
-
     def doc_to_text(self, doc: Mapping[str, Any], doc_to_text: Any = None) -> str:
         """Returns the mark that stands for the prompt while lm-eval renders what goes around it."""
         return PROMPT_MARK
@@ -125,19 +114,14 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
         """Builds the prompts of this process's samples at every length."""
         if self.config.num_fewshot:
             raise UserError(f"{self.config.task} has its own demonstrations; run it without --num_fewshot.")
-        selected = list(self.doc_iterator(rank=rank, limit=limit, samples=samples, world_size=world_size))
+        selected = self.chosen_samples(rank=rank, limit=limit, samples=samples, world_size=world_size)
         frame = self._frame(system_instruction, chat_template if apply_chat_template else None)
-        if not selected:
-            raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
         indices = [int(doc["index"]) for _, doc in selected]
         if (frame, self.generated_tokens) != self._prepared_for:
             self._prepare(frame)
         fits = {length: self.fitted.fits(indices, length, frame) for length in self.lengths}
         rows = {index: self._row(index, [fits[length][index] for length in self.lengths]) for index in indices}
-        blank = dict.fromkeys(rows[indices[0]])
-        self.dataset["test"] = datasets.Dataset.from_list(
-            [rows.get(index, {**blank, "index": index}) for index in range(self.num_samples)]
-        )
+        self.keep_samples(rows, self.num_samples)
         self._instances = self.make_requests(
             [(doc_id, rows[int(doc["index"])]) for doc_id, doc in selected], fits, frame
         )
@@ -197,13 +181,14 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
             raise UserError(needs_at_least(name, short[asked[-1]], asked))
         for length, tokens in short.items():
             log.warning("%s leaves out %d tokens: with this tokenizer it needs at least %d", name, length, tokens)
-        self.config.metadata["sbeval"] = self.record().to_json()
+        self.keep_record(self.record(), self.counter.tokenizer)
 
     def _frame(self, system_instruction: str | None, chat_template: Callable[..., str] | None) -> Frame:
         """Lets lm-eval render system text and chat template around a prompt."""
         return rendered_frame(
             lambda prefix: str(
-                self.fewshot_context(
+                ConfigurableTask.fewshot_context(
+                    self,
                     {"index": 0},
                     0,
                     system_instruction=system_instruction,
@@ -238,10 +223,6 @@ class RulerTask(ConfigurableTask):  # type: ignore[misc]
             for length, answer in zip(doc["lengths"], results, strict=True)
         }
 
-    def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
-        """Returns the mean for every length, for which lm-eval knows the standard error."""
-        return {metric_key("score", length): mean for length in self.lengths}
-
-    def higher_is_better(self) -> dict[str, bool]:
+    def means(self) -> dict[str, bool]:
         """Returns that more is better at every length."""
         return {metric_key("score", length): True for length in self.lengths}

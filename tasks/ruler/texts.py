@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.corpora import read_text
+from sbeval.corpora.cache import cache_folder, whole_file
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.cache import cache_folder
 from sbeval.tasks.ruler.haystacks import EssayHaystack
 from sbeval.tasks.ruler.wording import qa_source
 from sbeval.tasks.tokens import LINE_START, WORDS, TokenCounter
@@ -270,16 +270,14 @@ def _read_file(path: Path) -> bytes:
 
 def _download(dataset: Dataset) -> tuple[bytes, str]:
     url = qa_source(dataset)
-    kept = cache_folder() / f"{dataset}-{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+    kept = cache_folder("ruler") / f"{dataset}-{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
     if kept.is_file():
         return kept.read_bytes(), url
     try:
         with urllib.request.urlopen(url, timeout=60) as response:
             raw = bytes(response.read())
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(".part")
-        part.write_bytes(raw)
-        part.replace(kept)
     except OSError as error:
         raise MissingCorpus([Missing(_KEYS[dataset], "FILE", url, type(error).__name__)]) from error
+    with whole_file(kept, "downloaded questions") as part:
+        part.write_bytes(raw)
     return raw, url

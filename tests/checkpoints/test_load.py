@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sbeval.checkpoints import load_checkpoint, released_format
+from sbeval.checkpoints import FORMATS, load_checkpoint, released_format
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, fla_logits, save, tokens
@@ -171,8 +171,14 @@ def test_released_formats_are_told_by_the_configuration_alone(
 ) -> None:
     assert released_format(tmp_path) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    assert released_format(tmp_path) == expected
+    found = released_format(tmp_path)
+    assert (found.name if found else None) == expected
     assert released_format(tmp_path / "nothing") is None
+
+
+def test_no_two_formats_claim_a_model_type() -> None:
+    types = [model_type for known in FORMATS for model_type in known.model_types]
+    assert len(types) == len(set(types))
 
 
 def test_a_loaded_model_remembers_where_its_tokenizer_is(tmp_path: Path) -> None:

@@ -1,4 +1,16 @@
-"""Triton kernels for CUDA; on a CPU they run under Triton's interpreter (TRITON_INTERPRET=1)."""
+"""Triton kernels for CUDA; on a CPU they run under Triton's interpreter (TRITON_INTERPRET=1).
+
+- `function`: how does PyTorch see the kernels as one differentiable operator?
+- `forward`: how is the output computed?
+- `backward`: how are the gradients computed?
+- `deterministic`: how are they computed with the same bits in every run?
+- `decode`: how do a few queries read many keys?
+- `sticks`: how do the keys of a tile share what is left of a stick?
+- `logarithms`: the same with sticks as logarithms, for `decode`
+- `primitives`: what do the forward and the backward kernel share?
+- `launch`: with which parameters is a kernel launched?
+- `hardware`: what does a device offer?
+"""
 
 from sbeval.attention.impl.triton.function import triton_attention
 

@@ -1,0 +1,77 @@
+"""Every format beyond transformers' own that this project reads: by which model type it is told, and what reads it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sbeval.checkpoints.dolomite import KvExpand, read_dolomite
+from sbeval.checkpoints.dolomite_config import BLOCK_TYPES, FLAT_TYPES, read_dolomite_config
+from sbeval.checkpoints.files import Weights
+from sbeval.checkpoints.fla import MODEL_TYPE as FLA_TYPE
+from sbeval.checkpoints.fla import read_fla
+from sbeval.checkpoints.moduleformer import MODEL_TYPE as MODULEFORMER_TYPE
+from sbeval.checkpoints.moduleformer import read_moduleformer
+from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
+from sbeval.models import SbevalForCausalLM
+
+
+class Reader(Protocol):
+    """Reads the contents of `config.json` and the tensors of a checkpoint."""
+
+    def __call__(
+        self, source: Mapping[str, Any], weights: Weights, kv_expand: KvExpand
+    ) -> tuple[str, Any, dict[str, Tensor]]:
+        """Returns the format's full name, the configuration of `model_class`, and its tensors by name.
+
+        Raises:
+            UserError: a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointFormat:
+    """A checkpoint format.
+
+    Attributes:
+        name: as results and messages name it; the reader may add to it, such as dolomite's generation.
+        model_types: entries `model_type` of `config.json` that mean this format.
+        read: from configuration and tensors to those of `model_class`.
+        model_class: what the checkpoint becomes.
+        extendable: whether that can be trained and saved again.
+        takes_kv_expand: whether one can choose how grouped heads share keys and values.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    read: Reader
+    model_class: type[PreTrainedModel] = SbevalForCausalLM
+    extendable: bool = True
+    takes_kv_expand: bool = False
+
+
+FORMATS = (
+    CheckpointFormat(
+        name="dolomite",
+        model_types=(*FLAT_TYPES, *BLOCK_TYPES),
+        read=lambda source, weights, kv_expand: read_dolomite(read_dolomite_config(source), weights, kv_expand),
+        takes_kv_expand=True,
+    ),
+    CheckpointFormat(
+        name="fla", model_types=(FLA_TYPE,), read=lambda source, weights, kv_expand: read_fla(source, weights)
+    ),
+    CheckpointFormat(
+        name="moduleformer",
+        model_types=(MODULEFORMER_TYPE,),
+        read=lambda source, weights, kv_expand: read_moduleformer(source, weights),
+        model_class=ModuleFormerForCausalLM,
+        extendable=False,
+    ),
+)
+
+
+def format_of_type(model_type: str) -> CheckpointFormat | None:
+    """Returns the format that a model type means, None where transformers loads it itself."""
+    return next((known for known in FORMATS if model_type in known.model_types), None)

@@ -1,0 +1,111 @@
+"""The one lm-eval task that all tasks of this project are: they make documents and requests themselves."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import datasets
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
+from lm_eval.api.task import ConfigurableTask
+
+from sbeval.errors import UserError
+from sbeval.results.records import TaskRecord
+from sbeval.scoring.requests import TARGET_LOGPROBS, TargetSequence, keep_sequences
+
+Numbered = Sequence[tuple[int, dict[str, Any]]]
+
+
+class BaseTask(ConfigurableTask):  # type: ignore[misc]
+    """A task whose YAML names its class and its options, and whose documents lm-eval neither loads nor prompts.
+
+    lm-eval's constructor calls `download`, in which a subclass reads its options and calls `keep_documents` and
+    `keep_record`. lm-eval accepts no output type but its own four, so one is named; the requests carry their own.
+
+    Attributes:
+        fixed: configuration that no YAML changes.
+    """
+
+    VERSION = 1
+    fixed: ClassVar[Mapping[str, Any]] = {"output_type": "loglikelihood_rolling", "num_fewshot": 0}
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        given = {key: value for key, value in dict(config or {}).items() if key != "class"}
+        super().__init__(config={"metadata": {}, **given, "metric_list": [], "test_split": "test", **self.fixed})
+
+    def keep_documents(self, documents: Iterable[Mapping[str, Any]]) -> None:
+        """Sets what lm-eval counts, limits and logs."""
+        self.dataset = {"test": datasets.Dataset.from_list([dict(document) for document in documents])}
+
+    def keep_record(self, record: TaskRecord, tokenizer: Any) -> None:
+        """Puts the facts of this run into the results file, and a tokenizer's name in place of the object."""
+        metadata = self.config.metadata
+        if tokenizer is not None and not isinstance(metadata.get("tokenizer", ""), str):
+            metadata["tokenizer"] = str(tokenizer.name_or_path)
+        metadata["sbeval"] = record.to_json()
+
+    def chosen_samples(self, **selection: Any) -> Numbered:
+        """Returns number and document of the samples that this process runs.
+
+        Args:
+            selection: `limit`, `samples`, `rank` and `world_size`, as lm-eval gives them.
+
+        Raises:
+            UserError: there are none.
+        """
+        chosen = list(self.doc_iterator(**selection))
+        if not chosen:
+            raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
+        return chosen
+
+    def keep_samples(self, samples: Mapping[int, Mapping[str, Any]], count: int) -> None:
+        """Sets the documents once samples are made; those of other processes stay empty.
+
+        Args:
+            samples: what was made, by index, at least one.
+            count: how many there are in all.
+        """
+        blank = dict.fromkeys(next(iter(samples.values())))
+        self.keep_documents(samples.get(index, {**blank, "index": index}) for index in range(count))
+
+    def target_requests(self, documents: Numbered, sequences: Sequence[TargetSequence]) -> list[Instance]:
+        """Returns a request for each sequence; every document has the same number of them, in order."""
+        requests = keep_sequences(sequences)
+        each = len(requests) // len(documents)
+        return [
+            Instance(
+                request_type=TARGET_LOGPROBS,
+                doc=document,
+                arguments=request,
+                idx=place,
+                metadata=(self.config.task, number, 1),
+            )
+            for index, (number, document) in enumerate(documents)
+            for place, request in enumerate(requests[index * each : (index + 1) * each])
+        ]
+
+    def means(self) -> dict[str, bool]:
+        """Returns the keys of the metrics that are means over samples, and whether more is better."""
+        return {}
+
+    def aggregation(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
+        """Returns the mean of every metric, for which lm-eval knows the standard error."""
+        return dict.fromkeys(self.means(), mean)
+
+    def higher_is_better(self) -> dict[str, bool]:
+        """Returns which way is better."""
+        return self.means()
+
+    def fewshot_docs(self) -> None:
+        """There are no examples."""
+
+    def fewshot_context(self, *args: Any, **kwargs: Any) -> str:
+        """Returns nothing: no chat template or system prompt applies to text that travels as tokens."""
+        return ""
+
+    def doc_to_text(self, doc: Any, doc_to_text: Any = None) -> str:
+        """Returns nothing: texts travel in requests, not in documents."""
+        return ""
+
+    def doc_to_target(self, doc: Any, doc_to_target: Any = None) -> str | list[str]:
+        """Returns nothing: requests name what is scored."""
+        return ""
