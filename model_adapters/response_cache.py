@@ -1,4 +1,4 @@
-"""lm-eval's response cache: a stamp of what made it, and our own request type in the same database.
+"""lm-eval's response cache: a stamp of what made it.
 
 The cache's keys hold a request's arguments only, so a database used with two models, or one model at two lengths,
 would silently return the first one's answers.
@@ -6,23 +6,15 @@ would silently return the first one's answers.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from lm_eval.api.model import CacheHook, hash_args
 from torch import nn
 
 from sbeval.errors import UserError
 
 STAMP_KEY = "sbeval:settings"
 _SAMPLED_VALUES = 1024
-
-
-def cached_response(hook: CacheHook, request_type: str, arguments: Iterable[Any]) -> Any:
-    """Returns the finished response of a request, None where there is none or no cache is in use."""
-    if hook.dbdict is None:
-        return None
-    return hook.dbdict.get(hash_args(request_type, arguments))
 
 
 def stamp(database: Any, settings: Mapping[str, Any]) -> None:
