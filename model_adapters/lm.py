@@ -24,8 +24,8 @@ from sbeval.model_adapters.loading import (
     say_format,
 )
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
-from sbeval.model_adapters.record import choose_kernels, kernels_in_use, model_record, run_settings
-from sbeval.model_adapters.response_cache import stamp
+from sbeval.model_adapters.record import choose_kernels, kernels_in_use, model_record
+from sbeval.model_adapters.response_cache import run_settings, stamp
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs

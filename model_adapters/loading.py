@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from torch import nn
 
 from sbeval.checkpoints import LoadedCheckpoint, load_checkpoint, load_whole, released_format
+from sbeval.checkpoints.facts import checkpoint_format
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import out_of_memory
 from sbeval.model_adapters.options import KvExpand
-from sbeval.model_adapters.record import checkpoint_format
 
 logger = logging.getLogger(__name__)
 

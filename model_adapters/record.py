@@ -1,59 +1,22 @@
-"""What can be read off a loaded model and its run: format, lengths, weights' hash, the record in the results file.
+"""The model's record in the results file, and what is read off a loaded model for it."""
 
-The settings that answers depend on are the stamp of the response cache.
-"""
-
-import contextlib
-import hashlib
 import importlib.metadata
 import json
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from torch import nn
 
 from sbeval.checkpoints import LoadedCheckpoint
+from sbeval.checkpoints.facts import checkpoint_format, length_tokens, text_config, training_length_tokens
 from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.errors import UserError
-from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD, AdapterOptions
-from sbeval.model_adapters.response_cache import parameters_sha256
+from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
 from sbeval.results.command_line import recorded_command
 from sbeval.results.records import ModelRecord
 
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "accelerate", "flash-linear-attention", "peft")
-
-
-def text_config(config: Any) -> Any:
-    """Returns the part of a configuration that describes the text model."""
-    return getattr(config, "text_config", None) or config
-
-
-def checkpoint_format(config: Any) -> str:
-    """Returns "sbeval" for this project's family, else "huggingface:" and the model type."""
-    model_type = getattr(config, "model_type", None) or type(config).__name__
-    return "sbeval" if model_type == "sbeval" else f"huggingface:{model_type}"
-
-
-def training_length_tokens(config: Any) -> int | None:
-    """Returns the length a model was trained at, before any RoPE scaling; None where its configuration does not say."""
-    config = text_config(config)
-    if getattr(config, "model_type", None) == "sbeval":
-        return _length(config.training_length_tokens)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # models with several kinds of layers keep one set of parameters for each
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    for found in [rope, *nested]:
-        if length := _length(found.get("original_max_position_embeddings")):
-            return length
-    for name in ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        if length := _length(getattr(config, name, None)):
-            return length
-    return None
 
 
 def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | Literal["auto"] | None) -> float | None:
@@ -128,7 +91,6 @@ def model_record(
     dtype = dtype_of(model)
     on_gpu = device.type == "cuda"
     own = getattr(config, "model_type", None) == "sbeval"
-    stated_length = loaded.training_length_tokens if loaded else training_length_tokens(config)
     attention = config.attention if own else getattr(config, "model_type", None)
     folder = str(loaded.folder) if loaded is not None and loaded.folder is not None else pretrained
     recipe, training_seed = _training(folder)
@@ -136,10 +98,10 @@ def model_record(
         name=Path(pretrained).name if pretrained else type(model).__name__,
         format=loaded.format if loaded else checkpoint_format(config),
         checkpoint_sha256=weights_sha256(Path(folder)) if folder else None,
-        training_length_tokens=training_length or stated_length,
+        training_length_tokens=training_length or training_length_tokens(config),
         extended_from=getattr(config, "extended_from", None),
         attention=loaded.attention if loaded else attention,
-        sliding_window=_length(getattr(config, "sliding_window", None)),
+        sliding_window=length_tokens(getattr(config, "sliding_window", None)),
         remainder=config.remainder if own else None,
         head_norm=config.head_norm if own else None,
         recipe=recipe,
@@ -180,95 +142,3 @@ def package_versions() -> dict[str, str]:
 
 def _peak_memory_bytes() -> int:
     return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
-
-
-def _length(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-HASH_CHARACTERS = 16
-# what separates tokenizers of one vocabulary: BOS, normalisation, spaces, digits, merges
-PROBE = "  The café's 1234567 tokens,\n\n\tthe UNUSUAL ones: \U0001f600 <s></s>"
-# arguments that answers do not depend on, or that have a setting of their own
-APART = {
-    *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
-    *("offload_folder", "logits_cache", "trust_remote_code", "tokenizer", "revision", "subfolder", "dtype"),
-    *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),
-}
-# keys of a configuration that answers do not depend on, or that have a setting of their own
-ELSEWHERE = {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation"}
-
-
-def run_settings(
-    lm: Any, options: AdapterOptions, rope_scaling: Mapping[str, Any] | None, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the settings by name, JSON-ready.
-
-    Args:
-        lm: lm-eval's Hugging Face model, loaded.
-        options: our own arguments.
-        rope_scaling: the scaling in force.
-        arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
-    """
-    subfolder = arguments.get("subfolder") or ""
-    if isinstance(lm.pretrained, str):
-        commit = _commit(lm.pretrained, f"{subfolder}/config.json".lstrip("/"), lm.revision) or lm.revision
-        folder = lm.loaded.folder if lm.loaded is not None else Path(lm.pretrained) / subfolder
-        model = _weights(str(folder)) or f"{lm.pretrained}/{subfolder}@{commit}"
-    else:
-        model = parameters_sha256(lm.model)[:HASH_CHARACTERS]
-    return {
-        "model": model,
-        "configuration": _sha256(_configuration(lm.model.config)),
-        "tokenizer": _sha256(str((sorted(lm.tokenizer.get_vocab().items()), lm.tokenizer(PROBE)["input_ids"]))),
-        "dtype": str(lm.model.dtype),
-        "mixed_precision_dtype": str(lm.mixed_precision_dtype) if lm.mixed_precision_dtype else None,
-        "peft": _named(lm.peft, "adapter_config.json", lm.revision) if lm.peft else None,
-        "delta": _named(lm.delta, "config.json", lm.revision) if lm.delta else None,
-        "max_length": lm.max_length,
-        "training_length": options.training_length,
-        "rope_scaling": dict(rope_scaling) if rope_scaling else None,
-        "kernels": kernels_in_use(lm.model, options.kernels, lm.device),
-        "skip_threshold": lm.skip_threshold,
-        "kv_expand": options.kv_expand,
-        "truncation": options.truncation,
-        "add_bos_token": lm.add_bos_token,
-        "prefix_token_id": lm.prefix_token_id,
-        "think_end_token": lm.think_end_token,
-        "arguments": {name: _json_ready(value) for name, value in sorted(arguments.items()) if name not in APART},
-    }
-
-
-def _named(name: str, file: str, revision: str) -> str:
-    """Returns what tells an adapter from others: its weights' hash, or its hub id with the commit where it is known."""
-    if weights := _weights(name):
-        return weights
-    commit = _commit(name, file, revision)
-    return f"{name}@{commit}" if commit else name
-
-
-def _commit(name: str, file: str, revision: str) -> str | None:
-    """Returns the commit behind a revision of a hub id, which may be a branch that moves; None for anything else."""
-    with contextlib.suppress(HFValidationError):
-        kept = try_to_load_from_cache(name, file, revision=revision)
-        if isinstance(kept, str) and (found := re.search(r"/snapshots/([^/]+)/", Path(kept).as_posix())):
-            return found[1]
-    return None
-
-
-def _weights(folder: str) -> str | None:
-    digest = weights_sha256(Path(folder))
-    return digest[:HASH_CHARACTERS] if digest else None
-
-
-def _json_ready(value: Any) -> Any:
-    return json.loads(json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__))
-
-
-def _configuration(config: Any) -> str:
-    kept = {name: value for name, value in config.to_dict().items() if name not in ELSEWHERE}
-    return json.dumps(kept, sort_keys=True, default=str)
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]

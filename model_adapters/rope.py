@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from sbeval.model_adapters.record import text_config
+from sbeval.checkpoints.facts import text_config
 from sbeval.models.rope import LENGTH_DEPENDENT
 from sbeval.models.rope_scaling import held_rope_frequencies
 

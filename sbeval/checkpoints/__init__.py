@@ -1,6 +1,7 @@
 """Every checkpoint format this project reads, found by looking at the files."""
 
 from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
+from sbeval.checkpoints.facts import training_length_tokens
 from sbeval.checkpoints.files import check_shards
 from sbeval.checkpoints.load import (
     LoadedCheckpoint,
@@ -8,7 +9,6 @@ from sbeval.checkpoints.load import (
     load_whole,
     register_fla_models,
     released_format,
-    training_length_tokens,
 )
 
 __all__ = [

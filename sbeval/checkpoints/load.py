@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sbeval.checkpoints.dolomite import KvExpand, read_dolomite
 from sbeval.checkpoints.dolomite_config import BLOCK_TYPES, FLAT_TYPES, read_dolomite_config
+from sbeval.checkpoints.facts import checkpoint_format, training_length_tokens
 from sbeval.checkpoints.files import Weights, find_folder, is_hub_id, read_config
 from sbeval.checkpoints.fla import MODEL_TYPE as FLA_TYPE
 from sbeval.checkpoints.fla import read_fla
@@ -126,7 +127,7 @@ def load_checkpoint(
 def _described(model: Any, name: str | None, folder: Path | None) -> LoadedCheckpoint:
     own = isinstance(model.config, SbevalConfig)
     if name is None:
-        name = "sbeval" if own else f"huggingface:{model.config.model_type}"
+        name = checkpoint_format(model.config)
     attention = model.config.attention if own else str(model.config.model_type)
     return LoadedCheckpoint(
         model=model,
@@ -136,19 +137,6 @@ def _described(model: Any, name: str | None, folder: Path | None) -> LoadedCheck
         attention="stickbreaking" if name == MODULEFORMER_TYPE else attention,
         folder=folder,
     )
-
-
-def training_length_tokens(config: Any) -> int | None:
-    """Returns the training length before any RoPE scaling: this family's own entry, else RoPE's, else positions."""
-    if isinstance(config, SbevalConfig):
-        return config.training_length_tokens
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if parameters.get("original_max_position_embeddings"):
-            return int(parameters["original_max_position_embeddings"])
-    length = getattr(text, "max_position_embeddings", None)
-    return int(length) if length else None
 
 
 def build(kind: type[Model], config: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> Model:
