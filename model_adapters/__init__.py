@@ -1,0 +1,24 @@
+"""lm-eval's side of a model: the model `sb`, from its arguments to its answers.
+
+The model, and what it is asked:
+    lm: `StickBreakingLM`, the class lm-eval makes: loads in `hf`'s place, and hands every request to a function below.
+    session: `Session`, what every request needs.
+    scoring: log-likelihoods of lm-eval's own requests, and of the windows of perplexity tasks.
+    probing: targets inside a sequence, and how far back attention looks.
+    generation: prompts in, text up to a stop sequence out.
+    answers: what those have in common: answers kept in the response cache as they come, given back in order.
+
+Between a request and the model:
+    truncation: what happens to prompts and contexts that are too long.
+    windows: windows of tokens, scored in batches.
+    sharing: inputs that begin alike, read once.
+    batching: batches by token budget, halved when memory runs out.
+    rope: RoPE's frequencies for each request.
+    speed: kernels in place of a loaded model's parts.
+
+Before and after a run:
+    options: the adapter's own arguments.
+    loading: released formats in the place of transformers' own, and sentences for what cannot be loaded.
+    record: the model's record in the results file.
+    response_cache: what lm-eval's response cache was made with.
+"""
