@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from sbeval.errors import UserError
 
 TOKEN_LOGPROBS = "token_logprobs"
+TARGET_LOGPROBS = "target_logprobs"
 ATTENTION_SPAN = "attention_span"
 
 
@@ -79,9 +80,6 @@ class AttentionSpanRequest(NamedTuple):
     key: str
     context_length: int
     queries: int
-
-
-TARGET_LOGPROBS = "target_logprobs"
 
 
 class TargetSequence(NamedTuple):
