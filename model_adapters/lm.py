@@ -24,7 +24,7 @@ from sbeval.model_adapters.loading import (
     say_format,
 )
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
-from sbeval.model_adapters.record import choose_kernels, kernels_in_use, model_record
+from sbeval.model_adapters.record import choose_kernels, model_record
 from sbeval.model_adapters.response_cache import run_settings, stamp
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
@@ -38,6 +38,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     Attributes:
         options: our own arguments.
+        arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
         loaded: the checkpoint, where its format is one that transformers does not know.
         skip_threshold: the one in force, None where every key is visited.
         session: what every request needs, None for an encoder-decoder model.
@@ -48,8 +49,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self.options = AdapterOptions.pop(kwargs)
         check_shared_arguments(kwargs)
-        self._dtype = kwargs.get("dtype", "auto")
-        self._arguments = dict(kwargs)
+        self.arguments = dict(kwargs)
         self.loaded: LoadedCheckpoint | None = None
         self.skip_threshold: float | None = None
         self.session: Session | None = None
@@ -120,7 +120,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 self.loaded = find_released(
                     pretrained,
                     revision=kwargs["revision"],
-                    dtype=self._dtype,
+                    dtype=self.arguments.get("dtype", "auto"),
                     device=self.device,
                     kv_expand=self.options.kv_expand,
                     trust_remote_code=bool(kwargs.get("trust_remote_code")),
@@ -154,25 +154,13 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         """Takes lm-eval's response cache, new or made with the same settings."""
         if self.session is not None:
             if cache_hook.dbdict is not None:
-                stamp(cache_hook.dbdict, run_settings(self, self.options, self.session.rope.in_force, self._arguments))
+                stamp(cache_hook.dbdict, run_settings(self))
             self.session = dataclasses.replace(self.session, cache_hook=cache_hook)
         super().set_cache_hook(cache_hook)
 
     def get_model_info(self) -> dict[str, Any]:
         """Returns `hf`'s facts, and this run's `ModelRecord` under "sbeval"."""
-        record = model_record(
-            self.model,
-            loaded=self.loaded,
-            pretrained=self.pretrained if isinstance(self.pretrained, str) else None,
-            training_length=self.options.training_length,
-            kernels=kernels_in_use(self.model, self.options.kernels, self.device),
-            rope_scaling=self.session.rope.in_force if self.session else None,
-            skip_threshold=self.skip_threshold,
-            max_length=self.max_length,
-            device=self.device,
-            tokens_per_second=self.session.meter.tokens_per_second if self.session else None,
-        )
-        return {**super().get_model_info(), "sbeval": record.to_json()}
+        return {**super().get_model_info(), "sbeval": model_record(self).to_json()}
 
 
 def find_processes() -> None:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from sbeval.checkpoints import LoadedCheckpoint
 from sbeval.checkpoints.facts import checkpoint_format, length_tokens, text_config, training_length_tokens
 from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.errors import UserError
@@ -72,33 +71,23 @@ def dtype_of(model: nn.Module) -> torch.dtype | None:
     return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
 
 
-def model_record(
-    model: nn.Module,
-    *,
-    loaded: LoadedCheckpoint | None,
-    pretrained: str | None,
-    training_length: int | None,
-    kernels: str | None,
-    rope_scaling: dict[str, Any] | None,
-    skip_threshold: float | None,
-    max_length: int,
-    device: torch.device,
-    tokens_per_second: float | None,
-) -> ModelRecord:
-    """Returns the record of a run that has finished; `loaded` is given where transformers did not load the model."""
+def model_record(lm: Any) -> ModelRecord:
+    """Returns the record of a run of `StickBreakingLM` that has finished."""
+    model, loaded, device = lm.model, lm.loaded, lm.device
+    pretrained = lm.pretrained if isinstance(lm.pretrained, str) else None
     config = text_config(getattr(model, "config", None))
     parameters = list(model.parameters())
     dtype = dtype_of(model)
     on_gpu = device.type == "cuda"
     own = getattr(config, "model_type", None) == "sbeval"
     attention = config.attention if own else getattr(config, "model_type", None)
-    folder = str(loaded.folder) if loaded is not None and loaded.folder is not None else pretrained
+    folder = str(loaded.folder) if loaded and loaded.folder else pretrained
     recipe, training_seed = _training(folder)
     return ModelRecord(
         name=Path(pretrained).name if pretrained else type(model).__name__,
         format=loaded.format if loaded else checkpoint_format(config),
         checkpoint_sha256=weights_sha256(Path(folder)) if folder else None,
-        training_length_tokens=training_length or training_length_tokens(config),
+        training_length_tokens=lm.options.training_length or training_length_tokens(config),
         extended_from=getattr(config, "extended_from", None),
         attention=loaded.attention if loaded else attention,
         sliding_window=length_tokens(getattr(config, "sliding_window", None)),
@@ -106,17 +95,17 @@ def model_record(
         head_norm=config.head_norm if own else None,
         recipe=recipe,
         training_seed=training_seed,
-        kernels=kernels,
-        rope_scaling=rope_scaling,
-        skip_threshold=skip_threshold,
+        kernels=kernels_in_use(model, lm.options.kernels, device),
+        rope_scaling=lm.session.rope.in_force if lm.session else None,
+        skip_threshold=lm.skip_threshold,
         dtype=str(dtype).removeprefix("torch.") if dtype else None,
         parameters=sum(parameter.numel() for parameter in parameters),
-        max_length=max_length,
+        max_length=lm.max_length,
         command=recorded_command(),
         versions=package_versions(),
         gpu=torch.cuda.get_device_name(device) if on_gpu else None,
         peak_memory_bytes=_peak_memory_bytes() if on_gpu else None,
-        tokens_per_second=tokens_per_second,
+        tokens_per_second=lm.session.meter.tokens_per_second if lm.session else None,
     )
 
 

@@ -18,7 +18,6 @@ from torch import nn
 
 from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.errors import UserError
-from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.record import kernels_in_use
 
 STAMP_KEY = "sbeval:settings"
@@ -66,17 +65,9 @@ def stamp(database: Any, settings: Mapping[str, Any]) -> None:
         )
 
 
-def run_settings(
-    lm: Any, options: AdapterOptions, rope_scaling: Mapping[str, Any] | None, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the settings by name, JSON-ready.
-
-    Args:
-        lm: lm-eval's Hugging Face model, loaded.
-        options: our own arguments.
-        rope_scaling: the scaling in force.
-        arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
-    """
+def run_settings(lm: Any) -> dict[str, Any]:
+    """Returns the settings of a loaded `StickBreakingLM` by name, JSON-ready."""
+    options, arguments, rope_scaling = lm.options, lm.arguments, lm.session.rope.in_force
     subfolder = arguments.get("subfolder") or ""
     if isinstance(lm.pretrained, str):
         commit = _commit(lm.pretrained, f"{subfolder}/config.json".lstrip("/"), lm.revision) or lm.revision

@@ -19,7 +19,7 @@ import torch
 
 from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory, run_in_batches
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.windows import LoadedWindow, RunScores, Tokens, score_batch
+from sbeval.model_adapters.windows import LoadedWindow, RunScores, Tokens, start_batch
 from sbeval.scoring.requests import TokenLogprobsRequest
 from sbeval.scoring.scorer import Prefix
 
@@ -119,7 +119,7 @@ def score_after_prefixes(
         started = time.perf_counter()
         rest = [LoadedWindow(windows[index].inputs[length:], windows[index].target_runs) for index in batch]
         with session.rope.hold(len(windows[batch[0]].inputs)):
-            scores = score_batch(rest, session.scorer, session.device, after=prefix)
+            scores = start_batch(rest, session.scorer, session.device, after=prefix).result()
         session.meter.add(sum(len(window.inputs) for window in rest), time.perf_counter() - started)
         for index, runs in zip(batch, scores, strict=True):
             done(index, runs)
@@ -187,10 +187,7 @@ def _shared(group: list[TokenLogprobsRequest]) -> SharedWindow:
     return SharedWindow(
         run,
         [
-            (
-                request,
-                slice(request.context_length - request.scored - first, request.context_length - first),
-            )
+            (request, slice(request.context_length - request.scored - first, request.context_length - first))
             for request in group
         ],
     )

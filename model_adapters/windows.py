@@ -214,10 +214,3 @@ def start_batch(
         after=after,
     )
     return PendingBatch(pending, [[len(run) for run in window.target_runs] for window in batch])
-
-
-def score_batch(
-    batch: Sequence[LoadedWindow], scorer: TokenScorer, device: torch.device, *, after: Prefix | None = None
-) -> list[list[RunScores]]:
-    """Returns the scores of each run of each window; see `start_batch`."""
-    return start_batch(batch, scorer, device, after=after).result()
