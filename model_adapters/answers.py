@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import CacheHook, hash_args
+from lm_eval.api.model import hash_args
 from tqdm import tqdm
 
 from sbeval.model_adapters.session import Session
@@ -12,6 +12,7 @@ from sbeval.model_adapters.session import Session
 Key = TypeVar("Key", bound=Hashable)
 Request = TypeVar("Request", bound=tuple[Any, ...])
 Answer = TypeVar("Answer")
+Give = Callable[[Request, Answer], None]
 
 
 class Answers(Generic[Key, Answer]):
@@ -70,7 +71,7 @@ def answer_each_once(
     requests: Sequence[Instance],
     request_type: str,
     named: Callable[..., Request],
-    run: Callable[[list[Request], Callable[[Request, Answer], None]], None],
+    run: Callable[[list[Request], Give[Request, Answer]], None],
     *,
     quiet: bool,
 ) -> list[Answer]:
@@ -84,10 +85,11 @@ def answer_each_once(
         run: answers those requests that the cache does not hold, and gives every one of them its answer.
         quiet: shows no progress bar.
     """
+    database = session.cache_hook.dbdict
     kept: dict[tuple[Any, ...], Answer] = {}
     todo: list[Request] = []
     for arguments in dict.fromkeys(tuple(request.args) for request in requests):
-        answer = cached_response(session.cache_hook, request_type, arguments)
+        answer = None if database is None else database.get(hash_args(request_type, arguments))
         if answer is None:
             todo.append(named(*arguments))
         else:
@@ -98,10 +100,3 @@ def answer_each_once(
         run(todo, answers.give)
     found = kept | answers.given
     return [found[tuple(request.args)] for request in requests]
-
-
-def cached_response(hook: CacheHook, request_type: str, arguments: Iterable[Any]) -> Any:
-    """Returns the finished response of a request, None where there is none or no cache is in use."""
-    if hook.dbdict is None:
-        return None
-    return hook.dbdict.get(hash_args(request_type, arguments))

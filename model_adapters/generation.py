@@ -23,15 +23,15 @@ from sbeval.model_adapters.speed.growing_cache import growing_cache
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
 
 
-def encode_prompt(tokenizer: Any, text: str, *, add_bos_token: bool | None, prefix_token_id: int) -> list[int]:
+def encode_prompt(hf: Any, text: str) -> list[int]:
     """Returns a prompt's tokens: BOS as the tokenizer or `add_bos_token` has it, unless the text holds it already."""
     options: dict[str, bool] = {}
-    if has_bos_prefix(text, getattr(tokenizer, "bos_token", None)):
+    if has_bos_prefix(text, getattr(hf.tokenizer, "bos_token", None)):
         options = {"add_special_tokens": False}
-    elif add_bos_token is not None:
-        options = {"add_special_tokens": add_bos_token}
-    tokens: list[int] = tokenizer(text, **options)["input_ids"]
-    return tokens or [prefix_token_id]
+    elif hf.add_bos_token is not None:
+        options = {"add_special_tokens": hf.add_bos_token}
+    tokens: list[int] = hf.tokenizer(text, **options)["input_ids"]
+    return tokens or [hf.prefix_token_id]
 
 
 def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -88,21 +88,10 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
         quiet: shows no progress bars.
     """
     settings = [normalize_gen_kwargs(request.args[1], hf.max_gen_toks) for request in requests]
-    prompts = fit_prompts(
-        [
-            encode_prompt(
-                hf.tokenizer,
-                request.args[0],
-                add_bos_token=hf.add_bos_token,
-                prefix_token_id=hf.prefix_token_id,
-            )
-            for request in tqdm(requests, desc="Tokenizing prompts", disable=quiet or session.quiet)
-        ],
-        [setting["max_gen_toks"] for setting in settings],
-        [request.task_name for request in requests],
-        max_length=session.max_length,
-        truncation=session.truncation,
-    )
+    bar = tqdm(requests, desc="Tokenizing prompts", disable=quiet or session.quiet)
+    encoded = [encode_prompt(hf, request.args[0]) for request in bar]
+    budgets = [setting["max_gen_toks"] for setting in settings]
+    prompts = fit_prompts(session, encoded, budgets, [request.task_name for request in requests])
     lengths = [len(prompt.tokens) + prompt.budget_tokens for prompt in prompts]
     session.check_positions(max(lengths, default=0))
     arguments = dict(enumerate(request.args[:2] for request in requests))

@@ -66,12 +66,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Returns the log-likelihood of each continuation in nats, and whether it is the most probable one."""
-        scores: list[tuple[float, bool]]
-        if self.session is None:
-            scores = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        else:
-            pairs = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-            scores = scoring.loglikelihood(self.session, requests, pairs, quiet=disable_tqdm)
+        found = super().loglikelihood(requests, disable_tqdm=disable_tqdm)  # ends in `_loglikelihood_tokens`
+        if self.session is not None:
+            return scoring.loglikelihood(self.session, requests, found, quiet=disable_tqdm)
+        scores: list[tuple[float, bool]] = found
         return scores
 
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Request types of recall and span tasks: targets inside sequences, in batches of one length, and attention spans."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from lm_eval.api.instance import Instance
 
 from sbeval.corpora import resolve_tokens
-from sbeval.model_adapters.answers import answer_each_once
+from sbeval.model_adapters.answers import Give, answer_each_once
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.session import Session
 from sbeval.scoring.requests import (
@@ -21,23 +21,20 @@ from sbeval.scoring.requests import (
     TargetSequence,
     resolve_sequence,
 )
-from sbeval.scoring.scorer import TokenScorer
 from sbeval.scoring.spans import attention_spans
 
 
 def target_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[TargetLogprobs]:
     """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
 
-    def run(
-        todo: Sequence[TargetLogprobsRequest], give: Callable[[TargetLogprobsRequest, TargetLogprobs], None]
-    ) -> None:
+    def run(todo: Sequence[TargetLogprobsRequest], give: Give[TargetLogprobsRequest, TargetLogprobs]) -> None:
         session.check_positions(max((request.inputs for request in todo), default=0))
 
         def run_batch(batch: Sequence[TargetLogprobsRequest]) -> None:
             started = time.perf_counter()
             loaded = [_load(request) for request in batch]
             with session.rope.hold(batch[0].inputs):
-                results = _score_batch(loaded, session.scorer, session.device)
+                results = _score_batch(session, loaded)
             session.meter.add(sum(request.inputs for request in batch), time.perf_counter() - started)
             for request, result in zip(batch, results, strict=True):
                 give(request, result)
@@ -56,9 +53,7 @@ def target_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bo
 def attention_span(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[list[list[Any]]]:
     """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
 
-    def run(
-        todo: Sequence[AttentionSpanRequest], give: Callable[[AttentionSpanRequest, list[list[Any]]], None]
-    ) -> None:
+    def run(todo: Sequence[AttentionSpanRequest], give: Give[AttentionSpanRequest, list[list[Any]]]) -> None:
         session.check_positions(max((request.context_length for request in todo), default=0))
         for request in todo:
             started = time.perf_counter()
@@ -78,9 +73,9 @@ def _load(request: TargetLogprobsRequest) -> TargetSequence:
     return sequence
 
 
-def _score_batch(batch: Sequence[TargetSequence], scorer: TokenScorer, device: torch.device) -> list[TargetLogprobs]:
-    scores = scorer.score(
-        torch.from_numpy(np.stack([sequence.inputs_L for sequence in batch])).to(device),
+def _score_batch(session: Session, batch: Sequence[TargetSequence]) -> list[TargetLogprobs]:
+    scores = session.scorer.score(
+        torch.from_numpy(np.stack([sequence.inputs_L for sequence in batch])).to(session.device),
         torch.from_numpy(np.repeat(np.arange(len(batch)), [len(sequence.targets_T) for sequence in batch])),
         torch.from_numpy(np.concatenate([sequence.positions_T for sequence in batch])),
         torch.from_numpy(np.concatenate([sequence.targets_T for sequence in batch])),

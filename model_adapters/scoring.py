@@ -1,11 +1,11 @@
 """Request types that score tokens: lm-eval's own as `hf` answers them, and that of our perplexity tasks."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from lm_eval.api.instance import Instance
 
-from sbeval.model_adapters.answers import Answers, answer_each_once
+from sbeval.model_adapters.answers import Answers, Give, answer_each_once
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.sharing import score_after_prefixes, share_windows
 from sbeval.model_adapters.truncation import fit_contexts, record_cut
@@ -24,8 +24,7 @@ def loglikelihood(
         pairs: tokens of each request's context and continuation.
         quiet: shows no progress bar.
     """
-    names = [request.task_name for request in requests]
-    contexts = fit_contexts(pairs, names, max_length=session.max_length, truncation=session.truncation)
+    contexts = fit_contexts(session, pairs, [request.task_name for request in requests])
     arguments = dict(enumerate(request.args for request in requests))
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, context in enumerate(contexts):
@@ -93,7 +92,7 @@ def loglikelihood_rolling(
 def token_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[TokenLogprobs]:
     """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
 
-    def run(todo: Sequence[TokenLogprobsRequest], give: Callable[[TokenLogprobsRequest, TokenLogprobs], None]) -> None:
+    def run(todo: Sequence[TokenLogprobsRequest], give: Give[TokenLogprobsRequest, TokenLogprobs]) -> None:
         shared = share_windows(todo, nested=not session.rope.by_length)
 
         def done(index: int, scores: Sequence[RunScores]) -> None:

@@ -119,7 +119,7 @@ def score_after_prefixes(
         started = time.perf_counter()
         rest = [LoadedWindow(windows[index].inputs[length:], windows[index].target_runs) for index in batch]
         with session.rope.hold(len(windows[batch[0]].inputs)):
-            scores = start_batch(rest, session.scorer, session.device, after=prefix).result()
+            scores = start_batch(session, rest, after=prefix).result()
         session.meter.add(sum(len(window.inputs) for window in rest), time.perf_counter() - started)
         for index, runs in zip(batch, scores, strict=True):
             done(index, runs)

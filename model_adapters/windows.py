@@ -15,7 +15,7 @@ from sbeval.corpora import resolve_tokens
 from sbeval.model_adapters.batching import BatchLimits, DoesNotFit, out_of_memory, run_in_batches
 from sbeval.model_adapters.session import Session
 from sbeval.scoring.requests import TokenLogprobsRequest
-from sbeval.scoring.scorer import PendingScores, Prefix, TokenScorer, to_device
+from sbeval.scoring.scorer import PendingScores, Prefix, to_device
 
 Tokens = NDArray[np.int64]
 
@@ -143,7 +143,7 @@ def score_windows(
     def run(batch: Sequence[int]) -> None:
         loaded = [windows[index].load() for index in batch]
         with session.rope.hold(windows[batch[0]].length):
-            waiting.append((batch, start_batch(loaded, session.scorer, session.device)))
+            waiting.append((batch, start_batch(session, loaded)))
         try:
             while len(waiting) > session.batches_ahead:
                 finish()
@@ -185,15 +185,12 @@ class PendingBatch(NamedTuple):
         return [[RunScores(next(logprobs), bool(next(greedy).all())) for _ in window] for window in self.run_tokens]
 
 
-def start_batch(
-    batch: Sequence[LoadedWindow], scorer: TokenScorer, device: torch.device, *, after: Prefix | None = None
-) -> PendingBatch:
+def start_batch(session: Session, batch: Sequence[LoadedWindow], *, after: Prefix | None = None) -> PendingBatch:
     """Begins to score each run of each window, in one call of the model.
 
     Args:
+        session: of the model.
         batch: windows, padded here on the right.
-        scorer: scores tokens with the model.
-        device: what the model runs on.
         after: what the windows' inputs follow, from `TokenScorer.read`.
     """
     longest = max(len(window.inputs) for window in batch)
@@ -206,8 +203,8 @@ def start_batch(
             rows.append(np.full(len(run), row))
             positions.append(np.arange(length - len(run), length))
             targets.append(run)
-    pending = scorer.start(
-        to_device(torch.from_numpy(input_ids), device),
+    pending = session.scorer.start(
+        to_device(torch.from_numpy(input_ids), session.device),
         torch.from_numpy(np.concatenate(rows)),
         torch.from_numpy(np.concatenate(positions)),
         torch.from_numpy(np.concatenate(targets).astype(np.int64)),
