@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sbeval.corpora import stdlib_corpus
-from sbeval.models.attention import Kernels, StickBreakingMixer
+from sbeval.models.attention import StickBreakingKernels, StickBreakingMixer
 
 SHIPPED = Path(str(importlib.resources.files("sbeval.demo"))) / "checkpoints" / "stickbreaking"
 
@@ -57,7 +57,7 @@ def mixers(model: nn.Module) -> list[StickBreakingMixer]:
     return [module for module in model.modules() if isinstance(module, StickBreakingMixer)]
 
 
-def set_kernels(model: nn.Module, kernels: Kernels) -> None:
+def set_kernels(model: nn.Module, kernels: StickBreakingKernels) -> None:
     """Chooses how the model's attention is computed."""
     for mixer in mixers(model):
         mixer.kernels = kernels

@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sbeval.attention import stickbreaking_attention
 from sbeval.attention.impl.triton import function
-from sbeval.models.attention import Kernels
+from sbeval.models.attention import StickBreakingKernels
 from sbeval.scoring.scorer import TokenScorer
 
 SETTINGS: dict[str, float | None] = {
@@ -193,7 +193,7 @@ def scoring(model: Any, tokens: Tensor, milliseconds: float) -> None:
     rows, positions = torch.zeros_like(targets), torch.arange(len(targets))
 
     def score(setting: str) -> Tensor:
-        set_kernels(model, Kernels(skip_threshold=SETTINGS[setting]))
+        set_kernels(model, StickBreakingKernels(skip_threshold=SETTINGS[setting]))
         with stopping(setting):
             return scorer.score(tokens.to(model.device), rows, positions, targets).logprobs.double()
 
@@ -224,7 +224,7 @@ def changes_of_nll(checkpoint: Path, tokenizer: Any, device: str, length: int, w
         scorer = TokenScorer(model)
         found: dict[str, Tensor] = {}
         for name in SETTINGS:
-            set_kernels(model, Kernels(skip_threshold=SETTINGS[name]))
+            set_kernels(model, StickBreakingKernels(skip_threshold=SETTINGS[name]))
             means = []
             for number in numbers:
                 tokens = text_window(tokenizer, length, number=number)
@@ -257,7 +257,7 @@ def main() -> None:
     if lengths is None:
         lengths = [4096, 16384, 65536, 262144] if device == "cuda" else [256, 1024]
     model, tokenizer = load(arguments.checkpoint, device=device, dtype=dtype)
-    set_kernels(model, Kernels())
+    set_kernels(model, StickBreakingKernels())
     tokens = text_window(tokenizer, length)
     layers = captured(model, tokens)
     shape = "x".join(map(str, layers[0].q.shape))
@@ -266,7 +266,7 @@ def main() -> None:
     by_window(model, tokenizer, length, arguments.windows, arguments.milliseconds)
     scoring(model, tokens, arguments.milliseconds)
     changes_of_nll(arguments.checkpoint, tokenizer, device, length, arguments.windows)
-    set_kernels(model, Kernels())
+    set_kernels(model, StickBreakingKernels())
     growth(model, tokenizer, lengths, arguments.milliseconds)
     by_head(layers, arguments.milliseconds / 8)
 

@@ -17,7 +17,7 @@ from activations import SHIPPED, LayerInputs, captured, load, set_kernels, text_
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from sbeval.models.attention import Kernels
+from sbeval.models.attention import StickBreakingKernels
 
 STEP = 16
 ROWS_AND_KEYS = {"cpu": (256, 2048), "cuda": (1024, 16384)}
@@ -103,7 +103,7 @@ def main() -> None:
     longest = max(arguments.lengths)
     for checkpoint in arguments.checkpoint:
         model, tokenizer = load(checkpoint, device="cpu", dtype=torch.float32)
-        set_kernels(model, Kernels(skip_threshold=1e-7))
+        set_kernels(model, StickBreakingKernels(skip_threshold=1e-7))
         for number in range(arguments.windows):
             layers = captured(model, text_window(tokenizer, longest, number=number))
             found = [stops(layer, head, arguments.thresholds) for layer in layers for head in range(layer.q.shape[1])]

@@ -1,18 +1,27 @@
-"""lm-eval's side of a model: `lm_eval --model sb`.
+"""lm-eval's side of a model: the model `sb`, from its arguments to its answers.
 
-- `lm`: the model that lm-eval calls
-- `options`: which arguments are the adapter's own?
-- `loading`: how is a checkpoint loaded, and what if it does not load?
-- `scoring`: how are lm-eval's scoring requests answered?
-- `generation`: how is text generated up to a stop sequence?
-- `probing`: how are targets inside sequences and attention spans answered?
-- `windows`: how do requests become batches of windows?
-- `batching`: how large is a batch, and what if memory runs out?
-- `sharing`: what do requests share that begin alike?
-- `truncation`: what happens to input that is too long?
-- `rope`: which RoPE frequencies does a request get?
-- `session`: how many tokens a second did a run take?
-- `record`: what does the results file say of the model?
-- `response_cache`: which kept answers belong to this run?
-- `speed`: what makes a loaded model faster
+The model, and what it is asked:
+
+- `lm`: `StickBreakingLM`, the class lm-eval makes: loads in `hf`'s place, and hands every request to a function below
+- `session`: what every request needs
+- `scoring`: log-likelihoods of lm-eval's own requests, and of the windows of perplexity tasks
+- `probing`: targets inside a sequence, and how far back attention looks
+- `generation`: prompts in, text up to a stop sequence out
+- `answers`: what those have in common: answers kept in the response cache as they come, given back in order
+
+Between a request and the model:
+
+- `truncation`: what happens to prompts and contexts that are too long
+- `windows`: windows of tokens, scored in batches
+- `sharing`: inputs that begin alike, read once
+- `batching`: batches by token budget, halved when memory runs out
+- `rope`: RoPE's frequencies for each request
+- `speed`: kernels in place of a loaded model's parts
+
+Before and after a run:
+
+- `options`: the adapter's own arguments
+- `loading`: released formats in the place of transformers' own, and sentences for what cannot be loaded
+- `record`: the model's record in the results file
+- `response_cache`: what lm-eval's response cache was made with
 """

@@ -4,6 +4,7 @@ A batch that does not fit is run again in halves and the smaller budget is kept;
 run twice.
 """
 
+import dataclasses
 import gc
 import logging
 from collections.abc import Callable, Sequence
@@ -22,14 +23,27 @@ class DoesNotFit(UserError):
     """A single input is too large for the memory there is."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLimits:
+    """What a batch may hold.
+
+    Attributes:
+        max_rows: most inputs, None for no limit.
+        max_tokens: most tokens, padding included, None for no limit; an input longer than this runs alone.
+        same_length: inputs of different lengths stay in different batches.
+    """
+
+    max_rows: int | None = None
+    max_tokens: int | None = None
+    same_length: bool = False
+
+
 def run_in_batches(
     items: Sequence[Item],
     run: Callable[[Sequence[Item]], None],
     *,
     length_tokens: Callable[[Item], int],
-    max_rows: int | None,
-    max_tokens: int | None,
-    same_length: bool = False,
+    limits: BatchLimits,
 ) -> None:
     """Calls `run` on consecutive batches of `items`, which are sorted by length, longest first.
 
@@ -37,23 +51,21 @@ def run_in_batches(
         items: what to run.
         run: runs one batch and stores its results; raises an out-of-memory error having stored nothing.
         length_tokens: padded length of an item in a batch of its own.
-        max_rows: most items of a batch, None for no limit.
-        max_tokens: most tokens of a batch, padding included, None for no limit; an item longer than this runs alone.
-        same_length: keep items of different lengths in different batches.
+        limits: what a batch may hold, memory aside.
 
     Raises:
         DoesNotFit: a single item is too large for the memory.
     """
-    start = 0
+    start, max_tokens = 0, limits.max_tokens
     while start < len(items):
         longest = length_tokens(items[start])
         rows = len(items) - start
-        if max_rows is not None:
-            rows = min(rows, max_rows)
+        if limits.max_rows is not None:
+            rows = min(rows, limits.max_rows)
         if max_tokens is not None:
             rows = min(rows, max_tokens // longest)
         batch = items[start : start + max(1, rows)]
-        if same_length:
+        if limits.same_length:
             batch = [item for item in batch if length_tokens(item) == longest]
         if _fits(run, batch):
             start += len(batch)

@@ -15,22 +15,23 @@ from torch import Tensor
 from tqdm import tqdm
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.answers import Answers
 from sbeval.model_adapters.batching import run_in_batches
-from sbeval.model_adapters.probing import ProbingLM
+from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.decoding import steps_without_plans
 from sbeval.model_adapters.speed.growing_cache import growing_cache
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
 
 
-def encode_prompt(tokenizer: Any, text: str, *, add_bos_token: bool | None, prefix_token_id: int) -> list[int]:
+def encode_prompt(hf: Any, text: str) -> list[int]:
     """Returns a prompt's tokens: BOS as the tokenizer or `add_bos_token` has it, unless the text holds it already."""
     options: dict[str, bool] = {}
-    if has_bos_prefix(text, getattr(tokenizer, "bos_token", None)):
+    if has_bos_prefix(text, getattr(hf.tokenizer, "bos_token", None)):
         options = {"add_special_tokens": False}
-    elif add_bos_token is not None:
-        options = {"add_special_tokens": add_bos_token}
-    tokens: list[int] = tokenizer(text, **options)["input_ids"]
-    return tokens or [prefix_token_id]
+    elif hf.add_bos_token is not None:
+        options = {"add_special_tokens": hf.add_bos_token}
+    tokens: list[int] = hf.tokenizer(text, **options)["input_ids"]
+    return tokens or [hf.prefix_token_id]
 
 
 def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -77,83 +78,70 @@ def answer_text(tokenizer: Any, tokens: list[int], stop: list[str], think_end_to
     return answer
 
 
-class GeneratingLM(ProbingLM):
-    """The request type that generates."""
+def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, quiet: bool) -> list[str]:
+    """Returns the continuation of each prompt up to its first stop sequence.
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Returns the continuation of each prompt up to its first stop sequence."""
-        if self.backend != "causal":
-            texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
-            return texts
-        settings = [normalize_gen_kwargs(request.args[1], self.max_gen_toks) for request in requests]
-        quiet = disable_tqdm or self.rank != 0
-        prompts = fit_prompts(
-            [self._encode_prompt(r.args[0]) for r in tqdm(requests, desc="Tokenizing prompts", disable=quiet)],
-            [setting["max_gen_toks"] for setting in settings],
-            [request.task_name for request in requests],
-            max_length=self.max_length,
-            truncation=self.options.truncation,
-        )
-        lengths = [len(prompt.tokens) + prompt.budget_tokens for prompt in prompts]
-        self._check_positions(max(lengths, default=0))
-        results: dict[int, str] = {}
-        progress = self._progress(len(requests), "generate_until", disable_tqdm)
+    Args:
+        session: of the model.
+        hf: lm-eval's Hugging Face model, which encodes prompts and generates.
+        requests: what is asked for.
+        quiet: shows no progress bars.
+    """
+    settings = [normalize_gen_kwargs(request.args[1], hf.max_gen_toks) for request in requests]
+    bar = tqdm(requests, desc="Tokenizing prompts", disable=quiet or session.quiet)
+    encoded = [encode_prompt(hf, request.args[0]) for request in bar]
+    budgets = [setting["max_gen_toks"] for setting in settings]
+    prompts = fit_prompts(session, encoded, budgets, [request.task_name for request in requests])
+    lengths = [len(prompt.tokens) + prompt.budget_tokens for prompt in prompts]
+    session.check_positions(max(lengths, default=0))
+    arguments = dict(enumerate(request.args[:2] for request in requests))
+    answers: Answers[int, str] = Answers(session, "generate_until", arguments, quiet=quiet)
 
-        def run(batch: Sequence[int], same: Mapping[int, Sequence[int]]) -> None:
-            started = time.perf_counter()
-            with self.rope.hold(lengths[batch[0]]):
-                texts = self._generate([prompts[index] for index in batch], settings[batch[0]])
-            self.meter.add(sum(len(prompts[index].tokens) for index in batch), time.perf_counter() - started)
-            for first, text in zip(batch, texts, strict=True):
-                for index in same[first]:
-                    results[index] = text
-                    self.cache_hook.add_partial("generate_until", requests[index].args[:2], text)
-                    record_cut(requests[index], prompts[index].cut_tokens)
-                    progress.update(1)
+    def run(batch: Sequence[int], same: Mapping[int, Sequence[int]]) -> None:
+        started = time.perf_counter()
+        with session.rope.hold(lengths[batch[0]]):
+            texts = _generate(session, hf, [prompts[index] for index in batch], settings[batch[0]])
+        session.meter.add(sum(len(prompts[index].tokens) for index in batch), time.perf_counter() - started)
+        for first, text in zip(batch, texts, strict=True):
+            for index in same[first]:
+                record_cut(requests[index], prompts[index].cut_tokens)
+                answers.give(index, text)
 
+    with answers:
         for same in _same_answers(prompts, settings):
             run_in_batches(
                 sorted(same, key=lambda index: -lengths[index]),
                 functools.partial(run, same=same),
                 length_tokens=lambda index: lengths[index],
-                max_rows=self._max_rows,
-                max_tokens=self._max_tokens,
-                same_length=self.rope.by_length,
+                limits=session.batches,
             )
-        progress.close()
-        return [results[index] for index in range(len(requests))]
+    return answers.in_order()
 
-    def _encode_prompt(self, text: str) -> list[int]:
-        return encode_prompt(
-            self.tokenizer, text, add_bos_token=self.add_bos_token, prefix_token_id=self.prefix_token_id
-        )
 
-    def _generate(self, prompts: Sequence[Prompt], setting: Any) -> list[str]:
-        kwargs = dict(setting)
-        end = self.eot_token_id
-        eos = None if end is None else self.tok_decode(end, skip_special_tokens=False)
-        stop = handle_stop_sequences(_stop_sequences(kwargs.pop("until")), eos=eos)
-        budget = kwargs.pop("max_gen_toks")
-        input_ids, mask = pad_left(prompts, self.tokenizer.pad_token_id, self.device)
-        if kwargs.get("past_key_values") is None:
-            cache = growing_cache(self.model, kwargs.get("cache_implementation"))
-            kwargs |= {} if cache is None else {"past_key_values": cache}
-        longest = kwargs.pop("max_length", input_ids.shape[1] + budget)
-        try:
-            with steps_without_plans(self.model):
-                output = self._model_generate(
-                    context=input_ids, attention_mask=mask, stop=stop, max_length=longest, **kwargs
-                )
-        except ValueError as error:
-            if "`model_kwargs` are not used" not in str(error):
-                raise
-            raise UserError(
-                f"Expected generation arguments that transformers knows, but {error}: correct them in --gen_kwargs or "
-                "the task."
-            ) from error
-        ends = kwargs.get("eos_token_id", self.model.generation_config.eos_token_id)
-        continuations = [up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
-        return [answer_text(self.tokenizer, tokens, stop, self.think_end_token) for tokens in continuations]
+def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], setting: Any) -> list[str]:
+    kwargs = dict(setting)
+    end = hf.eot_token_id
+    eos = None if end is None else hf.tok_decode(end, skip_special_tokens=False)
+    stop = handle_stop_sequences(_stop_sequences(kwargs.pop("until")), eos=eos)
+    budget = kwargs.pop("max_gen_toks")
+    input_ids, mask = pad_left(prompts, hf.tokenizer.pad_token_id, session.device)
+    if kwargs.get("past_key_values") is None:
+        cache = growing_cache(hf.model, kwargs.get("cache_implementation"))
+        kwargs |= {} if cache is None else {"past_key_values": cache}
+    longest = kwargs.pop("max_length", input_ids.shape[1] + budget)
+    try:
+        with steps_without_plans(hf.model):
+            output = hf._model_generate(context=input_ids, attention_mask=mask, stop=stop, max_length=longest, **kwargs)
+    except ValueError as error:
+        if "`model_kwargs` are not used" not in str(error):
+            raise
+        raise UserError(
+            f"Expected generation arguments that transformers knows, but {error}: correct them in --gen_kwargs or "
+            "the task."
+        ) from error
+    ends = kwargs.get("eos_token_id", hf.model.generation_config.eos_token_id)
+    continuations = [up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
+    return [answer_text(hf.tokenizer, tokens, stop, hf.think_end_token) for tokens in continuations]
 
 
 def _stop_sequences(until: Sequence[Any]) -> list[str]:

@@ -1,15 +1,19 @@
 """The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in `hf`'s place."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
+from lm_eval.models.huggingface import HFLM
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints import LoadedCheckpoint, check_shards, register_fla_models
-from sbeval.model_adapters.generation import GeneratingLM
+from sbeval.errors import UserError
+from sbeval.model_adapters import generation, probing, scoring
 from sbeval.model_adapters.loading import (
     InPlaceOfAutoClass,
     WholeFrom,
@@ -20,31 +24,35 @@ from sbeval.model_adapters.loading import (
     say_format,
 )
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
-from sbeval.model_adapters.record import choose_kernels, kernels_in_use, model_record, run_settings
-from sbeval.model_adapters.response_cache import stamp
-from sbeval.model_adapters.rope import RequestRope
-from sbeval.model_adapters.session import Meter
+from sbeval.model_adapters.record import choose_kernels, model_record
+from sbeval.model_adapters.response_cache import run_settings, stamp
+from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
-from sbeval.models.learned_positions import learned_positions
-from sbeval.scoring.scorer import TokenScorer
+from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs
 
 
-class StickBreakingLM(GeneratingLM):
+class StickBreakingLM(HFLM):  # type: ignore[misc]
     """lm-eval's `hf` with our scoring and generation, and with the request types of our own tasks.
 
     Takes every argument of `hf`, and those of `AdapterOptions`. Encoder-decoder models run as they do in `hf`.
+
+    Attributes:
+        options: our own arguments.
+        arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
+        loaded: the checkpoint, where its format is one that transformers does not know.
+        skip_threshold: the one in force, None where every key is visited.
+        session: what every request needs, None for an encoder-decoder model.
     """
 
     AUTO_MODEL_CLASS: Any = None
-    loaded: LoadedCheckpoint | None = None  # where the format is one that transformers does not know
 
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self.options = AdapterOptions.pop(kwargs)
         check_shared_arguments(kwargs)
-        self._dtype = kwargs.get("dtype", "auto")
-        self._arguments = dict(kwargs)
-        self.meter = Meter()
+        self.arguments = dict(kwargs)
+        self.loaded: LoadedCheckpoint | None = None
         self.skip_threshold: float | None = None
+        self.session: Session | None = None
         find_processes()
         super().__init__(pretrained, **kwargs)
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
@@ -54,9 +62,55 @@ class StickBreakingLM(GeneratingLM):
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
             if self.device.type == "cuda":
                 make_faster(self.model)
-            self.rope = RequestRope(self.model, self.options.rope_scaling, self.options.training_length)
-            self.scorer = TokenScorer(self.model)
-            self.learned_positions = learned_positions(self.model)
+            self.session = Session.of(self, self.options)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Returns the log-likelihood of each continuation in nats, and whether it is the most probable one."""
+        found = super().loglikelihood(requests, disable_tqdm=disable_tqdm)  # ends in `_loglikelihood_tokens`
+        if self.session is not None:
+            return scoring.loglikelihood(self.session, requests, found, quiet=disable_tqdm)
+        scores: list[tuple[float, bool]] = found
+        return scores
+
+    def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:
+        # where `hf`'s loglikelihood ends: it has checked and encoded the requests, which we score ourselves
+        if self.session is None:
+            return super()._loglikelihood_tokens(requests, **kwargs)
+        return [(context, continuation) for _, context, continuation in requests]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Returns the log-likelihood of each text in nats, in windows as `hf` cuts them."""
+        if self.session is None:
+            scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+            return scores
+        texts = [self.tok_encode(request.args[0]) for request in requests]
+        return scoring.loglikelihood_rolling(
+            self.session, requests, texts, lead_in=self.prefix_token_id, quiet=disable_tqdm
+        )
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Returns the continuation of each prompt up to its first stop sequence."""
+        if self.session is None:
+            texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
+            return texts
+        return generation.generate_until(self.session, self, requests, quiet=disable_tqdm)
+
+    def token_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TokenLogprobs]:
+        """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
+        return scoring.token_logprobs(self._causal(TOKEN_LOGPROBS), requests, quiet=disable_tqdm)
+
+    def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
+        """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
+        return probing.target_logprobs(self._causal(TARGET_LOGPROBS), requests, quiet=disable_tqdm)
+
+    def attention_span(self, requests: list[Instance], disable_tqdm: bool = False) -> list[list[list[Any]]]:
+        """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
+        return probing.attention_span(self._causal(ATTENTION_SPAN), requests, quiet=disable_tqdm)
+
+    def _causal(self, request_type: str) -> Session:
+        if self.session is None:
+            raise UserError(f"Expected a causal language model for {request_type}, found an encoder-decoder model.")
+        return self.session
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         with loading(pretrained, "a model"):
@@ -64,7 +118,7 @@ class StickBreakingLM(GeneratingLM):
                 self.loaded = find_released(
                     pretrained,
                     revision=kwargs["revision"],
-                    dtype=self._dtype,
+                    dtype=self.arguments.get("dtype", "auto"),
                     device=self.device,
                     kv_expand=self.options.kv_expand,
                     trust_remote_code=bool(kwargs.get("trust_remote_code")),
@@ -96,25 +150,15 @@ class StickBreakingLM(GeneratingLM):
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Takes lm-eval's response cache, new or made with the same settings."""
-        if cache_hook.dbdict is not None and self.backend == "causal":
-            stamp(cache_hook.dbdict, run_settings(self, self.options, self.rope.in_force, self._arguments))
+        if self.session is not None:
+            if cache_hook.dbdict is not None:
+                stamp(cache_hook.dbdict, run_settings(self))
+            self.session = dataclasses.replace(self.session, cache_hook=cache_hook)
         super().set_cache_hook(cache_hook)
 
     def get_model_info(self) -> dict[str, Any]:
         """Returns `hf`'s facts, and this run's `ModelRecord` under "sbeval"."""
-        record = model_record(
-            self.model,
-            loaded=self.loaded,
-            pretrained=self.pretrained if isinstance(self.pretrained, str) else None,
-            training_length=self.options.training_length,
-            kernels=kernels_in_use(self.model, self.options.kernels, self.device),
-            rope_scaling=self.rope.in_force if self.backend == "causal" else None,
-            skip_threshold=self.skip_threshold,
-            max_length=self.max_length,
-            device=self.device,
-            tokens_per_second=self.meter.tokens_per_second,
-        )
-        return {**super().get_model_info(), "sbeval": record.to_json()}
+        return {**super().get_model_info(), "sbeval": model_record(self).to_json()}
 
 
 def find_processes() -> None:

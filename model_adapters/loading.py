@@ -18,11 +18,16 @@ from sbeval.model_adapters.batching import out_of_memory
 from sbeval.model_adapters.options import KvExpand
 
 logger = logging.getLogger(__name__)
+# below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
+format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 _FAILURES = (
     *(OSError, ValueError, KeyError, EOFError, RuntimeError),
     *(SafetensorError, pickle.UnpicklingError, StrictDataclassError),
 )
+# arguments of hf's `_create_model` that are settled when the checkpoint is loaded, or that work on any loaded model
+_SETTLED = {"revision", "dtype", "trust_remote_code", "gpus", "peft"}
+_OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # they mean nothing without it
 
 
 @contextlib.contextmanager
@@ -107,14 +112,6 @@ def _first_line(error: BaseException) -> str:
     return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
 
 
-# below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
-logger = logging.getLogger("lm_eval.sbeval.checkpoints")
-
-# arguments of hf's `_create_model` that are settled when the checkpoint is loaded, or that work on any loaded model
-_SETTLED = {"revision", "dtype", "trust_remote_code", "gpus", "peft"}
-_OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # they mean nothing without it
-
-
 class WholeFrom:
     """Stands in for one of transformers' Auto classes and refuses checkpoints that do not hold every weight."""
 
@@ -184,4 +181,4 @@ def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any
 def say_format(pretrained: str, config: Any, loaded: LoadedCheckpoint | None) -> None:
     """Logs which format was found, in one line."""
     name = checkpoint_format(config) if loaded is None else loaded.format
-    logger.info("%s is a checkpoint of the format %s", pretrained, name)
+    format_logger.info("%s is a checkpoint of the format %s", pretrained, name)

@@ -1,6 +1,20 @@
-"""Tokens per second of model time over a run."""
+"""What every request needs: the model's scorer and RoPE, the run's limits, meter and response cache."""
 
 import dataclasses
+from typing import Any, Self
+
+import torch
+from lm_eval.api.model import CacheHook
+
+from sbeval.errors import UserError
+from sbeval.model_adapters.batching import BatchLimits
+from sbeval.model_adapters.options import AdapterOptions, Truncation
+from sbeval.model_adapters.rope import RequestRope
+from sbeval.models.learned_positions import learned_positions
+from sbeval.scoring.scorer import TokenScorer
+
+GPU_BATCH_TOKENS = 65536
+CPU_BATCH_TOKENS = 8192
 
 
 @dataclasses.dataclass(slots=True)
@@ -24,3 +38,86 @@ class Meter:
     def tokens_per_second(self) -> float | None:
         """Average over the run; None before anything has run."""
         return self.tokens / self.seconds if self.seconds > 0 else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """A loaded model and the terms on which it answers requests.
+
+    Attributes:
+        scorer: scores tokens with the model.
+        rope: holds RoPE's frequencies for each request.
+        meter: tokens and seconds of the run so far.
+        device: what the model runs on.
+        mixed_precision_dtype: of autocast, None without it.
+        max_length: most tokens of a request of lm-eval's, those to generate included.
+        learned_positions: how many positions the model has, None where they are not learned.
+        truncation: what happens to longer requests.
+        batches: of lm-eval's own request types, as `hf` limits them.
+        own_batches: of this project's request types.
+        batches_ahead: how many batches the device is given while the scores of one are read.
+        cache_hook: keeps answers in lm-eval's response cache.
+        quiet: shows no progress bars, as in every process but the first.
+    """
+
+    scorer: TokenScorer
+    rope: RequestRope
+    meter: Meter
+    device: torch.device
+    mixed_precision_dtype: torch.dtype | None
+    max_length: int
+    learned_positions: int | None
+    truncation: Truncation
+    batches: BatchLimits
+    own_batches: BatchLimits
+    batches_ahead: int
+    cache_hook: CacheHook
+    quiet: bool
+
+    @classmethod
+    def of(cls, hf: Any, options: AdapterOptions) -> Self:
+        """Returns the session of lm-eval's Hugging Face model, loaded, with our own arguments.
+
+        Raises:
+            UserError: a RoPE scaling is given and the model has no rotary embeddings it could be applied to.
+        """
+        on_cpu = hf.device.type == "cpu"
+        rope = RequestRope(hf.model, options.rope_scaling, options.training_length)
+        automatic = hf.batch_size == "auto"
+        tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
+        return cls(
+            scorer=TokenScorer(hf.model),
+            rope=rope,
+            meter=Meter(),
+            device=hf.device,
+            mixed_precision_dtype=hf.mixed_precision_dtype,
+            max_length=hf.max_length,
+            learned_positions=learned_positions(hf.model),
+            truncation=options.truncation,
+            batches=BatchLimits(
+                max_rows=hf.max_batch_size if automatic else int(hf.batch_size),
+                max_tokens=tokens if automatic or options.max_batch_tokens else None,
+                same_length=rope.by_length,
+            ),
+            own_batches=BatchLimits(max_rows=None, max_tokens=tokens, same_length=True),
+            batches_ahead=0 if on_cpu else 1,
+            cache_hook=hf.cache_hook,
+            quiet=hf.rank != 0,
+        )
+
+    def autocast(self) -> torch.autocast:
+        """Returns the context in which the model runs."""
+        mixed = self.mixed_precision_dtype
+        return torch.autocast(device_type=self.device.type, dtype=mixed, enabled=mixed is not None)
+
+    def check_positions(self, length_tokens: int) -> None:
+        """Checks that the model has positions for a request.
+
+        Raises:
+            UserError: its positions are learned, and fewer.
+        """
+        if self.learned_positions is not None and length_tokens > self.learned_positions:
+            raise UserError(
+                f"Expected at most {self.learned_positions} tokens, the number of this model's learned positions, "
+                f"found a request of {length_tokens}: ask for shorter contexts or lower max_length in --model_args."
+            )

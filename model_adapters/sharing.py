@@ -8,20 +8,20 @@ windows that begin at the same token the longest is run, and the shorter ones re
 hold where RoPE's frequencies depend on the length; such windows are run one by one.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory, run_in_batches
-from sbeval.model_adapters.session import Meter
-from sbeval.model_adapters.windows import LoadedWindow, RunScores, score_batch
+from sbeval.model_adapters.session import Session
+from sbeval.model_adapters.windows import LoadedWindow, RunScores, Tokens, start_batch
 from sbeval.scoring.requests import TokenLogprobsRequest
-from sbeval.scoring.scorer import Prefix, TokenScorer
+from sbeval.scoring.scorer import Prefix
 
 _BIG_ENDIAN = np.dtype(">u4")
 
@@ -55,7 +55,7 @@ class SharedPrefix(NamedTuple):
 
 
 def shared_prefixes(
-    inputs: Sequence[Sequence[int]], scored_from: Sequence[int], worthwhile: Worthwhile
+    inputs: Sequence[Sequence[int] | Tokens], scored_from: Sequence[int], worthwhile: Worthwhile
 ) -> list[SharedPrefix]:
     """Groups inputs by what they have in common, longest prefix first; an input may be in no group.
 
@@ -89,58 +89,59 @@ def shared_prefixes(
 
 
 def score_after_prefixes(
-    groups: Sequence[SharedPrefix],
-    windows: Sequence[LoadedWindow],
-    scorer: TokenScorer,
-    *,
-    device: torch.device,
-    max_rows: int | None,
-    max_tokens: int,
-    hold: Callable[[int], AbstractContextManager[None]],
-    meter: Meter,
-    done: Callable[[int, list[RunScores]], None],
+    session: Session, windows: Sequence[LoadedWindow], done: Callable[[int, list[RunScores]], None]
 ) -> None:
-    """Scores the windows of each group after its prefix, and calls `done(index, scores of each run)` for each.
+    """Scores windows that begin like others after what they share, and calls `done(index, scores of each run)`.
 
-    Stops early where the model cannot go on from a prefix or memory runs out; what is left is to be run whole.
+    Stops early where the model cannot continue from a prefix or memory runs out; what is left is to be run whole.
+
+    Raises:
+        UserError: the model has no positions for such a window.
     """
+    if session.rope.by_length:
+        return
+    scored_from = [len(window.inputs) - max(map(len, window.target_runs)) for window in windows]
+    worthwhile = ON_CPU if session.device.type == "cpu" else ON_GPU
+    groups = shared_prefixes([window.inputs for window in windows], scored_from, worthwhile)
+    session.check_positions(max((len(windows[index].inputs) for group in groups for index in group.members), default=0))
+    limits = dataclasses.replace(session.own_batches, max_rows=session.batches.max_rows, same_length=False)
 
     def read(group: SharedPrefix) -> Prefix | None:
         started = time.perf_counter()
         first = windows[group.members[0]].inputs
-        with hold(len(first)):
-            prefix = scorer.read(torch.from_numpy(first[: group.length]).to(device))
+        with session.rope.hold(len(first)):
+            prefix = session.scorer.read(torch.from_numpy(first[: group.length]).to(session.device))
         if prefix is not None:
-            meter.add(group.length, time.perf_counter() - started)
+            session.meter.add(group.length, time.perf_counter() - started)
         return prefix
 
     def go_on(batch: Sequence[int], length: int, prefix: Prefix) -> None:
         started = time.perf_counter()
         rest = [LoadedWindow(windows[index].inputs[length:], windows[index].target_runs) for index in batch]
-        with hold(len(windows[batch[0]].inputs)):
-            scores = score_batch(rest, scorer, device, after=prefix)
-        meter.add(sum(len(window.inputs) for window in rest), time.perf_counter() - started)
+        with session.rope.hold(len(windows[batch[0]].inputs)):
+            scores = start_batch(session, rest, after=prefix).result()
+        session.meter.add(sum(len(window.inputs) for window in rest), time.perf_counter() - started)
         for index, runs in zip(batch, scores, strict=True):
             done(index, runs)
 
-    for group in groups:
-        try:
-            prefix = read(group)
-            if prefix is None:
+    with session.autocast():
+        for group in groups:
+            try:
+                prefix = read(group)
+                if prefix is None:
+                    return
+                run_in_batches(
+                    sorted(group.members, key=lambda index: -len(windows[index].inputs)),
+                    functools.partial(go_on, length=group.length, prefix=prefix),
+                    length_tokens=lambda index: len(windows[index].inputs),
+                    limits=limits,
+                )
+            except (RuntimeError, MemoryError, DoesNotFit) as error:
+                if not isinstance(error, DoesNotFit) and not out_of_memory(error):
+                    raise
+                prefix = None
+                free_memory()
                 return
-            run_in_batches(
-                sorted(group.members, key=lambda index: -len(windows[index].inputs)),
-                functools.partial(go_on, length=group.length, prefix=prefix),
-                length_tokens=lambda index: len(windows[index].inputs),
-                max_rows=max_rows,
-                max_tokens=max_tokens,
-            )
-        except (RuntimeError, MemoryError, DoesNotFit) as error:
-            if not isinstance(error, DoesNotFit) and not out_of_memory(error):
-                raise
-            prefix = None
-            free_memory()
-            return
 
 
 def _common(one: bytes, other: bytes) -> int:
@@ -186,10 +187,7 @@ def _shared(group: list[TokenLogprobsRequest]) -> SharedWindow:
     return SharedWindow(
         run,
         [
-            (
-                request,
-                slice(request.context_length - request.scored - first, request.context_length - first),
-            )
+            (request, slice(request.context_length - request.scored - first, request.context_length - first))
             for request in group
         ],
     )

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.session import Session
 
 logger = logging.getLogger(__name__)
 OWN_TASKS = "sb_"
@@ -40,12 +41,7 @@ class Context(NamedTuple):
 
 
 def fit_prompts(
-    prompts: Sequence[list[int]],
-    budgets: Sequence[int],
-    task_names: Sequence[str | None],
-    *,
-    max_length: int,
-    truncation: Literal["left", "error"],
+    session: Session, prompts: Sequence[list[int]], budgets: Sequence[int], task_names: Sequence[str | None]
 ) -> list[Prompt]:
     """Cuts prompts on the left so that prompt and generation budget fit into `max_length`.
 
@@ -56,16 +52,14 @@ def fit_prompts(
     if min(budgets, default=1) < 1:
         raise UserError(f"Expected max_gen_toks of at least one token, found {min(budgets)}: check the task.")
     needed = [len(tokens) + budget for tokens, budget in zip(prompts, budgets, strict=True)]
-    _refuse("prompts and the tokens to generate", needed, task_names, max_length=max_length, truncation=truncation)
-    over = [index for index, length in enumerate(needed) if length > max_length]
-    budget = max((budgets[index] for index in over), default=0)
-    if over and budget >= max_length:
+    cuts = _cuts(session, "prompts and the tokens to generate", needed, task_names)
+    budget = max((budget for budget, cut in zip(budgets, cuts, strict=True) if cut), default=0)
+    if budget >= session.max_length:
         raise UserError(
-            f"Expected max_gen_toks to be less than max_length={max_length}, found {budget}: lower it with "
+            f"Expected max_gen_toks to be less than max_length={session.max_length}, found {budget}: lower it with "
             "--gen_kwargs max_gen_toks=..., or raise max_length in --model_args."
         )
-    cuts = [max(0, length - max_length) for length in needed]
-    _warn("prompts", cuts, max_length=max_length)
+    _warn(session, "prompts", cuts)
     return [
         Prompt(np.asarray(tokens[cut:], dtype=np.int64), budget, cut)
         for tokens, budget, cut in zip(prompts, budgets, cuts, strict=True)
@@ -73,11 +67,7 @@ def fit_prompts(
 
 
 def fit_contexts(
-    pairs: Sequence[tuple[list[int], list[int]]],
-    task_names: Sequence[str | None],
-    *,
-    max_length: int,
-    truncation: Literal["left", "error"],
+    session: Session, pairs: Sequence[tuple[list[int], list[int]]], task_names: Sequence[str | None]
 ) -> list[Context]:
     """Cuts contexts on the left so that the inputs of each (context, continuation) fit into `max_length`.
 
@@ -87,15 +77,14 @@ def fit_contexts(
     longest = max((len(continuation) for _, continuation in pairs), default=1)
     if any(not continuation for _, continuation in pairs):
         raise UserError("Expected continuations of at least one token, found an empty one: check the task.")
-    if longest > max_length:
+    if longest > session.max_length:
         raise UserError(
-            f"Expected continuations of at most max_length={max_length} tokens, found one of {longest}: raise "
+            f"Expected continuations of at most max_length={session.max_length} tokens, found one of {longest}: raise "
             "max_length in --model_args."
         )
     needed = [len(context) + len(continuation) - 1 for context, continuation in pairs]
-    _refuse("contexts and continuations", needed, task_names, max_length=max_length, truncation=truncation)
-    cuts = [max(0, length - max_length) for length in needed]
-    _warn("contexts", cuts, max_length=max_length)
+    cuts = _cuts(session, "contexts and continuations", needed, task_names)
+    _warn(session, "contexts", cuts)
     return [
         Context(tuple((context + continuation)[cut:-1]), cut)
         for (context, continuation), cut in zip(pairs, cuts, strict=True)
@@ -112,25 +101,20 @@ class CutTokens(dict[str, int]):
     """The entry `record_cut` leaves among the arguments of a request."""
 
 
-def _refuse(
-    what: str,
-    needed: Sequence[int],
-    task_names: Sequence[str | None],
-    *,
-    max_length: int,
-    truncation: Literal["left", "error"],
-) -> None:
-    over = [index for index, length in enumerate(needed) if length > max_length]
-    refused = [index for index in over if truncation == "error" or (task_names[index] or "").startswith(OWN_TASKS)]
+def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Sequence[str | None]) -> list[int]:
+    cuts = [max(0, length - session.max_length) for length in needed]
+    ours = [(name or "").startswith(OWN_TASKS) for name in task_names]
+    refused = [index for index, cut in enumerate(cuts) if cut and (session.truncation == "error" or ours[index])]
     if refused:
         names = ", ".join(sorted({task_names[index] or "a task without a name" for index in refused}))
         raise UserError(
-            f"Expected the {what} of {names} to fit into max_length={max_length}, found {len(refused)} of "
+            f"Expected the {what} of {names} to fit into max_length={session.max_length}, found {len(refused)} of "
             f"{len(needed)} longer: pass max_length={max(needed[index] for index in refused)} in --model_args."
         )
+    return cuts
 
 
-def _warn(what: str, cuts: Sequence[int], *, max_length: int) -> None:
+def _warn(session: Session, what: str, cuts: Sequence[int]) -> None:
     cut = [tokens for tokens in cuts if tokens]
     if cut:
         logger.warning(
@@ -140,5 +124,5 @@ def _warn(what: str, cuts: Sequence[int], *, max_length: int) -> None:
             len(cuts),
             what,
             max(cut),
-            max_length,
+            session.max_length,
         )

@@ -5,7 +5,6 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens
-from sbeval.model_adapters.batching import DoesNotFit, out_of_memory, run_in_batches
-from sbeval.model_adapters.session import Meter
+from sbeval.model_adapters.batching import BatchLimits, DoesNotFit, out_of_memory, run_in_batches
+from sbeval.model_adapters.session import Session
 from sbeval.scoring.requests import TokenLogprobsRequest
-from sbeval.scoring.scorer import PendingScores, Prefix, TokenScorer, to_device
+from sbeval.scoring.scorer import PendingScores, Prefix, to_device
 
 Tokens = NDArray[np.int64]
 
@@ -106,28 +105,23 @@ def requested_window(request: TokenLogprobsRequest) -> Window:
 
 
 def score_windows(
+    session: Session,
     windows: Sequence[Window],
-    scorer: TokenScorer,
-    *,
-    device: torch.device,
-    max_rows: int | None,
-    max_tokens: int | None,
-    same_length: bool,
-    hold: Callable[[int], AbstractContextManager[None]],
-    meter: Meter,
     done: Callable[[int, list[RunScores]], None],
-    ahead: int = 0,
+    *,
+    batches: BatchLimits,
 ) -> None:
     """Scores every window, longest first, and calls `done(index, scores of each run)` as each batch finishes.
 
-    A batch runs inside `hold(its longest window's length)`. A device that is not waited for can have the next `ahead`
-    batches to go on with while the scores of one are read; whatever ends the loop, the scores of batches it has been
-    given are read first.
+    A device that is not waited for computes the session's `batches_ahead` while the scores of one batch are read;
+    whatever ends the loop, the scores of batches it has been given are read first.
 
     Raises:
+        UserError: the model has no positions for a window.
         DoesNotFit: a single window is too large for the memory, or the scores of a batch could not be read for want of
             it.
     """
+    session.check_positions(max((window.length for window in windows), default=0))
     waiting: deque[tuple[Sequence[int], PendingBatch]] = deque()
     clock = time.perf_counter()
 
@@ -141,17 +135,17 @@ def score_windows(
             raise
         waiting.popleft()  # only now: an interrupt while the device is waited for leaves it to be read below
         now = time.perf_counter()
-        meter.add(sum(windows[index].length for index in batch), now - clock)
+        session.meter.add(sum(windows[index].length for index in batch), now - clock)
         clock = now
         for index, window_scores in zip(batch, scores, strict=True):
             done(index, window_scores)
 
     def run(batch: Sequence[int]) -> None:
         loaded = [windows[index].load() for index in batch]
-        with hold(windows[batch[0]].length):
-            waiting.append((batch, start_batch(loaded, scorer, device)))
+        with session.rope.hold(windows[batch[0]].length):
+            waiting.append((batch, start_batch(session, loaded)))
         try:
-            while len(waiting) > ahead:
+            while len(waiting) > session.batches_ahead:
                 finish()
         except (RuntimeError, MemoryError) as error:
             if out_of_memory(error):  # not this batch's: running it again would count some scores twice and lose others
@@ -160,14 +154,8 @@ def score_windows(
 
     order = sorted(range(len(windows)), key=lambda index: -windows[index].length)
     try:
-        run_in_batches(
-            order,
-            run,
-            length_tokens=lambda index: windows[index].length,
-            max_rows=max_rows,
-            max_tokens=max_tokens,
-            same_length=same_length,
-        )
+        with session.autocast():
+            run_in_batches(order, run, length_tokens=lambda index: windows[index].length, limits=batches)
         while waiting:
             finish()
     except BaseException:
@@ -197,15 +185,12 @@ class PendingBatch(NamedTuple):
         return [[RunScores(next(logprobs), bool(next(greedy).all())) for _ in window] for window in self.run_tokens]
 
 
-def start_batch(
-    batch: Sequence[LoadedWindow], scorer: TokenScorer, device: torch.device, *, after: Prefix | None = None
-) -> PendingBatch:
+def start_batch(session: Session, batch: Sequence[LoadedWindow], *, after: Prefix | None = None) -> PendingBatch:
     """Begins to score each run of each window, in one call of the model.
 
     Args:
+        session: of the model.
         batch: windows, padded here on the right.
-        scorer: scores tokens with the model.
-        device: what the model runs on.
         after: what the windows' inputs follow, from `TokenScorer.read`.
     """
     longest = max(len(window.inputs) for window in batch)
@@ -218,18 +203,11 @@ def start_batch(
             rows.append(np.full(len(run), row))
             positions.append(np.arange(length - len(run), length))
             targets.append(run)
-    pending = scorer.start(
-        to_device(torch.from_numpy(input_ids), device),
+    pending = session.scorer.start(
+        to_device(torch.from_numpy(input_ids), session.device),
         torch.from_numpy(np.concatenate(rows)),
         torch.from_numpy(np.concatenate(positions)),
         torch.from_numpy(np.concatenate(targets).astype(np.int64)),
         after=after,
     )
     return PendingBatch(pending, [[len(run) for run in window.target_runs] for window in batch])
-
-
-def score_batch(
-    batch: Sequence[LoadedWindow], scorer: TokenScorer, device: torch.device, *, after: Prefix | None = None
-) -> list[list[RunScores]]:
-    """Returns the scores of each run of each window; see `start_batch`."""
-    return start_batch(batch, scorer, device, after=after).result()

@@ -10,6 +10,7 @@ from source_tree import ROOMS, layer, modules
 
 MODULES = modules()
 MAY_NAME_ROOMS = {"sbeval.cli", "sbeval.plugin"}
+SPEED = [name for name in MODULES if name.startswith("sbeval.model_adapters.speed")]
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
 
 
@@ -68,6 +69,18 @@ def test_reports_import_neither_torch_nor_lm_eval() -> None:
 )
 def test_each_layer_imports_alone(room: str, others: list[str]) -> None:
     assert loaded_by([name for name in MODULES if layer(name) == room], others) == []
+
+
+@pytest.mark.parametrize("module", SPEED)
+def test_what_makes_models_faster_imports_neither_lm_eval_nor_the_rest_of_the_adapter(module: str) -> None:
+    names = imported_names(MODULES[module])
+    held = {name for name in names if layer(name) == "model_adapters" or name.partition(".")[0] == "lm_eval"}
+    assert all(name.startswith("sbeval.model_adapters.speed.") for name in held)
+
+
+def test_what_makes_models_faster_runs_without_lm_eval() -> None:
+    rest = [name for name in MODULES if layer(name) == "model_adapters" and name not in SPEED]
+    assert loaded_by(SPEED, ["lm_eval", *rest]) == ["sbeval.model_adapters"]  # the folder around it
 
 
 def loaded_by(names: list[str], unwanted: list[str]) -> list[str]:

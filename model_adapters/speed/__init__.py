@@ -1,12 +1,12 @@
-"""What makes a loaded model faster and knows nothing of lm-eval: kernels in place of its parts, and its caches.
+"""What makes a loaded model faster: kernels in place of its parts, and its caches. Knows nothing of lm-eval.
 
-- `faster`: which parts are replaced, and does the model still agree with itself?
-- `replacing`: how does one part stand in for another?
-- `linear`: linear maps of awkward widths
-- `mlp`: gated MLPs
-- `norm`: RMSNorms
-- `rotation`: rotary embeddings
-- `long_attention`: attention of long texts
-- `growing_cache`: keys and values with room to grow
-- `decoding`: attention while tokens are generated one by one
+- `faster`: the one entry: replaces parts, compares the model with itself before, and gives parts back if it differs
+- `replacing`: how a part is replaced, and whether two outputs agree but for rounding
+- `linear`: linear maps padded to widths that a GPU reads in one piece
+- `mlp`: gated MLPs whose activation is one kernel
+- `norm`: RMSNorms as PyTorch's fused kernel
+- `rotation`: rotary embeddings as one kernel
+- `long_attention`: another kernel for attention on long texts
+- `growing_cache`: a key/value cache that new tokens are written into
+- `decoding`: attention for one new token at a time
 """

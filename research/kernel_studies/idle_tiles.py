@@ -16,7 +16,7 @@ from activations import SHIPPED, LayerInputs, captured, load, set_kernels, text_
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from sbeval.models.attention import Kernels
+from sbeval.models.attention import StickBreakingKernels
 
 SIZE = 64
 THRESHOLD = 1e-5
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=16)
     arguments = parser.parse_args()
     model, tokenizer = load(SHIPPED, device="cpu", dtype=torch.float32)
-    set_kernels(model, Kernels(skip_threshold=1e-7))
+    set_kernels(model, StickBreakingKernels(skip_threshold=1e-7))
     names = [f"takes < {part:g}" for part in TAKEN] + [f"left out to {budget:g}" for budget in BUDGETS]
     names += [f"logits < {LOWEST_LOGIT:g}", "centre, radius", "box"]
     print("| layer | head | visited | " + " | ".join(names) + " |")

@@ -21,7 +21,7 @@ import torch
 from activations import SHIPPED, LayerInputs, captured, load, set_kernels, text_window
 from torch.nn.functional import softplus
 
-from sbeval.models.attention import Kernels
+from sbeval.models.attention import StickBreakingKernels
 
 ROWS = KEYS = 64
 LOOK_TILES, PROGRAM_TILES = 0.64, 3.0
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--thresholds", type=float, nargs="+", default=[0.0, 1e-5, 3e-3])
     arguments = parser.parse_args()
     model, tokenizer = load(arguments.checkpoint, device="cpu", dtype=torch.float32)
-    set_kernels(model, Kernels(skip_threshold=1e-7))
+    set_kernels(model, StickBreakingKernels(skip_threshold=1e-7))
     inputs = captured(model, text_window(tokenizer, arguments.length))
     layers = [[largest_sticks(layer, head) for head in range(layer.q.shape[1])] for layer in inputs]
     heads = [head for layer in layers for head in layer]

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from sbeval.attention import stickbreaking_attention
 from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
-from sbeval.models.attention import Kernels
+from sbeval.models.attention import StickBreakingKernels
 from sbeval.models.blocks import activate
 from sbeval.models.padding import sequence_starts
 
@@ -128,7 +128,7 @@ class ModuleFormerAttention(nn.Module):
         self.q_proj = Mixture(config, config.attention_experts, config.attention_chosen, config.attention_width)
         self.k_proj = nn.Linear(config.hidden_size, config.attention_width)
         self.v_proj = nn.Linear(config.hidden_size, config.attention_width)
-        self.kernels = Kernels()
+        self.kernels = StickBreakingKernels()
 
     def forward(self, hidden_BLE: Tensor, past_key_values: Cache | None, seq_start_B: Tensor | None) -> Tensor:
         """[B, L, E] to the same."""
@@ -236,7 +236,7 @@ class ModuleFormerForCausalLM(ModuleFormerPreTrainedModel, GenerationMixin):  # 
         """Chooses how attention is computed from now on (`SbevalForCausalLM.set_kernels`)."""
         for module in self.modules():
             if isinstance(module, ModuleFormerAttention):
-                module.kernels = Kernels(impl=impl, skip_threshold=skip_threshold)
+                module.kernels = StickBreakingKernels(impl=impl, skip_threshold=skip_threshold)
 
     def forward(self, input_ids: Tensor, logits_to_keep: int | Tensor = 0, **kwargs: Any) -> CausalLMOutputWithPast:
         """Runs the blocks as `ModuleFormerModel.forward` does, then the head on the kept positions."""

@@ -25,7 +25,7 @@ BIASED: dict[str, type[AlibiBias] | type[FireBias]] = {"alibi": AlibiBias, "fire
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Kernels:
+class StickBreakingKernels:
     """How stick-breaking attention is computed: a choice of the run, never part of a checkpoint.
 
     Attributes:
@@ -67,7 +67,7 @@ class StickBreakingMixer(nn.Module):
         self.scale = config.attention_scale
         self.attend_current = config.attend_current
         self.remainder = config.remainder
-        self.kernels = Kernels()
+        self.kernels = StickBreakingKernels()
         if config.remainder == "head_bias":
             assert config.head_dim is not None
             self.head_bias = nn.Parameter(torch.zeros(config.num_attention_heads, config.head_dim))

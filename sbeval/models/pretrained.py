@@ -10,7 +10,7 @@ from transformers import initialization as init
 
 from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
-from sbeval.models.attention import HeadNorm, Kernels, StickBreakingMixer
+from sbeval.models.attention import HeadNorm, StickBreakingKernels, StickBreakingMixer
 from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
 from sbeval.models.rope import RopeFrequencies, rope_frequencies
@@ -67,8 +67,8 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         Raises:
             UserError: the model has no stick-breaking attention and something other than the default was asked for.
         """
-        kernels = Kernels(impl=impl, skip_threshold=skip_threshold)
-        if self.config.attention != "stickbreaking" and kernels != Kernels():
+        kernels = StickBreakingKernels(impl=impl, skip_threshold=skip_threshold)
+        if self.config.attention != "stickbreaking" and kernels != StickBreakingKernels():
             raise UserError(
                 f"kernels can be chosen for stick-breaking attention, got impl={impl!r} and "
                 f"skip_threshold={skip_threshold} for a model with attention={self.config.attention!r}"

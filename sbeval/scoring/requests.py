@@ -26,6 +26,7 @@ from sbeval.corpora.cache import cache_folder, whole_file
 from sbeval.errors import UserError
 
 TOKEN_LOGPROBS = "token_logprobs"
+TARGET_LOGPROBS = "target_logprobs"
 ATTENTION_SPAN = "attention_span"
 
 
@@ -78,9 +79,6 @@ class AttentionSpanRequest(NamedTuple):
     key: str
     context_length: int
     queries: int
-
-
-TARGET_LOGPROBS = "target_logprobs"
 
 
 class TargetSequence(NamedTuple):

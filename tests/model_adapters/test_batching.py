@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.batching import run_in_batches
+from sbeval.model_adapters.batching import BatchLimits, run_in_batches
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=30).map(lambda lengths: sorted(lengths, reverse=True))
 
@@ -35,9 +35,7 @@ def test_every_item_runs_once_within_limits_and_memory(
         range(len(lengths)),
         run,
         length_tokens=lambda index: lengths[index],
-        max_rows=max_rows,
-        max_tokens=max_tokens,
-        same_length=same_length,
+        limits=BatchLimits(max_rows=max_rows, max_tokens=max_tokens, same_length=same_length),
     )
     assert [index for batch in batches for index in batch] == list(range(len(lengths)))
     for batch in batches:
@@ -51,7 +49,7 @@ def test_an_item_that_never_fits_is_an_error_that_says_so() -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
     with pytest.raises(UserError, match="an input of 7 tokens to fit into memory"):
-        run_in_batches([7, 7, 7], run, length_tokens=lambda item: item, max_rows=None, max_tokens=None)
+        run_in_batches([7, 7, 7], run, length_tokens=lambda item: item, limits=BatchLimits())
 
 
 def test_other_errors_are_raised_as_they_are() -> None:
@@ -59,4 +57,4 @@ def test_other_errors_are_raised_as_they_are() -> None:
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        run_in_batches([7], run, length_tokens=lambda item: item, max_rows=None, max_tokens=None)
+        run_in_batches([7], run, length_tokens=lambda item: item, limits=BatchLimits())

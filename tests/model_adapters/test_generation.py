@@ -78,7 +78,7 @@ def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(c
     twice = [(line, SETTING) for line in [*LINES, *LINES[:2]]]
     found = lm.generate_until(instances("generate_until", twice), disable_tqdm=True)
     assert found[-2:] == found[:2]
-    assert lm.meter.tokens == sum(len(lm.tok_encode(line)) for line in LINES)
+    assert lm.session.meter.tokens == sum(len(lm.tok_encode(line)) for line in LINES)
 
     sampled = [(LINES[0], {**SETTING, "do_sample": True, "temperature": 2.0})] * 4
     torch.manual_seed(0)

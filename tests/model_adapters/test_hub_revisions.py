@@ -12,7 +12,7 @@ from lm_eval.models.huggingface import HFLM
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.record import run_settings
+from sbeval.model_adapters.response_cache import run_settings
 from tests.checkpoints.layouts import dolomite, save
 from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
 
@@ -82,7 +82,7 @@ def test_a_branch_that_has_moved_is_another_model_to_the_response_cache(
     for commit in COMMITS.values():
         (cache / "models--someone--small" / "refs" / "main").write_text(commit)
         lm = StickBreakingLM("someone/small", device="cpu", dtype="float32")
-        stamps.append(run_settings(lm, lm.options, lm.rope.in_force, {})["model"])
+        stamps.append(run_settings(lm)["model"])
         if kind == "dolomite":
             assert len(lm.get_model_info()["sbeval"]["checkpoint_sha256"]) == 64
     assert stamps[0] != stamps[1]
@@ -101,7 +101,7 @@ def test_a_branch_of_an_adapter_that_has_moved_is_another_adapter_to_the_respons
     for commit in COMMITS.values():
         (cache / "models--someone--adapter" / "refs" / "main").write_text(commit)
         lm = StickBreakingLM(str(checkpoint("llama")), peft="someone/adapter", device="cpu", dtype="float32")
-        stamps.append(run_settings(lm, lm.options, lm.rope.in_force, {})["peft"])
+        stamps.append(run_settings(lm)["peft"])
     assert stamps == [f"someone/adapter@{commit}" for commit in COMMITS.values()]
 
 

@@ -48,10 +48,10 @@ def test_nested_windows_are_run_once_and_score_as_they_do_apart(
     requests = asked(corpus)
     alone = load(checkpoint(architecture))
     expected = [alone.token_logprobs([request], disable_tqdm=True)[0] for request in requests]
-    assert alone.meter.tokens == sum(request.args[1] for request in requests)
+    assert alone.session.meter.tokens == sum(request.args[1] for request in requests)
 
     lm = load(checkpoint(architecture))
-    lm.scorer.score(torch.arange(16)[None], torch.tensor([0]), torch.tensor([0]), torch.tensor([0]))
+    lm.session.scorer.score(torch.arange(16)[None], torch.tensor([0]), torch.tensor([0]), torch.tensor([0]))
     read = 0
 
     def count(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -61,7 +61,7 @@ def test_nested_windows_are_run_once_and_score_as_they_do_apart(
     lm.model.get_input_embeddings().register_forward_pre_hook(count)
     found = lm.token_logprobs(requests, disable_tqdm=True)
     # 64 from 0, 32 from 32, 40 from 16, 16 from 48 and from 5, and 16 with another lead-in
-    assert read == lm.meter.tokens == 64 + 32 + 40 + 16 + 16 + 16
+    assert read == lm.session.meter.tokens == 64 + 32 + 40 + 16 + 16 + 16
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-5, atol=1e-6)
         assert float(one) == pytest.approx(float(other), rel=1e-5)
@@ -74,7 +74,7 @@ def test_frequencies_that_depend_on_the_length_share_nothing(checkpoint: Checkpo
     expected = [alone.token_logprobs([request], disable_tqdm=True)[0] for request in requests]
     for one, other in zip(lm.token_logprobs(requests, disable_tqdm=True), expected, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-5, atol=1e-6)
-    assert lm.meter.tokens == alone.meter.tokens
+    assert lm.session.meter.tokens == alone.session.meter.tokens
 
 
 @settings(max_examples=50, deadline=None)

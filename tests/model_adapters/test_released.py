@@ -11,7 +11,6 @@ import torch
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.scoring import ScoringLM
 from tests.checkpoints import test_moduleformer
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save
 from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
@@ -41,7 +40,7 @@ def evaluated(folder: Path, **kwargs: Any) -> StickBreakingLM:
     return StickBreakingLM(str(folder), device="cpu", **{"dtype": "float32", **kwargs})
 
 
-def scores(lm: ScoringLM) -> list[float]:
+def scores(lm: StickBreakingLM) -> list[float]:
     return [score for score, _ in lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)]
 
 

@@ -70,7 +70,7 @@ def test_a_request_made_twice_runs_once(checkpoint: Checkpoints, corpus: Tokeniz
     lm = load(checkpoint("llama"))
     twice = requests_for(corpus, [(3, 20, 5), (3, 20, 5)])
     first, second = lm.token_logprobs(twice, disable_tqdm=True)
-    assert lm.meter.tokens == 20
+    assert lm.session.meter.tokens == 20
     np.testing.assert_array_equal(first.logprobs, second.logprobs)
 
 
@@ -95,7 +95,7 @@ def test_a_killed_run_repeats_no_finished_request(
             raise Killed
 
     hook = lm.model.get_input_embeddings().register_forward_hook(dies_in_the_third_window)
-    lm.scorer._comes_apart = True  # leaves out the comparison of a short input, which would count as windows
+    lm.session.scorer._comes_apart = True  # leaves out the comparison of a short input, which would count as windows
     with pytest.raises(Killed):
         cached.token_logprobs(requests_for(corpus), disable_tqdm=True)
     hook.remove()
@@ -103,7 +103,7 @@ def test_a_killed_run_repeats_no_finished_request(
 
     resumed = load(checkpoint("llama"), max_batch_tokens=1)
     found = CachingLM(resumed, database).token_logprobs(requests_for(corpus), disable_tqdm=True)
-    assert resumed.meter.tokens == sum(length for _, length, _ in WINDOWS) - 300 - 40
+    assert resumed.session.meter.tokens == sum(length for _, length, _ in WINDOWS) - 300 - 40
     for one, other in zip(found, expected, strict=True):
         assert isinstance(one, TokenLogprobs)
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-5)
@@ -127,7 +127,7 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(checkpoint: Checkpoint
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
         rows.append(inputs[0].shape[0])
 
-    lm.scorer._comes_apart = True
+    lm.session.scorer._comes_apart = True
     lm.model.get_input_embeddings().register_forward_pre_hook(memory_for_three_rows)
     found = lm.token_logprobs(requests, disable_tqdm=True)
     assert sum(rows) == len(requests)

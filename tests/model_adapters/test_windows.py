@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lm_eval.api.model import CacheHook
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.batching import DoesNotFit
-from sbeval.model_adapters.session import Meter
+from sbeval.model_adapters.batching import BatchLimits, DoesNotFit
+from sbeval.model_adapters.rope import RequestRope
+from sbeval.model_adapters.session import Meter, Session
 from sbeval.model_adapters.windows import RunScores, rolling_windows, score_windows, window
 from sbeval.scoring.scorer import PendingScores, TokenScorer
 
@@ -76,26 +78,31 @@ def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], d
     """What happened in which order, the scores, and the tokens counted, of windows of one token, `rows` to a batch."""
     events: list[str] = []
     results: dict[int, float] = {}
-    scorer, meter = Scorer(), Meter()
+    scorer = Scorer()
+    session = Session(
+        scorer=scorer,
+        rope=RequestRope(torch.nn.Identity(), None, None),
+        meter=Meter(),
+        device=torch.device("cpu"),
+        mixed_precision_dtype=None,
+        max_length=1,
+        learned_positions=None,
+        truncation="left",
+        batches=BatchLimits(),
+        own_batches=BatchLimits(),
+        batches_ahead=ahead,
+        cache_hook=CacheHook(None),
+        quiet=True,
+    )
 
     def done(index: int, scores: list[RunScores]) -> None:
         events.append(f"{len(scorer.started)} started, {targets[index]} done")
         results[targets[index]] = scores[0].total
 
     with contextlib.suppress(Killed, KeyboardInterrupt, DoesNotFit, LookupError):
-        score_windows(
-            [window([5], [[target]]) for target in targets],
-            scorer,
-            device=torch.device("cpu"),
-            max_rows=rows,
-            max_tokens=None,
-            same_length=False,
-            hold=lambda _: contextlib.nullcontext(),
-            meter=meter,
-            done=done,
-            ahead=ahead,
-        )
-    return events, results, meter
+        windows = [window([5], [[target]]) for target in targets]
+        score_windows(session, windows, done, batches=BatchLimits(max_rows=rows))
+    return events, results, session.meter
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])

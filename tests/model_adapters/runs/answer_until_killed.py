@@ -47,7 +47,7 @@ def answer(lm: StickBreakingLM, database: Path, text: Path) -> Answers:
 def load(checkpoint: str | Path) -> StickBreakingLM:
     """Loads the model so that every request is a batch of its own."""
     lm = StickBreakingLM(str(checkpoint), device="cpu", dtype="float32", max_batch_tokens=1, batch_size=1)
-    lm.scorer._comes_apart = True  # leaves out the comparison of a short input, which would count as a run
+    lm.session.scorer._comes_apart = True  # leaves out the comparison of a short input, which would count as a run
     return lm
 
 

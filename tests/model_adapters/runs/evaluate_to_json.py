@@ -32,7 +32,7 @@ def main(checkpoint: str, tasks_folder: str, data_path: str, output: str) -> Non
         task_manager=manager,
         bootstrap_iters=0,
     )
-    Path(f"{output}.rank{lm.rank}").write_text(str(lm.meter.tokens))
+    Path(f"{output}.rank{lm.rank}").write_text(str(lm.session.meter.tokens))
     if results is not None:
         kept = {"results": results["results"], "samples": results["samples"]}
         Path(output).write_text(json.dumps(kept, default=str))

@@ -14,7 +14,7 @@ from lm_eval.api.model import CachingLM
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import AdapterOptions
-from sbeval.model_adapters.record import run_settings
+from sbeval.model_adapters.response_cache import run_settings
 from tests.model_adapters.small import Checkpoints, english, instances
 
 LINES = [line for line in english().splitlines() if line]
@@ -137,7 +137,7 @@ def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint: Checkpoin
 
 def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint: Checkpoints) -> None:
     lm = load(checkpoint("llama"))
-    stamped = run_settings(lm, lm.options, None, {})
+    stamped = run_settings(lm)
     assert {field.name for field in dataclasses.fields(AdapterOptions)} - set(stamped) == {"max_batch_tokens"}
 
 
