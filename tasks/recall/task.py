@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.requests import TARGET_LOGPROBS, TargetLogprobs, TargetSequence, keep_sequences
-from sbeval.tasks.ruler.options import task_metadata
+from sbeval.tasks.metadata import SampleOptions
 
 
 class Cell(NamedTuple):
@@ -57,9 +57,6 @@ class Asked(NamedTuple):
         return Asked(TargetSequence(inputs, positions[:tokens], targets[:tokens]), counts)
 
 
-RECALL_KEYS = frozenset({"context_lengths", "num_samples", "seed"})
-
-
 class RecallTask(ConfigurableTask):  # type: ignore[misc]
     """A probe whose answers are known tokens at known positions.
 
@@ -68,13 +65,13 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
     mean of the answers' negative log-likelihoods in nats, and `chance`, the exact match of a guess.
 
     Attributes:
-        option_keys: what `--metadata` can set beside `RECALL_KEYS`, for this task alone under its name.
+        options_class: what `--metadata` can set.
+        options: what the user chose.
     """
 
     VERSION = 1
-    option_keys: frozenset[str]
-    num_samples: int
-    seed: int
+    options_class: type[SampleOptions]
+    options: SampleOptions
     cells: list[Cell]
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
@@ -85,13 +82,14 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads the options and lists the samples."""
         name = str(self.config.task)
-        self.prepare(name, task_metadata(self.config.metadata, name, RECALL_KEYS | self.option_keys))
+        self.options = self.options_class.of_task(name, self.config.metadata)
+        self.prepare(name)
         self.config.metadata["sbeval"] = self.record().to_json()
-        self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.num_samples)])}
+        self.dataset = {"test": datasets.Dataset.from_list([{"index": i} for i in range(self.options.num_samples)])}
 
     @abstractmethod
-    def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Sets `cells`, `num_samples` and `seed`."""
+    def prepare(self, name: str) -> None:
+        """Sets `cells`; `options` is set."""
 
     @abstractmethod
     def asked(self, index: int, cell: Cell) -> list[Asked]:
@@ -116,7 +114,7 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
             protocol=str(self.config.task).removeprefix("sb_"),
             lengths=self.lengths(),
             tokenizer_sha256=self.tokenizer_sha256(),
-            seed=self.seed,
+            seed=self.options.seed,
         )
 
     def fewshot_docs(self) -> None:
@@ -161,7 +159,7 @@ class RecallTask(ConfigurableTask):  # type: ignore[misc]
             sequences += [one.sequence for cell in by_cell for one in cell]
         requests = keep_sequences(sequences)
         self.dataset["test"] = datasets.Dataset.from_list(
-            [rows.get(index, {"index": index, "answer_tokens": None}) for index in range(self.num_samples)]
+            [rows.get(index, {"index": index, "answer_tokens": None}) for index in range(self.options.num_samples)]
         )
         each = len(requests) // len(selected)
         self._instances = [
