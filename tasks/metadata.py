@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
+from sbeval.checkpoints.stated import longest_input_tokens
 from sbeval.errors import UserError
 from sbeval.settings import Count, Lengths, Settings, Tokens, WholeNumber, unknown_key
 
@@ -82,8 +83,6 @@ class TaskOptions(Settings):
         Raises:
             UserError: they are longer than the model takes.
         """
-        from sbeval.checkpoints.files import longest_input_tokens
-
         longest = self.max_length or longest_input_tokens(pretrained)
         if self.context_lengths is None:
             first, *others = defaults

@@ -210,7 +210,7 @@ def test_added_tokens_without_an_embedding_are_a_warning(
         ({"kernels": "cuda"}, "kernels to be one of auto, triton, blockwise, reference, found 'cuda'"),
         ({"kv_expand": "repeat"}, "kv_expand to be one of auto, interleave, tile"),
         ({"truncation": "right"}, "truncation to be one of left, error"),
-        ({"skip_threshold": 1.5}, "skip_threshold to lie between 0 and 1, found 1.5"),
+        ({"skip_threshold": 1.5}, "skip_threshold to be a number from 0 to below 1, found 1.5"),
         ({"training_length": -1}, "training_length to be a positive number of tokens, found -1"),
         ({"max_batch_tokens": "many"}, "max_batch_tokens to be a positive number of tokens, found 'many'"),
         ({"dtype": "float99"}, "dtype to be auto or a type such as bfloat16, found 'float99'"),
