@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,9 @@ from sbeval.errors import UserError
 from sbeval.training import distributed as sharding
 from sbeval.training.distributed import is_first_process, process_count
 from sbeval.training.full_disk import full_disk_named
+from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 from sbeval.training.record import RunPart, RunParts, read_lines, trim_log, write_lines
 from sbeval.training.run_watch import RunWatch
-from sbeval.training.settings import OptimizationSettings
 from sbeval.training.trainer import (
     WindowTrainer,
     last_complete_state,
@@ -90,7 +90,7 @@ class Run:
     @classmethod
     def of(
         cls,
-        settings: "RunSettings",
+        settings: TrainingSettings,
         *,
         out: Path,
         length_tokens: int,
@@ -243,27 +243,3 @@ def _differing(there: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str 
         elif one != other:
             names.append(prefix + key)
     return names
-
-
-class RunSettings(Protocol):
-    """What a recipe and an extension have in common."""
-
-    @property
-    def optimization(self) -> OptimizationSettings:
-        """How to learn."""
-
-    @property
-    def precision(self) -> str:
-        """Of the forward pass."""
-
-    @property
-    def seed(self) -> int:
-        """Of random draws."""
-
-    @property
-    def log_every_steps(self) -> int:
-        """Distance of the loss curve's points."""
-
-    @property
-    def save_every_steps(self) -> int:
-        """Distance of resumable states."""

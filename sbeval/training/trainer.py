@@ -20,7 +20,7 @@ from sbeval.errors import UserError
 from sbeval.training import trainer as schedule
 from sbeval.training.distributed import is_first_process, process_count, smallest_over_processes
 from sbeval.training.full_disk import COMPLETE_MARK
-from sbeval.training.settings import OptimizationSettings
+from sbeval.training.recipe import OptimizationSettings
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:

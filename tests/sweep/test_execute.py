@@ -16,15 +16,15 @@ from filelock import FileLock
 from fresh_process import run
 from tiny_task import TINY_TASK
 
-from sbeval.sweep import CheckpointSettings, RunSettings, SweepSettings, run_sweep
+from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
 from sbeval.sweep.plan import PlannedRun, plan
 from sbeval.sweep.results import other_settings, what_is_missing
 
 
-def sweep(folder: Path, *checkpoints: str, behaviour: str = "write", limit: float | None = None) -> SweepSettings:
-    return SweepSettings(
-        checkpoints=tuple(CheckpointSettings(pretrained=name) for name in checkpoints or ("one",)),
-        runs=(RunSettings(name="t", tasks=("t",)),),
+def sweep(folder: Path, *checkpoints: str, behaviour: str = "write", limit: float | None = None) -> Sweep:
+    return Sweep(
+        checkpoints=tuple(SweepCheckpoint(pretrained=name) for name in checkpoints or ("one",)),
+        runs=(SweepRun(name="t", tasks=("t",)),),
         output=str(folder),
         limit=limit,
         launcher=(sys.executable, str(sweep_launcher.__file__), behaviour),

@@ -17,7 +17,7 @@ from sbeval.models import SbevalForCausalLM, held_rope_frequencies
 from sbeval.models.rope import parse_rope_scaling
 from sbeval.training.document_loss import DocumentMaskedLoss, bucketed_loss, segments
 from sbeval.training.extend import extend, main
-from sbeval.training.settings import OptimizationSettings
+from sbeval.training.recipe import OptimizationSettings
 from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
