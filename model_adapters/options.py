@@ -25,41 +25,52 @@ _SOURCE = "--model_args"
 
 
 def _threshold(value: Any) -> float | Literal["auto"] | None:
-    if value is None or value == "auto":
-        return value
+    if value is None:
+        return None
+    if value == "auto":
+        return "auto"
     return as_number(value, lambda threshold: 0 <= threshold < 1) or None
+
+
+def _rope_scaling(value: Any) -> dict[str, Any]:
+    if not isinstance(value, str | Mapping):
+        raise ValueError
+    return parse_rope_scaling(value)
 
 
 class AdapterOptions(Settings):
     """Arguments of `sb` beyond those of lm-eval's `hf`."""
 
     training_length: Tokens | None = Field(
-        None, description="Training length in tokens, where the checkpoint does not say it or says it wrongly."
+        default=None, description="Training length in tokens, where the checkpoint does not say it or says it wrongly."
     )
     rope_scaling: (
-        Annotated[Mapping[str, Any], Expected("a scaling such as dynamic:4, or a JSON object", parse_rope_scaling)]
-        | None
-    ) = Field(None, description="RoPE scaling at evaluation, in transformers' form; None leaves the checkpoint's own.")
-    kernels: Kernels = Field("auto", description="What computes stick-breaking attention.")
+        Annotated[Mapping[str, Any], Expected("a scaling such as dynamic:4, or a JSON object", _rope_scaling)] | None
+    ) = Field(
+        default=None, description="RoPE scaling at evaluation, in transformers' form; None leaves the checkpoint's own."
+    )
+    kernels: Kernels = Field(default="auto", description="What computes stick-breaking attention.")
     skip_threshold: Annotated[
         float | Literal["auto"] | None,
         Expected(
             "a number from 0 to below 1",
             _threshold,
-            ": 0 skips nothing, 1e-5 changes an output by at most 1e-5 of the largest value",
+            "; 0 skips nothing, 1e-5 changes an output by at most 1e-5 of the largest value",
         ),
     ] = Field(
-        "auto",
+        default="auto",
         description="Stick below which older keys are skipped; None and 0 visit every key. "
         f'"auto" is {DEFAULT_SKIP_THRESHOLD:g} for models with stick-breaking attention, whose reference visits every '
         "key.",
     )
     max_batch_tokens: Tokens | None = Field(
-        None, description="Most input tokens in a batch, padding included; None chooses by device."
+        default=None, description="Most input tokens in a batch, padding included; None chooses by device."
     )
-    kv_expand: KvExpand = Field("auto", description="How grouped key/value heads of released checkpoints are laid out.")
+    kv_expand: KvExpand = Field(
+        default="auto", description="How grouped key/value heads of released checkpoints are laid out."
+    )
     truncation: Truncation = Field(
-        "left", description="What happens to prompts that do not fit beside the generation budget."
+        default="left", description="What happens to prompts that do not fit beside the generation budget."
     )
 
     @classmethod

@@ -128,7 +128,7 @@ Tokens = Annotated[int, whole(1, "a positive number of tokens")]
 Counts = Annotated[tuple[int, ...], Expected("a list of whole numbers of at least 1", as_counts)]
 Lengths = Annotated[
     tuple[int, ...],
-    Expected("a list of positive whole numbers of tokens", as_counts, ", to such as [1024, 4096]"),
+    Expected("a list of positive whole numbers of tokens", as_counts, ", for instance to [1024, 4096]"),
 ]
 Number = Annotated[float, number("a number", math.isfinite)]
 PositiveNumber = Annotated[float, number("a number above 0", lambda value: 0 < value < math.inf)]

@@ -33,10 +33,12 @@ class TaskOptions(Settings):
     """Fields that the task's name decides, so that no option changes them."""
 
     context_lengths: Lengths | None = Field(
-        None, description="Context lengths in tokens; None takes the task's own, as far as text and model reach."
+        default=None,
+        description="Context lengths in tokens; None takes the task's own, as far as text and model reach.",
     )
     max_length: Tokens | None = Field(
-        None, description="Longest input the model takes, in tokens: an argument of the model, which tasks read too."
+        default=None,
+        description="Longest input the model takes, in tokens: an argument of the model, which tasks read too.",
     )
 
     @classmethod
@@ -106,8 +108,8 @@ class TaskOptions(Settings):
 class SampleOptions(TaskOptions):
     """Options of tasks that draw their samples."""
 
-    num_samples: Count = Field(500, description="Samples at each length.")
-    seed: WholeNumber = Field(SAMPLES_SEED, description="Seed of all draws.")
+    num_samples: Count = Field(default=500, description="Samples at each length.")
+    seed: WholeNumber = Field(default=SAMPLES_SEED, description="Seed of all draws.")
 
 
 def _check_shared(key: str, task: str, known: Iterable[str]) -> None:

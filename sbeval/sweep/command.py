@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from sbeval.errors import UserError
-from sbeval.settings import Lengths, read_value, read_yaml
+from sbeval.settings import Expected, Lengths, as_counts, read_value, read_yaml, unknown_key
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 from sbeval.sweep.suites import SUITES, suite_runs
+
+_Lengths = Annotated[tuple[int, ...], Expected("positive whole numbers with commas between them", as_counts)]
 
 
 def sweep_from_command(
@@ -37,7 +39,7 @@ def sweep_from_command(
         return _from_file(arguments, [name for name, value in options.items() if value is not None])
     if not arguments:
         raise UserError(f"Expected checkpoints behind --suite {suite}, found none: name at least one.")
-    lengths = None if context_lengths is None else read_value(Lengths, context_lengths, name="--context-lengths")
+    lengths = None if context_lengths is None else read_value(_Lengths, context_lengths, name="--context-lengths")
     return Sweep(
         checkpoints=tuple(SweepCheckpoint(pretrained=path) for path in arguments),
         runs=suite_runs(suite, lengths),
@@ -57,6 +59,9 @@ def load_sweep(path: Path) -> Sweep:
         UserError: no such file, no YAML, an unknown or missing key, or a value that cannot be.
     """
     values, source = read_yaml(path, "a sweep file"), path.name
+    known = {*Sweep.model_fields, "suite", "context_lengths"}
+    if unknown := [key for key in values if key not in known]:
+        raise UserError(unknown_key(unknown[0], known, place="the sweep", source=source))
     suite, lengths = values.pop("suite", None), values.pop("context_lengths", None)
     if lengths is not None:
         lengths = read_value(Lengths, lengths, name="context_lengths of the sweep", source=source)

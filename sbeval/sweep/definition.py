@@ -16,13 +16,13 @@ class SweepCheckpoint(Settings):
 
     pretrained: Text = Field(description="Checkpoint folder or hub id.")
     label: Text = Field(
-        "",
+        default="",
         description="Name of its folder of results; by default the last part of `pretrained`. Two entries of one "
         "checkpoint, such as with and without RoPE scaling, need labels of their own.",
     )
-    model: Text = Field("sb", description="lm-eval's name of the model.")
+    model: Text = Field(default="sb", description="lm-eval's name of the model.")
     model_args: Options = Field(
-        {}, description="Further arguments of the model; they win over those of a run and of the sweep."
+        default={}, description="Further arguments of the model; they win over those of a run and of the sweep."
     )
 
     @model_validator(mode="after")
@@ -45,19 +45,21 @@ class SweepRun(Settings):
     name: Text = Field(description="Name of its folder of results.")
     tasks: Names = Field(description="lm-eval's names of tasks and groups.")
     context_lengths: Lengths | None = Field(
-        None, description="Lengths in tokens for tasks that take them; None leaves the tasks' own."
+        default=None, description="Lengths in tokens for tasks that take them; None leaves the tasks' own."
     )
     lengths_apart: Flag = Field(
-        False,
+        default=False,
         description="Whether each length is a run of its own. What one run scores at several lengths is paired; "
         "lengths apart lose less time when the longest one fails.",
     )
-    num_fewshot: WholeNumber | None = Field(None, description="Examples in the prompt; None leaves the tasks' own.")
-    limit: Limit | None = Field(
-        None, description="Documents of a task, as a number or a share below 1; None takes all."
+    num_fewshot: WholeNumber | None = Field(
+        default=None, description="Examples in the prompt; None leaves the tasks' own."
     )
-    model_args: Options = Field({}, description="Arguments of the model; they win over those of the sweep.")
-    metadata: Options = Field({}, description="Further metadata for the tasks; it wins over that of the sweep.")
+    limit: Limit | None = Field(
+        default=None, description="Documents of a task, as a number or a share below 1; None takes all."
+    )
+    model_args: Options = Field(default={}, description="Arguments of the model; they win over those of the sweep.")
+    metadata: Options = Field(default={}, description="Further metadata for the tasks; it wins over that of the sweep.")
 
     @model_validator(mode="after")
     def _lengths_to_part(self) -> Self:
@@ -75,21 +77,23 @@ def _batch_size(value: Any) -> int | str:
 class Sweep(Settings):
     """A sweep."""
 
-    checkpoints: tuple[SweepCheckpoint, ...] = Field((), description="The models.")
-    runs: tuple[SweepRun, ...] = Field((), description="What each of them goes through.")
+    checkpoints: tuple[SweepCheckpoint, ...] = Field(default=(), description="The models.")
+    runs: tuple[SweepRun, ...] = Field(default=(), description="What each of them goes through.")
     output: Text = Field(
-        "results", description="Folder of all results, one folder a checkpoint and in it one folder a run."
+        default="results", description="Folder of all results, one folder a checkpoint and in it one folder a run."
     )
-    model_args: Options = Field({}, description="Arguments of every model.")
-    metadata: Options = Field({}, description="Metadata for the tasks of every run.")
-    limit: Limit | None = Field(None, description="Documents of a task for every run that does not say so itself.")
+    model_args: Options = Field(default={}, description="Arguments of every model.")
+    metadata: Options = Field(default={}, description="Metadata for the tasks of every run.")
+    limit: Limit | None = Field(
+        default=None, description="Documents of a task for every run that does not say so itself."
+    )
     batch_size: Annotated[int | str, Expected("a whole number of at least 1, or auto", _batch_size)] | None = Field(
-        None, description="lm-eval's; None is its default."
+        default=None, description="lm-eval's; None is its default."
     )
-    device: Text | None = Field(None, description="lm-eval's; None is its default.")
-    include_path: Text | None = Field(None, description="Folder of further task files, as lm-eval's.")
+    device: Text | None = Field(default=None, description="lm-eval's; None is its default.")
+    include_path: Text | None = Field(default=None, description="Folder of further task files, as lm-eval's.")
     launcher: Names | None = Field(
-        None,
+        default=None,
         description='Command in front of `-m sbeval run`, such as ["accelerate", "launch"]; None is this Python.',
     )
 

@@ -30,16 +30,18 @@ class Extension(TrainingSettings):
     checkpoint: Text = Field(description="Folder or hub id of the parent.")
     data: LocalPath = Field(description="Token arrays or text (`extension_data`).")
     context_tokens: Tokens = Field(description="The new context.")
-    documents: Documents = Field("separate", description='"separate" (documents do not see each other) or "joined".')
+    documents: Documents = Field(
+        default="separate", description='"separate" (documents do not see each other) or "joined".'
+    )
     rope_scaling: Text | None = Field(
-        None, description='Scaling to train with, such as "dynamic:4"; None keeps the parent\'s.'
+        default=None, description='Scaling to train with, such as "dynamic:4"; None keeps the parent\'s.'
     )
-    allow_repeat: Flag = Field(False, description="Let a run be more than one epoch.")
+    allow_repeat: Flag = Field(default=False, description="Let a run be more than one epoch.")
     gradient_checkpointing: Flag = Field(
-        False, description="Compute activations again in the backward pass instead of keeping them."
+        default=False, description="Compute activations again in the backward pass instead of keeping them."
     )
-    log_every_steps: Count = Field(10, description="Distance of the loss curve's points.")
-    save_every_steps: Count = Field(250, description="Distance of resumable states.")
+    log_every_steps: Count = Field(default=10, description="Distance of the loss curve's points.")
+    save_every_steps: Count = Field(default=250, description="Distance of resumable states.")
 
     @model_validator(mode="after")
     def _windows_fit(self) -> Self:

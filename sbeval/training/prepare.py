@@ -35,9 +35,9 @@ class DataRecipe(Settings):
 
     packages: Names = Field(description="`name==version` of each package.")
     package_bytes_max: Count = Field(description="At most this much source text of one package.")
-    vocabulary: Count = Field(4096, description="Entries of the tokenizer.")
+    vocabulary: Count = Field(default=4096, description="Entries of the tokenizer.")
     near_duplicate_share: Number = Field(
-        0.5, description="A file is dropped when more than this share of its spans occurred in earlier files."
+        default=0.5, description="A file is dropped when more than this share of its spans occurred in earlier files."
     )
 
 

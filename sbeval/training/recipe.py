@@ -31,14 +31,14 @@ class DataSettings(Settings):
     """What a run reads."""
 
     folder: Text = Field(description="Token arrays, as `sbeval.training.tokenised` writes them.")
-    recall_share: Share = Field(0.0, description="Share of the windows that are recall text.")
-    seed: WholeNumber = Field(0, description="Of the order of windows; runs to be compared share it.")
+    recall_share: Share = Field(default=0.0, description="Share of the windows that are recall text.")
+    seed: WholeNumber = Field(default=0, description="Of the order of windows; runs to be compared share it.")
     validation_tokens: WholeNumber = Field(
-        0,
+        default=0,
         description="The last tokens of the text, kept out of training; the checkpoint's loss on them goes into its "
         "record, so that settings can be chosen without a look at any test text.",
     )
-    allow_repeat: Flag = Field(False, description="Let a run be more than one epoch of the text.")
+    allow_repeat: Flag = Field(default=False, description="Let a run be more than one epoch of the text.")
 
 
 class OptimizationSettings(Settings):
@@ -48,16 +48,16 @@ class OptimizationSettings(Settings):
     total_tokens: WholeNumber = Field(description="The run stops after the last whole batch within it.")
     batch_tokens: Count = Field(description="Of one optimizer step.")
     micro_batch_tokens: Count | None = Field(
-        None, description="Of one forward pass on one device; None takes the whole batch at once."
+        default=None, description="Of one forward pass on one device; None takes the whole batch at once."
     )
-    warmup_steps: WholeNumber = Field(200, description="Until the peak.")
+    warmup_steps: WholeNumber = Field(default=200, description="Until the peak.")
     schedule: Literal["cosine", "warmup_stable_decay", "extension"] = Field(
-        "cosine", description="How the learning rate goes on from its peak."
+        default="cosine", description="How the learning rate goes on from its peak."
     )
-    weight_decay: Number = Field(0.1, description="On the matrices.")
-    beta1: Number = Field(0.9, description="Decay of AdamW's first moment.")
-    beta2: Number = Field(0.95, description="Decay of AdamW's second moment.")
-    gradient_clip: PositiveNumber = Field(1.0, description="Largest norm of the gradient.")
+    weight_decay: Number = Field(default=0.1, description="On the matrices.")
+    beta1: Number = Field(default=0.9, description="Decay of AdamW's first moment.")
+    beta2: Number = Field(default=0.95, description="Decay of AdamW's second moment.")
+    gradient_clip: PositiveNumber = Field(default=1.0, description="Largest norm of the gradient.")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -90,12 +90,12 @@ class TrainingSettings(Settings):
 
     optimization: OptimizationSettings = Field(description="How it is learnt.")
     precision: Literal["bfloat16", "float32"] = Field(
-        "bfloat16", description='"bfloat16" (autocast over fp32 weights) or "float32".'
+        default="bfloat16", description='"bfloat16" (autocast over fp32 weights) or "float32".'
     )
-    seed: WholeNumber = Field(0, description="Of random draws.")
-    log_every_steps: Count = Field(50, description="Distance of the loss curve's points.")
+    seed: WholeNumber = Field(default=0, description="Of random draws.")
+    log_every_steps: Count = Field(default=50, description="Distance of the loss curve's points.")
     save_every_steps: Count = Field(
-        2000, description="Distance of resumable states; a run also saves one when its time is up."
+        default=2000, description="Distance of resumable states; a run also saves one when its time is up."
     )
 
 
@@ -110,7 +110,7 @@ class TrainRecipe(TrainingSettings):
     @classmethod
     def _states_its_length(cls, model: Mapping[str, Any]) -> dict[str, Any]:
         key = "training_length_tokens"
-        return {**model, key: read_value(Tokens, model.get(key), name=f"model.{key} of the recipe")}
+        return {**model, key: read_value(Tokens, model.get(key), name=f"model.{key}")}
 
     @model_validator(mode="after")
     def _windows_fit(self) -> Self:

@@ -15,34 +15,35 @@ MOST_TARGETS = 256
 class CorpusOptions(TaskOptions):
     """Which text a task reads; None leaves the corpus's own."""
 
-    data_path: LocalPath | None = Field(None, description="Local file or folder to read instead.")
-    dataset: Text | None = Field(None, description="Hub dataset to read instead.")
-    dataset_config: Text | None = Field(None, description="Configuration of the hub dataset.")
-    dataset_split: Text | None = Field(None, description="Split of the hub dataset.")
-    text_field: Text | None = Field(None, description="Field or column that holds the text.")
+    data_path: LocalPath | None = Field(default=None, description="Local file or folder to read instead.")
+    dataset: Text | None = Field(default=None, description="Hub dataset to read instead.")
+    dataset_config: Text | None = Field(default=None, description="Configuration of the hub dataset.")
+    dataset_split: Text | None = Field(default=None, description="Split of the hub dataset.")
+    text_field: Text | None = Field(default=None, description="Field or column that holds the text.")
 
 
 class PerplexityOptions(CorpusOptions):
     """Options of the perplexity tasks."""
 
     bos: Literal["text", "window"] | None = Field(
-        None,
+        default=None,
         description='What is fed before a window: the token before it in the text ("text"), or BOS ("window"); None is '
         "the tokenizer's default.",
     )
-    separator: Text | None = Field(None, description="Text between joined documents; None is the EOS token.")
+    separator: Text | None = Field(default=None, description="Text between joined documents; None is the EOS token.")
     targets_per_window: Count | None = Field(
-        None, description="Scored targets of a fixed-target window; None is the protocol's default."
+        default=None, description="Scored targets of a fixed-target window; None is the protocol's default."
     )
-    blocks_per_document: Count = Field(4, description="Most target blocks that one document gives.")
-    stride: Count | None = Field(None, description="New targets of a sliding window; None is half its length.")
+    blocks_per_document: Count = Field(default=4, description="Most target blocks that one document gives.")
+    stride: Count | None = Field(default=None, description="New targets of a sliding window; None is half its length.")
     longppl_evaluator: Text | None = Field(
-        None, description="Checkpoint or hub id of the model that chooses LongPPL's key tokens; None is no LongPPL."
+        default=None,
+        description="Checkpoint or hub id of the model that chooses LongPPL's key tokens; None is no LongPPL.",
     )
     context: Literal["document", "stream"] | None = Field(
-        None, description="Where a window's left context may come from; None is the protocol's default."
+        default=None, description="Where a window's left context may come from; None is the protocol's default."
     )
-    seed: WholeNumber = Field(PERPLEXITY_SEED, description="Seed of sampling and of the bootstrap.")
+    seed: WholeNumber = Field(default=PERPLEXITY_SEED, description="Seed of sampling and of the bootstrap.")
 
     @classmethod
     def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:

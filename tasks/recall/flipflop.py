@@ -18,8 +18,8 @@ DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 class FlipFlopOptions(SampleOptions):
     """Options of flip-flop language modelling."""
 
-    num_samples: Count = Field(100, description="Samples at each length.")
-    ignore_share: Share = Field(0.8, description="Share of the instructions that are to be ignored.")
+    num_samples: Count = Field(default=100, description="Samples at each length.")
+    ignore_share: Share = Field(default=0.8, description="Share of the instructions that are to be ignored.")
 
 
 class FlipFlopTask(TextRecallTask):

@@ -28,17 +28,17 @@ TEXT_LENGTHS = (1024, 2048, 4096, 8192, 16384)
 class MqrarTextOptions(SampleOptions):
     """Options of associative recall as text."""
 
-    num_samples: Count = Field(100, description="Samples of each condition.")
-    pairs: Counts = Field(TEXT_PAIRS, description="Names in the text, one condition for each number.")
-    n_back: Counts = Field((1,), description="How many assignments ago the value asked for was given.")
+    num_samples: Count = Field(default=100, description="Samples of each condition.")
+    pairs: Counts = Field(default=TEXT_PAIRS, description="Names in the text, one condition for each number.")
+    n_back: Counts = Field(default=(1,), description="How many assignments ago the value asked for was given.")
 
 
 class MqrarOptions(MqrarTextOptions):
     """Options of associative recall over token ids."""
 
-    num_samples: Count = Field(200, description="Samples of each condition.")
-    pairs: Counts = Field(tuple(PAIRS), description="Keys of a sequence, one condition for each number.")
-    vocabulary: Annotated[int, whole(6)] = Field(VOCABULARY, description="Token ids in use.")
+    num_samples: Count = Field(default=200, description="Samples of each condition.")
+    pairs: Counts = Field(default=tuple(PAIRS), description="Keys of a sequence, one condition for each number.")
+    vocabulary: Annotated[int, whole(6)] = Field(default=VOCABULARY, description="Token ids in use.")
 
 
 class WithRetrievalGain(RecallTask):

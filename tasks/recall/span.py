@@ -25,8 +25,8 @@ DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 class SpanOptions(CorpusOptions):
     """Options of the attention-span task."""
 
-    num_samples: Count = Field(8, description="Blocks of text at each length.")
-    queries: Count = Field(64, description="Queries looked at in a block.")
+    num_samples: Count = Field(default=8, description="Blocks of text at each length.")
+    queries: Count = Field(default=64, description="Queries looked at in a block.")
 
 
 Rows = list[list[float | None]]

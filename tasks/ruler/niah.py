@@ -39,7 +39,7 @@ class NiahOptions(RulerOptions):
             _depths,
         ),
     ] = Field(
-        None,
+        default=None,
         description="Depths in percent that the samples' first asked needle goes through in turn: a list of them, a "
         f'number of depths spread evenly, "grid" for {GRID_DEPTHS}, or "random" for RULER\'s random depths.',
     )

@@ -225,7 +225,7 @@ def test_added_tokens_without_an_embedding_are_a_warning(
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "rope_theta": "x"}},
             "of type 'yarn' does not fit the model",
         ),
-        ({"rope_scaling": [1]}, "rope_scaling is no JSON object"),
+        ({"rope_scaling": [1]}, "rope_scaling to be a scaling such as dynamic:4, or a JSON object, found"),
         ({"batch_size": "many"}, "batch_size to be a positive number or auto, found 'many'"),
         ({"batch_size": 0}, "batch_size to be a positive number or auto, found 0"),
         ({"max_length": 0}, "max_length to be a positive number of tokens, found 0"),
