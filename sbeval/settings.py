@@ -94,19 +94,16 @@ def as_number(value: Any, accept: Callable[[float], bool]) -> float:
 
 def _limit(value: Any) -> float:
     found = as_number(value, lambda limit: 0 < limit < math.inf)
-    return int(found) if not isinstance(value, float) and found.is_integer() else found
+    return int(found) if found.is_integer() else found
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value
+def _of(kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise ValueError
+        return value
 
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
+    return read
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -114,12 +111,6 @@ def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError
     return tuple(names)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError
-    return value
 
 
 WholeNumber = Annotated[int, whole(0)]
@@ -134,10 +125,10 @@ Number = Annotated[float, number("a number", math.isfinite)]
 PositiveNumber = Annotated[float, number("a number above 0", lambda value: 0 < value < math.inf)]
 Share = Annotated[float, number("a number from 0 to below 1", lambda value: 0 <= value < 1)]
 Limit = Annotated[float, Expected("a number above 0", _limit, ", or leave it out for no limit")]
-Text = Annotated[str, Expected("text", _text, ", with quotes around text")]
-Flag = Annotated[bool, Expected("true or false", _flag)]
+Text = Annotated[str, Expected("text", _of(str), ", with quotes around text")]
+Flag = Annotated[bool, Expected("true or false", _of(bool))]
 Names = Annotated[tuple[str, ...], Expected("a list of names", _names)]
-Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines)", _mapping)]
+Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines)", _of(Mapping))]
 PathText = Annotated[str, Expected("a path", lambda value: str(Path(value)) and os.fspath(value))]
 LocalPath = Annotated[Path, Expected("a path", lambda value: Path(value).expanduser())]
 

@@ -45,7 +45,7 @@ def sweep_from_command(
         runs=suite_runs(suite, lengths),
         output=output or f"results/{suite}",
         model_args=_model_args(model_args),
-        limit=int(limit) if limit is not None and limit.is_integer() else limit,
+        limit=limit,
     )
 
 

@@ -79,8 +79,13 @@ def extend(
     from sbeval.checkpoints.load import load_checkpoint
 
     optimization = extension.optimization
-    run = Run.of(
-        extension, out=out, length_tokens=extension.context_tokens, max_seconds=max_seconds, command=command, fsdp=fsdp
+    run = Run(
+        settings=extension,
+        out=out,
+        length_tokens=extension.context_tokens,
+        max_seconds=max_seconds,
+        command=command,
+        fsdp=fsdp,
     )
     folder = find_folder(extension.checkpoint)
     loaded = load_checkpoint(folder, dtype="float32")

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from sbeval.errors import UserError
 from sbeval.training import distributed as sharding
 from sbeval.training.distributed import is_first_process, process_count
 from sbeval.training.full_disk import full_disk_named
-from sbeval.training.recipe import OptimizationSettings, TrainingSettings
+from sbeval.training.recipe import TrainingSettings
 from sbeval.training.record import RunPart, RunParts, read_lines, trim_log, write_lines
 from sbeval.training.run_watch import RunWatch
 from sbeval.training.trainer import (
@@ -35,29 +35,21 @@ class Run:
 
     Attributes:
         out: the folder: `states/`, `training_log.jsonl`, `runs.jsonl`, `run.json`.
-        optimization: how to learn.
+        settings: of the recipe or the context extension.
         length_tokens: model inputs of a window.
-        precision: "bfloat16" or "float32".
-        seed: of random draws inside the model, where it has any.
-        log_every_steps: distance of the loss curve's points.
-        save_every_steps: distance of resumable states.
         max_seconds: stop with a resumable state after this time; None trains to the end.
         command: command line for the record.
-        started: `time.monotonic()` at the command's start.
         fsdp: shard weights, gradients and the optimizer over the processes.
+        started: `time.monotonic()` at the command's start.
     """
 
     out: Path
-    optimization: OptimizationSettings
+    settings: TrainingSettings
     length_tokens: int
-    precision: str
-    seed: int
-    log_every_steps: int
-    save_every_steps: int
     max_seconds: float | None
     command: str
-    started: float
     fsdp: bool = False
+    started: float = dataclasses.field(default_factory=time.monotonic)
 
     def claim(self, identity: Mapping[str, Any]) -> None:
         """Writes what this folder's run is.
@@ -87,36 +79,11 @@ class Run:
                 f"expected a folder that can be written at {self.out}, found: {error.strerror}; choose another --out"
             ) from error
 
-    @classmethod
-    def of(
-        cls,
-        settings: TrainingSettings,
-        *,
-        out: Path,
-        length_tokens: int,
-        max_seconds: float | None,
-        command: str,
-        fsdp: bool = False,
-    ) -> Self:
-        """Returns the run of a recipe or an extension that starts now."""
-        return cls(
-            out=out,
-            optimization=settings.optimization,
-            length_tokens=length_tokens,
-            precision=settings.precision,
-            seed=settings.seed,
-            log_every_steps=settings.log_every_steps,
-            save_every_steps=settings.save_every_steps,
-            max_seconds=max_seconds,
-            command=command,
-            started=time.monotonic(),
-            fsdp=fsdp,
-        )
-
     @property
     def windows(self) -> int:
         """Windows seen over the whole run."""
-        return self.optimization.steps * self.optimization.batch_tokens // self.length_tokens
+        optimization = self.settings.optimization
+        return optimization.steps * optimization.batch_tokens // self.length_tokens
 
     def train(
         self, model: Any, windows: TrainingWindows, loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss
@@ -131,7 +98,7 @@ class Run:
         """
         if self.fsdp and process_count() == 1:
             raise UserError("expected several processes for --fsdp, found one; start it with `accelerate launch`")
-        steps = self.optimization.steps
+        optimization, steps = self.settings.optimization, self.settings.optimization.steps
         state = last_complete_state(self.out / "states")
         first_step = int(state.name.rpartition("-")[2]) if state else 0
         if is_first_process():
@@ -140,24 +107,17 @@ class Run:
         parts = self._earlier_parts(first_step)
         watch = RunWatch(
             log=self.out / "training_log.jsonl",
-            batch_tokens=self.optimization.batch_tokens,
+            batch_tokens=optimization.batch_tokens,
             max_seconds=self.max_seconds,
             started=self.started,
             saved=lambda step: write_lines(self.out / "runs.jsonl", [*parts, self._part(first_step, step)]),
         )
         arguments = training_arguments(
-            self.optimization,
-            length_tokens=self.length_tokens,
-            states=self.out / "states",
-            precision=self.precision,
-            seed=self.seed,
-            log_every_steps=self.log_every_steps,
-            save_every_steps=self.save_every_steps,
-            fsdp=self.fsdp,
+            self.settings, length_tokens=self.length_tokens, states=self.out / "states", fsdp=self.fsdp
         )
         kind = type(model)
         trainer = WindowTrainer(
-            factor=schedule_factor(self.optimization),
+            factor=schedule_factor(optimization),
             window_loss=loss,
             model=model,
             args=arguments,

@@ -50,8 +50,13 @@ def train(
 
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
-    run = Run.of(
-        recipe, out=out, length_tokens=recipe.length_tokens, max_seconds=max_seconds, command=command, fsdp=fsdp
+    run = Run(
+        settings=recipe,
+        out=out,
+        length_tokens=recipe.length_tokens,
+        max_seconds=max_seconds,
+        command=command,
+        fsdp=fsdp,
     )
     arrays = load_arrays(data_folder or Path(recipe.data.folder))
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)

@@ -20,7 +20,7 @@ from sbeval.errors import UserError
 from sbeval.training import trainer as schedule
 from sbeval.training.distributed import is_first_process, process_count, smallest_over_processes
 from sbeval.training.full_disk import COMPLETE_MARK
-from sbeval.training.recipe import OptimizationSettings
+from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
@@ -123,17 +123,10 @@ def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, pro
 
 
 def training_arguments(
-    optimization: OptimizationSettings,
-    *,
-    length_tokens: int,
-    states: Path,
-    precision: str,
-    seed: int,
-    log_every_steps: int,
-    save_every_steps: int,
-    fsdp: bool = False,
+    settings: TrainingSettings, *, length_tokens: int, states: Path, fsdp: bool = False
 ) -> TrainingArguments:
     """Translates our settings into transformers' own."""
+    optimization = settings.optimization
     micro_windows, accumulation_steps = passes_of_a_step(optimization, length_tokens, process_count())
     shard: Any = True if fsdp else None  # declared as text, which is going away
     return TrainingArguments(
@@ -147,13 +140,13 @@ def training_arguments(
         adam_beta2=optimization.beta2,
         max_grad_norm=optimization.gradient_clip,
         optim="adamw_torch_fused" if torch.cuda.is_available() else "adamw_torch",
-        bf16=precision == "bfloat16",
+        bf16=settings.precision == "bfloat16",
         use_cpu=not torch.cuda.is_available(),
-        seed=seed,
-        logging_steps=log_every_steps,
+        seed=settings.seed,
+        logging_steps=settings.log_every_steps,
         logging_nan_inf_filter=False,
         save_strategy="steps",
-        save_steps=save_every_steps,
+        save_steps=settings.save_every_steps,
         save_total_limit=2,
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
