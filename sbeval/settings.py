@@ -169,6 +169,10 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise UserError(_sentence(cls, error, place=place, source=source)) from None
 
+    def changed(self, **changes: Any) -> Self:
+        """Returns these settings with some of them changed, checked as all are."""
+        return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | changes)
+
 
 def read_value(kind: Any, value: Any, *, name: str, source: str = "") -> Any:
     """Reads one value.

@@ -72,7 +72,7 @@ def load_sweep(path: Path) -> Sweep:
     if suite is not None:
         runs = [*suite_runs(suite, lengths), *runs]
     elif lengths is not None:
-        runs = [run if run.context_lengths else run.model_copy(update={"context_lengths": lengths}) for run in runs]
+        runs = [run if run.context_lengths else run.changed(context_lengths=lengths) for run in runs]
     checkpoints = [
         SweepCheckpoint.read(
             {"pretrained": entry} if isinstance(entry, str) else entry,

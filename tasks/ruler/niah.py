@@ -21,7 +21,7 @@ GRID_DEPTHS = 11
 
 
 def _depths(value: Any) -> tuple[float, ...] | None:
-    if value == "random":
+    if value is None or value == "random":
         return None
     if isinstance(value, list | tuple) and value:
         return tuple(as_number(depth, lambda percent: 0 <= percent <= 100) for depth in value)

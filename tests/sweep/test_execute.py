@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,7 @@ def test_a_sweep_that_is_ended_ends_its_run_and_the_runs_own_workers(tmp_path: P
 
 
 def test_a_launcher_that_does_not_exist_fails_its_runs(tmp_path: Path) -> None:
-    (failure,) = run_sweep(replace(sweep(tmp_path), launcher=("/nowhere/launcher",)))
+    (failure,) = run_sweep(sweep(tmp_path).changed(launcher=("/nowhere/launcher",)))
     assert "/nowhere/launcher" in failure.reason
 
 

@@ -71,8 +71,8 @@ def test_an_absent_recipe_names_the_shipped_ones():
 def test_a_recipe_based_on_another_holds_what_differs(tmp_path):
     (tmp_path / "r.yaml").write_text("based_on: demo_rope\nname: mine\noptimization: {learning_rate: 1e-3}\n")
     base, mine = load_recipe(TrainRecipe, "demo_rope"), load_recipe(TrainRecipe, tmp_path / "r.yaml")
-    optimization = base.optimization.model_copy(update={"learning_rate": 1e-3})
-    assert mine == base.model_copy(update={"name": "mine", "optimization": optimization})
+    optimization = base.optimization.changed(learning_rate=1e-3)
+    assert mine == base.changed(name="mine", optimization=optimization)
 
 
 SCHEMES = sorted(file.stem for file in RECIPE_FOLDER.glob("scheme_*.yaml"))
