@@ -1,16 +1,17 @@
 """The adapter's own arguments, taken out of `--model_args` before lm-eval's Hugging Face model sees them."""
 
-import dataclasses
 import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import torch
+from pydantic import Field
 
 from sbeval.errors import UserError
 from sbeval.models.rope import parse_rope_scaling
+from sbeval.settings import Expected, Settings, Tokens, as_number, read_value
 
 logger = logging.getLogger(__name__)
 
@@ -20,30 +21,57 @@ Truncation = Literal["left", "error"]
 
 # At 65,536 tokens this changes the NLL of the shipped checkpoint by 1e-8 nats (benchmarks/results/skipping_h200.md).
 DEFAULT_SKIP_THRESHOLD = 1e-5
+_SOURCE = "--model_args"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterOptions:
-    """Arguments of `sb` beyond those of lm-eval's `hf`.
+def _threshold(value: Any) -> float | Literal["auto"] | None:
+    if value is None:
+        return None
+    if value == "auto":
+        return "auto"
+    return as_number(value, lambda threshold: 0 <= threshold < 1) or None
 
-    Attributes:
-        training_length: training length in tokens, where the checkpoint does not say it or says it wrongly.
-        rope_scaling: RoPE scaling at evaluation time in transformers' form; None leaves the checkpoint's own.
-        kernels: what computes stick-breaking attention.
-        skip_threshold: stick below which older keys are skipped; None visits every key. "auto" is
-            DEFAULT_SKIP_THRESHOLD for models with stick-breaking attention, whose reference visits every key.
-        max_batch_tokens: most input tokens in a batch, padding included; None chooses by device.
-        kv_expand: how grouped key/value heads of released checkpoints are laid out.
-        truncation: what happens to prompts that do not fit beside the generation budget: cut on the left, or an error.
-    """
 
-    training_length: int | None = None
-    rope_scaling: Mapping[str, Any] | None = None
-    kernels: Kernels = "auto"
-    skip_threshold: float | Literal["auto"] | None = "auto"
-    max_batch_tokens: int | None = None
-    kv_expand: KvExpand = "auto"
-    truncation: Truncation = "left"
+def _rope_scaling(value: Any) -> dict[str, Any]:
+    if not isinstance(value, str | Mapping):
+        raise ValueError
+    return parse_rope_scaling(value)
+
+
+class AdapterOptions(Settings):
+    """Arguments of `sb` beyond those of lm-eval's `hf`."""
+
+    training_length: Tokens | None = Field(
+        default=None, description="Training length in tokens, where the checkpoint does not say it or says it wrongly."
+    )
+    rope_scaling: (
+        Annotated[Mapping[str, Any], Expected("a scaling such as dynamic:4, or a JSON object", _rope_scaling)] | None
+    ) = Field(
+        default=None, description="RoPE scaling at evaluation, in transformers' form; None leaves the checkpoint's own."
+    )
+    kernels: Kernels = Field(default="auto", description="What computes stick-breaking attention.")
+    skip_threshold: Annotated[
+        float | Literal["auto"] | None,
+        Expected(
+            "a number from 0 to below 1",
+            _threshold,
+            "; 0 skips nothing, 1e-5 changes an output by at most 1e-5 of the largest value",
+        ),
+    ] = Field(
+        default="auto",
+        description="Stick below which older keys are skipped; None and 0 visit every key. "
+        f'"auto" is {DEFAULT_SKIP_THRESHOLD:g} for models with stick-breaking attention, whose reference visits every '
+        "key.",
+    )
+    max_batch_tokens: Tokens | None = Field(
+        default=None, description="Most input tokens in a batch, padding included; None chooses by device."
+    )
+    kv_expand: KvExpand = Field(
+        default="auto", description="How grouped key/value heads of released checkpoints are laid out."
+    )
+    truncation: Truncation = Field(
+        default="left", description="What happens to prompts that do not fit beside the generation budget."
+    )
 
     @classmethod
     def pop(cls, arguments: dict[str, Any]) -> Self:
@@ -52,33 +80,14 @@ class AdapterOptions:
         Raises:
             UserError: a value is not one of those allowed.
         """
-        given = {field.name: arguments.pop(field.name) for field in dataclasses.fields(cls) if field.name in arguments}
-        if isinstance(given.get("truncation"), bool) or given.get("truncation", "") is None:
+        given = {name: arguments.pop(name) for name in cls.model_fields if name in arguments}
+        if given.get("truncation", "") is None or isinstance(given.get("truncation"), bool):  # as `hf` has it
             given["truncation"] = "left"
-        for name, allowed in (("kernels", Kernels), ("kv_expand", KvExpand), ("truncation", Truncation)):
-            if name in given and given[name] not in get_args(allowed):
-                raise UserError(
-                    f"Expected {name} to be one of {', '.join(get_args(allowed))}, found {given[name]!r}: "
-                    f"correct it in --model_args."
-                )
-        for name in ("training_length", "max_batch_tokens"):
-            if given.get(name) is not None:
-                given[name] = _positive_integer(name, given[name])
-        if given.get("rope_scaling") is not None:
-            given["rope_scaling"] = parse_rope_scaling(given["rope_scaling"])
-        threshold = given.get("skip_threshold")
-        if threshold is not None and threshold != "auto":
-            if not isinstance(threshold, int | float) or not 0 <= threshold < 1:
-                raise UserError(
-                    f"Expected skip_threshold to lie between 0 and 1, found {threshold!r}: 0 skips nothing, 1e-5 "
-                    "changes an output by at most 1e-5 of the largest value."
-                )
-            given["skip_threshold"] = float(threshold) or None
-        return cls(**given)
+        return cls.read(given, place="", source=_SOURCE)
 
 
-def check_shared_arguments(arguments: Mapping[str, Any]) -> None:
-    """Checks arguments of `hf` whose mistakes it answers with a traceback, or not at all.
+def check_shared_arguments(arguments: dict[str, Any]) -> None:
+    """Checks arguments of `hf` whose mistakes it answers with a traceback, or not at all; digits become a number.
 
     Raises:
         UserError: naming the argument, what it may be and what it is.
@@ -104,7 +113,7 @@ def check_shared_arguments(arguments: Mapping[str, Any]) -> None:
             f"Expected batch_size to be a positive number or auto, found {batch_size!r}: correct --batch_size."
         )
     if arguments.get("max_length") is not None:
-        _positive_integer("max_length", arguments["max_length"])
+        arguments["max_length"] = read_value(Tokens, arguments["max_length"], name="max_length", source=_SOURCE)
     for name, file in (("peft", "adapter_config.json"), ("delta", "config.json")):
         folder = arguments.get(name)
         looks_like_path = isinstance(folder, str) and (folder.startswith(("/", ".", "~")) or Path(folder).is_dir())
@@ -112,11 +121,3 @@ def check_shared_arguments(arguments: Mapping[str, Any]) -> None:
             raise UserError(
                 f"Expected a folder with {file} at {name}={folder}, found none: correct the path in --model_args."
             )
-
-
-def _positive_integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise UserError(
-            f"Expected {name} to be a positive number of tokens, found {value!r}: correct it in --model_args."
-        )
-    return value

@@ -1,16 +1,15 @@
 """lm-eval's own `run` command in this process, with the model and the task folder already set."""
 
 import argparse
-import json
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from sbeval import plugin
-
-_LENGTH_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
+from sbeval.checkpoints.stated import longest_input_tokens
+from sbeval.settings import as_counts
 
 Check = Callable[[Sequence[str], Mapping[str, Any]], None]
 """Raises a `UserError` where tasks, given by name, cannot run with a metadata."""
@@ -69,21 +68,16 @@ def _make_room(chosen: argparse.Namespace, configured: Mapping[str, Any]) -> Non
     parts = (chosen.model_args or configured.get("model_args"), chosen.metadata or configured.get("metadata"))
     model_args, metadata = (simple_parse_args_string(part) if isinstance(part, str) else part or {} for part in parts)
     of_one_task = [value for value in metadata.values() if isinstance(value, Mapping)]
-    asked = [options.get("context_lengths", ()) for options in (metadata, *of_one_task)]
-    lengths = [n for one in asked for n in (one if isinstance(one, list | tuple) else [one]) if type(n) is int]
+    lengths: set[int] = set()
+    for options in (metadata, *of_one_task):
+        with contextlib.suppress(ValueError):  # the task says what is wrong with them
+            lengths.update(as_counts(options.get("context_lengths")))
     if not lengths or "max_length" in model_args or "max_length" in metadata:
         return
     longest = max(lengths)
-    if longest > _stated_length(model_args.get("pretrained")):
+    if longest > (longest_input_tokens(model_args.get("pretrained")) or 0):
         chosen.model_args = {**model_args, "max_length": longest}
         logging.getLogger("lm_eval.sbeval").info("max_length=%d, the longest context length asked for", longest)
-
-
-def _stated_length(pretrained: Any) -> int:
-    """Returns how many tokens the configuration of a checkpoint folder allows, 0 where it does not say."""
-    config = Path(str(pretrained)) / "config.json"
-    stated = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    return next((n for key in _LENGTH_KEYS if type(n := stated.get(key)) is int), 0)
 
 
 def tasks_and_metadata(chosen: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:

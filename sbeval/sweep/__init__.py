@@ -1,7 +1,7 @@
 """`sbeval sweep`: one suite of lm-eval runs over several checkpoints and context lengths.
 
-- `command`: what does the command line ask for?
-- `settings`: what does a sweep file say?
+- `command`: what do a sweep file and the command line ask for?
+- `definition`: what does a sweep consist of?
 - `suites`: which sets of runs have a name?
 - `plan`: which folder and configuration does each run get?
 - `results`: does a folder hold the results of its run, whole?
@@ -9,16 +9,16 @@
 - `child`: how do processes end when this one is ended?
 """
 
-from sbeval.sweep.command import sweep_from_command
+from sbeval.sweep.command import load_sweep, sweep_from_command
+from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 from sbeval.sweep.execute import run_sweep
-from sbeval.sweep.settings import CheckpointSettings, RunSettings, SweepSettings, load_sweep
 from sbeval.sweep.suites import SUITES, suite_runs
 
 __all__ = [
     "SUITES",
-    "CheckpointSettings",
-    "RunSettings",
-    "SweepSettings",
+    "Sweep",
+    "SweepCheckpoint",
+    "SweepRun",
     "load_sweep",
     "run_sweep",
     "suite_runs",

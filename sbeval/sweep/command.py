@@ -1,12 +1,15 @@
-"""What follows `sbeval sweep` on the command line, as settings."""
+"""What follows `sbeval sweep` on the command line: a sweep file, or a suite over checkpoints."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from sbeval.errors import UserError
-from sbeval.sweep.settings import CheckpointSettings, SweepSettings, check_lengths, load_sweep
+from sbeval.settings import Expected, Lengths, as_counts, read_value, read_yaml, unknown_key
+from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 from sbeval.sweep.suites import SUITES, suite_runs
+
+_Lengths = Annotated[tuple[int, ...], Expected("positive whole numbers with commas between them", as_counts)]
 
 
 def sweep_from_command(
@@ -17,8 +20,8 @@ def sweep_from_command(
     context_lengths: str | None = None,
     limit: float | None = None,
     model_args: str | None = None,
-) -> SweepSettings:
-    """Returns the settings of a sweep file, or those of a suite over checkpoints.
+) -> Sweep:
+    """Returns the sweep of a file, or that of a suite over checkpoints.
 
     Args:
         arguments: the sweep file, or with `suite` the checkpoints.
@@ -36,17 +39,71 @@ def sweep_from_command(
         return _from_file(arguments, [name for name, value in options.items() if value is not None])
     if not arguments:
         raise UserError(f"Expected checkpoints behind --suite {suite}, found none: name at least one.")
-    runs = suite_runs(suite, _lengths(context_lengths))
-    return SweepSettings(
-        checkpoints=tuple(CheckpointSettings(pretrained=path) for path in arguments),
-        runs=runs,
+    lengths = None if context_lengths is None else read_value(_Lengths, context_lengths, name="--context-lengths")
+    return Sweep(
+        checkpoints=tuple(SweepCheckpoint(pretrained=path) for path in arguments),
+        runs=suite_runs(suite, lengths),
         output=output or f"results/{suite}",
         model_args=_model_args(model_args),
-        limit=int(limit) if limit is not None and limit.is_integer() else limit,
+        limit=limit,
     )
 
 
-def _from_file(arguments: Sequence[str], options: Sequence[str]) -> SweepSettings:
+def load_sweep(path: Path) -> Sweep:
+    """Reads a sweep file.
+
+    Its keys are the fields of `Sweep`; `suite` names a set of runs (`context_lengths` beside it chooses their lengths),
+    `runs` lists further ones, and a checkpoint may be written as its path alone.
+
+    Raises:
+        UserError: no such file, no YAML, an unknown or missing key, or a value that cannot be.
+    """
+    values, source = read_yaml(path, "a sweep file"), path.name
+    known = {*Sweep.model_fields, "suite", "context_lengths"}
+    if unknown := [key for key in values if key not in known]:
+        raise UserError(unknown_key(unknown[0], known, place="the sweep", source=source))
+    suite, lengths = values.pop("suite", None), values.pop("context_lengths", None)
+    if lengths is not None:
+        lengths = read_value(Lengths, lengths, name="context_lengths of the sweep", source=source)
+    runs = [
+        SweepRun.read(entry, place=_entry(entry, "run", "name"), source=source)
+        for entry in _listed(values, "runs", source)
+    ]
+    if suite is not None:
+        runs = [*suite_runs(suite, lengths), *runs]
+    elif lengths is not None:
+        runs = [run if run.context_lengths else run.changed(context_lengths=lengths) for run in runs]
+    checkpoints = [
+        SweepCheckpoint.read(
+            {"pretrained": entry} if isinstance(entry, str) else entry,
+            place=_entry(entry, "checkpoint", "pretrained"),
+            source=source,
+        )
+        for entry in _listed(values, "checkpoints", source)
+    ]
+    parts = {"checkpoints": tuple(checkpoints), "runs": tuple(runs)}
+    return Sweep.read({**values, **parts}, place="the sweep", source=source)
+
+
+def _entry(entry: Any, kind: str, key: str) -> str:
+    """Returns what an entry of a list is called in messages: "run 'stream'", or "a run" where it has no name."""
+    name = entry.get(key) if isinstance(entry, dict) else None
+    return f"a {kind}" if name is None else f"{kind} {name!r}"
+
+
+def _listed(values: dict[str, Any], key: str, source: str) -> list[Any]:
+    value = values.pop(key, None)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise UserError(
+            f"Expected {key} of the sweep as a list (lines that begin with `- `), found {value!r}: correct it in "
+            f"{source}."
+        )
+    return value
+
+
+def _from_file(arguments: Sequence[str], options: Sequence[str]) -> Sweep:
     if len(arguments) != 1 or Path(arguments[0]).suffix not in (".yaml", ".yml"):
         found = " ".join(arguments) or "nothing"
         raise UserError(
@@ -57,15 +114,6 @@ def _from_file(arguments: Sequence[str], options: Sequence[str]) -> SweepSetting
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise UserError(f"Expected {names} with --suite only, found {arguments[0]}: write it into that file.")
     return load_sweep(Path(arguments[0]))
-
-
-def _lengths(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise UserError(f"Expected --context-lengths as whole numbers with commas between them, found {text!r}.")
-    return check_lengths([int(part) for part in parts], "--context-lengths")
 
 
 def _model_args(text: str | None) -> dict[str, Any]:

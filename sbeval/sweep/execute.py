@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import yaml
 
 from sbeval.sweep.child import AskedToEnd, run_to_end
+from sbeval.sweep.definition import Sweep
 from sbeval.sweep.plan import PlannedRun, plan
 from sbeval.sweep.results import other_settings, remove_results, what_is_missing
-from sbeval.sweep.settings import SweepSettings
 
 _LOG_TAIL_BYTES = 65_536
 _ERROR_LINE = re.compile(r"([A-Za-z_]\w*\.)*\w*(Error|Exception|Interrupt|Exit)\b")
@@ -31,18 +31,18 @@ class Failure:
     reason: str
 
 
-def run_sweep(settings: SweepSettings, *, dry_run: bool = False, replace: bool = False) -> list[Failure]:
+def run_sweep(sweep: Sweep, *, dry_run: bool = False, replace: bool = False) -> list[Failure]:
     """Runs what is not there yet and complete, goes on after a failed run, and prints what it does.
 
     Args:
-        settings: the sweep.
+        sweep: the sweep.
         dry_run: only print what would be run.
         replace: run again, in place of results, where a folder holds those of other settings.
 
     Returns:
         The failed runs.
     """
-    runs = plan(settings)
+    runs = plan(sweep)
     failures: list[Failure] = []
     done = complete = 0
     for number, run in enumerate(runs, start=1):
@@ -62,7 +62,7 @@ def run_sweep(settings: SweepSettings, *, dry_run: bool = False, replace: bool =
             print(f"running, log in {run.log_file}", flush=True)
             began = time.monotonic()
             try:
-                failed = _run(run, settings.launcher)
+                failed = _run(run, sweep.launcher)
             except AskedToEnd as ended:
                 print(f"    {ended}: the same command goes on where this one stopped", flush=True)
                 raise
@@ -72,7 +72,7 @@ def run_sweep(settings: SweepSettings, *, dry_run: bool = False, replace: bool =
                 failures.append(Failure(run=run, reason=failed))
             else:
                 done += 1
-    _summary(settings, len(runs), done, complete, failures, dry_run=dry_run)
+    _summary(sweep, len(runs), done, complete, failures, dry_run=dry_run)
     return failures
 
 
@@ -133,9 +133,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _summary(
-    settings: SweepSettings, total: int, done: int, complete: int, failures: Sequence[Failure], *, dry_run: bool
-) -> None:
+def _summary(sweep: Sweep, total: int, done: int, complete: int, failures: Sequence[Failure], *, dry_run: bool) -> None:
     counts = [f"{done} done", f"{complete} complete before"]
     if dry_run:
         counts = [f"{total - complete - len(failures)} to run", f"{complete} complete"]
@@ -147,4 +145,4 @@ def _summary(
         reason = failure.reason if len(failure.reason) <= 4 * width else f"{failure.reason[: 4 * width]} ..."
         print(f"{failure.run}: {reason} (log: {failure.run.log_file})")
     if done + complete:
-        print(f"The page: sbeval report {shlex.quote(settings.output)} -o report")
+        print(f"The page: sbeval report {shlex.quote(sweep.output)} -o report")

@@ -1,11 +1,11 @@
-"""From a sweep's settings to its runs: a folder and a configuration of `sbeval run` for each."""
+"""From a sweep to its runs: a folder and a configuration of `sbeval run` for each."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 from sbeval.checkpoints.weight_files import weight_files
-from sbeval.sweep.settings import CheckpointSettings, RunSettings, SweepSettings, folder_name
+from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun, folder_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,46 +45,46 @@ class PlannedRun:
         return f"{self.label}/{self.name}"
 
 
-def plan(settings: SweepSettings) -> list[PlannedRun]:
+def plan(sweep: Sweep) -> list[PlannedRun]:
     """Returns every run of every checkpoint, one checkpoint after another."""
     return [
-        _planned(settings, checkpoint, run, name, lengths)
-        for checkpoint in settings.checkpoints
-        for run in settings.runs
+        _planned(sweep, checkpoint, run, name, lengths)
+        for checkpoint in sweep.checkpoints
+        for run in sweep.runs
         for name, lengths in _lengths_of(run)
     ]
 
 
-def _lengths_of(run: RunSettings) -> list[tuple[str, tuple[int, ...] | None]]:
+def _lengths_of(run: SweepRun) -> list[tuple[str, tuple[int, ...] | None]]:
     if run.lengths_apart and run.context_lengths is not None:
         return [(f"{run.name}-{length}", (length,)) for length in run.context_lengths]
     return [(run.name, run.context_lengths)]
 
 
 def _planned(
-    settings: SweepSettings,
-    checkpoint: CheckpointSettings,
-    run: RunSettings,
+    sweep: Sweep,
+    checkpoint: SweepCheckpoint,
+    run: SweepRun,
     name: str,
     context_lengths: tuple[int, ...] | None,
 ) -> PlannedRun:
-    folder = Path(settings.output) / checkpoint.folder_name / folder_name(name)
+    folder = Path(sweep.output) / checkpoint.folder_name / folder_name(name)
     lengths = {} if context_lengths is None else {"context_lengths": list(context_lengths)}
     config = {
         "model": checkpoint.model,
         "model_args": {
             "pretrained": checkpoint.pretrained,
-            **settings.model_args,
+            **sweep.model_args,
             **run.model_args,
             **checkpoint.model_args,
         },
         "tasks": list(run.tasks),
-        "metadata": {**settings.metadata, **run.metadata, **lengths},
+        "metadata": {**sweep.metadata, **run.metadata, **lengths},
         "num_fewshot": run.num_fewshot,
-        "limit": settings.limit if run.limit is None else run.limit,
-        "batch_size": settings.batch_size,
-        "device": settings.device,
-        "include_path": settings.include_path,
+        "limit": sweep.limit if run.limit is None else run.limit,
+        "batch_size": sweep.batch_size,
+        "device": sweep.device,
+        "include_path": sweep.include_path,
     }
     return PlannedRun(
         label=checkpoint.folder_name,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sbeval.errors import UserError
-from sbeval.sweep.settings import RunSettings
+from sbeval.sweep.definition import SweepRun
 
 Lengths = tuple[int, ...] | None
 
@@ -15,7 +15,7 @@ _RULER_ANSWER_TOKENS = 256
 _BABILONG_ROOM = 2
 
 
-def suite_runs(name: str, context_lengths: Lengths) -> tuple[RunSettings, ...]:
+def suite_runs(name: str, context_lengths: Lengths) -> tuple[SweepRun, ...]:
     """Returns the runs of a suite.
 
     Args:
@@ -25,31 +25,29 @@ def suite_runs(name: str, context_lengths: Lengths) -> tuple[RunSettings, ...]:
     Raises:
         UserError: no suite of that name, or one without lengths to choose.
     """
-    if name not in SUITES:
-        raise UserError(f"Expected one of the suites {', '.join(sorted(SUITES))}, found {name!r}.")
+    if not isinstance(name, str) or name not in SUITES:
+        raise UserError(f"Expected one of the suites {', '.join(sorted(SUITES))}, found {name!r}: name one of them.")
     return SUITES[name](context_lengths)
 
 
-def _one(name: str, task: str, *, shots: int | None = None) -> Callable[[Lengths], tuple[RunSettings, ...]]:
-    def runs(lengths: Lengths) -> tuple[RunSettings, ...]:
+def _one(name: str, task: str, *, shots: int | None = None) -> Callable[[Lengths], tuple[SweepRun, ...]]:
+    def runs(lengths: Lengths) -> tuple[SweepRun, ...]:
         _no_lengths(name, lengths)
-        return (RunSettings(name=name, tasks=(task,), num_fewshot=shots),)
+        return (SweepRun(name=name, tasks=(task,), num_fewshot=shots),)
 
     return runs
 
 
-def _mmlu(lengths: Lengths) -> tuple[RunSettings, ...]:
+def _mmlu(lengths: Lengths) -> tuple[SweepRun, ...]:
     """Table 3. lm-eval keeps a task once a run, so each number of shots is a run."""
     _no_lengths("mmlu", lengths)
-    return tuple(
-        RunSettings(name=f"mmlu-{shots}-shot", tasks=("sb_paper_mmlu",), num_fewshot=shots) for shots in (0, 5)
-    )
+    return tuple(SweepRun(name=f"mmlu-{shots}-shot", tasks=("sb_paper_mmlu",), num_fewshot=shots) for shots in (0, 5))
 
 
-def _length(lengths: Lengths) -> tuple[RunSettings, ...]:
+def _length(lengths: Lengths) -> tuple[SweepRun, ...]:
     """Section 5.2 and appendix C.1; a run scores every length, so that lengths are paired."""
     return tuple(
-        RunSettings(
+        SweepRun(
             name=f"{corpus}-{protocol}",
             tasks=(f"sb_paper_length_{corpus}_{protocol}",),
             context_lengths=lengths or PAPER_LENGTHS,
@@ -59,18 +57,18 @@ def _length(lengths: Lengths) -> tuple[RunSettings, ...]:
     )
 
 
-def _ruler(lengths: Lengths) -> tuple[RunSettings, ...]:
+def _ruler(lengths: Lengths) -> tuple[SweepRun, ...]:
     fitting = {} if lengths is None else {"max_length": lengths[-1] + _RULER_ANSWER_TOKENS}
-    return (RunSettings(name="ruler", tasks=("sb_paper_ruler",), context_lengths=lengths, model_args=fitting),)
+    return (SweepRun(name="ruler", tasks=("sb_paper_ruler",), context_lengths=lengths, model_args=fitting),)
 
 
-def _long_context(lengths: Lengths) -> tuple[RunSettings, ...]:
+def _long_context(lengths: Lengths) -> tuple[SweepRun, ...]:
     """BABILong's length is a configuration of its dataset; LongBench's and many-shot's is what the model may read.
 
     Without lengths LongBench and many-shot are one run each, at the length the model was given.
     """
     babilong = [
-        RunSettings(
+        SweepRun(
             name=f"babilong-{length // 1024}k",
             tasks=("babilong_longctx",),
             model_args={"max_length": _BABILONG_ROOM * length},
@@ -79,7 +77,7 @@ def _long_context(lengths: Lengths) -> tuple[RunSettings, ...]:
         for length in _thousands(lengths or BABILONG_LENGTHS)
     ]
     cut = [
-        RunSettings(
+        SweepRun(
             name=name if length is None else f"{name}-{length}",
             tasks=(task,),
             model_args={} if length is None else {"max_length": length},
@@ -105,7 +103,7 @@ def _no_lengths(name: str, lengths: Lengths) -> None:
         )
 
 
-SUITES: dict[str, Callable[[Lengths], tuple[RunSettings, ...]]] = {
+SUITES: dict[str, Callable[[Lengths], tuple[SweepRun, ...]]] = {
     "paper-nlp": _one("nlp", "sb_paper_nlp"),
     "paper-mmlu": _mmlu,
     "paper-gsm8k": _one("gsm8k", "sb_paper_gsm8k"),

@@ -1,72 +1,58 @@
 """`sbeval extend CKPT`: continue training at a longer context (Tan et al. 2025, appendix C.1)."""
 
 import argparse
-import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self, get_args
+
+from pydantic import Field, model_validator
 
 from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
+from sbeval.settings import Count, Flag, LocalPath, Text, Tokens, read_value
 from sbeval.training.distributed import is_first_process
 from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.extension import check_documents, check_epochs, extension_tokens, lengthen, pinned_rope
-from sbeval.training.record import RunParts, as_json, extension_record
+from sbeval.training.recipe import OptimizationSettings, TrainingSettings
+from sbeval.training.record import RunParts, extension_record
 from sbeval.training.run import Run
-from sbeval.training.settings import OptimizationSettings, at_least
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows
 
-DOCUMENTS = ("separate", "joined")
+Documents = Literal["separate", "joined"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Extension:
-    """A context extension.
+class Extension(TrainingSettings):
+    """A context extension."""
 
-    Attributes:
-        checkpoint: folder or hub id of the parent.
-        data: token arrays or text (`extension_data`).
-        context_tokens: the new context.
-        optimization: how it is learnt.
-        documents: "separate" (documents do not see each other) or "joined".
-        rope_scaling: scaling to train with, such as "dynamic:4"; None keeps the parent's.
-        allow_repeat: let a run be more than one epoch.
-        gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
-        precision: "bfloat16" or "float32".
-        seed: of the order of windows.
-        log_every_steps: distance of the loss curve's points.
-        save_every_steps: distance of resumable states.
-    """
+    checkpoint: Text = Field(description="Folder or hub id of the parent.")
+    data: LocalPath = Field(description="Token arrays or text (`extension_data`).")
+    context_tokens: Tokens = Field(description="The new context.")
+    documents: Documents = Field(
+        default="separate", description='"separate" (documents do not see each other) or "joined".'
+    )
+    rope_scaling: Text | None = Field(
+        default=None, description='Scaling to train with, such as "dynamic:4"; None keeps the parent\'s.'
+    )
+    allow_repeat: Flag = Field(default=False, description="Let a run be more than one epoch.")
+    gradient_checkpointing: Flag = Field(
+        default=False, description="Compute activations again in the backward pass instead of keeping them."
+    )
+    log_every_steps: Count = Field(default=10, description="Distance of the loss curve's points.")
+    save_every_steps: Count = Field(default=250, description="Distance of resumable states.")
 
-    checkpoint: str
-    data: Path
-    context_tokens: int
-    optimization: OptimizationSettings
-    documents: str = "separate"
-    rope_scaling: str | None = None
-    allow_repeat: bool = False
-    gradient_checkpointing: bool = False
-    precision: str = "bfloat16"
-    seed: int = 0
-    log_every_steps: int = 10
-    save_every_steps: int = 250
-
-    def __post_init__(self) -> None:
-        if self.documents not in DOCUMENTS:
-            raise UserError(f"expected --documents to be one of {', '.join(DOCUMENTS)}, found {self.documents!r}")
-        at_least("--context", self.context_tokens, 1)
-        at_least("--log-every-steps", self.log_every_steps, 1)
-        at_least("--save-every-steps", self.save_every_steps, 1)
+    @model_validator(mode="after")
+    def _windows_fit(self) -> Self:
         micro = self.optimization.micro_batch_tokens or self.optimization.batch_tokens
         if micro % self.context_tokens:
             raise UserError(
                 f"expected batches of whole windows of {self.context_tokens} tokens, found {micro}; "
                 "make --batch-tokens and --micro-batch-tokens multiples of --context"
             )
+        return self
 
     @property
     def length_tokens(self) -> int:
@@ -126,7 +112,9 @@ def extend(
     )
     if not extension.allow_repeat:
         check_epochs(windows.epochs, found_tokens=len(tokens), optimization=optimization)
-    run.claim({"extension": as_json(extension), "parent": parent, "tokens_sha256": data["tokens_sha256"]})
+    run.claim(
+        {"extension": extension.model_dump(mode="json"), "parent": parent, "tokens_sha256": data["tokens_sha256"]}
+    )
     set_seed(extension.seed)
     model: Any = loaded.model.train()
     loss = next_token_loss if extension.documents == "joined" else DocumentMaskedLoss(separator)
@@ -173,7 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--learning-rate", type=float, default=1.25e-4, help="at its peak (default: %(default)s)")
     parser.add_argument("--warmup-steps", type=int, default=150, help="until the peak (default: %(default)s)")
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--documents", choices=DOCUMENTS, default="separate", help="may documents see each other?")
+    parser.add_argument(
+        "--documents", choices=get_args(Documents), default="separate", help="may documents see each other?"
+    )
     parser.add_argument("--rope-scaling", default=None, help="scaling to train with, such as dynamic:4")
     parser.add_argument("--allow-repeat", action="store_true", help="let the run be more than one epoch")
     parser.add_argument("--gradient-checkpointing", action="store_true")
@@ -184,8 +174,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
     parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     options = parser.parse_args(arguments)
+    for name in ("context", "log_every_steps", "save_every_steps"):
+        read_value(Count, getattr(options, name), name=f"--{name.replace('_', '-')}")
     micro_batch_tokens = options.micro_batch_tokens
-    if micro_batch_tokens is None and options.context > 0 and options.batch_tokens % options.context == 0:
+    if micro_batch_tokens is None and options.batch_tokens % options.context == 0:
         micro_batch_tokens = options.context
     extension = Extension(
         checkpoint=options.checkpoint,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sbeval.corpora import local_corpus
 from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_sha256
 from sbeval.errors import UserError
-from sbeval.training.settings import OptimizationSettings
+from sbeval.training.recipe import OptimizationSettings
 from sbeval.training.windows import load_arrays
 
 

@@ -5,7 +5,6 @@ better than packed token ids, and tokenising it again takes seconds.
 """
 
 import argparse
-import dataclasses
 import hashlib
 import io
 import json
@@ -18,9 +17,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from sbeval.corpora.sources import stdlib_corpus
 from sbeval.errors import UserError
+from sbeval.settings import Count, Names, Number, Settings
 from sbeval.training.recipe import load_recipe
 from sbeval.training.text.corpus import DOCUMENT_SEPARATOR, Document, collect, download
 from sbeval.training.text.decontamination import SPAN_TOKENS, SpanIndex, near_duplicates
@@ -29,21 +30,15 @@ from sbeval.training.text.tokenizer import encode_all, train_tokenizer
 _TOKENIZER_SAMPLE = 6
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataRecipe:
-    """What the training text is made of.
+class DataRecipe(Settings):
+    """What the training text is made of."""
 
-    Attributes:
-        packages: `name==version` of each package.
-        package_bytes_max: at most this much source text of one package.
-        vocabulary: entries of the tokenizer.
-        near_duplicate_share: a file is dropped when more than this share of its spans occurred in earlier files.
-    """
-
-    packages: tuple[str, ...]
-    package_bytes_max: int
-    vocabulary: int = 4096
-    near_duplicate_share: float = 0.5
+    packages: Names = Field(description="`name==version` of each package.")
+    package_bytes_max: Count = Field(description="At most this much source text of one package.")
+    vocabulary: Count = Field(default=4096, description="Entries of the tokenizer.")
+    near_duplicate_share: Number = Field(
+        default=0.5, description="A file is dropped when more than this share of its spans occurred in earlier files."
+    )
 
 
 def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | None], out: Path) -> dict[str, Any]:
@@ -83,7 +78,7 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
     print(f"{len(kept)} files kept, left out: {left_out}; compressing takes minutes", flush=True)
     payload = DOCUMENT_SEPARATOR.join(document.text for document in kept).encode()
     record: dict[str, Any] = {
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": recipe.model_dump(mode="json"),
         "packages": [{"requirement": package.requirement, "wheel_sha256": package.sha256} for package in packages],
         "python": platform.python_version(),
         "files_collected": len(documents),

@@ -1,32 +1,151 @@
-"""Reads a recipe: a YAML mapping becomes a frozen dataclass, and an unknown or missing key is the user's error."""
+"""Recipes: the settings of a training run, and the YAML files they are read from."""
 
-import dataclasses
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, Self, TypeVar
 
-import yaml
+from pydantic import Field, field_validator, model_validator
 
 from sbeval.errors import UserError
-
-RecipeT = TypeVar("RecipeT")
+from sbeval.settings import (
+    Count,
+    Flag,
+    Number,
+    Options,
+    PositiveNumber,
+    Settings,
+    Share,
+    Text,
+    Tokens,
+    WholeNumber,
+    read_value,
+    read_yaml,
+)
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
 
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
-def load_recipe(kind: type[RecipeT], path: str | Path) -> RecipeT:
-    """Reads a recipe file into a dataclass.
+
+class DataSettings(Settings):
+    """What a run reads."""
+
+    folder: Text = Field(description="Token arrays, as `sbeval.training.tokenised` writes them.")
+    recall_share: Share = Field(default=0.0, description="Share of the windows that are recall text.")
+    seed: WholeNumber = Field(default=0, description="Of the order of windows; runs to be compared share it.")
+    validation_tokens: WholeNumber = Field(
+        default=0,
+        description="The last tokens of the text, kept out of training; the checkpoint's loss on them goes into its "
+        "record, so that settings can be chosen without a look at any test text.",
+    )
+    allow_repeat: Flag = Field(default=False, description="Let a run be more than one epoch of the text.")
+
+
+class OptimizationSettings(Settings):
+    """How a run learns: AdamW on batches counted in tokens."""
+
+    learning_rate: PositiveNumber = Field(description="At its peak.")
+    total_tokens: WholeNumber = Field(description="The run stops after the last whole batch within it.")
+    batch_tokens: Count = Field(description="Of one optimizer step.")
+    micro_batch_tokens: Count | None = Field(
+        default=None, description="Of one forward pass on one device; None takes the whole batch at once."
+    )
+    warmup_steps: WholeNumber = Field(default=200, description="Until the peak.")
+    schedule: Literal["cosine", "warmup_stable_decay", "extension"] = Field(
+        default="cosine", description="How the learning rate goes on from its peak."
+    )
+    weight_decay: Number = Field(default=0.1, description="On the matrices.")
+    beta1: Number = Field(default=0.9, description="Decay of AdamW's first moment.")
+    beta2: Number = Field(default=0.95, description="Decay of AdamW's second moment.")
+    gradient_clip: PositiveNumber = Field(default=1.0, description="Largest norm of the gradient.")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        micro = self.micro_batch_tokens or self.batch_tokens
+        if self.batch_tokens % micro:
+            raise UserError(
+                f"expected a batch that is a multiple of the micro batch, found {self.batch_tokens} and {micro} "
+                "tokens; change batch_tokens or micro_batch_tokens"
+            )
+        if self.total_tokens < self.batch_tokens:
+            raise UserError(
+                f"expected at least one step of {self.batch_tokens} tokens, found {self.total_tokens} tokens in all; "
+                "ask for more steps (total_tokens) or smaller batches (batch_tokens)"
+            )
+        if self.warmup_steps > self.steps:
+            raise UserError(
+                f"expected the learning rate to reach its peak within the run's {self.steps} steps, found "
+                f"{self.warmup_steps} steps of warm-up; lower warmup_steps (--warmup-steps)"
+            )
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.total_tokens // self.batch_tokens
+
+
+class TrainingSettings(Settings):
+    """What a recipe and a context extension have in common."""
+
+    optimization: OptimizationSettings = Field(description="How it is learnt.")
+    precision: Literal["bfloat16", "float32"] = Field(
+        default="bfloat16", description='"bfloat16" (autocast over fp32 weights) or "float32".'
+    )
+    seed: WholeNumber = Field(default=0, description="Of random draws.")
+    log_every_steps: Count = Field(default=50, description="Distance of the loss curve's points.")
+    save_every_steps: Count = Field(
+        default=2000, description="Distance of resumable states; a run also saves one when its time is up."
+    )
+
+    @property
+    def length_tokens(self) -> int:
+        """Model inputs of a window."""
+        raise NotImplementedError
+
+
+class TrainRecipe(TrainingSettings):
+    """A training run."""
+
+    name: Text = Field(description="Of the run and its checkpoint.")
+    model: Options = Field(description="Keys of `SbevalConfig`; `training_length_tokens` is the length trained at.")
+    data: DataSettings = Field(description="What is read.")
+
+    @field_validator("model")
+    @classmethod
+    def _states_its_length(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        key = "training_length_tokens"
+        return {**model, key: read_value(Tokens, model.get(key), name=f"model.{key}")}
+
+    @model_validator(mode="after")
+    def _windows_fit(self) -> Self:
+        length, optimization = self.length_tokens, self.optimization
+        if (optimization.micro_batch_tokens or optimization.batch_tokens) % length:
+            raise UserError(
+                f"expected batches of whole windows of {length} tokens, found {optimization.batch_tokens} a batch and "
+                f"{optimization.micro_batch_tokens} a micro batch; make both multiples of it"
+            )
+        return self
+
+    @property
+    def length_tokens(self) -> int:
+        """Model inputs of a window."""
+        length: int = self.model["training_length_tokens"]
+        return length
+
+
+def load_recipe(kind: type[SettingsT], path: str | Path) -> SettingsT:
+    """Reads a recipe file.
 
     Args:
-        kind: a frozen keyword-only dataclass; fields that are dataclasses themselves are read from nested mappings.
+        kind: what it describes, such as `TrainRecipe`.
         path: a YAML file, or the name of a recipe that ships with the package (`demo_rope`).
 
     Raises:
-        UserError: no such file, not a mapping, an unknown or missing key, or a value of the wrong type.
+        UserError: no such file, not a mapping, an unknown or missing key, or a value that cannot be.
     """
     value, file = read_mapping(path)
-    return from_mapping(kind, value, where=file.name)
+    return kind.read(value, place="the recipe", source=file.name)
 
 
 def read_mapping(path: str | Path) -> tuple[dict[str, Any], Path]:
@@ -35,15 +154,9 @@ def read_mapping(path: str | Path) -> tuple[dict[str, Any], Path]:
     A recipe with `based_on: NAME` holds what differs from that recipe, nested settings included.
     """
     file = _find(path)
-    try:
-        value = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(
-            f"expected YAML in the recipe {file}, found {str(error).splitlines()[0]}; mend the file"
-        ) from error
-    if not isinstance(value, dict):
-        raise UserError(f"expected settings (`key: value` lines) in the recipe {file}, found {type(value).__name__}")
+    value = read_yaml(file, "a recipe")
     if (base := value.pop("based_on", None)) is not None:
+        base = read_value(Text, base, name="based_on of the recipe", source=file.name)
         value = _merged(read_mapping(base)[0], value)
     return value, file
 
@@ -56,49 +169,9 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def from_mapping(kind: type[RecipeT], value: Any, *, where: str) -> RecipeT:
-    """Builds the dataclass `kind` from a mapping; `where` names the place in error messages."""
-    if not isinstance(value, Mapping):
-        raise UserError(
-            f"expected a mapping of settings in {where}, found {type(value).__name__}; write `key: value` lines"
-        )
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for key in value:
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(sorted(fields))
-            raise UserError(f"unknown key {key!r} in {where}: {hint}")
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in value and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise UserError(f"missing key {missing[0]!r} in {where}: add it")
-    hints = get_type_hints(kind)
-    return kind(**{key: _convert(hints[key], item, f"{where}: {key}") for key, item in value.items()})
-
-
 def _find(path: str | Path) -> Path:
     for candidate in (Path(path), RECIPE_FOLDER / str(path), RECIPE_FOLDER / f"{path}.yaml"):
         if candidate.is_file():
             return candidate
     known = ", ".join(sorted(file.stem for file in RECIPE_FOLDER.glob("*.yaml")))
     raise UserError(f"no recipe file at {path}: give a YAML file or one of the shipped recipes ({known})")
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_mapping(hint, value, where=where)
-    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
-        # YAML reads 3e-3 as text: only 3.0e-3 is a number there
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    expected = {"int": int, "float": float, "str": str, "bool": bool}.get(getattr(hint, "__name__", ""))
-    if expected is not None and (not isinstance(value, expected) or (expected is int and isinstance(value, bool))):
-        raise UserError(f"expected {expected.__name__} for {where}, found {value!r}")
-    if isinstance(value, list):
-        return tuple(value)
-    return value

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.corpora.cache import whole_file
-from sbeval.training.settings import TrainRecipe
+from sbeval.settings import Settings
+from sbeval.training.recipe import TrainRecipe
 
 _PACKAGES = ("torch", "triton", "transformers", "accelerate", "tokenizers", "numpy")
 
@@ -64,12 +65,6 @@ def trim_log(log: Path, last_step: int) -> None:
         write_lines(log, [point for point in read_lines(log) if point["step"] <= last_step])
 
 
-def as_json(recipe: Any) -> dict[str, Any]:
-    """Returns a recipe's dataclass as JSON-ready values."""
-    value: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(recipe), default=str))
-    return value
-
-
 def training_record(
     *,
     recipe: TrainRecipe,
@@ -81,7 +76,7 @@ def training_record(
     """Returns how a checkpoint was made: recipe, data, seeds, tokens, hardware, time and loss curve."""
     return {
         "name": recipe.name,
-        "recipe": as_json(recipe),
+        "recipe": recipe.model_dump(mode="json"),
         "parameters": parameters,
         "tokens_seen": recipe.optimization.steps * recipe.optimization.batch_tokens,
         "epochs": round(epochs, 3),
@@ -91,7 +86,7 @@ def training_record(
 
 def extension_record(
     *,
-    extension: Any,
+    extension: Settings,
     parent: Mapping[str, Any],
     data: Mapping[str, Any],
     epochs: float,
@@ -101,7 +96,7 @@ def extension_record(
 ) -> dict[str, Any]:
     """Returns how a checkpoint was extended: its parent, the settings, data, tokens, hardware, time and loss curve."""
     return {
-        "extension": as_json(extension),
+        "extension": extension.model_dump(mode="json"),
         "parent": dict(parent),
         "parameters": parameters,
         "tokens_seen": tokens_seen,

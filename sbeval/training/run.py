@@ -16,10 +16,10 @@ from sbeval.errors import UserError
 from sbeval.training import distributed as sharding
 from sbeval.training.distributed import is_first_process, process_count
 from sbeval.training.full_disk import full_disk_named
+from sbeval.training.recipe import TrainingSettings
 from sbeval.training.record import RunPart, RunParts, read_lines, trim_log, write_lines
 from sbeval.training.run_watch import RunWatch
 from sbeval.training.trainer import (
-    RunSettings,
     WindowTrainer,
     last_complete_state,
     next_token_loss,
@@ -35,7 +35,7 @@ class Run:
 
     Attributes:
         out: the folder: `states/`, `training_log.jsonl`, `runs.jsonl`, `run.json`.
-        settings: the recipe or the extension.
+        settings: of the recipe or the context extension.
         max_seconds: stop with a resumable state after this time; None trains to the end.
         command: command line for the record.
         fsdp: shard weights, gradients and the optimizer over the processes.
@@ -43,7 +43,7 @@ class Run:
     """
 
     out: Path
-    settings: RunSettings
+    settings: TrainingSettings
     max_seconds: float | None
     command: str
     fsdp: bool

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.distributed import is_first_process
-from sbeval.training.recipe import from_mapping, read_mapping
-from sbeval.training.record import RunParts, as_json, training_record
+from sbeval.training.recipe import TrainRecipe, read_mapping
+from sbeval.training.record import RunParts, training_record
 from sbeval.training.run import Run
-from sbeval.training.settings import TrainRecipe
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
 
@@ -77,7 +76,7 @@ def train(
             f"expected vocab_size of at least the tokenizer's {len(tokenizer)} in the recipe {recipe.name}, found "
             f"{model.config.vocab_size}; raise it or tokenise the text with fewer"
         )
-    run.claim({"recipe": as_json(recipe), "tokens_sha256": arrays.record["tokens_sha256"]})
+    run.claim({"recipe": recipe.model_dump(mode="json"), "tokens_sha256": arrays.record["tokens_sha256"]})
     model = run.train(model, windows)
     if model is None:
         return None
@@ -119,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     mapping, file = read_mapping(options.recipe)
     changes = [*options.set, *(["data.allow_repeat=true"] if options.allow_repeat else [])]
-    recipe = from_mapping(TrainRecipe, _with_changes(mapping, changes), where=file.name)
+    recipe = TrainRecipe.read(_with_changes(mapping, changes), place="the recipe", source=file.name)
     train(
         recipe,
         options.out or Path("build/runs") / recipe.name,

@@ -5,7 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from sbeval.errors import UserError
 from sbeval.training import trainer as schedule
 from sbeval.training.distributed import is_first_process, process_count, smallest_over_processes
 from sbeval.training.full_disk import COMPLETE_MARK
-from sbeval.training.settings import OptimizationSettings
+from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
@@ -122,35 +122,7 @@ def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, pro
     return micro_windows, batch_windows // (micro_windows * processes)
 
 
-class RunSettings(Protocol):
-    """What a recipe and an extension have in common."""
-
-    @property
-    def length_tokens(self) -> int:
-        """Model inputs of a window."""
-
-    @property
-    def optimization(self) -> OptimizationSettings:
-        """How to learn."""
-
-    @property
-    def precision(self) -> str:
-        """Of the forward pass."""
-
-    @property
-    def seed(self) -> int:
-        """Of random draws."""
-
-    @property
-    def log_every_steps(self) -> int:
-        """Distance of the loss curve's points."""
-
-    @property
-    def save_every_steps(self) -> int:
-        """Distance of resumable states."""
-
-
-def training_arguments(settings: RunSettings, states: Path, *, fsdp: bool) -> TrainingArguments:
+def training_arguments(settings: TrainingSettings, states: Path, *, fsdp: bool) -> TrainingArguments:
     """Translates our settings into transformers' own."""
     optimization = settings.optimization
     micro_windows, accumulation_steps = passes_of_a_step(optimization, settings.length_tokens, process_count())

@@ -11,7 +11,7 @@ from sbeval.errors import UserError
 from sbeval.results.records import ClusterSums, metric_key
 from sbeval.tasks.perplexity.lengths import DEFAULT_LENGTHS, Lengths
 from sbeval.tasks.perplexity.longppl import LEAST_GAIN_NATS, LEAST_LOGPROB_NATS, key_tokens
-from sbeval.tasks.perplexity.settings import MOST_TARGETS
+from sbeval.tasks.perplexity.options import MOST_TARGETS
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
@@ -24,8 +24,8 @@ class FixedTarget(PerplexityTask):
 
     def targets_per_window(self) -> int:
         """Returns T: as asked for, else at most 256 and at most half the shortest length."""
-        shortest = (self.settings.context_lengths or DEFAULT_LENGTHS)[0]
-        targets = self.settings.targets_per_window or max(1, min(MOST_TARGETS, shortest // 2))
+        shortest = (self.options.context_lengths or DEFAULT_LENGTHS)[0]
+        targets = self.options.targets_per_window or max(1, min(MOST_TARGETS, shortest // 2))
         if targets > shortest:
             raise UserError(
                 f"{self.config.task}: expected targets_per_window of at most the shortest context length, {shortest}, "
@@ -50,8 +50,8 @@ class FixedTarget(PerplexityTask):
                     self.corpus.stops,
                     longest=longest,
                     targets=targets,
-                    blocks_per_document=self.settings.blocks_per_document,
-                    seed=self.settings.seed,
+                    blocks_per_document=self.options.blocks_per_document,
+                    seed=self.options.seed,
                 )
             ]
         return [{"block": index, "start": start, "stop": stop} for index, (start, stop) in enumerate(bounds)]
@@ -63,7 +63,7 @@ class FixedTarget(PerplexityTask):
     def build_all_requests(self, **kwargs: Any) -> None:
         """Builds the requests; where a LongPPL evaluator was named, lets it choose the key tokens of this process."""
         super().build_all_requests(**kwargs)
-        evaluator = self.settings.longppl_evaluator
+        evaluator = self.options.longppl_evaluator
         if evaluator is None:
             return
         scored = self.lengths.scored

@@ -13,7 +13,7 @@ from sbeval.corpora import (
     wikitext_corpus,
 )
 from sbeval.errors import UserError
-from sbeval.tasks.perplexity.settings import Settings
+from sbeval.tasks.perplexity.options import CorpusOptions
 
 HUB_DATASETS = {
     "wikitext": "EleutherAI/wikitext_document_level",
@@ -22,20 +22,20 @@ HUB_DATASETS = {
 }
 
 
-def load_corpus(name: str, settings: Settings) -> Corpus:
+def load_corpus(name: str, options: CorpusOptions) -> Corpus:
     """Returns the corpus of this name, read from `data_path` or `dataset` where one was given."""
     if name == "wikitext":
-        if settings.dataset is not None or settings.text_field is not None:
+        if options.dataset is not None or options.text_field is not None:
             raise UserError(
                 "Expected wikitext to come from its own hub dataset or from data_path, found dataset or text_field in "
                 "--metadata: use sb_text with the same values for another dataset."
             )
-        return wikitext_corpus(lambda: _wikitext_pages(settings), detokenize=_detokenize_wikitext)
-    if settings.data_path is not None:
-        return local_corpus(settings.data_path, name=name, text_field=settings.text_field or "text")
-    if name == "stdlib" and settings.dataset is None:
+        return wikitext_corpus(lambda: _wikitext_pages(options), detokenize=_detokenize_wikitext)
+    if options.data_path is not None:
+        return local_corpus(options.data_path, name=name, text_field=options.text_field or "text")
+    if name == "stdlib" and options.dataset is None:
         return stdlib_corpus()
-    dataset = settings.dataset or HUB_DATASETS.get(name)
+    dataset = options.dataset or HUB_DATASETS.get(name)
     if dataset is None:
         raise UserError(
             'Expected a text to read, found none: name one with --metadata \'{"data_path": "..."}\' or '
@@ -43,9 +43,9 @@ def load_corpus(name: str, settings: Settings) -> Corpus:
         )
     source = hub_text(
         dataset,
-        config=settings.dataset_config,
-        split=settings.dataset_split,
-        text_field=settings.text_field,
+        config=options.dataset_config,
+        split=options.dataset_split,
+        text_field=options.text_field,
     )
     return hub_corpus(source, name=name)
 
@@ -61,11 +61,11 @@ def model_positions(metadata: Mapping[str, Any]) -> int | None:
     return checkpoint_learned_positions(pretrained, revision if isinstance(revision, str) else None)
 
 
-def _wikitext_pages(settings: Settings) -> Iterator[str]:
-    if settings.data_path is None:
+def _wikitext_pages(options: CorpusOptions) -> Iterator[str]:
+    if options.data_path is None:
         yield from (page for _, page in hub_text(HUB_DATASETS["wikitext"]).texts())
         return
-    for document in local_corpus(settings.data_path).documents():
+    for document in local_corpus(options.data_path).documents():
         yield from split_wikitext_pages(document.text)
 
 

@@ -37,7 +37,7 @@ class Position(Stream):
 
         def means(samples: list[list[list[BinRow]]]) -> Shown:
             sums = [_cluster_sums(rows) for rows in zip(*samples, strict=True)]
-            self._found = [ratio_interval(nats, tokens, seed=self.settings.seed) for nats, tokens in sums]
+            self._found = [ratio_interval(nats, tokens, seed=self.options.seed) for nats, tokens in sums]
             bins = position_bins(self.lengths.scored[0])
             return Shown(
                 [first, last, ratio.estimate, int(tokens.sum())]

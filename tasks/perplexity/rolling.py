@@ -39,7 +39,7 @@ class Rolling(PerplexityTask):
         )
         return settle_lengths(
             self.config.task,
-            self.settings.context_lengths,
+            self.options.context_lengths,
             hard=self.model_limits(),
             by_default=[whole],
         )

@@ -62,7 +62,7 @@ class Sliding(Stream):
 
     def strides(self) -> dict[int, int]:
         """Returns the stride at every length: the one asked for, else half the length."""
-        return {length: self.settings.stride or max(1, length // 2) for length in self.lengths.scored}
+        return {length: self.options.stride or max(1, length // 2) for length in self.lengths.scored}
 
     def settle(self) -> Lengths:
         """Takes lengths as `stream` does, and strides that divide the longest and skip no token."""

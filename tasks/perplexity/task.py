@@ -28,7 +28,7 @@ from sbeval.tasks.perplexity.lengths import (
     stream_limit,
 )
 from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, checked_nll, document_rows
-from sbeval.tasks.perplexity.settings import Settings
+from sbeval.tasks.perplexity.options import PerplexityOptions
 from sbeval.tasks.tokens import model_tokenizer
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class PerplexityTask(BaseTask):
         special_tokens: whether documents are encoded with the special tokens their tokenizer adds.
         identical_targets: whether every length scores the same targets with only the context differing.
         default_context: where a window's left context comes from unless the user says otherwise.
-        settings: what the user chose.
+        options: what the user chose.
         corpus: the text as tokens.
         lead_in: what is fed before a window's first target.
         lengths: context lengths scored.
@@ -58,7 +58,7 @@ class PerplexityTask(BaseTask):
     identical_targets = False
     default_context = "stream"
 
-    settings: Settings
+    options: PerplexityOptions
     corpus: TokenizedCorpus
     lead_in: LeadIn
     lengths: Lengths
@@ -73,7 +73,7 @@ class PerplexityTask(BaseTask):
         """Cuts a block at one context length."""
 
     def settle(self) -> Lengths:
-        """Chooses the context lengths; `settings` and `corpus` are set."""
+        """Chooses the context lengths; `options` and `corpus` are set."""
         return self.settle_full_windows(targets=0)
 
     def settle_full_windows(self, *, targets: int) -> Lengths:
@@ -86,7 +86,7 @@ class PerplexityTask(BaseTask):
             by_default = interval_limit(self.corpus, targets=targets)
         return settle_lengths(
             self.config.task,
-            self.settings.context_lengths,
+            self.options.context_lengths,
             hard=hard,
             by_default=[] if by_default is None else [by_default],
         )
@@ -94,11 +94,11 @@ class PerplexityTask(BaseTask):
     @property
     def context(self) -> str:
         """Where a window's left context may come from: "document" or "stream"."""
-        return self.settings.context or self.default_context
+        return self.options.context or self.default_context
 
     def model_limits(self) -> list[Limit]:
         """Returns the limits that the model under test sets."""
-        return model_limits(self.settings.max_length, model_positions(self.config.metadata))
+        return model_limits(self.options.max_length, model_positions(self.config.metadata))
 
     def targets_per_window(self) -> int | None:
         """Returns the scored targets of every window where the protocol fixes them."""
@@ -110,19 +110,19 @@ class PerplexityTask(BaseTask):
 
     def separator(self, tokenizer: Any) -> tuple[int, ...]:
         """Returns the tokens between documents."""
-        return separator_ids(tokenizer, self.settings.separator)
+        return separator_ids(tokenizer, self.options.separator)
 
     def settle_lead_in(self, tokenizer: Any, separator: tuple[int, ...]) -> LeadIn:
         """Returns what is fed before a window's first target."""
-        return LeadIn.settle(self.config.task, tokenizer, asked=self.settings.bos, separator=separator)
+        return LeadIn.settle(self.config.task, tokenizer, asked=self.options.bos, separator=separator)
 
     def download(self, dataset_kwargs: Any = None, **kwargs: Any) -> None:
         """Prepares the tokens and plans the blocks; called by the constructor."""
         name, metadata = self.config.task, self.config.metadata
-        self.settings = Settings.from_metadata(name, metadata)
+        self.options = PerplexityOptions.of_task(name, metadata)
         tokenizer = model_tokenizer(metadata, name)
         try:
-            source = load_corpus(self.config.dataset_name, self.settings)
+            source = load_corpus(self.config.dataset_name, self.options)
             separator = self.separator(tokenizer)
             self.corpus = tokenize_corpus(source, tokenizer, Layout(separator, self.special_tokens))
         except UserError as error:
@@ -136,7 +136,7 @@ class PerplexityTask(BaseTask):
                 list(self.lengths.dropped),
                 self.lengths.reason,
             )
-        self.metrics = PerplexityMetrics(self.lengths.scored, self.settings.seed, self.identical_targets)
+        self.metrics = PerplexityMetrics(self.lengths.scored, self.options.seed, self.identical_targets)
         blocks = self.blocks()
         if not blocks:
             raise UserError(f"{name}: expected text in corpus {source.name!r}, found none: give a longer text.")
@@ -159,7 +159,7 @@ class PerplexityTask(BaseTask):
             targets_per_window=self.targets_per_window(),
             strides={str(length): stride for length, stride in (self.strides() or {}).items()} or None,
             tokenizer_sha256=self.corpus.tokenizer_sha256,
-            seed=self.settings.seed,
+            seed=self.options.seed,
             lm_eval_version=importlib.metadata.version("lm_eval"),
         )
 

@@ -4,40 +4,39 @@ The simplest probe of recency, after Liu et al., *Exposing Attention Glitches wi
 (arXiv 2306.00946).
 """
 
-from collections.abc import Mapping
-from typing import Any
+from pydantic import Field
 
-from sbeval.errors import UserError
+from sbeval.settings import Count, Share
 from sbeval.tasks.draws import seeded_random
+from sbeval.tasks.metadata import SampleOptions
 from sbeval.tasks.recall.task import Cell
 from sbeval.tasks.recall.text import Passage, TextRecallTask
 
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-IGNORE_SHARE = 0.8
+
+
+class FlipFlopOptions(SampleOptions):
+    """Options of flip-flop language modelling."""
+
+    num_samples: Count = Field(default=100, description="Samples at each length.")
+    ignore_share: Share = Field(default=0.8, description="Share of the instructions that are to be ignored.")
 
 
 class FlipFlopTask(TextRecallTask):
-    """Scores the bit after every read; option `ignore_share`, the share of instructions that are to be ignored."""
+    """Scores the bit after every read."""
 
     default_lengths = DEFAULT_LENGTHS
-    option_keys = frozenset({"ignore_share"})
-
-    def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Reads the options."""
-        share = metadata.get("ignore_share", IGNORE_SHARE)
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-            raise UserError(f"Expected ignore_share to be a number from 0 to below 1, found {share!r}.")
-        self._ignore_share = float(share)
-        super().prepare(name, metadata)
+    options_class = FlipFlopOptions
+    options: FlipFlopOptions
 
     def passages(self, index: int, cell: Cell, events: int) -> list[Passage]:
         """Writes instructions, the first of them a write."""
-        rng = seeded_random(self.config.task, self.seed, index)
+        rng = seeded_random(self.config.task, self.options.seed, index)
         text = [f"w {(bit := rng.randrange(2))}"]
         spans = []
         written = len(text[0])
         for _ in range(events):
-            ignored, reads, drawn = rng.random() < self._ignore_share, rng.random() < 0.5, rng.randrange(2)
+            ignored, reads, drawn = rng.random() < self.options.ignore_share, rng.random() < 0.5, rng.randrange(2)
             name, shown = ("i", drawn) if ignored else ("r", bit) if reads else ("w", drawn)
             if name == "w":
                 bit = shown

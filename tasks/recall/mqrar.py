@@ -1,40 +1,44 @@
 """Multi-query repeated associative recall: over a vocabulary of its own, and as text for pretrained models."""
 
 import itertools
-import json
 import random
 import string
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from sbeval.checkpoints.stated import local_config
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetSequence
+from sbeval.settings import Count, Counts, whole
 from sbeval.tasks.draws import seeded_random, word_lists
+from sbeval.tasks.metadata import SampleOptions
 from sbeval.tasks.recall.sequences import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar, with_other_values
 from sbeval.tasks.recall.task import Asked, Cell, RecallTask
 from sbeval.tasks.recall.text import Passage, TextRecallTask
-from sbeval.tasks.ruler.options import context_lengths, whole_number
 
 VALUE_DIGITS = 4
 TEXT_PAIRS = (4, 16)
 TEXT_LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
 
-def counts(metadata: Mapping[str, Any], key: str, default: Sequence[int]) -> tuple[int, ...]:
-    """Reads a number or a list of numbers, all of at least 1, ascending.
+class MqrarTextOptions(SampleOptions):
+    """Options of associative recall as text."""
 
-    Raises:
-        UserError: the value is something else.
-    """
-    asked = metadata.get(key)
-    listed = list(default) if asked is None else [asked] if isinstance(asked, int) else asked
-    if not isinstance(listed, list | tuple) or not listed or any(type(n) is not int or n < 1 for n in listed):
-        raise UserError(f"Expected {key} to be a list of whole numbers of at least 1, found {asked!r}.")
-    return tuple(sorted(set(listed)))
+    num_samples: Count = Field(default=100, description="Samples of each condition.")
+    pairs: Counts = Field(default=TEXT_PAIRS, description="Names in the text, one condition for each number.")
+    n_back: Counts = Field(default=(1,), description="How many assignments ago the value asked for was given.")
+
+
+class MqrarOptions(MqrarTextOptions):
+    """Options of associative recall over token ids."""
+
+    num_samples: Count = Field(default=200, description="Samples of each condition.")
+    pairs: Counts = Field(default=tuple(PAIRS), description="Keys of a sequence, one condition for each number.")
+    vocabulary: Annotated[int, whole(6)] = Field(default=VOCABULARY, description="Token ids in use.")
 
 
 class WithRetrievalGain(RecallTask):
@@ -55,40 +59,38 @@ class WithRetrievalGain(RecallTask):
 
 
 class MqrarTask(WithRetrievalGain):
-    """The token-level form, for models trained on it: options `pairs`, `n_back`, `vocabulary`."""
+    """The token-level form, for models trained on it."""
 
-    option_keys = frozenset({"n_back", "pairs", "vocabulary"})
+    options_class = MqrarOptions
+    options: MqrarOptions
 
-    def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Reads the options."""
-        self.num_samples = whole_number(metadata, "num_samples", 200, least=1)
-        self.seed = whole_number(metadata, "seed", 42, least=0)
-        self._vocabulary = whole_number(metadata, "vocabulary", VOCABULARY, least=6)
-        lengths, _ = context_lengths(metadata, name, (LENGTH_TOKENS,))
-        pairs, steps = counts(metadata, "pairs", PAIRS), counts(metadata, "n_back", (1,))
-        self.cells = [Cell(*cell) for cell in itertools.product(lengths, pairs, steps)]
+    def prepare(self, name: str) -> None:
+        """Lists the conditions."""
+        options, pretrained = self.options, self.config.metadata.get("pretrained")
+        lengths, _ = options.lengths_of(name, (LENGTH_TOKENS,), pretrained)
+        self.cells = [Cell(*cell) for cell in itertools.product(lengths, options.pairs, options.n_back)]
         for cell in self.cells:
             self._setting(cell)
-        known = _vocabulary_of(metadata.get("pretrained"))
-        if known is not None and known < self._vocabulary:
+        known = local_config(pretrained).get("vocab_size")
+        if isinstance(known, int) and known < options.vocabulary:
             raise UserError(
-                f"{name} uses {self._vocabulary} token ids and the model has {known}: run it on a model trained on it, "
-                "or set vocabulary; sb_mqrar_text is for pretrained models."
+                f"{name} uses {options.vocabulary} token ids and the model has {known}: run it on a model trained on "
+                "it, or set vocabulary; sb_mqrar_text is for pretrained models."
             )
 
     def _setting(self, cell: Cell) -> Mqrar:
         return Mqrar(
             length_tokens=cell.context_length,
             pairs=cell.pairs or 1,
-            vocabulary=self._vocabulary,
+            vocabulary=self.options.vocabulary,
             n_back=cell.n_back,
         )
 
     def asked(self, index: int, cell: Cell) -> list[Asked]:
         """Makes one sequence, and the same with other values."""
         setting = self._setting(cell)
-        shown = setting.sequence(self.seed, index)
-        replaced = with_other_values(setting, shown, self.seed, index)
+        shown = setting.sequence(self.options.seed, index)
+        replaced = with_other_values(setting, shown, self.options.seed, index)
         each = np.ones(len(shown.targets_T), dtype=np.int64)
         return [Asked(TargetSequence(*sequence), each) for sequence in (shown, replaced)]
 
@@ -105,17 +107,12 @@ class MqrarTextTask(WithRetrievalGain, TextRecallTask):
     """
 
     default_lengths = TEXT_LENGTHS
-    option_keys = frozenset({"n_back", "pairs"})
-
-    def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Reads the options."""
-        self._pairs = counts(metadata, "pairs", TEXT_PAIRS)
-        self._steps = counts(metadata, "n_back", (1,))
-        super().prepare(name, metadata)
+    options_class = MqrarTextOptions
+    options: MqrarTextOptions
 
     def conditions(self, length: int) -> list[Cell]:
         """Returns one condition for each number of pairs and of steps back."""
-        return [Cell(length, pairs, steps) for pairs in self._pairs for steps in self._steps]
+        return [Cell(length, pairs, steps) for pairs in self.options.pairs for steps in self.options.n_back]
 
     def passages(self, index: int, cell: Cell, events: int) -> list[Passage]:
         """Writes every name's first assignments, then `events` times print and assignment; once with other numbers."""
@@ -123,8 +120,8 @@ class MqrarTextTask(WithRetrievalGain, TextRecallTask):
 
     def _passage(self, index: int, cell: Cell, events: int, *, replaced: bool) -> Passage:
         pairs = cell.pairs or 1
-        rng = seeded_random(self.config.task, self.seed, index, pairs)
-        others = seeded_random(self.config.task, self.seed, index, pairs, "other numbers")
+        rng = seeded_random(self.config.task, self.options.seed, index, pairs)
+        others = seeded_random(self.config.task, self.options.seed, index, pairs, "other numbers")
         names = rng.sample(_names(), pairs)
         text: list[str] = []
         spans: list[tuple[int, int]] = []
@@ -169,11 +166,3 @@ def _number(rng: random.Random, taken: Sequence[str]) -> str:
 def _names() -> list[str]:
     nouns, _, _ = word_lists()
     return [noun for noun in nouns if 4 <= len(noun) <= 9 and set(noun) <= set(string.ascii_lowercase)]
-
-
-def _vocabulary_of(pretrained: object) -> int | None:
-    path = Path(str(pretrained)) / "config.json" if isinstance(pretrained, str) else None
-    if path is None or not path.is_file():
-        return None
-    size = json.loads(path.read_text(encoding="utf-8")).get("vocab_size")
-    return size if isinstance(size, int) else None

@@ -6,20 +6,27 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
+from pydantic import Field
 
 from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.requests import ATTENTION_SPAN
+from sbeval.settings import Count
 from sbeval.tasks.base import BaseTask
 from sbeval.tasks.perplexity.inputs import load_corpus
-from sbeval.tasks.perplexity.settings import Settings
-from sbeval.tasks.ruler.options import context_lengths, task_metadata, whole_number
+from sbeval.tasks.perplexity.options import CorpusOptions
 from sbeval.tasks.tokens import load_counter
 
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-QUERIES = 64
-OPTION_KEYS = frozenset({"context_lengths", "data_path", "num_samples", "queries"})
+
+
+class SpanOptions(CorpusOptions):
+    """Options of the attention-span task."""
+
+    num_samples: Count = Field(default=8, description="Blocks of text at each length.")
+    queries: Count = Field(default=64, description="Queries looked at in a block.")
+
 
 Rows = list[list[float | None]]
 
@@ -36,12 +43,12 @@ class SpanTask(BaseTask):
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Tokenises the corpus and spreads blocks over it."""
         name = str(self.config.task)
-        metadata = task_metadata(self.config.metadata, name, OPTION_KEYS)
-        self.lengths, dropped = context_lengths(metadata, name, DEFAULT_LENGTHS)
-        self.queries = whole_number(metadata, "queries", QUERIES, least=1)
-        blocks = whole_number(metadata, "num_samples", 8, least=1)
+        metadata = self.config.metadata
+        options = SpanOptions.of_task(name, metadata)
+        self.lengths, dropped = options.lengths_of(name, DEFAULT_LENGTHS, metadata.get("pretrained"))
+        self.queries = options.queries
         tokenizer = load_counter(metadata, name).tokenizer
-        source = load_corpus(self.config.dataset_name, Settings.from_metadata(name, metadata))
+        source = load_corpus(self.config.dataset_name, options)
         self.corpus: TokenizedCorpus = tokenize_corpus(source, tokenizer, Layout(separator_ids(tokenizer, None), False))
         longest, total = self.lengths[-1], self.corpus.total_tokens
         if total < longest:
@@ -49,7 +56,7 @@ class SpanTask(BaseTask):
                 f"{name} expected text for {longest} tokens, and found {total}; ask for shorter context_lengths or "
                 "give a longer text with data_path."
             )
-        blocks = min(blocks, total // longest)
+        blocks = min(options.num_samples, total // longest)
         self._stops = [longest + i * (total - longest) // max(1, blocks - 1) for i in range(blocks)]
         record = TaskRecord(
             family="span",

@@ -12,7 +12,7 @@ from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence
 from sbeval.tasks.base import BaseTask
-from sbeval.tasks.ruler.options import task_metadata
+from sbeval.tasks.metadata import SampleOptions
 
 
 class Cell(NamedTuple):
@@ -54,9 +54,6 @@ class Asked(NamedTuple):
         return Asked(TargetSequence(inputs, positions[:tokens], targets[:tokens]), counts)
 
 
-RECALL_KEYS = frozenset({"context_lengths", "num_samples", "seed"})
-
-
 class RecallTask(BaseTask):
     """A probe whose answers are known tokens at known positions.
 
@@ -65,25 +62,26 @@ class RecallTask(BaseTask):
     mean of the answers' negative log-likelihoods in nats, and `chance`, the exact match of a guess.
 
     Attributes:
-        option_keys: what `--metadata` can set beside `RECALL_KEYS`, for this task alone under its name.
+        options_class: what `--metadata` can set.
+        options: what the user chose.
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
-    option_keys: frozenset[str]
-    num_samples: int
-    seed: int
+    options_class: type[SampleOptions]
+    options: SampleOptions
     cells: list[Cell]
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads the options and lists the samples."""
         name = str(self.config.task)
-        self.prepare(name, task_metadata(self.config.metadata, name, RECALL_KEYS | self.option_keys))
+        self.options = self.options_class.of_task(name, self.config.metadata)
+        self.prepare(name)
         self.keep_record(self.record(), None)
-        self.keep_documents({"index": index} for index in range(self.num_samples))
+        self.keep_documents({"index": index} for index in range(self.options.num_samples))
 
     @abstractmethod
-    def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Sets `cells`, `num_samples` and `seed`."""
+    def prepare(self, name: str) -> None:
+        """Sets `cells`; `options` is set."""
 
     @abstractmethod
     def asked(self, index: int, cell: Cell) -> list[Asked]:
@@ -108,7 +106,7 @@ class RecallTask(BaseTask):
             protocol=str(self.config.task).removeprefix("sb_"),
             lengths=self.lengths(),
             tokenizer_sha256=self.tokenizer_sha256(),
-            seed=self.seed,
+            seed=self.options.seed,
         )
 
     def build_all_requests(
@@ -137,7 +135,7 @@ class RecallTask(BaseTask):
                 "answer_tokens": [[one.answer_tokens.tolist() for one in cell] for cell in by_cell],
             }
             sequences += [one.sequence for cell in by_cell for one in cell]
-        self.keep_samples(rows, self.num_samples)
+        self.keep_samples(rows, self.options.num_samples)
         documents = [(number, rows[int(document["index"])]) for number, document in selected]
         self._instances = self.target_requests(documents, sequences)
 

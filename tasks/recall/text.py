@@ -1,15 +1,13 @@
 """Probes written as text: where the answers' tokens are is read from the tokenizer's offsets."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetSequence
 from sbeval.tasks.recall.task import Asked, Cell, RecallTask
-from sbeval.tasks.ruler.options import context_lengths, whole_number
 from sbeval.tasks.tokens import TokenCounter, load_counter
 
 _CHARACTERS_PER_EVENT = 20
@@ -37,14 +35,13 @@ class TextRecallTask(RecallTask):
     default_lengths: tuple[int, ...]
     counter: TokenCounter
 
-    def prepare(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Reads options and tokenizer."""
-        self.num_samples = whole_number(metadata, "num_samples", 100, least=1)
-        self.seed = whole_number(metadata, "seed", 42, least=0)
+    def prepare(self, name: str) -> None:
+        """Reads the tokenizer."""
+        metadata = self.config.metadata
         self.counter = load_counter(metadata, name)
         if not self.counter.tokenizer.is_fast:
             raise UserError(f"{name} needs a tokenizer that tells character offsets; give a fast one.")
-        lengths, _ = context_lengths(metadata, name, self.default_lengths)
+        lengths, _ = self.options.lengths_of(name, self.default_lengths, metadata.get("pretrained"))
         self.cells = [cell for length in lengths for cell in self.conditions(length)]
         for cell in self.cells:
             self.asked(0, cell)

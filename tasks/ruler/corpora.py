@@ -7,16 +7,44 @@ from typing import Any, NamedTuple
 
 from lm_eval.tasks import TaskManager
 
-from sbeval.tasks.ruler.options import FIXED, RUN_KEYS, Choices, task_metadata
-from sbeval.tasks.ruler.texts import SENTENCE_RULE, Essays, Missing, MissingCorpus, QaCorpus, load_essays, load_qa
+from sbeval.errors import UserError
+from sbeval.tasks.ruler.cwe import CweOptions
+from sbeval.tasks.ruler.fwe import FweOptions
+from sbeval.tasks.ruler.niah import NiahOptions
+from sbeval.tasks.ruler.qa import QaOptions
+from sbeval.tasks.ruler.texts import (
+    SENTENCE_RULE,
+    Essays,
+    Missing,
+    MissingCorpus,
+    QaCorpus,
+    RulerOptions,
+    load_essays,
+    load_qa,
+)
+from sbeval.tasks.ruler.vt import VtOptions
 
-PATH_KEYS = frozenset({"essays", "squad", "hotpot"})
+OPTIONS: tuple[type[RulerOptions], ...] = (NiahOptions, VtOptions, CweOptions, FweOptions, QaOptions)
 
 
-def option_keys(definition: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the options of a task with some definition; only needles are put at depths of one's choice."""
-    shared = RUN_KEYS if "type_needle_k" in definition else RUN_KEYS - {"depths"}
-    return shared | PATH_KEYS | (definition.keys() - FIXED)
+def read_options(task: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> RulerOptions:
+    """Returns the options of a task: those of its kind, which the keys of its definition tell.
+
+    Args:
+        task: its name.
+        definition: what its YAML holds under `metadata.ruler`.
+        metadata: what the user gave.
+
+    Raises:
+        UserError: no kind of task has such a definition, or an option cannot be.
+    """
+    kind = next((kind for kind in OPTIONS if definition.keys() <= kind.model_fields.keys()), None)
+    if kind is None:
+        raise UserError(
+            f"Expected metadata.ruler of {task} to hold the options of one kind of task, found "
+            f"{', '.join(definition)}: begin with the YAML of a packaged task."
+        )
+    return kind.of_task(task, metadata, definition)
 
 
 class CorpusFacts(NamedTuple):
@@ -27,41 +55,38 @@ class CorpusFacts(NamedTuple):
     detail: str | None = None
 
 
-def task_essays(choices: Choices) -> Essays | None:
+def task_essays(options: RulerOptions) -> Essays | None:
     """Returns the essays of a task whose haystack they are, None for another haystack.
 
     Raises:
         UserError: they cannot be loaded.
     """
-    if choices.values.get("type_haystack") != "essay":
-        return None
-    return load_essays(choices.path("essays"))
+    if isinstance(options, NiahOptions | VtOptions) and options.type_haystack == "essay":
+        return load_essays(options.essays)
+    return None
 
 
-def task_questions(choices: Choices) -> QaCorpus | None:
+def task_questions(options: RulerOptions) -> QaCorpus | None:
     """Returns the questions of a question-answering task, None for another task.
 
     Raises:
         UserError: they cannot be loaded.
     """
-    if "dataset" not in choices.values:
+    if not isinstance(options, QaOptions):
         return None
-    dataset = choices.one_of("dataset", ("squad", "hotpotqa"))
-    if dataset == "squad":
-        return load_qa("squad", choices.path("squad"))
-    return load_qa("hotpotqa", choices.path("hotpot"))
+    return load_qa(options.dataset, options.squad if options.dataset == "squad" else options.hotpot)
 
 
-def corpus_facts(choices: Choices) -> CorpusFacts:
+def corpus_facts(options: RulerOptions) -> CorpusFacts:
     """Returns name, hash and source of the corpus a task needs.
 
     Raises:
         UserError: it cannot be loaded.
     """
-    if (essays := task_essays(choices)) is not None:
+    if (essays := task_essays(options)) is not None:
         return CorpusFacts("essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}")
-    if (questions := task_questions(choices)) is not None:
-        return CorpusFacts(str(choices.values["dataset"]), questions.sha256, questions.source)
+    if isinstance(options, QaOptions) and (questions := task_questions(options)) is not None:
+        return CorpusFacts(options.dataset, questions.sha256, questions.source)
     return CorpusFacts()
 
 
@@ -80,10 +105,10 @@ def check_corpora(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
     """
     missing: dict[Missing, list[str]] = {}
     for name, definition in _definitions(tasks).items():
-        choices = Choices(name, definition, task_metadata(metadata, name, option_keys(definition)))
+        options = read_options(name, definition, metadata)
         try:
-            task_essays(choices)
-            task_questions(choices)
+            task_essays(options)
+            task_questions(options)
         except MissingCorpus as error:
             for one in error.missing:
                 missing.setdefault(one, []).append(name)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from sbeval.settings import Count, WholeNumber
 from sbeval.tasks.draws import seeded_order, seeded_random, seeded_ranks, word_lists
 from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.options import Choices
+from sbeval.tasks.ruler.texts import RulerOptions
 from sbeval.tasks.ruler.wording import cwe_wording
 from sbeval.tasks.tokens import LINE_START, WORDS, TokenCounter
 
@@ -86,6 +88,15 @@ def number_words(words: Sequence[str]) -> str:
     return " ".join([f"{i}. {word}" for i, word in enumerate(words, start=1)])
 
 
+class CweOptions(RulerOptions):
+    """Options of common-words extraction."""
+
+    freq_cw: Count = Field(description="How often a common word comes.")
+    freq_ucw: Count = Field(description="How often any other word comes.")
+    num_cw: Count = Field(description="Common words, all of them asked for.")
+    num_fewshot: WholeNumber = Field(description="Worked examples before the question.")
+
+
 class CweGenerator:
     """Makes the samples of common-words extraction.
 
@@ -94,20 +105,19 @@ class CweGenerator:
     wonderwords has, pairs of an adjective and a noun follow.
 
     Args:
-        choices: `freq_cw`, `freq_ucw`, `num_cw` and `num_fewshot`.
+        options: what is asked.
         task: its name, part of every seed.
-        seed: the run's seed.
         generated_tokens: tokens kept free for the answer.
         counter: the model's tokenizer.
     """
 
-    def __init__(self, choices: Choices, *, task: str, seed: int, generated_tokens: int, counter: TokenCounter) -> None:
-        self._repeats = (choices.count("freq_cw"), choices.count("freq_ucw"))
-        self._common = choices.count("num_cw")
-        self._shots = choices.count("num_fewshot", least=0)
+    def __init__(self, options: CweOptions, *, task: str, generated_tokens: int, counter: TokenCounter) -> None:
+        self._repeats = (options.freq_cw, options.freq_ucw)
+        self._common = options.num_cw
+        self._shots = options.num_fewshot
         self._generated_tokens = generated_tokens
         self._short_at: dict[int, bool] = {}
-        self._name = (task, seed)
+        self._name = (task, options.seed)
         self._counter = counter
         self._wording = cwe_wording()
 

@@ -3,78 +3,70 @@
 from collections.abc import Sequence
 
 from sbeval.tasks.ruler.corpora import task_questions
-from sbeval.tasks.ruler.cwe import CweGenerator
+from sbeval.tasks.ruler.cwe import CweGenerator, CweOptions
 from sbeval.tasks.ruler.drafts import Generator
-from sbeval.tasks.ruler.fwe import FweGenerator
-from sbeval.tasks.ruler.niah import NiahGenerator
-from sbeval.tasks.ruler.qa import QaGenerator
+from sbeval.tasks.ruler.fwe import FweGenerator, FweOptions
+from sbeval.tasks.ruler.niah import NiahGenerator, NiahOptions
+from sbeval.tasks.ruler.qa import QaGenerator, QaOptions
 from sbeval.tasks.ruler.scores import string_match_part
 from sbeval.tasks.ruler.task import RulerTask
 from sbeval.tasks.ruler.texts import QaCorpus
-from sbeval.tasks.ruler.vt import VtGenerator
+from sbeval.tasks.ruler.vt import VtGenerator, VtOptions
 
 
 class NiahTask(RulerTask):
     """Needles in a haystack."""
 
+    options: NiahOptions
+
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of needles and haystack."""
-        return NiahGenerator(
-            self.choices,
-            task=name,
-            seed=self.options.seed,
-            depths_percent=self.options.depths_percent,
-            counter=self.counter,
-        )
+        return NiahGenerator(self.options, task=name, counter=self.counter)
 
 
 class VtTask(RulerTask):
     """Variable tracking."""
 
+    options: VtOptions
+
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of chains and haystack."""
-        return VtGenerator(self.choices, task=name, seed=self.options.seed, counter=self.counter)
+        return VtGenerator(self.options, task=name, counter=self.counter)
 
 
 class CweTask(RulerTask):
     """Common-words extraction."""
 
+    options: CweOptions
+
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of word lists."""
-        return CweGenerator(
-            self.choices,
-            task=name,
-            seed=self.options.seed,
-            generated_tokens=self.generated_tokens,
-            counter=self.counter,
-        )
+        return CweGenerator(self.options, task=name, generated_tokens=self.generated_tokens, counter=self.counter)
 
 
 class FweTask(RulerTask):
     """Frequent-words extraction."""
 
+    options: FweOptions
+
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of coded texts."""
-        return FweGenerator(
-            self.choices,
-            task=name,
-            seed=self.options.seed,
-            generated_tokens=self.generated_tokens,
-            counter=self.counter,
-        )
+        return FweGenerator(self.options, task=name, generated_tokens=self.generated_tokens, counter=self.counter)
 
 
 class QaTask(RulerTask):
     """Question answering; any of the answer's aliases counts."""
 
+    options: QaOptions
+
     def _corpus(self) -> QaCorpus:
-        corpus = task_questions(self.choices)
+        corpus = task_questions(self.options)
         assert corpus is not None
         return corpus
 
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of questions with their documents."""
-        return QaGenerator(self._corpus(), task=name, seed=self.options.seed, counter=self.counter)
+        return QaGenerator(self.options, self._corpus(), task=name, counter=self.counter)
 
     def available_samples(self) -> int:
         """Returns the number of questions."""

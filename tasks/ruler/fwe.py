@@ -5,15 +5,18 @@ import functools
 import math
 import string
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from scipy.special import zeta
 
 from sbeval.errors import UserError
+from sbeval.settings import WholeNumber, number, whole
 from sbeval.tasks.draws import seeded_order, seeded_random, seeded_ranks
 from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.options import Choices
+from sbeval.tasks.ruler.texts import RulerOptions
 from sbeval.tasks.ruler.wording import fwe_wording
 from sbeval.tasks.tokens import WORDS, TokenCounter
 
@@ -77,25 +80,34 @@ class FrequencyDraft(Draft):
         return "".join([words[i] for i in ranks[order].tolist()])
 
 
+class FweOptions(RulerOptions):
+    """Options of frequent-words extraction."""
+
+    alpha: Annotated[float, number("a number above 1", lambda alpha: 1 < alpha < math.inf)] = Field(
+        description="Exponent by which counts fall off with rank."
+    )
+    coded_wordlen: Annotated[int, whole(3)] = Field(description="Letters of a word.")
+    vocab_size: WholeNumber = Field(description="Words to draw from; 0 is RULER's one for every 50 tokens.")
+
+
 class FweGenerator:
     """Makes the samples of frequent-words extraction.
 
     Args:
-        choices: `alpha`, `coded_wordlen` and `vocab_size` (0 for RULER's: one word for every 50 tokens).
+        options: what is asked.
         task: its name, part of every seed.
-        seed: the run's seed.
         generated_tokens: tokens kept free for the answer.
         counter: the model's tokenizer.
     """
 
-    def __init__(self, choices: Choices, *, task: str, seed: int, generated_tokens: int, counter: TokenCounter) -> None:
-        self._alpha = choices.number("alpha", above=1)
-        self._letters = choices.count("coded_wordlen", least=3)
-        self._vocabulary = choices.count("vocab_size", least=0)
+    def __init__(self, options: FweOptions, *, task: str, generated_tokens: int, counter: TokenCounter) -> None:
+        self._alpha = options.alpha
+        self._letters = options.coded_wordlen
+        self._vocabulary = options.vocab_size
         if 0 < self._vocabulary <= ASKED + 1:
             raise UserError(f"{task} asks for {ASKED} of the coded words, so vocab_size is at least {ASKED + 2}.")
         self._generated_tokens = generated_tokens
-        self._name = (task, seed)
+        self._name = (task, options.seed)
         self._counter = counter
         self._wording = fwe_wording()
 

@@ -2,19 +2,54 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from sbeval.errors import UserError
-from sbeval.tasks.draws import NEEDLE_TYPES, NeedleType, draw, draw_distinct, seeded_order, seeded_random
+from sbeval.settings import Count, Expected, as_number, as_whole
+from sbeval.tasks.draws import NeedleType, draw, draw_distinct, seeded_order, seeded_random
 from sbeval.tasks.ruler.drafts import HaystackDraft, Insert
 from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, NoiseHaystack
-from sbeval.tasks.ruler.options import Choices
-from sbeval.tasks.ruler.texts import load_essays
+from sbeval.tasks.ruler.texts import RulerOptions, load_essays
 from sbeval.tasks.ruler.wording import niah_wording
 from sbeval.tasks.tokens import TokenCounter
+
+GRID_DEPTHS = 11
+
+
+def _depths(value: Any) -> tuple[float, ...] | None:
+    if value is None or value == "random":
+        return None
+    if isinstance(value, list | tuple) and value:
+        return tuple(as_number(depth, lambda percent: 0 <= percent <= 100) for depth in value)
+    count = GRID_DEPTHS if value == "grid" else as_whole(value, 2)
+    return tuple(round(100 * i / (count - 1), 6) for i in range(count))
+
+
+class NiahOptions(RulerOptions):
+    """Options of a needle task."""
+
+    depths: Annotated[
+        tuple[float, ...] | None,
+        Expected(
+            '"random", "grid", a number of depths of at least 2, or a list of percents from 0 to 100',
+            _depths,
+        ),
+    ] = Field(
+        default=None,
+        description="Depths in percent that the samples' first asked needle goes through in turn: a list of them, a "
+        f'number of depths spread evenly, "grid" for {GRID_DEPTHS}, or "random" for RULER\'s random depths.',
+    )
+    type_haystack: Literal["noise", "needle", "essay"] = Field(description="What the needles lie in.")
+    type_needle_k: NeedleType = Field(description="What keys are.")
+    type_needle_v: NeedleType = Field(description="What values are.")
+    num_needle_k: Count = Field(description="Keys in the haystack.")
+    num_needle_v: Count = Field(description="Values of a key.")
+    num_needle_q: Count = Field(description="Keys asked for.")
+
 
 POOL_LINES = 8192
 _KEYS, _VALUES = ("for", " is"), (":", ".\nA")
@@ -25,33 +60,22 @@ class NiahGenerator:
     """Makes the samples of one needle task.
 
     Args:
-        choices: `type_haystack`, `type_needle_k`, `type_needle_v`, `num_needle_k`, `num_needle_v`, `num_needle_q`.
+        options: what is asked.
         task: its name, part of every seed.
-        seed: the run's seed.
-        depths_percent: depths that the samples' first asked needle goes through in turn, None for random ones.
         counter: the model's tokenizer.
     """
 
-    def __init__(
-        self,
-        choices: Choices,
-        *,
-        task: str,
-        seed: int,
-        depths_percent: Sequence[float] | None,
-        counter: TokenCounter,
-    ) -> None:
-        self.haystack = choices.one_of("type_haystack", ("noise", "needle", "essay"))
-        self.key_type = cast(NeedleType, choices.one_of("type_needle_k", NEEDLE_TYPES))
-        self.value_type = cast(NeedleType, choices.one_of("type_needle_v", NEEDLE_TYPES))
-        self.queries = choices.count("num_needle_q")
-        self.keys = max(choices.count("num_needle_k"), self.queries)
-        self.values_per_key = choices.count("num_needle_v")
+    def __init__(self, options: NiahOptions, *, task: str, counter: TokenCounter) -> None:
+        self.haystack = options.type_haystack
+        self.key_type, self.value_type = options.type_needle_k, options.type_needle_v
+        self.queries = options.num_needle_q
+        self.keys = max(options.num_needle_k, self.queries)
+        self.values_per_key = options.num_needle_v
         self._one = self.queries * self.values_per_key == 1
         self._inline = self.haystack == "essay"
-        self._essays = choices.path("essays")
-        self._name = (task, seed)
-        self._depths_percent = depths_percent
+        self._essays = options.essays
+        self._name = (task, options.seed)
+        self._depths_percent = options.depths
         self._counter = counter
         self._wording = niah_wording()
         self._drafts: dict[int, HaystackDraft] = {}

@@ -3,13 +3,15 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from sbeval.tasks.draws import seeded_order, seeded_ranks
 from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.texts import QaCorpus
+from sbeval.tasks.ruler.texts import QaCorpus, RulerOptions
 from sbeval.tasks.ruler.wording import qa_document, qa_wording
 from sbeval.tasks.tokens import TokenCounter
 
@@ -68,19 +70,27 @@ class DocumentsDraft(Draft):
         return before[places].tolist(), [round(100 * int(before[place]) / total, 6) for place in places]
 
 
+class QaOptions(RulerOptions):
+    """Options of a question-answering task."""
+
+    fixed = frozenset({"dataset"})
+
+    dataset: Literal["squad", "hotpotqa"] = Field(description="Whose questions are asked.")
+
+
 class QaGenerator:
     """Makes the samples of one question-answering task; sample `index` is the corpus' question `index`.
 
     Args:
+        options: what is asked.
         corpus: questions and documents.
         task: its name, part of every seed.
-        seed: the run's seed.
         counter: the model's tokenizer.
     """
 
-    def __init__(self, corpus: QaCorpus, *, task: str, seed: int, counter: TokenCounter) -> None:
+    def __init__(self, options: QaOptions, corpus: QaCorpus, *, task: str, counter: TokenCounter) -> None:
         self._corpus = corpus
-        self._name = (task, seed)
+        self._name = (task, options.seed)
         self._counter = counter
         self._wording = qa_wording()
         self._template = qa_document()

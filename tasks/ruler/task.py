@@ -13,15 +13,17 @@ from lm_eval.api.task import ConfigurableTask
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.tasks.base import BaseTask
-from sbeval.tasks.ruler.corpora import corpus_facts, option_keys
+from sbeval.tasks.ruler.corpora import corpus_facts, read_options
 from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, prompt_text, rendered_frame
 from sbeval.tasks.ruler.fit import Fit, FittedSamples, Fitter, needs_at_least
-from sbeval.tasks.ruler.options import DEFAULT_LENGTHS, Choices, RunOptions, run_options, task_metadata
 from sbeval.tasks.ruler.scores import parse_answer, string_match_all
+from sbeval.tasks.ruler.texts import RulerOptions
 from sbeval.tasks.ruler.wording import lm_eval_version
 from sbeval.tasks.tokens import TokenCounter, load_counter
 
 log = logging.getLogger(__name__)
+
+DEFAULT_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 
 
 class ParsedAnswer(Filter):  # type: ignore[misc]
@@ -41,6 +43,7 @@ class RulerTask(BaseTask):
     """
 
     fixed: ClassVar = {"output_type": "generate_until"}
+    options: RulerOptions
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config)
@@ -48,20 +51,21 @@ class RulerTask(BaseTask):
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads options and tokenizer and lists the samples."""
-        name, definition = str(self.config.task), self.config.metadata["ruler"]
-        settings = task_metadata(self.config.metadata, name, option_keys(definition))
-        self.options: RunOptions = run_options(settings, name, DEFAULT_LENGTHS)
-        self.choices = Choices(name, definition, settings)
-        self.counter: TokenCounter = load_counter(settings, name)
-        if self.options.dropped_lengths:
-            log.warning("%s leaves out %s: longer than the model takes", name, list(self.options.dropped_lengths))
+        name, metadata = str(self.config.task), self.config.metadata
+        self.options = read_options(name, metadata["ruler"], metadata)
+        self.asked_lengths, self.dropped_lengths = self.options.lengths_of(
+            name, DEFAULT_LENGTHS, metadata.get("pretrained")
+        )
+        self.counter: TokenCounter = load_counter(metadata, name)
+        if self.dropped_lengths:
+            log.warning("%s leaves out %s: longer than the model takes", name, list(self.dropped_lengths))
         self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
         self._prepare(Frame())
         self.keep_documents({"index": index} for index in range(self.num_samples))
 
     @abstractmethod
     def make_generator(self, name: str) -> Generator:
-        """Returns the generator of this task's samples; options, choices and counter are set."""
+        """Returns the generator of this task's samples; options and counter are set."""
 
     def available_samples(self) -> int | None:
         """Returns how many samples there are, None without a bound."""
@@ -69,12 +73,12 @@ class RulerTask(BaseTask):
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
-        corpus = corpus_facts(self.choices)
+        corpus = corpus_facts(self.options)
         return TaskRecord(
             family="ruler",
             protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
             lengths=list(self.lengths),
-            dropped_lengths=sorted({*self.options.context_lengths, *self.options.dropped_lengths} - set(self.lengths)),
+            dropped_lengths=sorted({*self.asked_lengths, *self.dropped_lengths} - set(self.lengths)),
             tokenizer_sha256=self.counter.sha256,
             seed=self.options.seed,
             lm_eval_version=lm_eval_version(),
@@ -157,16 +161,16 @@ class RulerTask(BaseTask):
 
     def _prepare(self, frame: Frame) -> None:
         """Sets generator and lengths, those of the lengths asked for that all samples fit, and records them."""
-        name, asked = str(self.config.task), self.options.context_lengths
+        name, asked = str(self.config.task), self.asked_lengths
         self._prepared_for = (frame, self.generated_tokens)
         self.generator: Generator = self.make_generator(name)
-        corpus = corpus_facts(self.choices)
+        corpus = corpus_facts(self.options)
         self.fitted = FittedSamples(
             name,
             self.generator,
             facts={
-                "choices": self.choices.values,
-                "depths": self.options.depths_percent,
+                "choices": {key: getattr(self.options, key) for key in self.config.metadata["ruler"]},
+                "depths": getattr(self.options, "depths", None),
                 "seed": self.options.seed,
                 "corpus": [corpus.sha256, corpus.detail],
                 "tokenizer": self.counter.sha256,

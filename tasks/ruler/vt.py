@@ -6,15 +6,28 @@ import itertools
 import random
 import string
 from collections.abc import Sequence
+from typing import Literal
 
+from pydantic import Field
+
+from sbeval.settings import Count, WholeNumber
 from sbeval.tasks.draws import seeded_random
 from sbeval.tasks.ruler.drafts import HaystackDraft, Insert
 from sbeval.tasks.ruler.haystacks import Haystack, NoiseHaystack
 from sbeval.tasks.ruler.niah import DEPTHS
-from sbeval.tasks.ruler.options import Choices
-from sbeval.tasks.ruler.texts import load_essays
+from sbeval.tasks.ruler.texts import RulerOptions, load_essays
 from sbeval.tasks.ruler.wording import niah_wording, vt_wording
 from sbeval.tasks.tokens import TokenCounter
+
+
+class VtOptions(RulerOptions):
+    """Options of variable tracking."""
+
+    type_haystack: Literal["noise", "essay"] = Field(description="What the assignments lie in.")
+    num_chains: Count = Field(description="Chains of assignments.")
+    num_hops: Count = Field(description="Assignments of a chain behind its first.")
+    num_fewshot: WholeNumber = Field(description="Worked examples before the question.")
+
 
 DEMONSTRATION_TOKENS = 500
 _LEAST_DEMONSTRATION_LINES, _LEAST_DEMONSTRATION_WORDS = 5, 50
@@ -25,19 +38,18 @@ class VtGenerator:
     """Makes the samples of variable tracking.
 
     Args:
-        choices: `type_haystack`, `num_chains`, `num_hops` and `num_fewshot`.
+        options: what is asked.
         task: its name, part of every seed.
-        seed: the run's seed.
         counter: the model's tokenizer.
     """
 
-    def __init__(self, choices: Choices, *, task: str, seed: int, counter: TokenCounter) -> None:
-        self._inline = choices.one_of("type_haystack", ("noise", "essay")) == "essay"
-        self._chains = choices.count("num_chains")
-        self._hops = choices.count("num_hops")
-        self._shots = choices.count("num_fewshot", least=0)
-        self._essays = choices.path("essays")
-        self._name = (task, seed)
+    def __init__(self, options: VtOptions, *, task: str, counter: TokenCounter) -> None:
+        self._inline = options.type_haystack == "essay"
+        self._chains = options.num_chains
+        self._hops = options.num_hops
+        self._shots = options.num_fewshot
+        self._essays = options.essays
+        self._name = (task, options.seed)
         self._counter = counter
         self._drafts: dict[int, HaystackDraft] = {}
         self._wording = vt_wording()

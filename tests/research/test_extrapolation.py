@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -112,7 +111,8 @@ def test_lengths_run_from_a_quarter_to_the_multiple_asked_for(tmp_path):
 
 def with_validation(tokens: int):
     recipe = tiny_recipe(steps=5)
-    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, validation_tokens=tokens))
+    data = recipe.data.changed(validation_tokens=tokens)
+    return recipe.changed(data=data)
 
 
 def test_validation_text_is_never_trained_on_and_its_loss_is_in_the_record(tmp_path, data_folder):

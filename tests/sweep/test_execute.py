@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,15 @@ from filelock import FileLock
 from fresh_process import run
 from tiny_task import TINY_TASK
 
-from sbeval.sweep import CheckpointSettings, RunSettings, SweepSettings, run_sweep
+from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
 from sbeval.sweep.plan import PlannedRun, plan
 from sbeval.sweep.results import other_settings, what_is_missing
 
 
-def sweep(folder: Path, *checkpoints: str, behaviour: str = "write", limit: float | None = None) -> SweepSettings:
-    return SweepSettings(
-        checkpoints=tuple(CheckpointSettings(pretrained=name) for name in checkpoints or ("one",)),
-        runs=(RunSettings(name="t", tasks=("t",)),),
+def sweep(folder: Path, *checkpoints: str, behaviour: str = "write", limit: float | None = None) -> Sweep:
+    return Sweep(
+        checkpoints=tuple(SweepCheckpoint(pretrained=name) for name in checkpoints or ("one",)),
+        runs=(SweepRun(name="t", tasks=("t",)),),
         output=str(folder),
         limit=limit,
         launcher=(sys.executable, str(sweep_launcher.__file__), behaviour),
@@ -96,7 +95,7 @@ def test_a_sweep_that_is_ended_ends_its_run_and_the_runs_own_workers(tmp_path: P
 
 
 def test_a_launcher_that_does_not_exist_fails_its_runs(tmp_path: Path) -> None:
-    (failure,) = run_sweep(replace(sweep(tmp_path), launcher=("/nowhere/launcher",)))
+    (failure,) = run_sweep(sweep(tmp_path).changed(launcher=("/nowhere/launcher",)))
     assert "/nowhere/launcher" in failure.reason
 
 

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 import pytest
 import safetensors.torch
@@ -17,7 +16,7 @@ from sbeval.models import SbevalForCausalLM, held_rope_frequencies
 from sbeval.models.rope import parse_rope_scaling
 from sbeval.training.document_loss import DocumentMaskedLoss, bucketed_loss, segments
 from sbeval.training.extend import extend, main
-from sbeval.training.settings import OptimizationSettings
+from sbeval.training.recipe import OptimizationSettings
 from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
@@ -202,13 +201,14 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path, parent, dat
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--context", "0"], "--context of 1 or more"),
+        (["--context", "0"], "--context to be a whole number of at least 1, found 0"),
         (["--steps", "0"], "at least one step"),
         (["--warmup-steps", "9"], "within the run's 4 steps, found 9"),
-        (["--learning-rate", "-1"], "learning_rate above 0"),
-        (["--learning-rate", "nan"], "learning_rate above 0"),
-        (["--log-every-steps", "0"], "--log-every-steps of 1 or more"),
-        (["--micro-batch-tokens", "0"], "multiple of the micro batch"),
+        (["--learning-rate", "-1"], "learning_rate to be a number above 0"),
+        (["--learning-rate", "nan"], "learning_rate to be a number above 0"),
+        (["--log-every-steps", "0"], "--log-every-steps to be a whole number of at least 1, found 0"),
+        (["--micro-batch-tokens", "0"], "micro_batch_tokens to be a whole number of at least 1, found 0"),
+        (["--micro-batch-tokens", "384"], "multiple of the micro batch"),
         (["--context", "100000"], "whole windows of 100000 tokens.*multiples of --context"),
     ],
 )
@@ -279,12 +279,12 @@ def test_a_checkpoint_of_the_hub_is_extended_and_named_as_its_parent(tmp_path, d
         (folder / "model.safetensors").unlink()
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("a" * 40)
-    checkpoint = extend(replace(tiny_extension(place, data_folder), checkpoint="someone/llama"), tmp_path / "run")
+    checkpoint = extend(tiny_extension(place, data_folder).changed(checkpoint="someone/llama"), tmp_path / "run")
     parent = json.loads((checkpoint / "config.json").read_text())["extended_from"]
     assert parent["name"] == "someone/llama"
     assert parent["sha256"] == weights_sha256(folder)
     with pytest.raises(UserError, match="someone/other"):
-        extend(replace(tiny_extension(place, data_folder), checkpoint="someone/other"), tmp_path / "other")
+        extend(tiny_extension(place, data_folder).changed(checkpoint="someone/other"), tmp_path / "other")
 
 
 def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_length(tmp_path, data_folder):

@@ -1,11 +1,8 @@
-import dataclasses
-
 import pytest
 
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig
-from sbeval.training.recipe import RECIPE_FOLDER, load_recipe
-from sbeval.training.settings import TrainRecipe
+from sbeval.training.recipe import RECIPE_FOLDER, TrainRecipe, load_recipe
 
 
 def test_the_demo_recipes_differ_in_nothing_but_the_attention():
@@ -31,17 +28,26 @@ def test_numbers_with_exponents_are_read_as_numbers(tmp_path):
     ("change", "message"),
     [
         ("extra: 1\n", "unknown key 'extra'"),
-        ("seed: many\n", "expected int for .*seed, found 'many'"),
-        ("precision: float8\n", "expected precision"),
-        ("model: {attention: rope}\n", "training_length_tokens"),
-        ("data: {folder: f, recall_share: 2}\n", "recall_share from 0"),
+        (
+            "seed: many\n",
+            "Expected seed of the recipe to be a whole number of at least 0, found 'many': correct it in r.yaml",
+        ),
+        ("precision: float8\n", "Expected precision of the recipe to be one of bfloat16, float32"),
+        (
+            "model: {attention: rope}\n",
+            "r.yaml: Expected model.training_length_tokens to be a positive number of tokens, found None",
+        ),
+        ("data: {folder: f, recall_share: 2}\n", "data.recall_share of the recipe to be a number from 0 to below 1"),
         (
             "optimization: {learning_rate: 1, total_tokens: 64, batch_tokens: 12, warmup_steps: 1}\n",
             "whole windows of 8",
         ),
-        ("optimization: {total_tokens: 64, batch_tokens: 16, warmup_steps: 1}\n", "missing key 'learning_rate'"),
+        (
+            "optimization: {total_tokens: 64, batch_tokens: 16, warmup_steps: 1}\n",
+            "Expected optimization.learning_rate of the recipe, found none: add it in r.yaml",
+        ),
         ("optimization: {learning_rate: 1, total_tokens: 8, batch_tokens: 16, warmup_steps: 1}\n", "at least one step"),
-        ("optimization: [1]\n", "expected a mapping"),
+        ("optimization: [1]\n", "optimization of the recipe to be a mapping"),
     ],
 )
 def test_a_faulty_recipe_is_one_clear_sentence(tmp_path, change, message):
@@ -65,9 +71,8 @@ def test_an_absent_recipe_names_the_shipped_ones():
 def test_a_recipe_based_on_another_holds_what_differs(tmp_path):
     (tmp_path / "r.yaml").write_text("based_on: demo_rope\nname: mine\noptimization: {learning_rate: 1e-3}\n")
     base, mine = load_recipe(TrainRecipe, "demo_rope"), load_recipe(TrainRecipe, tmp_path / "r.yaml")
-    assert mine == dataclasses.replace(
-        base, name="mine", optimization=dataclasses.replace(base.optimization, learning_rate=1e-3)
-    )
+    optimization = base.optimization.changed(learning_rate=1e-3)
+    assert mine == base.changed(name="mine", optimization=optimization)
 
 
 SCHEMES = sorted(file.stem for file in RECIPE_FOLDER.glob("scheme_*.yaml"))

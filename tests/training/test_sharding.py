@@ -10,7 +10,7 @@ from training_processes import run_processes
 
 from sbeval.errors import UserError
 from sbeval.training.extend import extend, main
-from sbeval.training.settings import OptimizationSettings
+from sbeval.training.recipe import OptimizationSettings
 from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.train import train
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from training_processes import run_processes
 
 from sbeval.errors import UserError
 from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
-from sbeval.training.record import as_json
 from sbeval.training.train import main, train
 from sbeval.training.trainer import last_complete_state, passes_of_a_step
 from sbeval.training.windows import TrainingWindows, load_arrays
@@ -56,7 +54,7 @@ def test_a_run_stopped_and_resumed_ends_in_the_same_weights(tmp_path, data_folde
 def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
     recipe = tiny_recipe(steps=200, save_every_steps=10)
     whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(as_json(recipe)))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "sbeval.training.train", str(tmp_path / "tiny.yaml"), "--data", str(data_folder)]
     root = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -82,7 +80,7 @@ def points(folder):
 
 def test_two_processes_train_what_one_does(tmp_path, data_folder):
     recipe = tiny_recipe(steps=3)
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(as_json(recipe)))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     whole = train(recipe, tmp_path / "one", data_folder=data_folder)
     arguments = [str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(tmp_path / "two")]
     run_processes("train", arguments)
@@ -95,14 +93,14 @@ def test_a_batch_that_processes_cannot_share_evenly_is_refused():
     optimization = tiny_recipe().optimization  # four windows of 64
     assert passes_of_a_step(optimization, 64, processes=1) == (4, 1)
     assert passes_of_a_step(optimization, 64, processes=2) == (2, 1)
-    assert passes_of_a_step(replace(optimization, micro_batch_tokens=64), 64, processes=2) == (1, 2)
+    assert passes_of_a_step(optimization.changed(micro_batch_tokens=64), 64, processes=2) == (1, 2)
     for processes, micro in ((3, None), (8, None), (3, 64), (4, 128)):
         with pytest.raises(UserError, match=f"that {processes} processes share evenly"):
-            passes_of_a_step(replace(optimization, micro_batch_tokens=micro), 64, processes=processes)
+            passes_of_a_step(optimization.changed(micro_batch_tokens=micro), 64, processes=processes)
 
 
 def test_a_loss_curve_cut_off_in_the_middle_of_a_line_is_gone_on_with(tmp_path, data_folder):
-    recipe = replace(tiny_recipe(steps=4), log_every_steps=1)
+    recipe = tiny_recipe(steps=4).changed(log_every_steps=1)
     assert train(recipe, tmp_path, data_folder=data_folder, max_seconds=0.0) is None
     with (tmp_path / "training_log.jsonl").open("a") as log:
         log.write('{"step": 2, "tok')
@@ -161,15 +159,15 @@ def test_models_compared_see_the_same_tokens_in_the_same_order(data_folder):
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, data_folder):
     recipe = tiny_recipe(steps=12, save_every_steps=1)
-    broken = replace(
-        recipe, optimization=replace(recipe.optimization, learning_rate=1e30, gradient_clip=1e30, warmup_steps=1)
+    broken = recipe.changed(
+        optimization=recipe.optimization.changed(learning_rate=1e30, gradient_clip=1e30, warmup_steps=1)
     )
     with pytest.raises(
         UserError, match=r"NaN or infinity at step \d+; the last good state is kept in .*checkpoint-\d+"
     ):
         train(broken, tmp_path, data_folder=data_folder)
     with pytest.raises(UserError, match="no state had been saved before"):
-        train(replace(broken, save_every_steps=100), tmp_path / "other", data_folder=data_folder)
+        train(broken.changed(save_every_steps=100), tmp_path / "other", data_folder=data_folder)
     assert not (tmp_path / "tiny_stickbreaking").exists()
     state = last_complete_state(tmp_path / "states")
     assert all(tensor.isfinite().all() for tensor in weights(state).values())
@@ -229,10 +227,10 @@ def test_more_steps_than_there_is_text_for_must_be_asked_for(tmp_path, data_fold
     recipe = tiny_recipe()
     tokens = len(load_arrays(data_folder).tokens)
     steps = 2 * tokens // recipe.optimization.batch_tokens
-    long = replace(recipe, optimization=replace(recipe.optimization, total_tokens=steps * 256))
+    long = recipe.changed(optimization=recipe.optimization.changed(total_tokens=steps * 256))
     with pytest.raises(UserError, match=r"that is 1\.[78]\d epochs; .*--allow-repeat"):
         train(long, tmp_path / "once", data_folder=data_folder)
-    repeated = replace(long, data=replace(long.data, allow_repeat=True))
+    repeated = long.changed(data=long.data.changed(allow_repeat=True))
     assert train(repeated, tmp_path / "often", data_folder=data_folder, max_seconds=0.0) is None
 
 
@@ -240,7 +238,7 @@ def test_a_mistake_in_the_model_does_not_spoil_the_folder(tmp_path, data_folder)
     recipe = tiny_recipe(steps=2)
     for wrong, words in ({"atention": "rope"}, "atention"), ({"vocab_size": 100}, "vocab_size of at least"):
         with pytest.raises(UserError, match=words):
-            train(replace(recipe, model=recipe.model | wrong), tmp_path, data_folder=data_folder)
+            train(recipe.changed(model=recipe.model | wrong), tmp_path, data_folder=data_folder)
     assert train(recipe, tmp_path, data_folder=data_folder) is not None
 
 

@@ -169,10 +169,10 @@ def test_metrics_inside_lm_eval(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
-        ("sb_mqrar", {"pairs": 0}, "pairs to be a list of whole numbers"),
+        ("sb_mqrar", {"pairs": 0}, "pairs of sb_mqrar to be a list of whole numbers"),
         ("sb_mqrar", {"context_lengths": [64]}, "need at least"),
         ("sb_mqrar_text", {"pairs": 100, "context_lengths": [300]}, "asks for nothing within 300 tokens"),
-        ("sb_flipflop", {"ignore_share": 1}, "ignore_share to be a number"),
+        ("sb_flipflop", {"ignore_share": 1}, "ignore_share of sb_flipflop to be a number"),
         ("sb_niah_single_1_forced", {"num_needle_v": 2, "context_lengths": [2000]}, "scores one answer"),
     ],
 )
@@ -195,7 +195,7 @@ def test_options_can_be_set_for_one_task_alone(folder: Path) -> None:
     own = {"pairs": 3, "vocabulary": 64, "context_lengths": [128]}
     task = load_task("sb_mqrar", {"pairs": [8], "context_lengths": [512], "sb_mqrar": own})
     assert next(iter(task.aggregation())) == "exact_match_3_pairs@0000128"
-    with pytest.raises(UserError, match="sb_mqrar has no option pair; it has context_lengths, n_back, num_samples"):
+    with pytest.raises(UserError, match=r"keys that sb_mqrar has, found unknown key 'pair' .*did you mean 'pairs'"):
         load_task("sb_mqrar", {"sb_mqrar": {"pair": 3}})
 
 

@@ -105,28 +105,36 @@ def test_single_samples_can_be_chosen(metadata: dict[str, Any]) -> None:
     ("task", "options", "message"),
     [
         ("sb_niah_single_1", {"context_lengths": [100]}, "needs at least .* tokens of context"),
-        ("sb_niah_single_1", {"context_lengths": ["4K"]}, "list of whole numbers of tokens, found"),
-        ("sb_niah_single_1", {"context_lengths": []}, "list of whole numbers"),
-        ("sb_niah_single_1", {"max_length": 2048}, "asks for 3000 tokens and the model takes 2048"),
-        ("sb_niah_single_1", {"depths": 1}, "Expected depths to be"),
-        ("sb_niah_single_1", {"num_samples": 0}, "num_samples to be a whole number of at least 1"),
-        ("sb_niah_single_1", {"type_haystack": "straw"}, "type_haystack to be one of noise, needle, essay"),
-        ("sb_niah_single_1", {"sb_niah_single_1": {"needles": 3}}, "has no option needles"),
+        ("sb_niah_single_1", {"context_lengths": ["4K"]}, "list of positive whole numbers of tokens, found"),
+        ("sb_niah_single_1", {"context_lengths": []}, "list of positive whole numbers"),
+        ("sb_niah_single_1", {"max_length": 2048}, "found 3000 tokens for a model that takes 2048"),
+        ("sb_niah_single_1", {"depths": 1}, "Expected depths of sb_niah_single_1 to be"),
+        ("sb_niah_single_1", {"num_samples": 0}, "num_samples of sb_niah_single_1 to be a whole number of at least 1"),
+        (
+            "sb_niah_single_1",
+            {"type_haystack": "straw"},
+            "type_haystack of sb_niah_single_1 to be one of noise, needle, essay",
+        ),
+        (
+            "sb_niah_single_1",
+            {"sb_niah_single_1": {"needles": 3}},
+            "found unknown key 'needles' in --metadata: known keys: context_lengths, depths",
+        ),
         (
             "sb_niah_single_1",
             {"context_length": [2000]},
-            "expected context_lengths in --metadata and found context_length",
+            "expected context_lengths in --metadata, found context_length",
         ),
-        ("sb_niah_single_1", {"type_haystak": "noise"}, "expected type_haystack in --metadata and found type_haystak"),
-        ("sb_ruler_qa_hotpot", {"hotpotqa": "FILE"}, "expected hotpot in --metadata and found hotpotqa"),
+        ("sb_niah_single_1", {"type_haystak": "noise"}, "expected type_haystack in --metadata, found type_haystak"),
+        ("sb_ruler_qa_hotpot", {"hotpotqa": "FILE"}, "expected hotpot in --metadata, found hotpotqa"),
         ("sb_niah_single_1", {"sb_ruler_vtt": {"num_hops": 6}}, "found sb_ruler_vtt; did you mean sb_ruler_vt"),
-        ("sb_niah_single_1", {"sb_niah": {"depths": 5}}, "sb_niah is a group, and options are for one task"),
-        ("sb_ruler_vt", {"sb_ruler_vt": {"depths": 5}}, "sb_ruler_vt has no option depths"),
-        ("sb_ruler_qa_squad", {"sb_ruler_qa_squad": {"dataset": "hotpotqa"}}, "has no option dataset"),
+        ("sb_niah_single_1", {"sb_niah": {"depths": 5}}, "the name of a task, found the group sb_niah"),
+        ("sb_ruler_vt", {"sb_ruler_vt": {"depths": 5}}, "keys that sb_ruler_vt has, found unknown key 'depths'"),
+        ("sb_ruler_qa_squad", {"sb_ruler_qa_squad": {"dataset": "hotpotqa"}}, "found unknown key 'dataset'"),
         ("sb_niah_single_1", {"tokenizer": None}, "found none: give the model with --model_args"),
         ("sb_niah_single_2", {"essays": "/no/such/folder"}, "folder of them at /no/such/folder, and found none"),
         ("sb_niah_single_2", {"num_needle_k": 41}, "40 depths in essays"),
-        ("sb_ruler_fwe", {"alpha": 1}, "alpha to be a number above 1"),
+        ("sb_ruler_fwe", {"alpha": 1}, "alpha of sb_ruler_fwe to be a number above 1"),
         ("sb_ruler_fwe", {"vocab_size": 4}, "vocab_size is at least 5"),
         ("sb_ruler_qa_squad", {"squad": "/no/such/file"}, "corpus file at /no/such/file, and found none"),
     ],
@@ -212,8 +220,8 @@ def test_a_longer_answer_takes_its_tokens_from_the_context(metadata: dict[str, A
 
 def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata: dict[str, Any]) -> None:
     task = load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 9000, "num_samples": 1})
-    assert task.options.context_lengths == (4096, 8192)
-    assert task.options.dropped_lengths == (16384, 32768, 65536, 131072)
+    assert task.asked_lengths == (4096, 8192)
+    assert task.dropped_lengths == (16384, 32768, 65536, 131072)
     with pytest.raises(UserError, match="shortest default length"):
         load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 4095})
 

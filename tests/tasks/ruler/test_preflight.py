@@ -50,7 +50,7 @@ def test_options_that_change_what_is_needed_count(corpora: dict[str, Any]) -> No
     check_corpora(["sb_niah"], {**nowhere, "sb_niah_single_2": corpora, "type_haystack": "needle"})
     with pytest.raises(UserError, match="/no/such/place"):
         check_corpora(["sb_ruler_vt"], {**nowhere, "sb_ruler_vt": {"type_haystack": "essay"}})
-    with pytest.raises(UserError, match="sb_ruler_vt has no option needles"):
+    with pytest.raises(UserError, match="keys that sb_ruler_vt has, found unknown key 'needles'"):
         check_corpora(["sb_ruler_vt"], {"sb_ruler_vt": {"needles": 1}})
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from sbeval.errors import UserError
-from sbeval.sweep import SUITES, CheckpointSettings, RunSettings, SweepSettings, load_sweep, suite_runs
+from sbeval.sweep import SUITES, Sweep, SweepCheckpoint, SweepRun, load_sweep, suite_runs
 from sbeval.sweep.command import sweep_from_command
 from sbeval.sweep.plan import plan
 
@@ -64,8 +64,8 @@ def test_every_checkpoint_goes_through_every_run_in_its_own_way(tmp_path: Path) 
 
 
 def test_lengths_apart_are_runs_of_their_own() -> None:
-    run = RunSettings(name="roll", tasks=("t",), context_lengths=(512, 65536), lengths_apart=True)
-    runs = plan(SweepSettings(checkpoints=(CheckpointSettings(pretrained="a/b"),), runs=(run,)))
+    run = SweepRun(name="roll", tasks=("t",), context_lengths=(512, 65536), lengths_apart=True)
+    runs = plan(Sweep(checkpoints=(SweepCheckpoint(pretrained="a/b"),), runs=(run,)))
     assert [(run.name, run.config["metadata"]["context_lengths"]) for run in runs] == [
         ("roll-512", [512]),
         ("roll-65536", [65536]),
@@ -130,9 +130,12 @@ def test_longbench_and_many_shot_are_cut_to_the_lengths_asked_for() -> None:
         ({"checkpoints": "a"}, "as a list"),
         ({"checkpoints": [3]}, "mapping"),
         ({"checkpoints": ["x/a", "y/a"]}, "label"),
-        ({"checkpoints": [{"label": "b"}]}, "missing key 'pretrained'"),
+        ({"checkpoints": [{"label": "b"}]}, "Expected pretrained of a checkpoint, found none: add it in sweep.yaml"),
         ({"checkpoints": [{"pretrained": "a", "model_args": {"pretrained": "b"}}]}, "pretrained"),
-        ({"checkpoints": [{"pretrained": "a", "model_args": "dtype=float32"}]}, "model_args as a mapping"),
+        (
+            {"checkpoints": [{"pretrained": "a", "model_args": "dtype=float32"}]},
+            "model_args of checkpoint 'a' to be a mapping",
+        ),
         ({"runs": [RUN, RUN]}, "own name"),
         ({"runs": None}, "suite or runs"),
         ({"runs": [{"name": "x", "tasks": []}]}, "tasks of run 'x'"),

@@ -1,0 +1,264 @@
+"""The one reader of what a user sets: values become a frozen model, or one sentence says what was expected and found.
+
+Settings come from `--metadata`, `--model_args`, sweep files, recipes and command lines. A model of them derives from
+`Settings`, and the type of a field says what its value may be, in the words of the sentence. The same value means the
+same everywhere: digits in quotes are the number they write, since command lines give text, and `true` is no number.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Self, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from sbeval.errors import UserError
+
+_MOST_SHOWN_CHARACTERS = 200
+_LEAST_LIKENESS = 0.75
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Expected:
+    """What the value of a field may be; stands beside the Python type in `Annotated`.
+
+    Attributes:
+        text: completes "Expected stride to be ...".
+        read: returns the value as the field holds it; raises ValueError or TypeError for one that cannot be.
+        hint: ends the sentence behind "correct it".
+    """
+
+    text: str
+    read: Callable[[Any], Any]
+    hint: str = ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._read)
+
+    def _read(self, value: Any) -> Any:
+        try:
+            return self.read(value)
+        except UserError:
+            raise
+        except (TypeError, ValueError, OverflowError):
+            raise PydanticCustomError("expected", "{text}", {"text": self.text, "hint": self.hint}) from None
+
+
+def whole(least: int, text: str | None = None) -> Expected:
+    """Returns the type of whole numbers of at least `least`."""
+    return Expected(text or f"a whole number of at least {least}", lambda value: as_whole(value, least))
+
+
+def number(text: str, accept: Callable[[float], bool]) -> Expected:
+    """Returns the type of numbers that `accept` takes; YAML reads 3e-3 as text, so text that writes one is a number."""
+    return Expected(text, lambda value: as_number(value, accept))
+
+
+def as_counts(value: Any) -> tuple[int, ...]:
+    """Returns whole numbers of at least 1, such as context lengths in tokens, ascending and each once.
+
+    Args:
+        value: a whole number, a list of them, or text with commas between them.
+
+    Raises:
+        ValueError: it is something else, or holds none.
+    """
+    listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    if not listed:
+        raise ValueError
+    return tuple(sorted({as_whole(item, 1) for item in listed}))
+
+
+def as_whole(value: Any, least: int) -> int:
+    """Returns a whole number of at least `least`; raises ValueError for anything else."""
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError
+    return value
+
+
+def as_number(value: Any, accept: Callable[[float], bool]) -> float:
+    """Returns a number that `accept` takes; raises ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    if not accept(found := float(value)):
+        raise ValueError
+    return found
+
+
+def _limit(value: Any) -> float:
+    found = as_number(value, lambda limit: 0 < limit < math.inf)
+    return int(found) if found.is_integer() else found
+
+
+def _of(kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise ValueError
+        return value
+
+    return read
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError
+    return tuple(names)
+
+
+WholeNumber = Annotated[int, whole(0)]
+Count = Annotated[int, whole(1)]
+Tokens = Annotated[int, whole(1, "a positive number of tokens")]
+Counts = Annotated[tuple[int, ...], Expected("a list of whole numbers of at least 1", as_counts)]
+Lengths = Annotated[
+    tuple[int, ...],
+    Expected("a list of positive whole numbers of tokens", as_counts, ", for instance to [1024, 4096]"),
+]
+Number = Annotated[float, number("a number", math.isfinite)]
+PositiveNumber = Annotated[float, number("a number above 0", lambda value: 0 < value < math.inf)]
+Share = Annotated[float, number("a number from 0 to below 1", lambda value: 0 <= value < 1)]
+Limit = Annotated[float, Expected("a number above 0", _limit, ", or leave it out for no limit")]
+Text = Annotated[str, Expected("text", _of(str), ", with quotes around text")]
+Flag = Annotated[bool, Expected("true or false", _of(bool))]
+Names = Annotated[tuple[str, ...], Expected("a list of names", _names)]
+Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines)", _of(Mapping))]
+PathText = Annotated[str, Expected("a path", lambda value: str(Path(value)) and os.fspath(value))]
+LocalPath = Annotated[Path, Expected("a path", lambda value: Path(value).expanduser())]
+
+
+class Settings(BaseModel):
+    """A set of settings, which never change once read; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise UserError(_sentence(type(self), error, place="", source="")) from None
+
+    # settings within settings are read without it, so that the sentence names the place from the outermost on
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def read(cls, values: Any, *, place: str, source: str) -> Self:
+        """Reads settings from a mapping.
+
+        Args:
+            values: the mapping.
+            place: what the settings are of, for messages: "the recipe", "run 'stream'", a task's name.
+            source: where the user wrote them: the name of a file or of an option.
+
+        Raises:
+            UserError: no mapping, an unknown or a missing key, or a value that cannot be.
+        """
+        if not isinstance(values, Mapping):
+            raise UserError(
+                f"Expected {place} to be a mapping of settings, found {_shown(values)}: "
+                f"write `key: value` lines in {source}."
+            )
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise UserError(_sentence(cls, error, place=place, source=source)) from None
+
+    def changed(self, **changes: Any) -> Self:
+        """Returns these settings with some of them changed, checked as all are."""
+        return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | changes)
+
+
+def read_value(kind: Any, value: Any, *, name: str, source: str = "") -> Any:
+    """Reads one value.
+
+    Args:
+        kind: a field's type, such as `Lengths`.
+        value: what the user gave.
+        name: what it is called, for messages.
+        source: where the user wrote it.
+
+    Raises:
+        UserError: the value cannot be.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise UserError(_wrong_value(name, error.errors()[0], source)) from None
+
+
+def read_yaml(path: Path, what: str) -> dict[str, Any]:
+    """Reads a YAML file of settings.
+
+    Args:
+        path: the file.
+        what: what it is, for messages: "a recipe".
+
+    Raises:
+        UserError: there is no such file, or it holds no settings.
+    """
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Expected {what} at {str(path)!r}, found none that can be read ({error}).") from None
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"Expected YAML in {str(path)!r}, found something else ({reason}): mend the file.") from None
+    if not isinstance(value, dict):
+        raise UserError(
+            f"Expected settings of {what} (`key: value` lines) in {str(path)!r}, found {type(value).__name__}: "
+            "mend the file."
+        )
+    return value
+
+
+def unknown_key(key: Any, known: Iterable[str], *, place: str, source: str) -> str:
+    """Returns the sentence about a key that some settings do not have."""
+    names = sorted(known)
+    near = get_close_matches(str(key), names, n=1, cutoff=_LEAST_LIKENESS)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(names)}."
+    return f"Expected keys that {place} has, found unknown key {key!r}{_in(source)}: {hint}"
+
+
+def _sentence(kind: type[Settings], error: ValidationError, *, place: str, source: str) -> str:
+    """Returns what is wrong with some settings: a misspelt key first, since the right one may be missing for it."""
+    order = {"extra_forbidden": 0, "invalid_key": 0, "missing": 1}
+    first = min(error.errors(), key=lambda one: order.get(one["type"], 2))
+    *parents, key = first["loc"] or ("",)
+    if order.get(first["type"]) == 0:
+        for part in (part for part in parents if isinstance(part, str)):
+            inner = kind.model_fields[part].annotation
+            kind = next(one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Settings))
+        whole_place = " of ".join([*(str(part) for part in reversed(parents)), place or "these settings"])
+        return unknown_key(key, kind.model_fields, place=whole_place, source=source)
+    name = ".".join(str(part) for part in first["loc"]) + (f" of {place}" if place else "")
+    if first["type"] == "missing":
+        return f"Expected {name}, found none: add it{_in(source)}."
+    return _wrong_value(name, first, source)
+
+
+def _wrong_value(name: str, error: Any, source: str) -> str:
+    context = error.get("ctx", {})
+    if isinstance(own := context.get("error"), UserError):
+        return f"{source}: {own}" if source else str(own)
+    expected = {
+        "expected": context.get("text"),
+        "literal_error": f"one of {str(context.get('expected')).replace(' or ', ', ')}".replace("'", ""),
+        "model_type": "a mapping of settings (`key: value` lines)",
+    }.get(error["type"], error["msg"].removeprefix("Input should be "))
+    hint = context.get("hint", "")
+    return f"Expected {name} to be {expected}, found {_shown(error['input'])}: correct it{_in(source)}{hint}."
+
+
+def _in(source: str) -> str:
+    return f" in {source}" if source else ""
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MOST_SHOWN_CHARACTERS else f"{text[:_MOST_SHOWN_CHARACTERS]} ..."

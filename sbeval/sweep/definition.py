@@ -1,0 +1,121 @@
+"""What a sweep consists of: its checkpoints, and the runs that each of them goes through."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from sbeval.errors import UserError
+from sbeval.settings import Expected, Flag, Lengths, Limit, Names, Options, Settings, Text, WholeNumber, as_whole
+
+_UNSAFE_CHARACTERS = re.compile(r"[^\w.+-]+")
+
+
+class SweepCheckpoint(Settings):
+    """One model of a sweep, evaluated in one way."""
+
+    pretrained: Text = Field(description="Checkpoint folder or hub id.")
+    label: Text = Field(
+        default="",
+        description="Name of its folder of results; by default the last part of `pretrained`. Two entries of one "
+        "checkpoint, such as with and without RoPE scaling, need labels of their own.",
+    )
+    model: Text = Field(default="sb", description="lm-eval's name of the model.")
+    model_args: Options = Field(
+        default={}, description="Further arguments of the model; they win over those of a run and of the sweep."
+    )
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        if "pretrained" in self.model_args:
+            raise UserError(
+                f"Expected pretrained of {self.pretrained!r} once, found it in its model_args too: take that out."
+            )
+        return self
+
+    @property
+    def folder_name(self) -> str:
+        """The label, or the checkpoint's name, as a folder can be called."""
+        return folder_name(self.label or self.pretrained.rstrip("/").rpartition("/")[2])
+
+
+class SweepRun(Settings):
+    """One lm-eval run that every checkpoint of a sweep goes through."""
+
+    name: Text = Field(description="Name of its folder of results.")
+    tasks: Names = Field(description="lm-eval's names of tasks and groups.")
+    context_lengths: Lengths | None = Field(
+        default=None, description="Lengths in tokens for tasks that take them; None leaves the tasks' own."
+    )
+    lengths_apart: Flag = Field(
+        default=False,
+        description="Whether each length is a run of its own. What one run scores at several lengths is paired; "
+        "lengths apart lose less time when the longest one fails.",
+    )
+    num_fewshot: WholeNumber | None = Field(
+        default=None, description="Examples in the prompt; None leaves the tasks' own."
+    )
+    limit: Limit | None = Field(
+        default=None, description="Documents of a task, as a number or a share below 1; None takes all."
+    )
+    model_args: Options = Field(default={}, description="Arguments of the model; they win over those of the sweep.")
+    metadata: Options = Field(default={}, description="Further metadata for the tasks; it wins over that of the sweep.")
+
+    @model_validator(mode="after")
+    def _lengths_to_part(self) -> Self:
+        if self.lengths_apart and self.context_lengths is None:
+            raise UserError(
+                f"Expected context_lengths in run {self.name!r} beside lengths_apart, found none: list them."
+            )
+        return self
+
+
+def _batch_size(value: Any) -> int | str:
+    return value if isinstance(value, str) and re.fullmatch(r"auto(:\d+(\.\d+)?)?", value) else as_whole(value, 1)
+
+
+class Sweep(Settings):
+    """A sweep."""
+
+    checkpoints: tuple[SweepCheckpoint, ...] = Field(default=(), description="The models.")
+    runs: tuple[SweepRun, ...] = Field(default=(), description="What each of them goes through.")
+    output: Text = Field(
+        default="results", description="Folder of all results, one folder a checkpoint and in it one folder a run."
+    )
+    model_args: Options = Field(default={}, description="Arguments of every model.")
+    metadata: Options = Field(default={}, description="Metadata for the tasks of every run.")
+    limit: Limit | None = Field(
+        default=None, description="Documents of a task for every run that does not say so itself."
+    )
+    batch_size: Annotated[int | str, Expected("a whole number of at least 1, or auto", _batch_size)] | None = Field(
+        default=None, description="lm-eval's; None is its default."
+    )
+    device: Text | None = Field(default=None, description="lm-eval's; None is its default.")
+    include_path: Text | None = Field(default=None, description="Folder of further task files, as lm-eval's.")
+    launcher: Names | None = Field(
+        default=None,
+        description='Command in front of `-m sbeval run`, such as ["accelerate", "launch"]; None is this Python.',
+    )
+
+    @model_validator(mode="after")
+    def _something_to_run(self) -> Self:
+        if not self.checkpoints:
+            raise UserError("Expected checkpoints to evaluate, found none: name at least one.")
+        if not self.runs:
+            raise UserError("Expected a suite or runs, found neither: name a suite or list runs.")
+        _check_distinct([checkpoint.folder_name for checkpoint in self.checkpoints], "checkpoints", "label")
+        _check_distinct([folder_name(run.name) for run in self.runs], "runs", "name")
+        return self
+
+
+def folder_name(name: str) -> str:
+    """Returns a name as one folder can be called."""
+    return _UNSAFE_CHARACTERS.sub("_", name).strip("._") or "unnamed"
+
+
+def _check_distinct(names: list[str], what: str, field: Literal["label", "name"]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(
+            f"Expected {what} whose folders differ, found {', '.join(twice)} more than once: give each its own {field}."
+        )

@@ -1,0 +1,141 @@
+"""The one reader of `--metadata`: which options a task has, and what the user chose.
+
+lm-eval merges `--metadata` and `--model_args` into one mapping and hands it to every task, so a key that a task does
+not know is left to the others, unless it is nearly one the task knows. `{"sb_wikitext_stream": {"stride": 512}}` sets
+options for one task alone; there an unknown key is an error. A value of null is one that was not given.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import Field
+
+from sbeval.checkpoints.stated import longest_input_tokens
+from sbeval.errors import UserError
+from sbeval.settings import Count, Lengths, Settings, Tokens, WholeNumber, unknown_key
+
+# Numbers that are published were made with these: lm-eval's own seed of numpy for the perplexity tasks, and RULER's own
+# for tasks whose samples are drawn. Another default would change every sample or interval.
+PERPLEXITY_SEED = 1234
+SAMPLES_SEED = 42
+
+_LEAST_LIKENESS = 0.85
+_TASKS = Path(__file__).parent
+
+
+class TaskOptions(Settings):
+    """Options of every task here."""
+
+    fixed: ClassVar[frozenset[str]] = frozenset()
+    """Fields that the task's name decides, so that no option changes them."""
+
+    context_lengths: Lengths | None = Field(
+        default=None,
+        description="Context lengths in tokens; None takes the task's own, as far as text and model reach.",
+    )
+    max_length: Tokens | None = Field(
+        default=None,
+        description="Longest input the model takes, in tokens: an argument of the model, which tasks read too.",
+    )
+
+    @classmethod
+    def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:
+        """Reads the options of one task: its definition, what is set for all tasks, and its own entry on top.
+
+        Args:
+            task: its name.
+            metadata: lm-eval's metadata, the model's arguments among it.
+            definition: options that the task's YAML sets.
+
+        Raises:
+            UserError: a value that cannot be, a key of the task's own entry that it does not know, a shared key that is
+                nearly one it knows, or an entry for a task there is not.
+        """
+        known = cls.model_fields.keys() - cls.fixed
+        own = {} if metadata.get(task) is None else metadata[task]
+        if not isinstance(own, Mapping):
+            raise UserError(
+                f"Expected options of {task} as a mapping, found {own!r}: write --metadata '{{\"{task}\": {{...}}}}'."
+            )
+        for key in own:
+            if key not in known:
+                raise UserError(unknown_key(key, known, place=task, source="--metadata"))
+        for key in metadata.keys() - {task} - known:
+            _check_shared(str(key), task, known)
+        chosen = {key: metadata[key] for key in known & metadata.keys()} | dict(own)
+        given = {key: value for key, value in chosen.items() if value is not None}
+        return cls.read({**(definition or {}), **given}, place=task, source="--metadata")
+
+    def lengths_of(
+        self, task: str, defaults: Iterable[int], pretrained: object
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the lengths to run and the default ones the model is too short for, each ascending.
+
+        The model takes `max_length`, else what a local checkpoint's configuration names; a longer prompt would be cut
+        on the left without a word in the results.
+
+        Args:
+            task: its name, for errors.
+            defaults: lengths in tokens where none were asked for, ascending.
+            pretrained: the model's argument of that name.
+
+        Raises:
+            UserError: they are longer than the model takes.
+        """
+        longest = self.max_length or longest_input_tokens(pretrained)
+        if self.context_lengths is None:
+            first, *others = defaults
+            if longest is not None and first > longest:
+                raise UserError(
+                    f"Expected {task} to have room for its shortest default length of {first} tokens, found a model "
+                    f'that takes {longest}: set --model_args max_length=... or --metadata \'{{"context_lengths": '
+                    "[...]}'."
+                )
+            fitting = tuple(n for n in (first, *others) if longest is None or n <= longest)
+            return fitting, tuple(n for n in others if n not in fitting)
+        if longest is not None and self.context_lengths[-1] > longest:
+            raise UserError(
+                f"Expected context_lengths of {task} that the model takes, found {self.context_lengths[-1]} tokens "
+                f"for a model that takes {longest}: set --model_args max_length={self.context_lengths[-1]}, or leave "
+                "that length out."
+            )
+        return self.context_lengths, ()
+
+
+class SampleOptions(TaskOptions):
+    """Options of tasks that draw their samples."""
+
+    num_samples: Count = Field(default=500, description="Samples at each length.")
+    seed: WholeNumber = Field(default=SAMPLES_SEED, description="Seed of all draws.")
+
+
+def _check_shared(key: str, task: str, known: Iterable[str]) -> None:
+    """Refuses a key for all tasks that is nearly an option of this one, or names a task there is not."""
+    if near := get_close_matches(key, known, n=1, cutoff=_LEAST_LIKENESS):
+        raise UserError(f"{task}: expected {near[0]} in --metadata, found {key}: correct the name.")
+    tasks, groups = _packaged()
+    if not key.startswith("sb_") or key in tasks:
+        return
+    if key in groups:
+        raise UserError(
+            f"Expected options in --metadata under the name of a task, found the group {key}: give them to all tasks, "
+            "or under the name of each."
+        )
+    near = get_close_matches(key, tasks, n=3) or sorted(tasks)
+    raise UserError(
+        f"Expected options in --metadata under the name of a task, found {key}; did you mean {' or '.join(near)}?"
+    )
+
+
+@functools.cache
+def _packaged() -> tuple[frozenset[str], frozenset[str]]:
+    """Returns the names of the packaged tasks and groups."""
+    tasks: set[str] = set()
+    groups: set[str] = set()
+    for path in _TASKS.rglob("sb_*.yaml"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        (groups if any(line.startswith("group:") for line in lines) else tasks).add(path.stem)
+    return frozenset(tasks), frozenset(groups)

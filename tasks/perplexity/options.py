@@ -1,0 +1,61 @@
+"""What a user chooses with `--metadata` for the perplexity tasks."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field
+
+from sbeval.errors import UserError
+from sbeval.settings import Count, LocalPath, Text, WholeNumber
+from sbeval.tasks.metadata import PERPLEXITY_SEED, TaskOptions
+
+MOST_TARGETS = 256
+
+
+class CorpusOptions(TaskOptions):
+    """Which text a task reads; None leaves the corpus's own."""
+
+    data_path: LocalPath | None = Field(default=None, description="Local file or folder to read instead.")
+    dataset: Text | None = Field(default=None, description="Hub dataset to read instead.")
+    dataset_config: Text | None = Field(default=None, description="Configuration of the hub dataset.")
+    dataset_split: Text | None = Field(default=None, description="Split of the hub dataset.")
+    text_field: Text | None = Field(default=None, description="Field or column that holds the text.")
+
+
+class PerplexityOptions(CorpusOptions):
+    """Options of the perplexity tasks."""
+
+    bos: Literal["text", "window"] | None = Field(
+        default=None,
+        description='What is fed before a window: the token before it in the text ("text"), or BOS ("window"); None is '
+        "the tokenizer's default.",
+    )
+    separator: Text | None = Field(default=None, description="Text between joined documents; None is the EOS token.")
+    targets_per_window: Count | None = Field(
+        default=None, description="Scored targets of a fixed-target window; None is the protocol's default."
+    )
+    blocks_per_document: Count = Field(default=4, description="Most target blocks that one document gives.")
+    stride: Count | None = Field(default=None, description="New targets of a sliding window; None is half its length.")
+    longppl_evaluator: Text | None = Field(
+        default=None,
+        description="Checkpoint or hub id of the model that chooses LongPPL's key tokens; None is no LongPPL.",
+    )
+    context: Literal["document", "stream"] | None = Field(
+        default=None, description="Where a window's left context may come from; None is the protocol's default."
+    )
+    seed: WholeNumber = Field(default=PERPLEXITY_SEED, description="Seed of sampling and of the bootstrap.")
+
+    @classmethod
+    def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:
+        """Reads the options of one task.
+
+        Raises:
+            UserError: as for every task, and for a protocol, which is part of a task's name.
+        """
+        if "protocol" in metadata:
+            raise UserError(
+                f"{task}: expected the protocol in the task's name, found protocol {metadata['protocol']!r} in "
+                "--metadata: name the task sb_<corpus>_<protocol>, with rolling, stream, sliding, fixed_target or "
+                "position."
+            )
+        return super().of_task(task, metadata, definition)

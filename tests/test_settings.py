@@ -1,0 +1,190 @@
+"""Every settings model: a value that cannot be is one sentence of ours, and a value means the same in all of them."""
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sbeval.errors import UserError
+from sbeval.settings import Lengths, Settings, as_counts, read_value, read_yaml
+from sbeval.tasks.metadata import PERPLEXITY_SEED, SAMPLES_SEED, TaskOptions
+
+HOMES = (
+    *("sbeval.tasks.perplexity.options", "sbeval.tasks.ruler.corpora", "sbeval.tasks.recall.mqrar"),
+    *("sbeval.tasks.recall.flipflop", "sbeval.tasks.recall.span", "sbeval.model_adapters.options"),
+    *("sbeval.sweep.definition", "sbeval.training.recipe", "sbeval.training.prepare", "sbeval.training.extend"),
+)
+OPTIMIZATION = {"learning_rate": 1, "total_tokens": 640, "batch_tokens": 16, "warmup_steps": 1}
+# what a model cannot do without
+REQUIRED: dict[str, dict[str, Any]] = {
+    "NiahOptions": {
+        **{"type_haystack": "noise", "type_needle_k": "words", "type_needle_v": "numbers"},
+        **{"num_needle_k": 1, "num_needle_v": 1, "num_needle_q": 1},
+    },
+    "VtOptions": {"type_haystack": "noise", "num_chains": 1, "num_hops": 4, "num_fewshot": 1},
+    "CweOptions": {"freq_cw": 30, "freq_ucw": 3, "num_cw": 10, "num_fewshot": 1},
+    "FweOptions": {"alpha": 2, "coded_wordlen": 6, "vocab_size": 0},
+    "QaOptions": {"dataset": "squad"},
+    "SweepCheckpoint": {"pretrained": "a"},
+    "SweepRun": {"name": "x", "tasks": ["t"]},
+    "Sweep": {"checkpoints": [{"pretrained": "a"}], "runs": [{"name": "x", "tasks": ["t"]}]},
+    "DataSettings": {"folder": "f"},
+    "OptimizationSettings": OPTIMIZATION,
+    "TrainingSettings": {"optimization": OPTIMIZATION},
+    "TrainRecipe": {
+        **{"name": "x", "model": {"training_length_tokens": 8}, "data": {"folder": "f"}},
+        "optimization": OPTIMIZATION,
+    },
+    "DataRecipe": {"packages": ["a==1"], "package_bytes_max": 9},
+    "Extension": {"checkpoint": "a", "data": "b", "context_tokens": 8, "optimization": OPTIMIZATION},
+}
+
+
+def models() -> list[type[Settings]]:
+    for home in HOMES:
+        importlib.import_module(home)
+
+    def below(kind: type[Settings]) -> Iterator[type[Settings]]:
+        for one in kind.__subclasses__():
+            yield one
+            yield from below(one)
+
+    return sorted({kind for kind in below(Settings) if kind.__module__.startswith("sbeval.")}, key=str)
+
+
+FIELDS = [(kind, name) for kind in models() for name in kind.model_fields]
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.binary(),
+    st.builds(object),
+    st.complex_numbers(),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text() | st.integers(), inner, max_size=3), st.tuples(inner)
+    ),
+    max_leaves=6,
+)
+
+
+def read(kind: type[Settings], **changes: Any) -> Settings:
+    return kind.read({**REQUIRED.get(kind.__name__, {}), **changes}, place="the place", source="the source")
+
+
+@pytest.mark.parametrize("kind", models(), ids=lambda kind: kind.__name__)
+def test_every_setting_is_explained_and_none_can_be_changed(kind: type[Settings]) -> None:
+    found = read(kind)
+    for name, field in kind.model_fields.items():
+        assert field.description, name
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(found, name, None)
+
+
+@pytest.mark.parametrize("kind", models(), ids=lambda kind: kind.__name__)
+def test_what_no_setting_can_be_is_a_sentence_that_names_it(kind: type[Settings]) -> None:
+    for name in kind.model_fields:
+        for value in (object(), [object()], b"8", 1j):
+            found = re.escape(repr(value).strip("[]"))
+            with pytest.raises(
+                UserError, match=rf"^Expected {name}\b.* of the place to be .*found \[?{found}\]?: .*the source"
+            ):
+                read(kind, **{name: value})
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(FIELDS), VALUES)
+def test_any_value_at_all_is_taken_or_is_one_sentence(field: tuple[type[Settings], str], value: Any) -> None:
+    kind, name = field
+    for given_value in (value, [value], {name: value}):
+        try:
+            read(kind, **{name: given_value})
+        except UserError as error:
+            text = str(error)
+            assert "xpected" in text or "rope_scaling" in text, text
+            assert len(text.splitlines()) == 1, text
+            assert "pydantic" not in text, text
+            assert "validation error" not in text, text
+
+
+@pytest.mark.parametrize("kind", models(), ids=lambda kind: kind.__name__)
+def test_a_number_in_quotes_is_that_number_and_true_is_none(kind: type[Settings]) -> None:
+    for name in kind.model_fields:
+        try:
+            expected = getattr(read(kind, **{name: 64}), name)
+        except UserError:
+            continue
+        assert getattr(read(kind, **{name: "64"}), name) == expected
+        with pytest.raises(UserError, match=rf"^Expected {name} of the place to be .*, found True: correct it in the"):
+            read(kind, **{name: True})
+
+
+@pytest.mark.parametrize("kind", models(), ids=lambda kind: kind.__name__)
+def test_an_unknown_key_is_answered_with_the_one_meant_or_with_all(kind: type[Settings]) -> None:
+    name = max(kind.model_fields, key=len)
+    with pytest.raises(UserError, match=f"keys that the place has, found unknown key '{name}s' in the source: did you"):
+        read(kind, **{f"{name}s": 1})
+    with pytest.raises(UserError, match=f"found unknown key 'zzz' in the source: known keys: .*{name}"):
+        read(kind, zzz=1)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in models() if kind.__name__ in REQUIRED], ids=lambda kind: kind.__name__
+)
+def test_a_missing_key_is_named(kind: type[Settings]) -> None:
+    for name, field in kind.model_fields.items():
+        if field.is_required():
+            rest = {key: value for key, value in REQUIRED[kind.__name__].items() if key != name}
+            with pytest.raises(UserError, match=f"^Expected {name} of the place, found none: add it in the source.$"):
+                kind.read(rest, place="the place", source="the source")
+
+
+@pytest.mark.parametrize("kind", models(), ids=lambda kind: kind.__name__)
+def test_settings_made_in_code_are_checked_alike(kind: type[Settings]) -> None:
+    for wrong in ({"zzz": 1}, {next(iter(kind.model_fields)): object()}):
+        with pytest.raises(UserError, match=r"^Expected"):
+            kind(**{**REQUIRED.get(kind.__name__, {}), **wrong})
+
+
+def test_what_is_no_mapping_is_named() -> None:
+    with pytest.raises(
+        UserError, match=r"Expected run 'x' to be a mapping of settings, found \[1\]: write `key: value`"
+    ):
+        TaskOptions.read([1], place="run 'x'", source="sweep.yaml")
+
+
+def test_a_very_long_value_is_shown_in_part() -> None:
+    with pytest.raises(UserError, match=r"found \[-1, -1, .* \.\.\.: correct it in") as error:
+        TaskOptions.read({"context_lengths": [-1] * 10_000}, place="t", source="--metadata")
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("written", [[64, 8], "64, 8", ["8", 64, "64"], (8, 64)])
+def test_lengths_are_ascending_and_each_once_however_they_are_written(written: Any) -> None:
+    assert as_counts(written) == read_value(Lengths, written, name="--context-lengths") == (8, 64)
+
+
+def test_a_file_of_settings_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("a: [")
+    for name, words in (("none.yaml", "found none that can be read"), ("s.yaml", "found something else")):
+        with pytest.raises(UserError, match=words) as error:
+            read_yaml(tmp_path / name, "a recipe")
+        assert name in str(error.value)
+
+
+def test_seeds_are_those_of_published_numbers() -> None:
+    defaults = {kind.__name__: kind.model_fields["seed"].default for kind in models() if "seed" in kind.model_fields}
+    assert (PERPLEXITY_SEED, SAMPLES_SEED) == (1234, 42)
+    assert defaults["PerplexityOptions"] == PERPLEXITY_SEED
+    ruler = ("NiahOptions", "VtOptions", "CweOptions", "FweOptions", "QaOptions", "MqrarOptions", "FlipFlopOptions")
+    assert {defaults[name] for name in ruler} == {SAMPLES_SEED}
