@@ -35,13 +35,13 @@ class Report:
     """What a page and a Markdown file are written from.
 
     Attributes:
-        overview: what all settings show side by side.
-        findings: what is said about each setting.
+        overview: what all models show side by side.
+        findings: what is said about each model.
         caveats: what a reader must know about all of it.
         sections: the sections in order.
-        looks: how each setting is drawn.
+        looks: how each model is drawn.
         counts: how many models and runs.
-        claims: (setting label, corpus, protocol) to what its lengths show.
+        claims: (model label, corpus, protocol) to what its lengths show.
         panels: the panels of the curves.
     """
 
@@ -64,18 +64,18 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         publish: writes a figure's image files.
         folder: where the page will stand, for links to the result files.
     """
-    looks = choose_looks(results.settings)
-    base = choose_baseline(results.settings, baseline)
+    looks = choose_looks(results.models)
+    base = choose_baseline(results.models, baseline)
     training_lengths = {
-        setting.label: setting.model.training_length_tokens
-        for setting in results.settings
-        if setting.model.training_length_tokens
+        model.label: model.record.training_length_tokens
+        for model in results.models
+        if model.record.training_length_tokens
     }
     claims = all_claims(results)
-    panels = perplexity_panels(results.measurements, results.settings)
+    panels = perplexity_panels(results.measurements, results.models)
     scores = ruler_scores(results.measurements)
     ruler_words = effective_sentences(effective_lengths(scores, training_lengths), scores)
-    parents = {setting.label: setting.parent for setting in results.settings if setting.parent}
+    parents = {model.label: model.parent for model in results.models if model.parent}
     measured = within(looks, list(dict.fromkeys(scores["setting"])), parents)
     positioned = within(looks, list(dict.fromkeys(results.positions["setting"])), parents)
     recall_rows = results.measurements[results.measurements["family"] == "recall"]
@@ -92,11 +92,11 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
             results.position_sums,
             looks=positioned,
             training_lengths=training_lengths,
-            rope_scalings={setting.label: setting.model.rope_scaling for setting in results.settings},
+            rope_scalings={model.label: model.record.rope_scaling for model in results.models},
             baseline=base,
             publish=publish,
         ),
-        needles_section(results.needles, results.settings, publish),
+        needles_section(results.needles, results.models, publish),
         ruler_section(
             scores,
             results.samples,
@@ -109,25 +109,25 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         spans_section(results.spans, looks=spanning, training_lengths=training_lengths, publish=publish),
         inputs_section(ordinary, looks=answering, training_lengths=training_lengths, publish=publish),
         tables_section(results, ordinary, base),
-        speed_section(results.settings),
-        provenance_section(results.settings, folder),
+        speed_section(results.models),
+        provenance_section(results.models, folder),
         notes_section(results.notes, folder),
     ]
-    runs = sum(len(setting.runs) for setting in results.settings)
+    runs = sum(len(model.runs) for model in results.models)
     return Report(
-        overview=side_by_side(results.settings, claims),
-        findings=tuple(find(results.settings, claims, ruler_words)),
+        overview=side_by_side(results.models, claims),
+        findings=tuple(find(results.models, claims, ruler_words)),
         caveats=tuple(caveats(claims, {label: missing_tasks(scores, label) for label in measured})),
         sections=tuple(section for section in sections if section is not None),
         looks=looks,
-        counts=f"{_count(len(results.settings), 'model')}, {_count(runs, 'run')}",
+        counts=f"{_count(len(results.models), 'model')}, {_count(runs, 'run')}",
         claims=claims,
         panels=tuple(panels),
     )
 
 
 def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
-    """Returns what the lengths show for every (setting label, corpus, protocol)."""
+    """Returns what the lengths show for every (model label, corpus, protocol)."""
     claims: dict[ClaimKey, LengthClaims] = {}
     rows = results.measurements[results.measurements["family"] == "perplexity"]
     for label, task, corpus, protocol in dict.fromkeys(
@@ -136,7 +136,7 @@ def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
         if protocol == "position":
             continue
         sums = results.documents.get((label, task))
-        trained = results.setting(label).model.training_length_tokens
+        trained = results.model(label).record.training_length_tokens
         claims[label, corpus, protocol] = length_claims(sums, trained)
     return claims
 

@@ -9,13 +9,13 @@ from sbeval.errors import UserError
 from sbeval.reports.analyse.seeds import pool_seeds, seed_groups
 from sbeval.reports.analyse.selection import restrict
 from sbeval.reports.assemble import assemble
-from sbeval.reports.figures.render import Drawer
+from sbeval.reports.figures.images import ImageWriter
 from sbeval.reports.read.fields import shown_name
 from sbeval.reports.read.files import find_result_files
+from sbeval.reports.read.models import group_models
 from sbeval.reports.read.notes import Notes
 from sbeval.reports.read.results import Results, tabulate
 from sbeval.reports.read.runs import read_run
-from sbeval.reports.read.settings import group_settings
 from sbeval.reports.write.exports import write_tables
 from sbeval.reports.write.page import write_page
 
@@ -67,17 +67,17 @@ def build_report(
     results = pool_seeds(every_run, labels)
     folder = _made(Path(output_dir).resolve())
     heading = title or "Beyond the training length"
-    with Drawer(folder / "figures", image_formats) as drawer:
+    with ImageWriter(folder / "figures", image_formats) as writer:
         used: dict[str, int] = {}
 
         def publish(spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
             used[stem] = used.get(stem, 0) + 1
             own = stem if used[stem] == 1 else f"{stem}-{used[stem]}"
-            return own, tuple(f"figures/{name}" for name in drawer.draw(spec, own))
+            return own, tuple(f"figures/{name}" for name in writer.draw(spec, own))
 
         report = assemble(results, baseline=baseline, publish=publish, folder=folder)
         write_tables(every_run, results, report, folder, title=heading)
-        pictures = drawer.svgs()
+        images = writer.svgs()
     page = write_page(
         title=heading,
         built=datetime.datetime.now(tz=datetime.UTC),
@@ -87,7 +87,7 @@ def build_report(
         sections=report.sections,
         looks=report.looks,
         counts=report.counts,
-        pictures=pictures,
+        images=images,
     )
     index = folder / "index.html"
     index.write_text(page, encoding="utf-8")
@@ -108,10 +108,8 @@ def _made(folder: Path) -> Path:
 
 def _check_labels(results: Results, labels: Mapping[str, str]) -> None:
     """Refuses a label for a name that nothing has."""
-    own = group_settings([run for setting in results.settings for run in setting.runs])
-    known = {name for setting in own for name in (setting.label, shown_name(setting.model.name))} | set(
-        seed_groups(own)
-    )
+    own = group_models([run for model in results.models for run in model.runs])
+    known = {name for model in own for name in (model.label, shown_name(model.record.name))} | set(seed_groups(own))
     for name in labels:
         if name not in known:
             raise UserError(f"Expected --label to name one of {', '.join(sorted(known))}, found {name!r}.")

@@ -16,8 +16,8 @@ def caveats(
     """Writes the remarks below the summary.
 
     Args:
-        claims: (setting label, corpus, protocol) to what its lengths show.
-        ruler_missing: setting label to those of RULER's tasks it did not run, for settings that ran some.
+        claims: (model label, corpus, protocol) to what its lengths show.
+        ruler_missing: model label to those of RULER's tasks it did not run, for models that ran some.
     """
     usable = {key for key, claim in claims.items() if not claim.obstacle}
     remarks = []

@@ -1,4 +1,4 @@
-"""What paired differences between context lengths allow to be said about one setting.
+"""What paired differences between context lengths allow to be said about one model.
 
 Two rules, both on documents whose scored tokens are the same at every length:
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.reports.analyse.statistics import simultaneous_band
-from sbeval.reports.read.samples import DocumentSums
+from sbeval.reports.read.samples import SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 TOO_FEW = "there are too few documents for an interval"
@@ -37,7 +37,7 @@ class LengthDifference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LengthClaims:
-    """What one setting does with more context, on one corpus under one protocol.
+    """What one model does with more context, on one corpus under one protocol.
 
     Attributes:
         lengths: context lengths compared, ascending.
@@ -62,7 +62,7 @@ class LengthClaims:
     obstacle: str = ""
 
 
-def length_claims(sums: DocumentSums | None, training_length_tokens: int | None) -> LengthClaims:
+def length_claims(sums: SumsByDocument | None, training_length_tokens: int | None) -> LengthClaims:
     """Compares all lengths on the documents whose scored tokens are the same at each of them."""
     if sums is None:
         return LengthClaims(obstacle="samples were not logged (--log_samples), so lengths cannot be compared in pairs")

@@ -18,7 +18,7 @@ _UNEVEN_PERCENT = 1.5
 
 
 def tabulate_needles(samples: Mapping[tuple[str, str], SampleScores]) -> pd.DataFrame:
-    """Returns one row a cell of every heatmap, columns `NEEDLE_COLUMNS`, from (setting label, task) to its samples.
+    """Returns one row a cell of every heatmap, columns `NEEDLE_COLUMNS`, from (model label, task) to its samples.
 
     Where a sample asks for several needles its depth is their mean.
     """

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import difference_text
 from sbeval.reports.analyse.panels import CORPUS_WORDS
-from sbeval.reports.read.settings import Setting, length_text
+from sbeval.reports.read.models import EvaluatedModel, length_text
 
 _NAMED_AT_MOST = 4
 HEADER = (
@@ -31,8 +31,8 @@ class Overview:
     rows: tuple[tuple[str, ...], ...]
 
 
-def side_by_side(settings: Sequence[Setting], claims: Mapping[tuple[str, str, str], LengthClaims]) -> Overview:
-    """Compares the settings on identical targets, from (setting label, corpus, protocol) to what its lengths show."""
+def side_by_side(models: Sequence[EvaluatedModel], claims: Mapping[tuple[str, str, str], LengthClaims]) -> Overview:
+    """Compares the models on identical targets, from (model label, corpus, protocol) to what its lengths show."""
     usable = {
         (label, corpus): claim
         for (label, corpus, protocol), claim in claims.items()
@@ -41,7 +41,7 @@ def side_by_side(settings: Sequence[Setting], claims: Mapping[tuple[str, str, st
     corpora = list(dict.fromkeys(corpus for _, corpus in usable))
     sentences, rows = [], []
     for corpus in corpora:
-        own = [(setting.label, claim) for setting in settings if (claim := usable.get((setting.label, corpus)))]
+        own = [(model.label, claim) for model in models if (claim := usable.get((model.label, corpus)))]
         if len(own) < 2:
             continue
         where = CORPUS_WORDS.get(corpus, corpus)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.read.fields import shown_name, usable_number
+from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.notes import Notes
 from sbeval.reports.read.samples import read_lines
-from sbeval.reports.read.settings import Setting
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 UNLOGGED = "were not logged (--log_samples)"
@@ -54,12 +54,12 @@ class PositionBand:
     documents: int
 
 
-def read_positions(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], PositionSums]:
-    """Returns (setting label, task) to the sums of the run that counts (`Setting.task_runs`)."""
+def read_positions(models: Sequence[EvaluatedModel], notes: Notes) -> dict[tuple[str, str], PositionSums]:
+    """Returns (model label, task) to the sums of the run that counts (`EvaluatedModel.task_runs`)."""
     found: dict[tuple[str, str], PositionSums] = {}
-    for setting in settings:
-        for _, task in setting.task_runs():
-            key = (setting.label, shown_name(task.name))
+    for model in models:
+        for _, task in model.task_runs():
+            key = (model.label, shown_name(task.name))
             bins = next((value for name, value in task.metrics.items() if _is_bins(name, value)), None)
             if bins is not None and key not in found:
                 found[key] = (

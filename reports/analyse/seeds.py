@@ -17,11 +17,11 @@ import pandas as pd
 from sbeval.reports.analyse.positions import PositionSums
 from sbeval.reports.analyse.statistics import wilson_interval
 from sbeval.reports.read.fields import shown_name
+from sbeval.reports.read.models import EvaluatedModel, describe_facts, length_text
 from sbeval.reports.read.notes import Notes
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.sample_scores import averaged
-from sbeval.reports.read.samples import DocumentSums
-from sbeval.reports.read.settings import Setting, describe_facts, length_text
+from sbeval.reports.read.samples import SumsByDocument
 
 T = TypeVar("T")
 SEED_COLUMNS = ["seeds", "seed_low", "seed_high"]
@@ -43,18 +43,18 @@ _IDENTITY = [
 
 
 def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Results:
-    """Returns the results with one setting for each group of seeds; the measurements gain `SEED_COLUMNS`.
+    """Returns the results with one model for each group of seeds; the measurements gain `SEED_COLUMNS`.
 
     Args:
-        results: every setting by itself.
+        results: every model by itself.
         labels: names to show in place of a group's own.
     """
-    groups = seed_groups(results.settings)
+    groups = seed_groups(results.models)
     if not groups:
         return results
-    taken = {setting.label for setting in results.settings} - {one.label for group in groups.values() for one in group}
+    taken = {model.label for model in results.models} - {one.label for group in groups.values() for one in group}
     pooled_label: dict[str, str] = {}
-    pooled: dict[str, Setting] = {}
+    pooled: dict[str, EvaluatedModel] = {}
     for name, members in groups.items():
         label = shown_name((labels or {}).get(name, name))
         label = label if label not in taken else f"{label} ({len(members)} seeds)"
@@ -64,56 +64,56 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
             members[0], key=("seeds", label), label=label, runs=tuple(runs), seeds=len(members)
         )
         pooled_label |= {one.label: label for one in members}
-    settings = []
-    for setting in results.settings:
-        one = pooled.get(pooled_label.get(setting.label, ""), setting)
-        if one not in settings:
-            settings.append(one)
-    settings = [
+    models = []
+    for model in results.models:
+        one = pooled.get(pooled_label.get(model.label, ""), model)
+        if one not in models:
+            models.append(one)
+    models = [
         dataclasses.replace(one, parent=pooled_label.get(one.parent, one.parent) if one.parent else None)
-        for one in settings
+        for one in models
     ]
     return dataclasses.replace(
         results,
-        settings=tuple(settings),
+        models=tuple(models),
         measurements=_measurements(results.measurements, pooled_label, pooled, results.notes),
         positions=_positions(results.positions, pooled_label),
         needles=_needles(results.needles, pooled_label),
         spans=_spans(results.spans, pooled_label, results.notes),
-        documents=_pooled(results.documents, pooled_label, DocumentSums.averaged),
+        documents=_pooled(results.documents, pooled_label, SumsByDocument.averaged),
         samples=_pooled(results.samples, pooled_label, averaged),
         position_sums=_pooled(results.position_sums, pooled_label, PositionSums.averaged),
     )
 
 
-def seed_groups(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """Returns a name to the settings that differ in their seed alone, for groups of two or more.
+def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedModel]]:
+    """Returns a name to the models that differ in their seed alone, for groups of two or more.
 
     Seeds and recipes are read from the records; where a checkpoint keeps none, from names such as `model-seed1`.
     """
-    found: dict[tuple[object, ...], list[tuple[object, Setting]]] = defaultdict(list)
-    for setting in settings:
-        model = setting.model
-        name: str | None = model.recipe
-        seed: object = model.training_seed
+    found: dict[tuple[object, ...], list[tuple[object, EvaluatedModel]]] = defaultdict(list)
+    for model in models:
+        record = model.record
+        name: str | None = record.recipe
+        seed: object = record.training_seed
         if name is None or seed is None:
-            match = _NUMBERED.fullmatch(model.name)
+            match = _NUMBERED.fullmatch(record.name)
             if match is None:
                 continue
             name, seed = match["name"], int(match["seed"])
-        found[(name, *describe_facts(setting), model.parameters, model.format)].append((seed, setting))
-    groups: dict[str, list[Setting]] = {}
+        found[(name, *describe_facts(model), record.parameters, record.format)].append((seed, model))
+    groups: dict[str, list[EvaluatedModel]] = {}
     for key, members in found.items():
         if len(members) > 1 and len({seed for seed, _ in members}) == len(members):
             name, count = shown_name(str(key[0])), 2
             while name in groups:
                 name, count = f"{shown_name(str(key[0]))} ({count})", count + 1
-            groups[name] = [setting for _, setting in members]
+            groups[name] = [model for _, model in members]
     return groups
 
 
 def _measurements(
-    rows: pd.DataFrame, pooled_label: Mapping[str, str], pooled: Mapping[str, Setting], notes: Notes
+    rows: pd.DataFrame, pooled_label: Mapping[str, str], pooled: Mapping[str, EvaluatedModel], notes: Notes
 ) -> pd.DataFrame:
     inside = rows["setting"].isin(pooled_label.keys())
     own = rows[inside].copy()

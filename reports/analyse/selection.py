@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 import pandas as pd
 
 from sbeval.errors import UserError
+from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Results
-from sbeval.reports.read.settings import Setting
 
 
 def restrict(results: Results, only: Iterable[str]) -> Results:
@@ -19,15 +19,15 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
     Raises:
         UserError: a pattern matches neither a model nor a task.
     """
-    labels = [setting.label for setting in results.settings]
+    labels = [model.label for model in results.models]
     tasks = list(dict.fromkeys([*results.measurements["task"], *results.positions["task"]]))
     kept_labels: list[str] = []
     kept_tasks: list[str] = []
     for pattern in only:
         matching_labels = [
-            setting.label
-            for setting in results.settings
-            if any(pattern == name or fnmatchcase(name, pattern) for name in _names(setting))
+            model.label
+            for model in results.models
+            if any(pattern == name or fnmatchcase(name, pattern) for name in _names(model))
         ]
         matching_tasks = [task for task in tasks if task == pattern or fnmatchcase(task, pattern)]
         if not matching_labels and not matching_tasks:
@@ -38,16 +38,16 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         kept_labels += matching_labels
         kept_tasks += matching_tasks
     shown_labels, shown_tasks = set(kept_labels or labels), set(kept_tasks or tasks)
-    settings = tuple(setting for setting in results.settings if setting.label in shown_labels)
+    models = tuple(model for model in results.models if model.label in shown_labels)
 
     def shown(label: str, task: str) -> bool:
         return label in shown_labels and task in shown_tasks
 
     return dataclasses.replace(
         results,
-        settings=tuple(
-            dataclasses.replace(setting, parent=setting.parent if setting.parent in shown_labels else None)
-            for setting in settings
+        models=tuple(
+            dataclasses.replace(model, parent=model.parent if model.parent in shown_labels else None)
+            for model in models
         ),
         measurements=_rows(results.measurements, shown_labels, shown_tasks),
         positions=_rows(results.positions, shown_labels, shown_tasks),
@@ -59,26 +59,26 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
     )
 
 
-def _names(setting: Setting) -> tuple[str, ...]:
-    return tuple(name for name in (setting.label, setting.model.name, setting.model.recipe) if name)
+def _names(model: EvaluatedModel) -> tuple[str, ...]:
+    return tuple(name for name in (model.label, model.record.name, model.record.recipe) if name)
 
 
 def _rows(frame: pd.DataFrame, labels: set[str], tasks: set[str]) -> pd.DataFrame:
     return frame[frame["setting"].isin(labels) & frame["task"].isin(tasks)].reset_index(drop=True)
 
 
-def choose_baseline(settings: Iterable[Setting], asked: str | None) -> str:
+def choose_baseline(models: Iterable[EvaluatedModel], asked: str | None) -> str:
     """Returns the label differences are taken against: the one asked for, else the first RoPE model, else the first.
 
     Raises:
         UserError: no model has the name asked for.
     """
-    known = list(settings)
+    known = list(models)
     if asked is not None:
-        for setting in known:
-            if asked in _names(setting):
-                return setting.label
-        labels = ", ".join(setting.label for setting in known)
+        for model in known:
+            if asked in _names(model):
+                return model.label
+        labels = ", ".join(model.label for model in known)
         raise UserError(f"Expected the baseline to be one of the models {labels}, found {asked!r}.")
-    rope = [setting.label for setting in known if setting.model.attention == "rope"]
+    rope = [model.label for model in known if model.record.attention == "rope"]
     return (rope or [known[0].label])[0]

@@ -1,4 +1,4 @@
-"""A metric against context length: one line a setting, a band, a mark at each training length."""
+"""A metric against context length: one line a model, a band, a mark at each training length."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ import pandas as pd
 
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
+from sbeval.reports.read.models import length_text
 from sbeval.reports.read.results import by_setting
-from sbeval.reports.read.settings import length_text
 
 DEFAULT_LONGEST_TOKENS = 131_072
 METRICS = {
@@ -43,8 +43,8 @@ def curve_figure(
         table: rows of one metric with columns setting, context_length_tokens, value, ci95_low, ci95_high, tokens,
             clusters.
         metric: key of `METRICS`.
-        looks: how to draw each setting.
-        training_lengths: setting to its training length in tokens, where known.
+        looks: how to draw each model.
+        training_lengths: model to its training length in tokens, where known.
         title: heading of the image files.
         subtitle: second line of the image files.
         description: the finding in words, for readers who cannot see the figure.
@@ -78,7 +78,7 @@ def curve_tooltip(rows: Sequence[Mapping[str, Any]], base: Mapping[str, str] = _
 
 
 def training_marks(training_lengths: Mapping[str, int], order: Sequence[str]) -> dict[int, str]:
-    """Returns the vertical marks of the settings shown: training length to its text."""
+    """Returns the vertical marks of the models shown: training length to its text."""
     lengths = sorted({training_lengths[label] for label in order if label in training_lengths})
     return {length: f"trained at {length_text(length)}" for length in lengths}
 
@@ -90,7 +90,7 @@ def length_domain(table: pd.DataFrame, marks: Mapping[int, str]) -> tuple[int, i
 
 
 def length_rows(table: pd.DataFrame, order: Sequence[str], number_format: str) -> list[dict[str, Any]]:
-    """One row a setting and length; a length that only others have becomes a None, so that the line breaks there."""
+    """One row a model and length; a length that only others have becomes a None, so that the line breaks there."""
     every_length = sorted(int(length) for length in table["context_length_tokens"].dropna().unique())
     rows: list[dict[str, Any]] = []
     measured = by_setting(table)

@@ -69,7 +69,7 @@ def line_figure(
         rows: dictionaries with `setting`, `x`, `y` (None breaks the line) and optionally `low`, `high`, plus the
             tooltip's fields.
         axes: the two axes.
-        looks: how to draw each setting, in drawing order.
+        looks: how to draw each model, in drawing order.
         marks: position on the x axis to the text of a vertical mark there.
         tooltip: field of a row to its name in the tooltip.
         title: heading of the image files.

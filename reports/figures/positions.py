@@ -38,8 +38,8 @@ def position_figure(
 
     Args:
         table: columns setting, first, last, nll, ci95_low, ci95_high, tokens, clusters; one row a bin of positions.
-        looks: how to draw each setting.
-        training_lengths: setting to its training length in tokens, where known.
+        looks: how to draw each model.
+        training_lengths: model to its training length in tokens, where known.
         title: heading of the image files.
         subtitle: second line of the image files.
         description: the finding in words, for readers who cannot see the figure.
@@ -77,8 +77,8 @@ def difference_to_baseline(
 
     Args:
         table: columns as in `position_figure`.
-        baseline: the setting subtracted.
-        bands: setting to the bands of its paired differences. Without one a difference has no interval: those of the
+        baseline: the model subtracted.
+        bands: model to the bands of its paired differences. Without one a difference has no interval: those of the
             two levels say nothing about it.
     """
     base = table[table["setting"] == baseline].set_index(["first", "last"])["nll"]

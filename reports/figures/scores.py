@@ -25,8 +25,8 @@ def score_figure(
 
     Args:
         table: columns setting, context_length_tokens, value, ci95_low, ci95_high.
-        looks: how to draw each setting.
-        training_lengths: setting to its training length in tokens, where known.
+        looks: how to draw each model.
+        training_lengths: model to its training length in tokens, where known.
         title: heading of the image files.
         subtitle: second line of the image files.
         description: the finding in words, for readers who cannot see the figure.

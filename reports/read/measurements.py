@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sbeval.reports.read.fields import is_length, shown_name, usable_number
+from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.notes import Notes
-from sbeval.reports.read.runs import UNLIMITED, Run, TaskResult, input_limit
-from sbeval.reports.read.settings import Setting
+from sbeval.reports.read.runs import UNLIMITED, EvaluationRun, TaskResult, input_limit
 from sbeval.results.records import TaskRecord, metric_key, parse_metric_key
 
 
 def task_rows(
-    setting: Setting, run: Run, task: TaskResult, notes: Notes
+    model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes: Notes
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns one row a number of a task, and one a position bin; a number that is not finite becomes a note."""
     record = task.record
     context: dict[str, Any] = {
-        "setting": setting.label,
+        "setting": model.label,
         "task": shown_name(task.name),
         "family": record.family if record else None,
         "corpus": shown_name(record.corpus) if record and record.corpus else None,
@@ -29,9 +29,9 @@ def task_rows(
         "targets_per_window": record.targets_per_window if record else None,
         "tokenizer_sha256": record.tokenizer_sha256 if record else None,
         "seed": record.seed if record else None,
-        "attention": run.model.attention,
-        "training_length_tokens": run.model.training_length_tokens,
-        "sliding_window": run.model.sliding_window,
+        "attention": run.record.attention,
+        "training_length_tokens": run.record.training_length_tokens,
+        "sliding_window": run.record.sliding_window,
         "run_date": run.date,
         "results_file": str(run.path),
         "limit_samples": task.limit_samples,

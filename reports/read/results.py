@@ -9,11 +9,11 @@ import pandas as pd
 from sbeval.reports.analyse.needles import tabulate_needles
 from sbeval.reports.analyse.positions import PositionSums, read_positions
 from sbeval.reports.read.measurements import task_rows
+from sbeval.reports.read.models import EvaluatedModel, group_models
 from sbeval.reports.read.notes import Notes
-from sbeval.reports.read.runs import Run
+from sbeval.reports.read.runs import EvaluationRun
 from sbeval.reports.read.sample_scores import SampleScores, read_all_scores
-from sbeval.reports.read.samples import DocumentSums, read_documents
-from sbeval.reports.read.settings import Setting, group_settings
+from sbeval.reports.read.samples import SumsByDocument, read_documents
 from sbeval.reports.read.spans import tabulate_spans
 
 MEASUREMENT_COLUMNS = [
@@ -105,43 +105,43 @@ class Results:
     """Everything a report draws and says.
 
     Attributes:
-        settings: the lines of the figures, in the order shown.
+        models: the lines of the figures, in the order shown.
         measurements: one row a number, columns `MEASUREMENT_COLUMNS`; NaN where missing.
         positions: one row a position bin, columns `POSITION_COLUMNS`.
         needles: one row a heatmap cell, columns `sbeval.reports.analyse.needles.NEEDLE_COLUMNS`.
         spans: one row a layer and head, columns `sbeval.reports.read.spans.SPAN_COLUMNS`.
-        documents: (setting label, task) to the per-document sums, where samples were logged.
-        samples: (setting label, task) to the scores of single samples, where they were logged.
-        position_sums: (setting label, task) to the per-document sums by position, or why there are none.
+        documents: (model label, task) to the per-document sums, where samples were logged.
+        samples: (model label, task) to the scores of single samples, where they were logged.
+        position_sums: (model label, task) to the per-document sums by position, or why there are none.
         notes: what was left out and why.
     """
 
-    settings: tuple[Setting, ...]
+    models: tuple[EvaluatedModel, ...]
     measurements: pd.DataFrame
     positions: pd.DataFrame
     needles: pd.DataFrame
     spans: pd.DataFrame
-    documents: Mapping[tuple[str, str], DocumentSums]
+    documents: Mapping[tuple[str, str], SumsByDocument]
     samples: Mapping[tuple[str, str], SampleScores]
     position_sums: Mapping[tuple[str, str], PositionSums]
     notes: Notes
 
-    def setting(self, label: str) -> Setting:
-        """Returns the setting of a label."""
-        return next(setting for setting in self.settings if setting.label == label)
+    def model(self, label: str) -> EvaluatedModel:
+        """Returns the model of a label."""
+        return next(model for model in self.models if model.label == label)
 
 
-def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | None = None) -> Results:
+def tabulate(runs: Sequence[EvaluationRun], notes: Notes, *, labels: Mapping[str, str] | None = None) -> Results:
     """Builds the tidy table of all runs.
 
-    Of several runs of one setting the number from most samples counts (`--limit`), and of these the newest.
+    Of several runs of one model the number from most samples counts (`--limit`), and of these the newest.
     """
-    settings = group_settings(runs, labels)
+    models = group_models(runs, labels)
     rows: list[dict[str, Any]] = []
     positions: list[dict[str, Any]] = []
-    for setting in settings:
-        for run, task in setting.task_runs():
-            found, bins = task_rows(setting, run, task, notes)
+    for model in models:
+        for run, task in model.task_runs():
+            found, bins = task_rows(model, run, task, notes)
             rows += found
             positions += bins
     measurements = _frame(rows, MEASUREMENT_COLUMNS)
@@ -150,16 +150,16 @@ def tabulate(runs: Sequence[Run], notes: Notes, *, labels: Mapping[str, str] | N
     counting = position_frame.groupby(["setting", "task", "corpus_sha256"], dropna=False)["results_file"]
     shown = position_frame["results_file"] == counting.transform("first")
     position_frame = position_frame[shown][POSITION_COLUMNS].reset_index(drop=True)
-    samples = read_all_scores(settings, notes)
+    samples = read_all_scores(models, notes)
     return Results(
-        settings=tuple(settings),
+        models=tuple(models),
         measurements=measurements,
         positions=position_frame,
         needles=tabulate_needles(samples),
-        spans=tabulate_spans(settings),
-        documents=read_documents(settings, notes),
+        spans=tabulate_spans(models),
+        documents=read_documents(models, notes),
         samples=samples,
-        position_sums=read_positions(settings, notes),
+        position_sums=read_positions(models, notes),
         notes=notes,
     )
 
@@ -173,7 +173,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def by_setting(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Returns setting label to its rows as dictionaries, in the table's order."""
+    """Returns model label to its rows as dictionaries, in the table's order."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in records(frame):
         found.setdefault(row["setting"], []).append(row)
@@ -197,13 +197,13 @@ def _first(measurements: pd.DataFrame, keys: list[str], notes: Notes) -> pd.Data
     repeated = measurements.duplicated(keys, keep="first")
     kept = measurements[~repeated]
     dates = {(row["setting"], row["task"]): row["run_date"] for row in records(kept.iloc[::-1])}
-    for (setting, file, task), rows in measurements[repeated].groupby(["setting", "results_file", "task"], sort=True):
+    for (model, file, task), rows in measurements[repeated].groupby(["setting", "results_file", "task"], sort=True):
         lengths = rows["context_length_tokens"].dropna().nunique()
         where = f" at {lengths} context lengths" if lengths else ""
-        if rows["run_date"].iloc[0] > dates[setting, task]:
-            notes.add(None, f"{setting}: {task}{where} was run on more samples; those in {file} are not shown.")
+        if rows["run_date"].iloc[0] > dates[model, task]:
+            notes.add(None, f"{model}: {task}{where} was run on more samples; those in {file} are not shown.")
         else:
-            notes.add(None, f"{setting}: {task}{where} was run again later; the older numbers in {file} are not shown.")
+            notes.add(None, f"{model}: {task}{where} was run again later; the older numbers in {file} are not shown.")
     return kept.sort_values(["setting", "task", "metric", "context_length_tokens"], kind="stable").reset_index(
         drop=True
     )

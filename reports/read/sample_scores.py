@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sbeval.reports.read.fields import context_metric, shown_name, usable_number
+from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.notes import Notes
 from sbeval.reports.read.runs import InputLimit, input_limit
 from sbeval.reports.read.samples import read_lines
-from sbeval.reports.read.settings import Setting
 
 SampleKey = tuple[str, str]
 """A sample's number and what tells its question: equal in two runs where the question is the same."""
@@ -19,7 +19,7 @@ MetricKey = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SampleScores:
-    """What one setting scored in one task.
+    """What one model scored in one task.
 
     Attributes:
         scores: metric and filter to (sample to score).
@@ -38,19 +38,19 @@ class SampleScores:
         return dataclasses.replace(self, scores=self.by_limit.get(limit, {}))
 
 
-def read_all_scores(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], SampleScores]:
-    """Returns (setting label, task) to the scores of its samples, for all tasks but perplexity and spans.
+def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[tuple[str, str], SampleScores]:
+    """Returns (model label, task) to the scores of its samples, for all tasks but perplexity and spans.
 
-    Of several runs of one setting the first of `Setting.task_runs` with a metric counts.
+    Of several runs of one model the first of `EvaluatedModel.task_runs` with a metric counts.
     """
     found: dict[tuple[str, str], list[SampleScores]] = defaultdict(list)
-    for setting in settings:
-        for run, task in setting.task_runs():
+    for model in models:
+        for run, task in model.task_runs():
             family = task.record.family if task.record else None
             if task.samples is not None and family not in ("perplexity", "span"):
                 scores = read_scores(task.samples, notes)
                 scores = dataclasses.replace(scores, by_limit={input_limit(run, task): scores.scores})
-                found[setting.label, shown_name(task.name)].append(scores)
+                found[model.label, shown_name(task.name)].append(scores)
     return {key: _first(parts) for key, parts in found.items()}
 
 

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.reports.read.fields import context_metric, shown_name, usable_number
+from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.notes import Notes
 from sbeval.reports.read.runs import TaskResult
-from sbeval.reports.read.settings import Setting
 
 _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
 
 
-class DocumentSums:
+class SumsByDocument:
     """Sums of one task run for each source document ("cluster") and context length.
 
     Attributes:
@@ -40,8 +40,8 @@ class DocumentSums:
         self.nll_nats, self.tokens, self.bytes = table
 
     @classmethod
-    def merged(cls, parts: Sequence["DocumentSums"]) -> "DocumentSums":
-        """Joins sums of several runs of one setting; where two hold a length, the first one counts."""
+    def merged(cls, parts: Sequence["SumsByDocument"]) -> "SumsByDocument":
+        """Joins sums of several runs of one model; where two hold a length, the first one counts."""
         sums: dict[int, dict[str, NDArray[np.float64]]] = {}
         for part in parts:
             for column, length in enumerate(part.lengths):
@@ -56,7 +56,7 @@ class DocumentSums:
         return cls(sums)
 
     @classmethod
-    def averaged(cls, parts: Sequence["DocumentSums"]) -> "DocumentSums":
+    def averaged(cls, parts: Sequence["SumsByDocument"]) -> "SumsByDocument":
         """Averages NLL over models scored on the same text; a document counts where all have the same tokens."""
         sums: dict[int, dict[str, NDArray[np.float64]]] = {}
         rows = [{cluster: row for row, cluster in enumerate(part.clusters)} for part in parts]
@@ -112,7 +112,7 @@ def _parsed(line: bytes) -> object:
         return None
 
 
-def read_document_sums(path: Path, notes: Notes) -> DocumentSums | None:
+def read_document_sums(path: Path, notes: Notes) -> SumsByDocument | None:
     """Adds up the `ClusterSums` rows of every sample; None where the file holds none.
 
     A row with a non-finite sum is left out with a note: it would silently spoil every mean it enters.
@@ -137,21 +137,21 @@ def read_document_sums(path: Path, notes: Notes) -> DocumentSums | None:
                     documents[cluster] = documents.get(cluster, 0.0) + values
     if bad_rows:
         notes.add(path, f"{bad_rows} document sums are not finite numbers and were left out.")
-    return DocumentSums(sums) if any(sums.values()) else None
+    return SumsByDocument(sums) if any(sums.values()) else None
 
 
-def read_documents(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], DocumentSums]:
-    """Returns (setting label, task) to the sums of every source document.
+def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[tuple[str, str], SumsByDocument]:
+    """Returns (model label, task) to the sums of every source document.
 
-    Runs of one setting at different lengths are joined; where two hold a length, the one that
-    `Setting.task_runs` has first counts.
+    Runs of one model at different lengths are joined; where two hold a length, the one that
+    `EvaluatedModel.task_runs` has first counts.
     """
-    found: dict[tuple[str, str], DocumentSums] = {}
+    found: dict[tuple[str, str], SumsByDocument] = {}
     counting: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
-    for setting in settings:
-        for _, task in setting.task_runs():
+    for model in models:
+        for _, task in model.task_runs():
             if task.record is not None and task.record.family == "perplexity":
-                counting[setting.label, shown_name(task.name)].append(task)
+                counting[model.label, shown_name(task.name)].append(task)
     for key, tasks in counting.items():
         wanted = {length for task in tasks if task.record for length in task.record.lengths}
         parts = []
@@ -164,5 +164,5 @@ def read_documents(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str,
                 parts.append(sums)
                 wanted -= set(sums.lengths)
         if parts:
-            found[key] = DocumentSums.merged(parts)
+            found[key] = SumsByDocument.merged(parts)
     return found

@@ -8,28 +8,28 @@ from typing import Any
 import pandas as pd
 
 from sbeval.reports.read.fields import context_metric, shown_name, usable_number
-from sbeval.reports.read.settings import Setting
+from sbeval.reports.read.models import EvaluatedModel
 
 SPAN_COLUMNS = ["setting", "task", "context_length_tokens", "layer", "head", "span50", "span90", "span99", "remainder"]
 METRIC = "attention_span"
 
 
-def tabulate_spans(settings: Sequence[Setting]) -> pd.DataFrame:
+def tabulate_spans(models: Sequence[EvaluatedModel]) -> pd.DataFrame:
     """Returns one row a layer, head and context length, columns `SPAN_COLUMNS`; spans in keys, NaN where there is none.
 
-    Of several runs of one setting the first of `Setting.task_runs` counts, length by length.
+    Of several runs of one model the first of `EvaluatedModel.task_runs` counts, length by length.
     """
     rows: list[dict[str, Any]] = []
-    for setting in settings:
+    for model in models:
         seen: dict[str, set[int]] = defaultdict(set)
-        for _, task in setting.task_runs():
+        for _, task in model.task_runs():
             name = shown_name(task.name)
             for key, heads in task.metrics.items():
                 parsed = context_metric(key)
                 if parsed is None or parsed[0] != METRIC or not isinstance(heads, list) or parsed[1] in seen[name]:
                     continue
                 seen[name].add(parsed[1])
-                where = {"setting": setting.label, "task": name, "context_length_tokens": parsed[1]}
+                where = {"setting": model.label, "task": name, "context_length_tokens": parsed[1]}
                 rows += [{**where, **head} for found in heads if (head := _head(found)) is not None]
     return pd.DataFrame(rows, columns=SPAN_COLUMNS)
 

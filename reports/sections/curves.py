@@ -9,9 +9,9 @@ from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel
 from sbeval.reports.figures.curves import METRICS, curve_figure
 from sbeval.reports.figures.theme import Look, within
+from sbeval.reports.read.models import length_text
 from sbeval.reports.read.results import by_setting
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.sections.section import Figure, Publish, Section
 from sbeval.reports.write.html import Markup, element, name, table
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
@@ -31,7 +31,7 @@ def curves_section(
     """Builds the section; `publish` writes a figure's image files and returns its name and their links."""
     if not panels:
         return None
-    drawings = []
+    figures = []
     for panel in panels:
         finding = panel_finding(panel, training_lengths)
         explanation = " ".join([PROTOCOL_WORDS.get(panel.protocol, ""), *panel.remarks]).strip()
@@ -49,14 +49,14 @@ def curves_section(
         }
         still = [metric for metric in variants if metric in ("nll", "token_perplexity")] or list(variants)
         published = {metric: publish(variants[metric], f"{panel.stem}-{metric}") for metric in still}
-        picture, links = next(iter(published.values()))
-        drawings.append(
-            Drawing(
+        image, links = next(iter(published.values()))
+        figures.append(
+            Figure(
                 title=panel.title,
                 finding=finding,
                 explanation=explanation,
                 variants=variants,
-                picture=picture,
+                image=image,
                 downloads=links,
                 wide=len(panel.labels) > _SIDE_BY_SIDE_LINES,
             )
@@ -66,7 +66,7 @@ def curves_section(
         identifier="curves",
         title="Perplexity against context length",
         lead=_lead(panels),
-        drawings=tuple(drawings),
+        figures=tuple(figures),
         metrics={metric: METRIC_WORDS[metric] for metric in metrics},
         legend=_legend(panels, looks, parents),
         content=tuple(panel_table(panel, claims) for panel in panels),
@@ -74,7 +74,7 @@ def curves_section(
 
 
 def _legend(panels: Sequence[Panel], looks: Mapping[str, Look], parents: Mapping[str, str]) -> dict[str, Look]:
-    """Shows a setting dashed where every panel does."""
+    """Shows a model dashed where every panel does."""
     drawn = [within(looks, panel.labels, parents) for panel in panels]
     legend = {}
     for label, look in looks.items():
@@ -120,7 +120,7 @@ def panel_finding(panel: Panel, training_lengths: Mapping[str, int]) -> str:
 
 
 def panel_table(panel: Panel, claims: Mapping[tuple[str, str, str], LengthClaims]) -> Markup:
-    """Returns the panel's numbers, one row a setting, with the paired differences to the training length."""
+    """Returns the panel's numbers, one row a model, with the paired differences to the training length."""
     metric, rows = next(iter(panel.tables.items()))
     digits = METRICS[metric][2]
     lengths = sorted(int(length) for length in rows["context_length_tokens"].unique())

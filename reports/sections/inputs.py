@@ -11,8 +11,8 @@ from sbeval.reports.analyse.suite import SuiteRow
 from sbeval.reports.figures.curves import length_domain, length_rows, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.read.models import length_text
+from sbeval.reports.sections.section import Figure, Publish, Section
 
 _SHOWN = 4
 _TOOLTIP = {"setting": "model", "length_text": "input", "value_text": "value", "interval_text": "95% interval"}
@@ -27,7 +27,7 @@ def inputs_section(
     for row in rows:
         if any(row.limit):
             groups.setdefault((row.task, row.metric, row.filter_name), []).append(row)
-    drawings: list[Drawing] = []
+    figures: list[Figure] = []
     shown: set[str] = set()
     for (task, metric, chosen_filter), own in groups.items():
         table, by_text = input_table(own)
@@ -35,10 +35,10 @@ def inputs_section(
             continue
         shown |= set(table["setting"])
         name = ", ".join(part for part in (task, metric, chosen_filter) if part != "none")
-        drawings.append(
-            _drawing(name, table, looks, training_lengths, publish, by_text=by_text, folded=len(drawings) >= _SHOWN)
+        figures.append(
+            _figure(name, table, looks, training_lengths, publish, by_text=by_text, folded=len(figures) >= _SHOWN)
         )
-    if not drawings:
+    if not figures:
         return None
     return Section(
         identifier="inputs",
@@ -47,13 +47,13 @@ def inputs_section(
             "Tasks that a model ran at several values of max_length, or on texts of several lengths. A task whose "
             "inputs are shorter than max_length does not change with it. Bands: 95% intervals (1.96 standard errors)."
         ),
-        drawings=tuple(drawings),
+        figures=tuple(figures),
         legend={label: look for label, look in looks.items() if label in shown},
     )
 
 
 def input_table(rows: Sequence[SuiteRow]) -> tuple[pd.DataFrame, bool]:
-    """Returns one row a setting and length, and whether the length is the texts' rather than `max_length`.
+    """Returns one row a model and length, and whether the length is the texts' rather than `max_length`.
 
     Of several values of `max_length` on texts of one length the largest counts.
     """
@@ -73,7 +73,7 @@ def input_table(rows: Sequence[SuiteRow]) -> tuple[pd.DataFrame, bool]:
     return table.sort_values(["setting", "context_length_tokens"], kind="stable").reset_index(drop=True), by_text
 
 
-def _drawing(
+def _figure(
     title: str,
     table: pd.DataFrame,
     looks: Mapping[str, Look],
@@ -82,7 +82,7 @@ def _drawing(
     *,
     by_text: bool,
     folded: bool,
-) -> Drawing:
+) -> Figure:
     order = [label for label in looks if (table["setting"] == label).any()]
     marks = training_marks(training_lengths, order)
     shares = bool(table["value"].between(0, 1).all())
@@ -111,13 +111,13 @@ def _drawing(
         subtitle=f"against {length_words}",
         description=f"{title}. {finding}",
     )
-    picture, links = publish(spec, f"inputs-{safe_stem(title)}")
-    return Drawing(
+    image, links = publish(spec, f"inputs-{safe_stem(title)}")
+    return Figure(
         title=title,
         finding=finding,
         explanation="",
         variants={"score": spec},
-        picture=picture,
+        image=image,
         downloads=links,
         folded=folded,
     )

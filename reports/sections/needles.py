@@ -1,4 +1,4 @@
-"""The section of needle heatmaps: one figure a task, one small picture a model."""
+"""The section of needle heatmaps: one figure a task, one small image a model."""
 
 from collections.abc import Sequence
 
@@ -7,20 +7,20 @@ import pandas as pd
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.figures.heatmaps import heatmap_figure
-from sbeval.reports.read.settings import Setting, length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.read.models import EvaluatedModel, length_text
+from sbeval.reports.sections.section import Figure, Publish, Section
 
 _SHOWN = 3
 
 
-def needles_section(cells: pd.DataFrame, settings: Sequence[Setting], publish: Publish) -> Section | None:
+def needles_section(cells: pd.DataFrame, models: Sequence[EvaluatedModel], publish: Publish) -> Section | None:
     """Builds the section, None where no samples record depths."""
     if cells.empty:
         return None
-    drawings: list[Drawing] = []
+    figures: list[Figure] = []
     for task in sorted(dict.fromkeys(cells["task"]), key=_task_order):
         of_task = cells[cells["task"] == task]
-        labels = [setting.label for setting in settings if (of_task["setting"] == setting.label).any()]
+        labels = [model.label for model in models if (of_task["setting"] == model.label).any()]
         title = short_name(task)
         finding = "; ".join(_finding(label, of_task[of_task["setting"] == label]) for label in labels[:4]) + "."
         low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
@@ -28,29 +28,29 @@ def needles_section(cells: pd.DataFrame, settings: Sequence[Setting], publish: P
         explanation = f"{counts} {'sample' if high == 1 else 'samples'} a cell."
         spec = heatmap_figure(
             of_task,
-            settings=labels,
+            models=labels,
             title=title,
             subtitle=f"score in percent; {explanation}",
             description=f"{title}. {finding}",
         )
-        picture, links = publish(spec, f"needles-{safe_stem(title)}")
-        drawings.append(
-            Drawing(
+        image, links = publish(spec, f"needles-{safe_stem(title)}")
+        figures.append(
+            Figure(
                 title=title,
                 finding=finding,
                 explanation=explanation,
                 variants={"score": spec},
-                picture=picture,
+                image=image,
                 downloads=links,
                 wide=True,
-                folded=len(drawings) >= _SHOWN,
+                folded=len(figures) >= _SHOWN,
             )
         )
     return Section(
         identifier="needles",
         title="Needles by depth and length",
         lead="Score of every cell in percent, on one scale from 0 to 1; the line on top is the mean over depths.",
-        drawings=tuple(drawings),
+        figures=tuple(figures),
     )
 
 

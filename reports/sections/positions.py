@@ -10,9 +10,9 @@ from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.analyse.positions import UNLOGGED, Bin, PositionBand, PositionSums, position_bands
 from sbeval.reports.figures.positions import difference_to_baseline, position_figure
 from sbeval.reports.figures.theme import Look
+from sbeval.reports.read.models import length_text
 from sbeval.reports.read.results import records
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.sections.section import Figure, Publish, Section
 
 # kinds of RoPE scaling whose frequencies depend on the length of the request
 _FOLLOWS_REQUEST = ("dynamic", "longrope")
@@ -31,12 +31,12 @@ def positions_section(
     """Builds the section, None where no run recorded positions.
 
     Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay.
-    `sums` holds (setting label, task) to the sums by document, from which differences have their bands;
-    `rope_scalings` each setting's scaling in force, in transformers' form.
+    `sums` holds (model label, task) to the sums by document, from which differences have their bands;
+    `rope_scalings` each model's scaling in force, in transformers' form.
     """
     if positions.empty:
         return None
-    drawings: list[Drawing] = []
+    figures: list[Figure] = []
     texts = positions[["corpus", "corpus_sha256"]].astype(object).fillna("")
     several = texts.drop_duplicates()["corpus"].duplicated(keep=False).any()
     for corpus, digest in dict.fromkeys(texts.itertuples(index=False, name=None)):
@@ -45,13 +45,13 @@ def positions_section(
         bases = _bases(table, rope_scalings)
         name = CORPUS_WORDS.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
         stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
-        drawings.append(_levels(table, f"{name}: NLL by position", stem, looks, training_lengths, bases, publish))
+        figures.append(_levels(table, f"{name}: NLL by position", stem, looks, training_lengths, bases, publish))
         paired, unpaired = _bands(table, sums, baseline)
         others = difference_to_baseline(table, baseline, paired)
         if not others.empty:
             title = f"{name}: difference to {baseline}"
             remarks = " ".join(part for part in (_band_words(paired), unpaired, bases) if part)
-            drawings.append(
+            figures.append(
                 _differences(others, title, f"{stem}-difference", baseline, looks, training_lengths, remarks, publish)
             )
     bands = (
@@ -64,7 +64,7 @@ def positions_section(
         title="NLL by position",
         lead=f"One pass at the longest context; every point is the mean over targets that far into the window. {bands} "
         "A last bin cut short by the window's end is not drawn.",
-        drawings=tuple(drawings),
+        figures=tuple(figures),
         legend=looks,
     )
 
@@ -72,7 +72,7 @@ def positions_section(
 def _bands(
     table: pd.DataFrame, sums: Mapping[tuple[str, str], PositionSums], baseline: str
 ) -> tuple[dict[str, dict[Bin, PositionBand]], str]:
-    """Returns each setting's bands against the baseline, and a sentence on those that have none."""
+    """Returns each model's bands against the baseline, and a sentence on those that have none."""
     facts = {row["setting"]: row for row in records(table.drop_duplicates("setting"))}
     none = PositionSums(sums={}, obstacle=UNLOGGED)
     found: dict[str, dict[Bin, PositionBand]] = {}
@@ -146,7 +146,7 @@ def _levels(
     training_lengths: Mapping[str, int],
     bases: str,
     publish: Publish,
-) -> Drawing:
+) -> Figure:
     finding = _level_finding(table, list(looks), training_lengths)
     variants = {
         metric: position_figure(
@@ -160,8 +160,8 @@ def _levels(
         )
         for metric in ("nll", "token_perplexity")
     }
-    picture, links = publish(variants["nll"], stem)
-    return Drawing(title=title, finding=finding, explanation=bases, variants=variants, picture=picture, downloads=links)
+    image, links = publish(variants["nll"], stem)
+    return Figure(title=title, finding=finding, explanation=bases, variants=variants, image=image, downloads=links)
 
 
 def _differences(
@@ -173,7 +173,7 @@ def _differences(
     training_lengths: Mapping[str, int],
     remarks: str,
     publish: Publish,
-) -> Drawing:
+) -> Figure:
     parts = []
     for label in dict.fromkeys(table["setting"]):
         last = records(table[table["setting"] == label])[-1]
@@ -190,10 +190,10 @@ def _differences(
         description=f"{title}. {finding}",
         difference=True,
     )
-    picture, links = publish(spec, stem)
+    image, links = publish(spec, stem)
     explanation = f"Below zero is better than the baseline. {remarks}".rstrip()
-    return Drawing(
-        title=title, finding=finding, explanation=explanation, variants={"nll": spec}, picture=picture, downloads=links
+    return Figure(
+        title=title, finding=finding, explanation=explanation, variants={"nll": spec}, image=image, downloads=links
     )
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from sbeval.reports.read.models import EvaluatedModel, length_text, rope_scaling_text
 from sbeval.reports.read.notes import Notes
-from sbeval.reports.read.runs import Run, TaskResult
-from sbeval.reports.read.settings import Setting, length_text, rope_scaling_text
+from sbeval.reports.read.runs import EvaluationRun, TaskResult
 from sbeval.reports.sections.section import Section
 from sbeval.reports.write.html import Markup, element, join, name
 
 
-def provenance_section(settings: tuple[Setting, ...], output_dir: Path) -> Section:
+def provenance_section(models: tuple[EvaluatedModel, ...], output_dir: Path) -> Section:
     """Builds the section with one fold a run."""
-    folds = [_fold(setting, run, output_dir) for setting in settings for run in setting.runs]
+    folds = [_fold(model, run, output_dir) for model in models for run in model.runs]
     return Section(
         identifier="provenance",
         title="Provenance",
@@ -41,31 +41,31 @@ def notes_section(notes: Notes, output_dir: Path) -> Section | None:
     )
 
 
-def run_facts(run: Run) -> dict[str, str]:
+def run_facts(run: EvaluationRun) -> dict[str, str]:
     """Returns the facts of a run in reading order; a fact that was not recorded is left out."""
-    model = run.model
+    record = run.record
     facts: dict[str, Any] = {
         "date": f"{run.date:%Y-%m-%d %H:%M} UTC",
-        "command": model.command,
-        "command, rebuilt": None if model.command else f"{rebuilt_command(run)} (the file does not keep the original)",
-        "model": f"{model.name} ({model.format})",
-        "checkpoint hash": model.checkpoint_sha256,
-        "parameters": f"{model.parameters:,}" if model.parameters else None,
-        "attention": model.attention,
-        "remainder": model.remainder if model.remainder != "none" else None,
-        "head norm": "yes" if model.head_norm else None,
-        "recipe": model.recipe,
-        "training seed": model.training_seed,
-        "window": f"{model.sliding_window:,} tokens" if model.sliding_window else None,
-        "position scaling": rope_scaling_text(model.rope_scaling),
-        "training length": f"{model.training_length_tokens:,} tokens" if model.training_length_tokens else None,
-        "extended from": _extension(model.extended_from),
-        "dtype": model.dtype,
-        "kernels": model.kernels,
-        "skip threshold": f"{model.skip_threshold:g}" if model.skip_threshold else None,
-        "longest input": f"{model.max_length:,} tokens" if model.max_length else None,
+        "command": record.command,
+        "command, rebuilt": None if record.command else f"{rebuilt_command(run)} (the file does not keep the original)",
+        "model": f"{record.name} ({record.format})",
+        "checkpoint hash": record.checkpoint_sha256,
+        "parameters": f"{record.parameters:,}" if record.parameters else None,
+        "attention": record.attention,
+        "remainder": record.remainder if record.remainder != "none" else None,
+        "head norm": "yes" if record.head_norm else None,
+        "recipe": record.recipe,
+        "training seed": record.training_seed,
+        "window": f"{record.sliding_window:,} tokens" if record.sliding_window else None,
+        "position scaling": rope_scaling_text(record.rope_scaling),
+        "training length": f"{record.training_length_tokens:,} tokens" if record.training_length_tokens else None,
+        "extended from": _extension(record.extended_from),
+        "dtype": record.dtype,
+        "kernels": record.kernels,
+        "skip threshold": f"{record.skip_threshold:g}" if record.skip_threshold else None,
+        "longest input": f"{record.max_length:,} tokens" if record.max_length else None,
         "documents limited to": f"{run.limit:g}" if run.limit is not None else None,
-        "GPU": model.gpu or ("none recorded (CPU)" if run.described else None),
+        "GPU": record.gpu or ("none recorded (CPU)" if run.described else None),
         "versions": _versions(run),
         "seeds": _seeds(run.raw),
         "batch size": _mapping(run.raw.get("config")).get("batch_size"),
@@ -74,7 +74,7 @@ def run_facts(run: Run) -> dict[str, str]:
     return {key: str(value) for key, value in facts.items() if value not in (None, "", {})}
 
 
-def rebuilt_command(run: Run) -> str:
+def rebuilt_command(run: EvaluationRun) -> str:
     """Returns a command line with the model, its arguments, the tasks and the limit that the results file names."""
     parts = ["lm_eval", "--model", run.model_source]
     if run.model_args:
@@ -107,7 +107,7 @@ def task_facts(task: TaskResult) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _fold(setting: Setting, run: Run, output_dir: Path) -> Markup:
+def _fold(model: EvaluatedModel, run: EvaluationRun, output_dir: Path) -> Markup:
     entries = [join([element("dt", key), element("dd", value)]) for key, value in run_facts(run).items()]
     entries.append(join([element("dt", "result file"), element("dd", _link(run.path, output_dir))]))
     for task in run.tasks:
@@ -115,7 +115,7 @@ def _fold(setting: Setting, run: Run, output_dir: Path) -> Markup:
         if task.samples is not None:
             detail += [" ", _link(task.samples, output_dir, "samples")]
         entries.append(join([element("dt", task.name), element("dd", *detail)]))
-    title = element("summary", name(setting.label), f", {run.date:%Y-%m-%d %H:%M}")
+    title = element("summary", name(model.label), f", {run.date:%Y-%m-%d %H:%M}")
     return element("details", title, element("dl", *entries))
 
 
@@ -124,8 +124,8 @@ def _link(path: Path, output_dir: Path, words: str | None = None) -> Markup:
     return element("a", words or path.name, attributes={"href": quote(target)})
 
 
-def _versions(run: Run) -> str:
-    versions = dict(run.model.versions)
+def _versions(run: EvaluationRun) -> str:
+    versions = dict(run.record.versions)
     for key, package in (("lm_eval_version", "lm_eval"), ("transformers_version", "transformers")):
         if run.raw.get(key):
             versions.setdefault(package, str(run.raw[key]))

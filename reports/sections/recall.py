@@ -10,9 +10,9 @@ from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.figures.curves import curve_tooltip, length_domain, length_rows, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
+from sbeval.reports.read.models import length_text
 from sbeval.reports.read.results import by_setting
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.sections.section import Figure, Publish, Section
 from sbeval.reports.write.html import Markup, element, name, table
 
 _TASKS = {
@@ -31,11 +31,11 @@ def recall_section(
     if scores.empty:
         return None
     shown = {label: looks[label] for label in looks if (scores["setting"] == label).any()}
-    drawings, content = [], []
+    figures, content = [], []
     for task in sorted(set(scores["task"]), key=_order):
         of_task = scores[scores["task"] == task]
         for rows, words, by_pairs in _panels(of_task):
-            drawings.append(_drawing(task, rows, words, by_pairs, shown, training_lengths, publish))
+            figures.append(_figure(task, rows, words, by_pairs, shown, training_lengths, publish))
             content.append(_table(f"{_title(task)}{words}", rows, by_pairs, list(shown)))
     return Section(
         identifier="recall",
@@ -44,7 +44,7 @@ def recall_section(
             f"Share of answers whose every token is the model's most probable one. Solved means at least {SOLVED:.0%}. "
             "Bands: 95% intervals over samples."
         ),
-        drawings=tuple(drawings),
+        figures=tuple(figures),
         legend=shown,
         content=tuple(content),
     )
@@ -75,7 +75,7 @@ def _counted(rows: pd.DataFrame, metric: str, *, by_pairs: bool) -> pd.DataFrame
     return own.assign(context_length_tokens=own["pairs"]) if by_pairs else own
 
 
-def _drawing(
+def _figure(
     task: str,
     scores: pd.DataFrame,
     words: str,
@@ -83,7 +83,7 @@ def _drawing(
     looks: Mapping[str, Look],
     training_lengths: Mapping[str, int],
     publish: Publish,
-) -> Drawing:
+) -> Figure:
     exact = _counted(scores, "exact_match", by_pairs=by_pairs)
     order = [label for label in looks if (exact["setting"] == label).any()]
     marks = {} if by_pairs else training_marks(training_lengths, order)
@@ -116,13 +116,13 @@ def _drawing(
         subtitle=_TASKS.get(task, ("", ""))[1],
         description=f"{title}. {finding}",
     )
-    picture, links = publish(spec, safe_stem(f"recall-{task}{words}"))
-    return Drawing(
+    image, links = publish(spec, safe_stem(f"recall-{task}{words}"))
+    return Figure(
         title=title,
         finding=finding,
         explanation=_TASKS.get(task, ("", ""))[1],
         variants={"exact_match": spec},
-        picture=picture,
+        image=image,
         downloads=links,
     )
 

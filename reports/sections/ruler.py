@@ -21,16 +21,16 @@ from sbeval.reports.analyse.ruler import (
 )
 from sbeval.reports.figures.scores import score_figure, score_grid
 from sbeval.reports.figures.theme import Look
+from sbeval.reports.read.models import length_text
 from sbeval.reports.read.sample_scores import SampleScores
-from sbeval.reports.read.settings import length_text
 from sbeval.reports.sections.ruler_tables import difference_tables, effective_table, scores_table
-from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.sections.section import Figure, Publish, Section
 
 
 def effective_lengths(
     scores: pd.DataFrame, training_lengths: Mapping[str, int]
 ) -> dict[str, tuple[EffectiveLength, EffectiveLength]]:
-    """Returns setting to (by RULER's threshold over all 13 tasks, relative to its own score over those it ran)."""
+    """Returns model to (by RULER's threshold over all 13 tasks, relative to its own score over those it ran)."""
     overall = average(scores, TASKS)
     return {
         label: (
@@ -72,28 +72,28 @@ def ruler_section(
     baseline: str,
     publish: Publish,
 ) -> Section | None:
-    """Builds the section, None where no RULER task was run; `samples` holds (setting label, task) to its samples."""
+    """Builds the section, None where no RULER task was run; `samples` holds (model label, task) to its samples."""
     if scores.empty:
         return None
     shown = set(scores["setting"])
-    drawings = []
+    figures = []
     for words, tasks in AVERAGES.items():
         for chosen in averaged_alike(scores, tasks):
             if not (means := average(chosen.scores, chosen.tasks)).empty:
                 title = f"RULER, {words}" if chosen.tasks == tasks else f"RULER, {chosen.words}"
-                drawings.append(_average_drawing(title, means, chosen, looks, training_lengths, publish))
+                figures.append(_average_figure(title, means, chosen, looks, training_lengths, publish))
     alike = len(shown) == 1 or any(len(set(one.scores["setting"])) > 1 for one in averaged_alike(scores, TASKS))
     labels = [label for label in looks if label in shown]
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
     if len(grid) > 1:
-        drawings.append(_grid_drawing(grid, looks, training_lengths, publish))
+        figures.append(_grid_figure(grid, looks, training_lengths, publish))
     lengths = effective_lengths(scores, training_lengths)
     return Section(
         identifier="ruler",
         title="RULER",
         lead="Share of the expected answers found in the generated text. Bands: 95% intervals."
         + ("" if alike else " No average over tasks sets the models side by side, since no task was run with all."),
-        drawings=tuple(drawings),
+        figures=tuple(figures),
         legend=looks,
         content=(
             effective_table(labels, lengths, scores),
@@ -103,14 +103,14 @@ def ruler_section(
     )
 
 
-def _average_drawing(
+def _average_figure(
     title: str,
     means: pd.DataFrame,
     chosen: Alike,
     looks: Mapping[str, Look],
     training_lengths: Mapping[str, int],
     publish: Publish,
-) -> Drawing:
+) -> Figure:
     parts = []
     for label in looks:
         values = by_length(means, label)
@@ -129,20 +129,20 @@ def _average_drawing(
         subtitle=explanation,
         description=f"{title}. {finding}",
     )
-    picture, links = publish(spec, safe_stem(title.replace("RULER, ", "ruler-").replace(" ", "-")))
-    return Drawing(
+    image, links = publish(spec, safe_stem(title.replace("RULER, ", "ruler-").replace(" ", "-")))
+    return Figure(
         title=title,
         finding=finding,
         explanation=explanation,
         variants={"score": spec},
-        picture=picture,
+        image=image,
         downloads=links,
     )
 
 
-def _grid_drawing(
+def _grid_figure(
     grid: Mapping[str, pd.DataFrame], looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
-) -> Drawing:
+) -> Figure:
     finding = _grid_finding(grid, list(looks))
     spec = score_grid(
         grid,
@@ -152,13 +152,13 @@ def _grid_drawing(
         subtitle="score against context length (tokens, log scale)",
         description=f"RULER, task by task. {finding}",
     )
-    picture, links = publish(spec, "ruler-tasks")
-    return Drawing(
+    image, links = publish(spec, "ruler-tasks")
+    return Figure(
         title="RULER, task by task",
         finding=finding,
         explanation=f"{len(grid)} of RULER's 13 tasks on the same axes. Dotted lines mark training lengths.",
         variants={"score": spec},
-        picture=picture,
+        image=image,
         downloads=links,
         wide=True,
     )

@@ -16,9 +16,9 @@ from sbeval.reports.analyse.ruler import (
     missing_tasks,
     weighted_averages,
 )
+from sbeval.reports.read.models import length_text
 from sbeval.reports.read.results import records
 from sbeval.reports.read.sample_scores import SampleScores
-from sbeval.reports.read.settings import length_text
 from sbeval.reports.write.html import Markup, element, name, table
 
 

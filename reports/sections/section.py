@@ -8,11 +8,11 @@ from sbeval.reports.figures.theme import Look
 from sbeval.reports.write.html import Markup
 
 Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
-"""Writes a figure's image files under a name; returns the picture's name and the links to the files."""
+"""Writes a figure's image files under a name; returns the image's name and the links to the files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
+class Figure:
     """One figure of the page.
 
     Attributes:
@@ -20,7 +20,7 @@ class Drawing:
         finding: what it shows, in one sentence; also the text for readers who cannot see it.
         explanation: how to read it.
         variants: metric to its Vega-Lite specification.
-        picture: name of the first variant's still picture, for paper and for pages without scripts.
+        image: name of the first variant's still image, for paper and for pages without scripts.
         downloads: image files beside the page, as relative links.
         wide: True for a figure that takes the whole width.
         folded: True for a figure shown on request.
@@ -30,7 +30,7 @@ class Drawing:
     finding: str
     explanation: str
     variants: Mapping[str, Mapping[str, Any]]
-    picture: str
+    image: str
     downloads: tuple[str, ...] = ()
     wide: bool = False
     folded: bool = False
@@ -46,14 +46,14 @@ class Section:
         lead: one paragraph below it.
         drawings: its figures.
         metrics: metric to its name, for the switch; empty for no switch.
-        legend: settings with a button that hides their lines, and how they are drawn here.
+        legend: models with a button that hides their lines, and how they are drawn here.
         content: tables and text below the figures.
     """
 
     identifier: str
     title: str
     lead: str = ""
-    drawings: tuple[Drawing, ...] = ()
+    figures: tuple[Figure, ...] = ()
     metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
     legend: Mapping[str, Look] = dataclasses.field(default_factory=dict)
     content: tuple[Markup, ...] = ()

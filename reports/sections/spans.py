@@ -9,9 +9,9 @@ from sbeval.reports.figures.curves import length_domain, length_rows, training_m
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.spans import span_figure
 from sbeval.reports.figures.theme import Look
+from sbeval.reports.read.models import length_text
 from sbeval.reports.read.results import records
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.sections.section import Figure, Publish, Section
 from sbeval.reports.write.html import Markup, element, name, table
 
 _MOST_CELLS = 6000
@@ -26,9 +26,9 @@ def spans_section(
     if spans.empty:
         return None
     labels = [label for label in looks if (spans["setting"] == label).any()]
-    drawings = [_means_drawing(spans, {label: looks[label] for label in labels}, training_lengths, publish)]
+    figures = [_means_figure(spans, {label: looks[label] for label in labels}, training_lengths, publish)]
     for label in labels:
-        drawings.append(_heads_drawing(label, spans[spans["setting"] == label], publish, folded=len(drawings) > _SHOWN))
+        figures.append(_heads_figure(label, spans[spans["setting"] == label], publish, folded=len(figures) > _SHOWN))
     return Section(
         identifier="spans",
         title="Effective attention span",
@@ -36,15 +36,15 @@ def spans_section(
             "How many keys, counted back from the newest, it takes to reach 50, 90 and 99% of a query's weight; mean "
             "over the last queries of a window. What a stick-breaking head leaves unbroken is its remaining stick."
         ),
-        drawings=tuple(drawings),
+        figures=tuple(figures),
         legend={label: looks[label] for label in labels},
         content=(_table(spans, labels),),
     )
 
 
-def _means_drawing(
+def _means_figure(
     spans: pd.DataFrame, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
-) -> Drawing:
+) -> Figure:
     means = spans.groupby(["setting", "context_length_tokens"], sort=False)["span90"].mean().rename("value")
     rows = means.reset_index().assign(ci95_low=float("nan"), ci95_high=float("nan"), tokens=float("nan"))
     rows = rows.assign(clusters=float("nan")).dropna(subset=["value"])
@@ -71,18 +71,18 @@ def _means_drawing(
         subtitle="keys until 90% of a query's weight",
         description=f"{title}. {finding}",
     )
-    picture, links = publish(spec, "span-means")
-    return Drawing(
+    image, links = publish(spec, "span-means")
+    return Figure(
         title=title,
         finding=finding,
         explanation="A line that rises with the context belongs to heads that look everywhere.",
         variants={"span90": spec},
-        picture=picture,
+        image=image,
         downloads=links,
     )
 
 
-def _heads_drawing(label: str, heads: pd.DataFrame, publish: Publish, *, folded: bool) -> Drawing:
+def _heads_figure(label: str, heads: pd.DataFrame, publish: Publish, *, folded: bool) -> Figure:
     lengths = sorted(int(length) for length in heads["context_length_tokens"].unique())
     shown = _shown_lengths(lengths, len(heads) // len(lengths))
     title, finding = (
@@ -100,13 +100,13 @@ def _heads_drawing(label: str, heads: pd.DataFrame, publish: Publish, *, folded:
         subtitle="keys, counted back from the newest",
         description=f"{title}. {finding}",
     )
-    picture, links = publish(spec, f"span-{safe_stem(label)}")
-    return Drawing(
+    image, links = publish(spec, f"span-{safe_stem(label)}")
+    return Figure(
         title=title,
         finding=finding,
         explanation=explanation,
         variants={"span": spec},
-        picture=picture,
+        image=image,
         downloads=links,
         wide=True,
         folded=folded,

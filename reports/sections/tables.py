@@ -25,7 +25,7 @@ class PublishedTable:
         number: the paper's number of the table.
         columns: its columns of which something was measured.
         published: row of the paper to (column to value).
-        measured: setting to (column to value, in the column's own unit).
+        measured: model to (column to value, in the column's own unit).
     """
 
     number: int
@@ -47,8 +47,8 @@ def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> l
         measured: dict[str, dict[str, float]] = {}
         for column in columns:
             if column.table == number:
-                for setting, value in _numbers(measurements, column).items():
-                    measured.setdefault(setting, {})[column.column] = value
+                for model, value in _numbers(measurements, column).items():
+                    measured.setdefault(model, {})[column.column] = value
         known = {name for values in measured.values() for name in values}
         order = [column.column for column in columns if column.table == number and column.column in known]
         published: dict[str, dict[str, float]] = {}
@@ -69,7 +69,7 @@ def best(values: Sequence[float | None], *, higher_is_better: bool) -> float | N
 
 
 def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
-    """Returns setting to the measured number of a column, in the column's unit."""
+    """Returns model to the measured number of a column, in the column's unit."""
     parsed = parse_metric_key(column.metric)
     metric, length = parsed if parsed is not None else (column.metric, None)
     rows = measurements[(measurements["task"] == column.task) & (measurements["metric"] == metric)]
@@ -86,7 +86,7 @@ def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
 
 def tables_section(results: Results, rows: Sequence[SuiteRow], baseline: str) -> Section | None:
     """Builds the section from the rows of ordinary tasks and the rest, None where no such task was run."""
-    labels = [setting.label for setting in results.settings]
+    labels = [model.label for model in results.models]
     content: list[Markup] = [_suite_table(rows, labels, baseline)] if rows else []
     content += [_published_table(published, labels) for published in published_tables(results.measurements)]
     ruler = results.measurements[results.measurements["family"] == "ruler"]

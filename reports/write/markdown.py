@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sbeval.reports.assemble import Report
 from sbeval.reports.read.notes import Notes
-from sbeval.reports.sections.section import Drawing
+from sbeval.reports.sections.section import Figure
 from sbeval.reports.write.plain_tables import PlainTable
 
 _SPECIAL = "\\`*_{}[]<>#|!~$"
@@ -27,14 +27,14 @@ def markdown_summary(title: str, report: Report, tables: Sequence[PlainTable], n
         lines.append(f"- **{markdown_text(finding.label)}** ({markdown_text(finding.facts)}): {sentences}")
     lines += ["", *[f"{markdown_text(caveat)}\n" for caveat in report.caveats]]
     for section in report.sections:
-        if not section.drawings:
+        if not section.figures:
             continue
         lines += [f"## {markdown_text(section.title)}", ""]
-        for drawing in section.drawings:
-            pictures = [link for link in drawing.downloads if link.endswith((".png", ".svg"))]
-            lines += [f"### {markdown_text(drawing.title)}", "", _words(drawing), ""]
-            if pictures:
-                lines += [f"![{markdown_text(drawing.title)}. {markdown_text(drawing.finding)}]({pictures[0]})", ""]
+        for figure in section.figures:
+            images = [link for link in figure.downloads if link.endswith((".png", ".svg"))]
+            lines += [f"### {markdown_text(figure.title)}", "", _words(figure), ""]
+            if images:
+                lines += [f"![{markdown_text(figure.title)}. {markdown_text(figure.finding)}]({images[0]})", ""]
     lines += ["## Tables", ""]
     for table in tables:
         lines += [*_table(table), ""]
@@ -46,8 +46,8 @@ def markdown_summary(title: str, report: Report, tables: Sequence[PlainTable], n
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _words(drawing: Drawing) -> str:
-    return " ".join(markdown_text(part) for part in (drawing.finding, drawing.explanation) if part)
+def _words(figure: Figure) -> str:
+    return " ".join(markdown_text(part) for part in (figure.finding, figure.explanation) if part)
 
 
 def _table(table: PlainTable) -> list[str]:

@@ -10,9 +10,9 @@ from typing import Any
 from sbeval.reports.analyse.findings import Finding
 from sbeval.reports.analyse.overview import HEADER as OVERVIEW_HEADER
 from sbeval.reports.analyse.overview import Overview
-from sbeval.reports.figures.render import javascript, script_json
+from sbeval.reports.figures.images import javascript, script_json
 from sbeval.reports.figures.theme import DARK, LIGHT, Look, dark_colours, vega_config
-from sbeval.reports.sections.section import Drawing, Section
+from sbeval.reports.sections.section import Figure, Section
 from sbeval.reports.write.html import Markup, element, join, name, table, text
 
 _STICKY_AT_MOST = 8
@@ -39,19 +39,19 @@ def write_page(
     sections: Sequence[Section],
     looks: Mapping[str, Look],
     counts: str,
-    pictures: Mapping[str, str],
+    images: Mapping[str, str],
 ) -> str:
-    """Returns the whole page as text; `pictures` holds the still figures as SVG, by name."""
-    numbered: dict[str, Drawing] = {}
+    """Returns the whole page as text; `images` holds the still figures as SVG, by name."""
+    numbered: dict[str, Figure] = {}
     body = [
         _header(title, built, counts, sections),
         element(
             "main",
             _summary(overview, findings, caveats, looks),
-            *[_section(part, looks, numbered, pictures) for part in sections],
+            *[_section(part, looks, numbered, images) for part in sections],
         ),
     ]
-    figures = {key: {"variants": drawing.variants} for key, drawing in numbered.items()}
+    figures = {key: {"variants": figure.variants} for key, figure in numbered.items()}
     colours = {look.light: look.dark for look in looks.values()} | dark_colours()
     themes = {"light": vega_config(LIGHT), "dark": vega_config(DARK), "darkOf": colours}
     replacements = {
@@ -82,7 +82,7 @@ def _series_colours(looks: Mapping[str, Look]) -> str:
 
 
 def series_class(label: str, looks: Mapping[str, Look]) -> str | None:
-    """Returns the CSS class that holds a setting's colour."""
+    """Returns the CSS class that holds a model's colour."""
     return f"s{list(looks).index(label)}" if label in looks else None
 
 
@@ -141,7 +141,7 @@ def _overview_table(overview: Overview, looks: Mapping[str, Look]) -> Markup:
 
 
 def _section(
-    section: Section, looks: Mapping[str, Look], numbered: dict[str, Drawing], pictures: Mapping[str, str]
+    section: Section, looks: Mapping[str, Look], numbered: dict[str, Figure], images: Mapping[str, str]
 ) -> Markup:
     parts: list[Markup] = [
         element("h2", section.title, attributes={"id": f"{section.identifier}-title"}),
@@ -149,12 +149,12 @@ def _section(
     ]
     if section.metrics or section.legend:
         parts.append(_controls(section, looks))
-    if section.drawings:
+    if section.figures:
         figures: dict[bool, list[Markup]] = {False: [], True: []}
-        for drawing in section.drawings:
+        for figure in section.figures:
             key = f"f{len(numbered)}"
-            numbered[key] = drawing
-            figures[drawing.folded].append(_figure(key, drawing, pictures[drawing.picture]))
+            numbered[key] = figure
+            figures[figure.folded].append(_figure(key, figure, images[figure.image]))
         parts.append(element("div", *figures[False], attributes={"class": "panels"}))
         if figures[True]:
             more = element("summary", f"{len(figures[True])} more")
@@ -211,31 +211,31 @@ def _swatch(look: Look) -> Markup:
     )
 
 
-def _figure(key: str, drawing: Drawing, svg: str) -> Markup:
+def _figure(key: str, figure: Figure, svg: str) -> Markup:
     caption = element(
         "figcaption",
-        element("h3", drawing.title),
-        element("p", element("span", drawing.finding, attributes={"class": "finding"}), " ", drawing.explanation),
+        element("h3", figure.title),
+        element("p", element("span", figure.finding, attributes={"class": "finding"}), " ", figure.explanation),
     )
-    picture = element(
+    image = element(
         "img",
         attributes={
             "class": "static",
-            "alt": f"{drawing.title}. {drawing.finding}",
+            "alt": f"{figure.title}. {figure.finding}",
             "src": "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode("ascii"),
         },
     )
     links = [
         element("a", path.rpartition(".")[2].upper(), attributes={"href": path, "download": ""})
-        for path in drawing.downloads
+        for path in figure.downloads
     ]
     return element(
         "figure",
         caption,
         element("div", attributes={"class": "chart", "data-figure": key}),
-        picture,
+        image,
         element("div", *links, attributes={"class": "downloads"}),
-        attributes={"class": "wide" if drawing.wide else None},
+        attributes={"class": "wide" if figure.wide else None},
     )
 
 

@@ -11,8 +11,8 @@ from sbeval.reports.analyse.ruler import TASKS, average, by_length, missing_task
 from sbeval.reports.analyse.suite import suite_rows
 from sbeval.reports.assemble import Report
 from sbeval.reports.figures.curves import METRICS
+from sbeval.reports.read.models import length_text
 from sbeval.reports.read.results import Results, by_setting
-from sbeval.reports.read.settings import length_text
 from sbeval.reports.sections.curves import METRIC_WORDS
 from sbeval.reports.sections.ruler import effective_lengths
 from sbeval.reports.sections.speed import SPEED_HEADER, speed_rows
@@ -61,7 +61,7 @@ def plain_tables(results: Results, report: Report) -> list[PlainTable]:
         tables += _ruler_tables(results, report)
     rows = suite_rows(results)
     if rows:
-        labels = [setting.label for setting in results.settings if any(setting.label in row.cells for row in rows)]
+        labels = [model.label for model in results.models if any(model.label in row.cells for row in rows)]
         tables.append(
             PlainTable(
                 stem="tasks",
@@ -84,7 +84,7 @@ def plain_tables(results: Results, report: Report) -> list[PlainTable]:
             stem="speed",
             caption="Speed and memory of every run",
             header=SPEED_HEADER,
-            rows=tuple(tuple(row) for row in speed_rows(results.settings)),
+            rows=tuple(tuple(row) for row in speed_rows(results.models)),
         )
     )
     return tables
@@ -152,9 +152,9 @@ def _ruler_tables(results: Results, report: Report) -> list[PlainTable]:
     lengths = sorted(int(length) for length in overall["context_length_tokens"].unique())
     labels = [label for label in report.looks if label in set(scores["setting"])]
     trained = {
-        setting.label: setting.model.training_length_tokens
-        for setting in results.settings
-        if setting.model.training_length_tokens
+        model.label: model.record.training_length_tokens
+        for model in results.models
+        if model.record.training_length_tokens
     }
     effective = effective_lengths(scores, trained)
     body = []

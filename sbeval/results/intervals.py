@@ -11,7 +11,7 @@ sizes equal, 20 clusters cover 94.6 to 95.8 %. Nothing else tried did better on 
 91.8 %, and calibration by a second level of resamples 90.7 %; jackknife errors, or a scale on which the error is
 stable, gain less than a point for wider intervals.
 
-`resampled_counts` and `linearised_errors` are the bootstrap itself; a report's simultaneous bands are built on them too.
+`resampled_counts` and `linearised_errors` are the bootstrap itself; the bands of a report are built on them too.
 
 Legend: C clusters, B resamples, K ratios, W denominators a cluster: 1, or one for each ratio.
 """

@@ -26,7 +26,7 @@ def test_a_truncated_result_file_is_left_out_and_named(tmp_path: Path) -> None:
     broken.parent.mkdir()
     broken.write_text('{"results": {"sb_stdlib_stream": {"nll@00')
     results = load_results([tmp_path])
-    assert len(results.settings) == 1
+    assert len(results.models) == 1
     assert [note.path for note in results.notes] == [broken]
     assert "not complete JSON" in results.notes[0].reason
 
@@ -70,7 +70,7 @@ def test_lengths_run_one_by_one_join_into_one_line(tmp_path: Path) -> None:
         task = perplexity_task("stream", CURVES["rope"][index : index + 1], lengths=[length])
         write_run(tmp_path / str(length), model_record("rope"), [task], seconds=1_795_000_000.0 + index)
     results = load_results([tmp_path])
-    assert len(results.settings) == 1
+    assert len(results.models) == 1
     assert results.documents["demo-rope", "sb_stdlib_stream"].lengths == LENGTHS[:3]
     assert not results.notes
 
@@ -107,7 +107,7 @@ def test_unknown_fields_of_a_newer_writer_are_no_obstacle(tmp_path: Path) -> Non
     content["results"]["sb_stdlib_stream"]["shape_of_things@0001024,none"] = {"a": 1}
     path.write_text(json.dumps(content))
     results = load_results([tmp_path])
-    assert results.settings[0].runs[0].raw["invented_later"] == {"deep": [1]}
+    assert results.models[0].runs[0].raw["invented_later"] == {"deep": [1]}
     assert len(results.measurements) == len(LENGTHS) * 3
 
 
@@ -199,9 +199,9 @@ def test_a_field_of_another_kind_is_missing_and_the_rest_counts(tmp_path: Path, 
     content = json.loads(path.read_text())
     content["config"]["sbeval"] = RECORD | {field: value}
     path.write_text(json.dumps(content))
-    (setting,) = load_results([tmp_path]).settings
-    assert getattr(setting.model, field) in (None, {})
-    assert (setting.label, setting.model.training_length_tokens) == ("m", 1024)
+    (model,) = load_results([tmp_path]).models
+    assert getattr(model.model, field) in (None, {})
+    assert (model.label, model.model.training_length_tokens) == ("m", 1024)
     page = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
     assert f"holds no usable value of {field}: left as missing." in page
 

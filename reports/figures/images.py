@@ -1,4 +1,4 @@
-"""Still pictures of figures: SVG, PNG and PDF, without a browser or a network, drawn beside the work on the page."""
+"""Still images of figures: SVG, PNG and PDF, without a browser or a network, drawn beside the work on the page."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sbeval.reports.figures import drawing_process
+from sbeval.reports.figures import image_process
 from sbeval.reports.figures.theme import LIGHT, vega_config
 
 VEGA_LITE = "6.4"
@@ -23,7 +23,7 @@ _END = "\n//end\n"
 IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
 
 
-class Drawer:
+class ImageWriter:
     """Draws figures in processes of its own, as many as there are cores.
 
     Used as a context. Every figure has an SVG text, whether its file was asked for or not.
@@ -43,7 +43,7 @@ class Drawer:
 
     def __enter__(self) -> Self:
         """Starts the processes."""
-        command = [sys.executable, "-P", drawing_process.__file__]
+        command = [sys.executable, "-P", image_process.__file__]
         for _ in range(min(_MOST_PROCESSES, _cores())):
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
@@ -76,10 +76,10 @@ class Drawer:
         return names
 
     def svgs(self) -> dict[str, str]:
-        """Waits for all pictures and returns their SVG texts by stem.
+        """Waits for all images and returns their SVG texts by stem.
 
         Raises:
-            RuntimeError: a picture could not be drawn.
+            RuntimeError: a image could not be drawn.
         """
         for process, asked in zip(self._processes, self._asked, strict=True):
             answers = process.communicate()[0].splitlines()
