@@ -12,9 +12,10 @@ from sbeval.errors import UserError
 from sbeval.reports.analyse.compare_scores import ComparedScore, compare_scores
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.build import load_results
-from sbeval.reports.read.models import length_text
-from sbeval.reports.read.results import Results, records
-from sbeval.reports.read.samples import SumsByDocument
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.results import Results
+from sbeval.reports.read.rows import records
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 
@@ -237,7 +238,7 @@ def _measured(results: Results, label: str) -> list[Measured]:
             corpus_sha256=_text(row["corpus_sha256"]),
             protocol=str(row["protocol"]),
             tokenizer_sha256=_text(row["tokenizer_sha256"]),
-            sums=results.documents.get((label, row["task"])),
+            sums=results[DOCUMENT_SUMS].get((label, row["task"])),
         )
         for row in records(own.drop_duplicates(["task", "corpus_sha256", "protocol"]))
     ]

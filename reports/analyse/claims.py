@@ -19,9 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.reports.analyse.statistics import simultaneous_band
-from sbeval.reports.read.samples import SumsByDocument
+from sbeval.reports.read.results import Results
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
+ClaimKey = tuple[str, str, str]
+"""A model's label, a corpus and a protocol."""
 TOO_FEW = "there are too few documents for an interval"
 
 
@@ -60,6 +63,21 @@ class LengthClaims:
     differences: tuple[LengthDifference, ...] = ()
     clusters: int = 0
     obstacle: str = ""
+
+
+def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
+    """Returns what the lengths show for every (model label, corpus, protocol)."""
+    claims: dict[ClaimKey, LengthClaims] = {}
+    rows = results.measurements[results.measurements["family"] == "perplexity"]
+    for label, task, corpus, protocol in dict.fromkeys(
+        rows[["setting", "task", "corpus", "protocol"]].itertuples(index=False, name=None)
+    ):
+        if protocol == "position":
+            continue
+        sums = results[DOCUMENT_SUMS].get((label, task))
+        trained = results.model(label).record.training_length_tokens
+        claims[label, corpus, protocol] = length_claims(sums, trained)
+    return claims
 
 
 def length_claims(sums: SumsByDocument | None, training_length_tokens: int | None) -> LengthClaims:

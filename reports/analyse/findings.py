@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from sbeval.reports.analyse.claims import TOO_FEW, LengthClaims, LengthDifference
 from sbeval.reports.analyse.panels import CORPUS_WORDS
-from sbeval.reports.read.fields import shown_name
-from sbeval.reports.read.models import EvaluatedModel, length_text, rope_scaling_text
+from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.models import EvaluatedModel, rope_scaling_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _SCHEME_WORDS = {

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sbeval.reports.read.fields import LARGEST_NATS
-from sbeval.reports.read.models import EvaluatedModel, length_text
+from sbeval.reports.read.fields import LARGEST_NATS, length_text
+from sbeval.reports.read.models import EvaluatedModel
 
 PROTOCOL_ORDER = ("fixed_target", "stream", "sliding", "rolling")
 PROTOCOL_WORDS = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from sbeval.reports.analyse.statistics import believed_error, share_interval
-from sbeval.reports.read.models import length_text
+from sbeval.reports.read.fields import length_text
 
 NIAH_TASKS = (
     "niah_single_1",
@@ -101,10 +101,10 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame.from_records(rows, columns=columns)
 
 
-def by_length(table: pd.DataFrame, model: str) -> dict[int, float]:
-    """Returns length to value for one model, ascending."""
+def by_length(table: pd.DataFrame, model: str, column: str = "context_length_tokens") -> dict[int, float]:
+    """Returns length (or what another column counts) to value for one model, ascending."""
     own = (table["setting"] == model).to_numpy()
-    lengths, values = table["context_length_tokens"].to_numpy()[own], table["value"].to_numpy()[own]
+    lengths, values = table[column].to_numpy()[own], table["value"].to_numpy()[own]
     return dict(sorted((int(length), float(value)) for length, value in zip(lengths, values, strict=True)))
 
 
@@ -160,6 +160,55 @@ def _last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLen
             return EffectiveLength(text=text)
         passing = length
     return EffectiveLength(text=f">{length_text(max(scores))}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RulerScores:
+    """RULER's scores with what follows from them.
+
+    Attributes:
+        scores: the rows of RULER's tasks, see `ruler_scores`.
+        overall: their mean over the tasks each model ran, see `average`.
+        effective: model label to (by RULER's threshold over all 13 tasks, relative to its own score over those it ran).
+    """
+
+    scores: pd.DataFrame
+    overall: pd.DataFrame
+    effective: Mapping[str, tuple[EffectiveLength, EffectiveLength]]
+
+
+def rate_ruler(measurements: pd.DataFrame, training_lengths: Mapping[str, int]) -> RulerScores:
+    """Computes RULER's scores and effective lengths, from the tidy table and model label to training length."""
+    scores = ruler_scores(measurements)
+    overall = average(scores, TASKS)
+    effective = {
+        label: (
+            absolute_effective_length(by_length(overall, label), missing=missing_tasks(scores, label)),
+            relative_effective_length(by_length(overall, label), training_lengths.get(label)),
+        )
+        for label in dict.fromkeys(scores["setting"])
+    }
+    return RulerScores(scores=scores, overall=overall, effective=effective)
+
+
+def effective_sentences(ruler: RulerScores) -> dict[str, list[str]]:
+    """Returns the sentences of the summary on effective lengths."""
+    sentences = {}
+    for label, (absolute, relative) in ruler.effective.items():
+        count = len(TASKS) - len(missing_tasks(ruler.scores, label))
+        tasks = "all 13 tasks" if count == len(TASKS) else f"the {count} of 13 tasks run"
+        if count == 1:
+            tasks = "the one of 13 tasks run"
+        sentences[label] = [
+            f"Effective length on RULER: {_length_words(absolute)} at the benchmark's threshold of "
+            f"{ABSOLUTE_THRESHOLD:.1%}, {_length_words(relative)} at {RELATIVE_THRESHOLD:.0%} of its own "
+            f"short-context score over {tasks}."
+        ]
+    return sentences
+
+
+def _length_words(length: EffectiveLength) -> str:
+    return f"{length.text} ({length.reason})" if length.reason else length.text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

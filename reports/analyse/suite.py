@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sbeval.reports.analyse.paired import task_difference
-from sbeval.reports.read.models import length_text
-from sbeval.reports.read.results import Results, records
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.results import Results
+from sbeval.reports.read.rows import records
 from sbeval.reports.read.runs import EvaluationRun, InputLimit
-from sbeval.reports.read.sample_scores import SampleScores
+from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 
 _LOWER_IS_BETTER = ("perplexity", "nll", "bits_per_byte")
 
@@ -142,9 +143,9 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
                 filter_name=chosen_filter or "none",
                 limit=limit,
                 samples={
-                    row["setting"]: results.samples[row["setting"], task].within(_limit(row))
+                    row["setting"]: results[SAMPLE_SCORES][row["setting"], task].within(_limit(row))
                     for row in own
-                    if (row["setting"], task) in results.samples
+                    if (row["setting"], task) in results[SAMPLE_SCORES]
                 },
                 cells={
                     row["setting"]: SuiteCell(value=float(row["value"]), stderr=float(row["stderr"])) for row in own

@@ -38,6 +38,7 @@ class ImageWriter:
         self._formats = tuple(formats)
         self._scratch = tempfile.TemporaryDirectory()
         self._svgs: dict[str, Path] = {}
+        self._published: dict[str, int] = {}
         self._processes: list[subprocess.Popen[str]] = []
         self._asked: list[int] = []
 
@@ -51,6 +52,12 @@ class ImageWriter:
             self._processes.append(process)
             self._asked.append(0)
         return self
+
+    def publish(self, spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
+        """Has a figure drawn under a name of its own; returns that name, and the files' paths beside the page."""
+        self._published[stem] = count = self._published.get(stem, 0) + 1
+        own = stem if count == 1 else f"{stem}-{count}"
+        return own, tuple(f"{self._folder.name}/{name}" for name in self.draw(spec, own))
 
     def draw(self, spec: Mapping[str, Any], stem: str) -> tuple[str, ...]:
         """Has a figure drawn and returns the names its files will have in the folder."""

@@ -5,8 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.figures.annotations import VISIBLE, Row, level_lines, line_names, vertical_marks
-from sbeval.reports.figures.labels import end_labels, label_room
+from sbeval.reports.figures.labels import VISIBLE, Row, end_labels, label_room, level_lines, line_names, vertical_marks
 from sbeval.reports.figures.theme import Look
 
 HEIGHT_PIXELS = 330

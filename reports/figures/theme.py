@@ -47,7 +47,7 @@ class Look:
     dashed: bool
 
 
-def looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
+def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
     """Gives every model a look by its label; a parent shares its child's colour and is dashed.
 
     The first model of a position scheme takes the scheme's own colour, so stick-breaking is blue and RoPE vermillion

@@ -5,7 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from sbeval.reports.read.fields import shown_name
+from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument
 from sbeval.results.records import ModelRecord
 
@@ -76,14 +76,6 @@ def _key(run: EvaluationRun) -> ModelKey:
     settled = _OF_THE_WEIGHTS if run.record.checkpoint_sha256 else ()
     fields = ("" if field in settled else describe(run) or "" for field, describe in _DISTINCTIONS.items())
     return (identity, *fields)
-
-
-def length_text(tokens: int) -> str:
-    """Writes a context length as people say it: 512, 1K, 64K, 1M."""
-    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
-        if tokens >= unit and tokens % unit == 0:
-            return f"{tokens // unit}{name}"
-    return f"{tokens:,}"
 
 
 def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:

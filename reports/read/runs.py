@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.reports.read.fields import read_record, telling_name, usable_number
-from sbeval.reports.read.files import samples_file
-from sbeval.reports.read.notes import Notes
+from sbeval.reports.read.files import Notes, samples_file
 from sbeval.results.records import ModelRecord, TaskRecord
 
 

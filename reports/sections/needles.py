@@ -1,26 +1,27 @@
 """The section of needle heatmaps: one figure a task, one small image a model."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 
+from sbeval.reports.analyse.needles import needle_cells
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.figures.heatmaps import heatmap_figure
-from sbeval.reports.read.models import EvaluatedModel, length_text
-from sbeval.reports.sections.section import Figure, Publish, Section
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.samples import SAMPLE_SCORES
+from sbeval.reports.sections.section import Figure, Material, Section
 
 _SHOWN = 3
 
 
-def needles_section(cells: pd.DataFrame, models: Sequence[EvaluatedModel], publish: Publish) -> Section | None:
+def needles_section(material: Material) -> Section | None:
     """Builds the section, None where no samples record depths."""
+    cells = needle_cells(material.results[SAMPLE_SCORES])
     if cells.empty:
         return None
     figures: list[Figure] = []
     for task in sorted(dict.fromkeys(cells["task"]), key=_task_order):
         of_task = cells[cells["task"] == task]
-        labels = [model.label for model in models if (of_task["setting"] == model.label).any()]
+        labels = [label for label in material.looks if (of_task["setting"] == label).any()]
         title = short_name(task)
         finding = "; ".join(_finding(label, of_task[of_task["setting"] == label]) for label in labels[:4]) + "."
         low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
@@ -33,15 +34,13 @@ def needles_section(cells: pd.DataFrame, models: Sequence[EvaluatedModel], publi
             subtitle=f"score in percent; {explanation}",
             description=f"{title}. {finding}",
         )
-        image, links = publish(spec, f"needles-{safe_stem(title)}")
         figures.append(
-            Figure(
+            material.figure(
+                {"score": spec},
+                f"needles-{safe_stem(title)}",
                 title=title,
                 finding=finding,
                 explanation=explanation,
-                variants={"score": spec},
-                image=image,
-                downloads=links,
                 wide=True,
                 folded=len(figures) >= _SHOWN,
             )

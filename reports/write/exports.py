@@ -1,15 +1,16 @@
 """The files beside the page: the tidy table as CSV and Parquet, the summary as Markdown, tables as LaTeX."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
-from sbeval.reports.assemble import Report
 from sbeval.reports.read.results import Results
+from sbeval.reports.sections.section import Report
 from sbeval.reports.write.latex import latex_table
 from sbeval.reports.write.markdown import markdown_summary
-from sbeval.reports.write.plain_tables import plain_tables
 
 _OTHER_TYPES: dict[str, ExtensionDtype] = {
     "higher_is_better": pd.BooleanDtype(),
@@ -18,23 +19,28 @@ _OTHER_TYPES: dict[str, ExtensionDtype] = {
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def write_tables(every_run: Results, results: Results, report: Report, folder: Path, *, title: str) -> None:
+def write_tables(every_seed: Results, report: Report, folder: Path, *, title: str) -> None:
     """Writes `results.csv`, `results.parquet`, `summary.md` and `latex/*.tex` into the folder.
 
     Args:
-        every_run: the tidy table with every training seed by itself, for CSV and Parquet.
-        results: the tidy table of the page, for the rest.
+        every_seed: the tidy table with every training seed by itself, for CSV and Parquet.
         report: the page's content.
         folder: where to write.
         title: heading of the Markdown file.
     """
-    _spreadsheet_safe(every_run.measurements).to_csv(folder / "results.csv", index=False)
-    _typed(every_run.measurements).to_parquet(folder / "results.parquet", index=False)
-    tables = plain_tables(results, report)
-    summary = markdown_summary(title, report, tables, results.notes)
-    (folder / "summary.md").write_text(summary, encoding="utf-8")
-    for table in tables:
-        (folder / "latex" / f"{table.stem}.tex").write_text(latex_table(table), encoding="utf-8")
+    _spreadsheet_safe(every_seed.measurements).to_csv(folder / "results.csv", index=False)
+    _typed(every_seed.measurements).to_parquet(folder / "results.parquet", index=False)
+    (folder / "summary.md").write_text(markdown_summary(title, report), encoding="utf-8")
+    written: set[str] = set()
+    for table in report.tables:
+        stem = next(name for name in _numbered(table.stem) if name not in written)
+        written.add(stem)
+        (folder / "latex" / f"{stem}.tex").write_text(latex_table(table), encoding="utf-8")
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield stem
+    yield from (f"{stem}-{number}" for number in itertools.count(2))
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import re
 
-from sbeval.reports.write.plain_tables import PlainTable
+from sbeval.reports.table import Table
 
 _ESCAPES = {
     "\\": r"\textbackslash{}",
@@ -48,23 +48,22 @@ def _letter(letter: str) -> str:
     return rf"\ifdefined\Umathchar {letter}\else U+{ord(letter):04X}\fi{{}}"
 
 
-def latex_table(table: PlainTable) -> str:
+def latex_table(table: Table) -> str:
     """Returns a `table` environment; it needs the package booktabs."""
     columns = "l" + "r" * (len(table.header) - 1)
     lines = [
         "% needs \\usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{latex_text(table.caption)}}}",
+        rf"\caption{{{latex_text(table.caption_in_files)}}}",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
-        " & ".join(map(latex_text, table.header)) + r" \\",
+        " & ".join(latex_text(cell.plain) for cell in table.header) + r" \\",
         r"\midrule",
     ]
-    for row_index, row in enumerate(table.rows):
+    for row in table.rows_in_files:
         cells = [
-            rf"\textbf{{{latex_text(cell)}}}" if (row_index, column) in table.bold else latex_text(cell) or "--"
-            for column, cell in enumerate(row)
+            rf"\textbf{{{latex_text(cell.plain)}}}" if cell.bold else latex_text(cell.plain) or "--" for cell in row
         ]
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])

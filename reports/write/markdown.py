@@ -1,11 +1,7 @@
 """The summary as Markdown that GitHub renders."""
 
-from collections.abc import Sequence
-
-from sbeval.reports.assemble import Report
-from sbeval.reports.read.notes import Notes
-from sbeval.reports.sections.section import Figure
-from sbeval.reports.write.plain_tables import PlainTable
+from sbeval.reports.sections.section import Figure, Report
+from sbeval.reports.table import Table
 
 _SPECIAL = "\\`*_{}[]<>#|!~$"
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
@@ -17,10 +13,10 @@ def markdown_text(value: str) -> str:
     return "".join(_ENTITIES.get(letter) or _escaped(letter) for letter in line)
 
 
-def markdown_summary(title: str, report: Report, tables: Sequence[PlainTable], notes: Notes) -> str:
+def markdown_summary(title: str, report: Report) -> str:
     """Returns the whole file: findings, caveats, figures, tables, what was left out."""
     lines = [f"# {markdown_text(title)}", "", f"{report.counts}.", "", "## Summary", ""]
-    for sentence in report.overview.sentences:
+    for sentence in report.overview:
         lines += [markdown_text(sentence), ""]
     for finding in report.findings:
         sentences = " ".join(markdown_text(sentence) for sentence in finding.sentences)
@@ -36,12 +32,13 @@ def markdown_summary(title: str, report: Report, tables: Sequence[PlainTable], n
             if images:
                 lines += [f"![{markdown_text(figure.title)}. {markdown_text(figure.finding)}]({images[0]})", ""]
     lines += ["## Tables", ""]
-    for table in tables:
+    for table in report.tables:
         lines += [*_table(table), ""]
-    if notes:
+    if report.notes:
         lines += ["## Left out", ""]
         lines += [
-            f"- {markdown_text(f'{note.path.name}: {note.reason}' if note.path else note.reason)}" for note in notes
+            f"- {markdown_text(f'{note.path.name}: {note.reason}' if note.path else note.reason)}"
+            for note in report.notes
         ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -50,20 +47,17 @@ def _words(figure: Figure) -> str:
     return " ".join(markdown_text(part) for part in (figure.finding, figure.explanation) if part)
 
 
-def _table(table: PlainTable) -> list[str]:
+def _table(table: Table) -> list[str]:
     rows = [
-        [
-            f"**{markdown_text(cell)}**" if (index, column) in table.bold else markdown_text(cell)
-            for column, cell in enumerate(row)
-        ]
-        for index, row in enumerate(table.rows)
+        [f"**{markdown_text(cell.plain)}**" if cell.bold else markdown_text(cell.plain) for cell in cells]
+        for cells in (table.header, *table.rows_in_files)
     ]
     return [
-        f"**{markdown_text(table.caption)}**",
+        f"**{markdown_text(table.caption_in_files)}**",
         "",
-        f"| {' | '.join(map(markdown_text, table.header))} |",
+        f"| {' | '.join(rows[0])} |",
         f"| {' | '.join(['---', *['---:'] * (len(table.header) - 1)])} |",
-        *[f"| {' | '.join(row)} |" for row in rows],
+        *[f"| {' | '.join(row)} |" for row in rows[1:]],
     ]
 
 

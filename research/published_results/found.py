@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sbeval.reports.analyse.statistics import simultaneous_band
-from sbeval.reports.read.notes import Notes
+from sbeval.reports.read.files import Notes
 from sbeval.reports.read.samples import SumsByDocument, read_document_sums
 
 STREAM, FIXED = "sb_stdlib_stream", "sb_stdlib_fixed_target"

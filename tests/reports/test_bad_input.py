@@ -6,6 +6,7 @@ from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexit
 
 from sbeval.errors import UserError
 from sbeval.reports import build_report, load_results
+from sbeval.reports.read.samples import DOCUMENT_SUMS
 
 EVIL = "<script>alert('x')</script> \"quoted\" \N{RIGHT-TO-LEFT OVERRIDE}txt \N{FIRE} ../../etc & | ` $x_1$ \\"
 
@@ -71,7 +72,7 @@ def test_lengths_run_one_by_one_join_into_one_line(tmp_path: Path) -> None:
         write_run(tmp_path / str(length), model_record("rope"), [task], seconds=1_795_000_000.0 + index)
     results = load_results([tmp_path])
     assert len(results.models) == 1
-    assert results.documents["demo-rope", "sb_stdlib_stream"].lengths == LENGTHS[:3]
+    assert results[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"].lengths == LENGTHS[:3]
     assert not results.notes
 
 
@@ -150,7 +151,7 @@ def test_half_written_sample_lines_are_counted_and_the_rest_is_used(tmp_path: Pa
     samples = next(tmp_path.glob("samples_*.jsonl"))
     samples.write_text(samples.read_text() + '{"nll@0000256": [["a", 1.0')
     results = load_results([tmp_path])
-    assert results.documents
+    assert results[DOCUMENT_SUMS]
     assert any("1 line that is not complete JSON" in note.reason for note in results.notes)
 
 
@@ -200,8 +201,8 @@ def test_a_field_of_another_kind_is_missing_and_the_rest_counts(tmp_path: Path, 
     content["config"]["sbeval"] = RECORD | {field: value}
     path.write_text(json.dumps(content))
     (model,) = load_results([tmp_path]).models
-    assert getattr(model.model, field) in (None, {})
-    assert (model.label, model.model.training_length_tokens) == ("m", 1024)
+    assert getattr(model.record, field) in (None, {})
+    assert (model.label, model.record.training_length_tokens) == ("m", 1024)
     page = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
     assert f"holds no usable value of {field}: left as missing." in page
 
@@ -243,5 +244,5 @@ def test_samples_of_any_shape_are_no_obstacle(tmp_path: Path) -> None:
     with samples.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     results = load_results([tmp_path / "r"])
-    assert results.documents["demo-sb", "sb_stdlib_stream"].lengths == LENGTHS
+    assert results[DOCUMENT_SUMS]["demo-sb", "sb_stdlib_stream"].lengths == LENGTHS
     assert any("4 document sums are not finite numbers" in note.reason for note in results.notes)

@@ -14,15 +14,14 @@ from result_files import CURVES, LENGTHS, model_record, perplexity_task, positio
 
 from sbeval.reports import load_results
 from sbeval.reports.analyse.panels import perplexity_panels
-from sbeval.reports.analyse.positions import PositionBand
+from sbeval.reports.analyse.positions import PositionBand, difference_to_baseline
 from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.curves import curve_figure
 from sbeval.reports.figures.labels import end_labels, nice_domain, spread
-from sbeval.reports.figures.positions import difference_to_baseline
-from sbeval.reports.figures.theme import looks
+from sbeval.reports.figures.theme import choose_looks
 from sbeval.reports.sections.section import Figure
-from sbeval.reports.sections.tables import tables_section
-from sbeval.reports.write.html import text
+from sbeval.reports.table import Table
+from sbeval.reports.write.html import environment
 
 
 def figures(folder: Path) -> dict[str, Figure]:
@@ -90,7 +89,7 @@ def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: P
     spec = curve_figure(
         panel.tables["nll"],
         metric="nll",
-        looks=looks(results.models),
+        looks=choose_looks(results.models),
         training_lengths={},
         title="",
         subtitle="",
@@ -133,29 +132,35 @@ def test_names_at_line_ends_never_overlap_and_keep_their_order() -> None:
 
 
 def test_text_is_escaped_in_elements_and_attributes_alike() -> None:
-    assert text("<a href='x'>\"&\N{RIGHT-TO-LEFT OVERRIDE}") == "&lt;a href=&#x27;x&#x27;&gt;&quot;&amp;"
+    template = environment().from_string('<p title="{{ words }}">{{ words }}</p>')
+    escaped = "&lt;a href=&#39;x&#39;&gt;&#34;&amp;"
+    assert template.render(words="<a href='x'>\"&\N{RIGHT-TO-LEFT OVERRIDE}") == f'<p title="{escaped}">{escaped}</p>'
+
+
+def tables(folder: Path) -> dict[str, Table]:
+    report = assemble(load_results([folder]), baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
+    return {table.stem: table for table in report.tables}
+
+
+def words(table: Table) -> list[str]:
+    return [cell.plain for cells in ((table.header), *table.rows_in_files) for cell in cells]
 
 
 def test_measures_beside_the_score_have_a_table_of_their_own(tmp_path: Path) -> None:
     name, metrics, metadata, samples = ruler_task("sb_niah_single_1", 2000)
     metrics |= {"retrieval_gain@0001024,none": 3.25, "retrieval_gain@0004096,none": 0.5}
     write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    section = tables_section(load_results([tmp_path]), [], "demo-sb")
-    assert section is not None
-    (content,) = section.content
-    assert "retrieval_gain" in content
-    assert "3.25" in content
-    assert "4,096" in content
+    table = tables(tmp_path)["beside-sb_niah_single_1"]
+    assert {"demo-sb retrieval_gain", "3.25", "4,096"} <= set(words(table))
 
 
 def test_measures_of_recall_that_have_no_figure_stand_in_a_table(tmp_path: Path) -> None:
     name, metrics, metadata, samples = mqrar_task(64)
     metrics |= {"retrieval_gain_32_pairs@0000768,none": 2.125}
     write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    section = tables_section(load_results([tmp_path]), [], "demo-sb")
-    assert section is not None
-    assert "retrieval_gain_32_pairs" in section.content[0]
-    assert "exact_match" not in section.content[0]
+    (table,) = (table for stem, table in tables(tmp_path).items() if stem.startswith("beside-"))
+    assert "demo-sb retrieval_gain_32_pairs" in words(table)
+    assert not any("exact_match" in text for text in words(table))
 
 
 def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weight_empty(

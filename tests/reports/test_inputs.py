@@ -5,7 +5,7 @@ import pytest
 from result_files import model_record, ordinary_task, write_run
 
 from sbeval.reports import compare, load_results
-from sbeval.reports.analyse.seeds import pool_seeds
+from sbeval.reports.analyse.selection import pool_seeds
 from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.assemble import assemble
 from sbeval.reports.read.runs import text_length

@@ -10,9 +10,10 @@ from sbeval.reports import load_results
 from sbeval.reports.analyse.findings import model_facts
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.selection import choose_baseline, restrict
-from sbeval.reports.figures.theme import DARK, LIGHT, looks, within
+from sbeval.reports.figures.theme import DARK, LIGHT, choose_looks, within
 from sbeval.reports.read.fields import telling_name
 from sbeval.reports.read.results import Results
+from sbeval.reports.read.samples import DOCUMENT_SUMS
 
 
 def write(folder: Path, attention: str, **changes: object) -> None:
@@ -70,7 +71,7 @@ def test_an_extension_shares_its_parents_colour_and_the_parent_is_dashed_beside_
     results = load_results([tmp_path])
     child = results.model("demo-rope-4k")
     assert child.parent == "demo-rope"
-    chosen = looks(results.models)
+    chosen = choose_looks(results.models)
     assert chosen["demo-rope"].light == chosen["demo-rope-4k"].light
     both = within(chosen, ["demo-rope", "demo-rope-4k"], {"demo-rope-4k": "demo-rope"})
     assert both["demo-rope"].dashed
@@ -81,9 +82,9 @@ def test_an_extension_shares_its_parents_colour_and_the_parent_is_dashed_beside_
 def test_a_scheme_has_the_same_colour_in_every_report(tmp_path: Path) -> None:
     for attention in ("rope", "alibi"):
         write(tmp_path / attention, attention)
-    without = looks(load_results([tmp_path]).models)
+    without = choose_looks(load_results([tmp_path]).models)
     write(tmp_path / "sb", "stickbreaking")
-    beside = looks(load_results([tmp_path]).models)
+    beside = choose_looks(load_results([tmp_path]).models)
     assert without["demo-rope"].light == beside["demo-rope"].light
     assert len({look.light for look in beside.values()}) == 3
 
@@ -101,7 +102,7 @@ def contrast(one: str, other: str) -> float:
 def test_every_colour_reads_as_text_on_its_page(tmp_path: Path) -> None:
     for index in range(9):
         write(tmp_path / str(index), "rope", name=f"model {index}", checkpoint_sha256=f"{index:064x}")
-    for look in looks(load_results([tmp_path]).models).values():
+    for look in choose_looks(load_results([tmp_path]).models).values():
         assert contrast(look.light, LIGHT["paper"]) >= 4.5
         assert contrast(look.dark, DARK["paper"]) >= 4.5
     for colours in (LIGHT, DARK):
@@ -178,8 +179,8 @@ def test_of_one_task_run_with_several_limits_the_most_samples_count(tmp_path: Pa
     rows = results.measurements
     assert rows[rows["metric"] == "nll"]["value"].max() < 6
     assert set(rows["limit_samples"]) == {8.0}
-    assert results.documents["demo-rope", "sb_stdlib_stream"].nll_nats.sum() == pytest.approx(
-        load_results([tmp_path / "all"]).documents["demo-rope", "sb_stdlib_stream"].nll_nats.sum()
+    assert results[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"].nll_nats.sum() == pytest.approx(
+        load_results([tmp_path / "all"])[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"].nll_nats.sum()
     )
     assert [note.reason for note in results.notes if "was run on more samples" in note.reason]
 

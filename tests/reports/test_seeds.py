@@ -7,9 +7,9 @@ from result_files import CURVES, model_record, ordinary_task, perplexity_task, w
 
 from sbeval.reports import build_report, load_results
 from sbeval.reports.analyse.panels import perplexity_panels
-from sbeval.reports.analyse.seeds import pool_seeds
-from sbeval.reports.analyse.selection import restrict
+from sbeval.reports.analyse.selection import pool_seeds, restrict
 from sbeval.reports.read.results import Results
+from sbeval.reports.read.samples import DOCUMENT_SUMS
 
 
 def write_seed(folder: Path, seed: int, *, lengths: int = 9, **changes: object) -> None:
@@ -65,8 +65,8 @@ def test_claims_about_seeds_rest_on_the_mean_of_each_document(tmp_path: Path) ->
     for seed in range(2):
         write_seed(tmp_path, seed)
     single = load_results([tmp_path])
-    ((_, sums),) = pool_seeds(single).documents.items()
-    own = [part.nll_nats for part in single.documents.values()]
+    ((_, sums),) = pool_seeds(single)[DOCUMENT_SUMS].items()
+    own = [part.nll_nats for part in single[DOCUMENT_SUMS].values()]
     assert sums.nll_nats == pytest.approx(np.mean(own, axis=0))
     assert len(sums.clusters) == 60
 

@@ -1,4 +1,4 @@
-"""Where every number comes from: model, arguments, hashes, versions, machine, date and file of every run."""
+"""What each run cost, and where every number comes from: model, arguments, versions, machine, date and file."""
 
 import os
 import shlex
@@ -7,37 +7,94 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sbeval.reports.read.models import EvaluatedModel, length_text, rope_scaling_text
-from sbeval.reports.read.notes import Notes
+from sbeval.reports.analyse.findings import parameters_text
+from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.models import EvaluatedModel, rope_scaling_text
 from sbeval.reports.read.runs import EvaluationRun, TaskResult
-from sbeval.reports.sections.section import Section
-from sbeval.reports.write.html import Markup, element, join, name
+from sbeval.reports.sections.section import Fact, Fold, Link, Material, Section
+from sbeval.reports.table import Cell, Row, Table, row, texts
+
+_SPEED_HEADER = (
+    "model",
+    "tokens per second",
+    "peak memory",
+    "minutes",
+    "longest context",
+    "kernels",
+    "dtype",
+    "machine",
+)
+_TASKS_AT_MOST = 2
+_NOT_RECORDED = "not recorded"
 
 
-def provenance_section(models: tuple[EvaluatedModel, ...], output_dir: Path) -> Section:
+def speed_section(material: Material) -> Section:
+    """Builds the section on tokens a second, peak memory and time."""
+    table = Table(
+        stem="speed",
+        caption="Speed and memory of every run",
+        header=texts(*_SPEED_HEADER),
+        rows=tuple(_speed_row(model, run) for model in material.results.models for run in model.runs),
+        explanation=(
+            "Scored tokens per second of model time over the whole run, all lengths together. Runs on different "
+            "machines or lengths do not compare."
+        ),
+    )
+    return Section(identifier="speed", title="Speed and memory", tables=(table,))
+
+
+def _tasks(run: EvaluationRun) -> str:
+    names = [shown_name(task.name) for task in run.tasks]
+    return ", ".join(names) if len(names) <= _TASKS_AT_MOST else f"{names[0]} and {len(names) - 1} more tasks"
+
+
+def _speed_row(model: EvaluatedModel, run: EvaluationRun) -> Row:
+    size = f"{parameters_text(model.record.parameters)} parameters, " if model.record.parameters else ""
+    heading = Cell(name=model.label, small=(size + _tasks(run),), in_files=model.label)
+    record = run.record
+    lengths = [length for task in run.tasks if task.record for length in task.record.lengths]
+    words = [
+        f"{record.tokens_per_second:,.0f}" if record.tokens_per_second else _NOT_RECORDED,
+        f"{record.peak_memory_bytes / 2**30:.2f} GiB" if record.peak_memory_bytes else _NOT_RECORDED,
+        _minutes(run),
+        length_text(max(lengths)) if lengths else _NOT_RECORDED,
+        record.kernels or _NOT_RECORDED,
+        record.dtype or _NOT_RECORDED,
+        record.gpu or ("CPU" if run.described else _NOT_RECORDED),
+    ]
+    return row(heading, [Cell(cell, missing=cell == _NOT_RECORDED) for cell in words])
+
+
+def _minutes(run: EvaluationRun) -> str:
+    try:
+        return f"{float(run.raw['total_evaluation_time_seconds']) / 60:.1f}"
+    except (KeyError, TypeError, ValueError):
+        return _NOT_RECORDED
+
+
+def provenance_section(material: Material) -> Section:
     """Builds the section with one fold a run."""
-    folds = [_fold(model, run, output_dir) for model in models for run in model.runs]
+    folds = [_fold(model, run, material.folder) for model in material.results.models for run in model.runs]
     return Section(
         identifier="provenance",
         title="Provenance",
         lead="What produced the numbers: one entry for every result file, newest first within a model.",
-        content=tuple(folds),
+        folds=tuple(folds),
     )
 
 
-def notes_section(notes: Notes, output_dir: Path) -> Section | None:
+def notes_section(material: Material) -> Section | None:
     """Builds the section on what was left out, None where nothing was."""
-    if not notes:
+    if not material.results.notes:
         return None
-    items = []
-    for note in notes:
-        place = join([_link(note.path, output_dir), ": "]) if note.path else ""
-        items.append(element("li", place, note.reason))
     return Section(
         identifier="left-out",
         title="Left out",
         lead="What was found but is not shown, and why.",
-        content=(element("ul", *items, attributes={"class": "caveats"}),),
+        remarks=tuple(
+            Fact(text=note.reason, link=_link(note.path, material.folder) if note.path else None)
+            for note in material.results.notes
+        ),
     )
 
 
@@ -107,21 +164,17 @@ def task_facts(task: TaskResult) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _fold(model: EvaluatedModel, run: EvaluationRun, output_dir: Path) -> Markup:
-    entries = [join([element("dt", key), element("dd", value)]) for key, value in run_facts(run).items()]
-    entries.append(join([element("dt", "result file"), element("dd", _link(run.path, output_dir))]))
+def _fold(model: EvaluatedModel, run: EvaluationRun, folder: Path) -> Fold:
+    facts = [Fact(name=name, text=text) for name, text in run_facts(run).items()]
+    facts.append(Fact(name="result file", link=_link(run.path, folder)))
     for task in run.tasks:
-        detail = [task_facts(task)]
-        if task.samples is not None:
-            detail += [" ", _link(task.samples, output_dir, "samples")]
-        entries.append(join([element("dt", task.name), element("dd", *detail)]))
-    title = element("summary", name(model.label), f", {run.date:%Y-%m-%d %H:%M}")
-    return element("details", title, element("dl", *entries))
+        link = None if task.samples is None else _link(task.samples, folder, "samples")
+        facts.append(Fact(name=task.name, text=task_facts(task), link=link))
+    return Fold(name=model.label, words=f", {run.date:%Y-%m-%d %H:%M}", facts=tuple(facts))
 
 
-def _link(path: Path, output_dir: Path, words: str | None = None) -> Markup:
-    target = os.path.relpath(path, output_dir)
-    return element("a", words or path.name, attributes={"href": quote(target)})
+def _link(path: Path, folder: Path, words: str | None = None) -> Link:
+    return Link(target=quote(os.path.relpath(path, folder)), words=words or path.name)
 
 
 def _versions(run: EvaluationRun) -> str:
