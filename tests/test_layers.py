@@ -9,6 +9,19 @@ from fresh_process import run_code
 from source_tree import ROOMS, layer, modules
 
 MODULES = modules()
+# within reports: build -> write, assemble -> sections -> figures -> analyse -> read
+REPORT_ARROWS = {
+    "read": set(),
+    "analyse": {"read"},
+    "figures": {"analyse", "read"},
+    "table": set(),
+    "sections": {"table", "figures", "analyse", "read"},
+    "assemble": {"sections", "table", "figures", "analyse", "read"},
+    "write": {"sections", "table", "figures", "analyse", "read"},
+    "build": {"write", "assemble", "sections", "table", "figures", "analyse", "read"},
+    "compare": {"build", "analyse", "read"},
+    "watch": set(),
+}
 MAY_NAME_ROOMS = {"sbeval.cli", "sbeval.plugin"}
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
 
@@ -36,6 +49,16 @@ def rooms_named_in_strings(file: Path) -> set[str]:
 def test_a_module_imports_no_other_room(module: str) -> None:
     rooms = {layer(name) for name in imported_names(MODULES[module]) if name.startswith("sbeval.")} - {"core"}
     assert rooms <= {layer(module)}
+
+
+def report_room(module: str) -> str:
+    return ".".join(module.split(".")[2:3])
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if layer(name) == "reports" and report_room(name)])
+def test_reports_import_in_one_direction(module: str) -> None:
+    imported = {report_room(name) for name in imported_names(MODULES[module]) if layer(name) == "reports"}
+    assert imported <= REPORT_ARROWS[report_room(module)] | {report_room(module)}
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if layer(name) == "core"])

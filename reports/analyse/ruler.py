@@ -23,7 +23,7 @@ NIAH_TASKS = (
     "niah_multiquery",
 )
 TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", "qa_squad", "qa_hotpot")
-AVERAGES = {"all tasks": TASKS, "needle tasks": NIAH_TASKS, "variable tracking": ("vt",)}
+AVERAGED_TASKS = {"all tasks": TASKS, "needle tasks": NIAH_TASKS, "variable tracking": ("vt",)}
 WEIGHTED_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 
 ABSOLUTE_THRESHOLD = 0.856

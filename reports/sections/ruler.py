@@ -8,7 +8,7 @@ from sbeval.reports.analyse.paired import PairedDifference, ruler_differences
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import (
     ABSOLUTE_THRESHOLD,
-    AVERAGES,
+    AVERAGED_TASKS,
     NEAR_CHANCE,
     RELATIVE_THRESHOLD,
     TASKS,
@@ -37,7 +37,7 @@ def ruler_section(material: Material) -> Section | None:
         return None
     looks = material.looks_of(scores["setting"])
     figures = []
-    for words, tasks in AVERAGES.items():
+    for words, tasks in AVERAGED_TASKS.items():
         for chosen in averaged_alike(scores, tasks):
             if not (means := average(chosen.scores, chosen.tasks)).empty:
                 title = f"RULER, {words}" if chosen.tasks == tasks else f"RULER, {chosen.words}"

@@ -11,8 +11,7 @@ from result_files import CURVES, model_record, ordinary_task, perplexity_task, w
 
 from sbeval.reports import build_report
 from sbeval.reports.sections.tables import published_tables
-from sbeval.reports.write.latex import latex_text
-from sbeval.reports.write.markdown import markdown_text
+from sbeval.reports.write.exports import latex_text, markdown_text
 
 
 @pytest.fixture(scope="module")
