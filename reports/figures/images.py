@@ -92,7 +92,7 @@ class ImageWriter:
             answers = process.communicate()[0].splitlines()
             failures = [words for answer in answers if (words := json.loads(answer))]
             if len(answers) < asked:
-                failures.append(f"a drawing process ended with exit code {process.returncode}")
+                failures.append(f"an image process ended with exit code {process.returncode}")
             if failures:
                 raise RuntimeError(f"a figure could not be drawn: {failures[0]}")
         self._asked = [0] * len(self._processes)

@@ -1,1 +1,1 @@
-"""One file a section of the page: what it draws, says and tabulates, before any HTML."""
+"""One file a section of the page: figures, sentences and tables, from `section.Material`, before any file exists."""

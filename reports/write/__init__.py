@@ -1,1 +1,1 @@
-"""What a report leaves on disk: the page, Markdown, LaTeX and the tidy tables."""
+"""What a report leaves on disk: `html` fills the page, `exports` writes Markdown, LaTeX and the tidy table."""
