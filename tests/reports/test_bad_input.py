@@ -94,7 +94,7 @@ def test_a_document_sum_that_is_not_finite_never_enters_a_mean(tmp_path: Path) -
     samples[0]["nll@0002048"][0][1] = float("nan")
     write_run(tmp_path, model_record("rope"), [(name, results, metadata, samples)])
     loaded = load_results([tmp_path])
-    sums = loaded.documents["demo-rope", name]
+    sums = loaded[DOCUMENT_SUMS]["demo-rope", name]
     row = sums.clusters.index(samples[0]["nll@0002048"][0][0])
     assert sums.tokens[row, sums.lengths.index(2048)] == 0
     assert any("not finite" in note.reason for note in loaded.notes)
