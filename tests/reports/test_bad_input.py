@@ -2,7 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
-from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexity_task, write_run
+from experiment_files import mqrar_task, span_task
+from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexity_task, ruler_task, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import build_report, load_results
@@ -120,6 +121,20 @@ def test_ordinary_runs_of_lm_eval_are_read_without_any_of_our_records(tmp_path: 
     assert dict(zip(scores["context_length_tokens"], scores["value"], strict=True)) == {4096: 0.9, 8192: 0.5}
     page = build_report([tmp_path], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
     assert "training length not recorded" in page
+
+
+def test_a_hostile_name_is_text_in_every_kind_of_table(tmp_path: Path) -> None:
+    tasks = [ruler_task("sb_ruler_vt", 4000), mqrar_task(64), span_task("stickbreaking")]
+    metrics = {**tasks[0][1], "<img src=x>@0001024,none": 1.0}
+    write_run(
+        tmp_path / "r", model_record("stickbreaking", name=EVIL), [(tasks[0][0], metrics, *tasks[0][2:]), *tasks[1:]]
+    )
+    output = tmp_path / "report"
+    page = build_report([tmp_path / "r"], output, image_formats=()).read_text(encoding="utf-8")
+    assert page.count("<caption>") >= 5
+    for text in (page[: page.index('<script type="application/json"')], (output / "summary.md").read_text("utf-8")):
+        assert "<script>alert" not in text
+        assert "<img src=x>" not in text
 
 
 def test_hostile_names_are_text_everywhere_and_never_a_path(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_one_checkpoint_is_one_model_whether_or_not_a_run_recorded_its_seed(tmp_
     assert labels(load_results([tmp_path])) == ["demo-rope"]
 
 
-def test_a_seed_is_named_only_where_nothing_else_tells_settings_apart(tmp_path: Path) -> None:
+def test_a_seed_is_named_only_where_nothing_else_tells_models_apart(tmp_path: Path) -> None:
     for seed in (0, 1):
         facts = {"dtype": f"float{16 * (seed + 1)}", "checkpoint_sha256": str(seed) * 64, "training_seed": seed}
         write(tmp_path / str(seed), "rope", **facts)
