@@ -1,14 +1,17 @@
 """Reports: result files of lm-eval in; a page, figures and tables out. Imports no torch and no lm_eval.
 
-- `build`: how does a report come about, from files to files?
-- `assemble`: which sections, findings and caveats does it have?
-- `compare`: do two models differ on identical targets?
-- `watch`: how is it built again while runs go on?
+- `build`: the recipe, from files to files
 - `read`: from results files to typed rows
-- `analyse`: from rows to what may be said about them
-- `sections`: one file a section of the page
-- `figures`: one function a figure
+- `analyse`: what may be said about them
+- `figures`: how it is drawn
+- `sections`: the parts of the page
+- `assemble`: which parts there are, and what all of them are made from
+- `table`: one table of typed cells for the page, Markdown and LaTeX
 - `write`: what a report leaves on disk
+- `compare`: two models on identical targets
+- `watch`: a report built again as results appear
+
+Imports run one way: build -> write, assemble -> sections -> figures -> analyse -> read.
 """
 
 from sbeval.reports.build import build_report, load_results

@@ -1,144 +1,99 @@
-"""Turns the tidy table into the report's sections, findings and caveats, before any page exists."""
+"""From results to the report's summary and sections, before any page exists; a new section is a line of `SECTIONS`."""
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from sbeval.reports.analyse.caveats import caveats
-from sbeval.reports.analyse.claims import LengthClaims, length_claims
-from sbeval.reports.analyse.findings import Finding, find
-from sbeval.reports.analyse.overview import Overview, side_by_side
-from sbeval.reports.analyse.panels import Panel, perplexity_panels
-from sbeval.reports.analyse.ruler import missing_tasks, ruler_scores
+from sbeval.reports.analyse.claims import all_claims
+from sbeval.reports.analyse.findings import find
+from sbeval.reports.analyse.overview import HEADER, Overview, caveats, side_by_side
+from sbeval.reports.analyse.ruler import effective_sentences, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import choose_baseline
 from sbeval.reports.analyse.suite import suite_rows
-from sbeval.reports.figures.theme import Look, within
-from sbeval.reports.figures.theme import looks as choose_looks
+from sbeval.reports.figures.theme import choose_looks
 from sbeval.reports.read.results import Results
 from sbeval.reports.sections.curves import curves_section
 from sbeval.reports.sections.inputs import inputs_section
 from sbeval.reports.sections.needles import needles_section
 from sbeval.reports.sections.positions import positions_section
-from sbeval.reports.sections.provenance import notes_section, provenance_section
 from sbeval.reports.sections.recall import recall_section
-from sbeval.reports.sections.ruler import effective_lengths, effective_sentences, ruler_section
-from sbeval.reports.sections.section import Publish, Section
+from sbeval.reports.sections.ruler import ruler_section
+from sbeval.reports.sections.runs import notes_section, provenance_section, speed_section
+from sbeval.reports.sections.section import Material, Publish, Report, Section
 from sbeval.reports.sections.spans import spans_section
-from sbeval.reports.sections.speed import speed_section
 from sbeval.reports.sections.tables import tables_section
+from sbeval.reports.table import Cell, Table, row, texts
 
-ClaimKey = tuple[str, str, str]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """What a page and a Markdown file are written from.
-
-    Attributes:
-        overview: what all settings show side by side.
-        findings: what is said about each setting.
-        caveats: what a reader must know about all of it.
-        sections: the sections in order.
-        looks: how each setting is drawn.
-        counts: how many models and runs.
-        claims: (setting label, corpus, protocol) to what its lengths show.
-        panels: the panels of the curves.
-    """
-
-    overview: Overview
-    findings: tuple[Finding, ...]
-    caveats: tuple[str, ...]
-    sections: tuple[Section, ...]
-    looks: Mapping[str, Look]
-    counts: str
-    claims: Mapping[ClaimKey, LengthClaims]
-    panels: tuple[Panel, ...]
+SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
+    curves_section,
+    positions_section,
+    needles_section,
+    ruler_section,
+    recall_section,
+    spans_section,
+    inputs_section,
+    tables_section,
+    speed_section,
+    provenance_section,
+    notes_section,
+)
+_CARDS_AT_MOST = 6
 
 
 def assemble(results: Results, *, baseline: str | None, publish: Publish, folder: Path) -> Report:
-    """Builds every section that the results allow.
+    """Builds the summary and every section that the results allow.
 
     Args:
-        results: the tidy table.
+        results: the tidy table, and what readers found.
         baseline: model that differences are taken against, None to choose.
         publish: writes a figure's image files.
         folder: where the page will stand, for links to the result files.
     """
-    looks = choose_looks(results.settings)
-    base = choose_baseline(results.settings, baseline)
-    training_lengths = {
-        setting.label: setting.model.training_length_tokens
-        for setting in results.settings
-        if setting.model.training_length_tokens
-    }
+    models = results.models
     claims = all_claims(results)
-    panels = perplexity_panels(results.measurements, results.settings)
-    scores = ruler_scores(results.measurements)
-    ruler_words = effective_sentences(effective_lengths(scores, training_lengths), scores)
-    parents = {setting.label: setting.parent for setting in results.settings if setting.parent}
-    measured = within(looks, list(dict.fromkeys(scores["setting"])), parents)
-    positioned = within(looks, list(dict.fromkeys(results.positions["setting"])), parents)
-    recall_rows = results.measurements[results.measurements["family"] == "recall"]
-    recalling = within(looks, list(dict.fromkeys(recall_rows["setting"])), parents)
-    spanning = within(looks, list(dict.fromkeys(results.spans["setting"])), parents)
-    ordinary = suite_rows(results)
-    answering = within(looks, list(dict.fromkeys(label for row in ordinary for label in row.cells)), parents)
-    sections = [
-        curves_section(
-            panels, looks=looks, parents=parents, training_lengths=training_lengths, claims=claims, publish=publish
-        ),
-        positions_section(
-            results.positions,
-            results.position_sums,
-            looks=positioned,
-            training_lengths=training_lengths,
-            rope_scalings={setting.label: setting.model.rope_scaling for setting in results.settings},
-            baseline=base,
-            publish=publish,
-        ),
-        needles_section(results.needles, results.settings, publish),
-        ruler_section(
-            scores,
-            results.samples,
-            looks=measured,
-            training_lengths=training_lengths,
-            baseline=base,
-            publish=publish,
-        ),
-        recall_section(results.measurements, looks=recalling, training_lengths=training_lengths, publish=publish),
-        spans_section(results.spans, looks=spanning, training_lengths=training_lengths, publish=publish),
-        inputs_section(ordinary, looks=answering, training_lengths=training_lengths, publish=publish),
-        tables_section(results, ordinary, base),
-        speed_section(results.settings),
-        provenance_section(results.settings, folder),
-        notes_section(results.notes, folder),
-    ]
-    runs = sum(len(setting.runs) for setting in results.settings)
-    return Report(
-        overview=side_by_side(results.settings, claims),
-        findings=tuple(find(results.settings, claims, ruler_words)),
-        caveats=tuple(caveats(claims, {label: missing_tasks(scores, label) for label in measured})),
-        sections=tuple(section for section in sections if section is not None),
-        looks=looks,
-        counts=f"{_count(len(results.settings), 'model')}, {_count(runs, 'run')}",
+    training_lengths = {
+        model.label: model.record.training_length_tokens for model in models if model.record.training_length_tokens
+    }
+    ruler = rate_ruler(results.measurements, training_lengths)
+    material = Material(
+        results=results,
+        looks=choose_looks(models),
+        training_lengths=training_lengths,
+        baseline=choose_baseline(models, baseline),
         claims=claims,
-        panels=tuple(panels),
+        ruler=ruler,
+        ordinary=suite_rows(results),
+        folder=folder,
+        publish=publish,
+    )
+    sections = [build(material) for build in SECTIONS]
+    overview = side_by_side(models, claims)
+    missing = {label: missing_tasks(ruler.scores, label) for label in material.looks_of(ruler.scores["setting"])}
+    many = len(models) > _CARDS_AT_MOST
+    return Report(
+        overview=overview.sentences,
+        findings=tuple(find(models, claims, effective_sentences(ruler))),
+        caveats=tuple(caveats(claims, missing)),
+        overview_table=_overview_table(overview, on_page=many),
+        sections=tuple(section for section in sections if section is not None),
+        looks=material.looks,
+        counts=f"{_count(len(models), 'model')}, {_count(sum(len(model.runs) for model in models), 'run')}",
+        cards_folded=many,
+        notes=results.notes,
     )
 
 
-def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
-    """Returns what the lengths show for every (setting label, corpus, protocol)."""
-    claims: dict[ClaimKey, LengthClaims] = {}
-    rows = results.measurements[results.measurements["family"] == "perplexity"]
-    for label, task, corpus, protocol in dict.fromkeys(
-        rows[["setting", "task", "corpus", "protocol"]].itertuples(index=False, name=None)
-    ):
-        if protocol == "position":
-            continue
-        sums = results.documents.get((label, task))
-        trained = results.setting(label).model.training_length_tokens
-        claims[label, corpus, protocol] = length_claims(sums, trained)
-    return claims
+def _overview_table(overview: Overview, *, on_page: bool) -> Table | None:
+    if not overview.rows:
+        return None
+    return Table(
+        stem="overview",
+        caption="On identical targets, side by side",
+        header=texts(*HEADER),
+        rows=tuple(row(Cell(name=label), cells) for label, *cells in overview.rows),
+        interval="simultaneous 95% band",
+        compact=True,
+        on_page=on_page,
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -3,21 +3,16 @@
 import datetime
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from sbeval.errors import UserError
-from sbeval.reports.analyse.seeds import pool_seeds, seed_groups
-from sbeval.reports.analyse.selection import restrict
+from sbeval.reports.analyse.selection import check_labels, pool_seeds, restrict
 from sbeval.reports.assemble import assemble
-from sbeval.reports.figures.render import Drawer
-from sbeval.reports.read.fields import shown_name
-from sbeval.reports.read.files import find_result_files
-from sbeval.reports.read.notes import Notes
+from sbeval.reports.figures.images import ImageWriter
+from sbeval.reports.read.files import Notes, find_result_files
 from sbeval.reports.read.results import Results, tabulate
 from sbeval.reports.read.runs import read_run
-from sbeval.reports.read.settings import group_settings
 from sbeval.reports.write.exports import write_tables
-from sbeval.reports.write.page import write_page
+from sbeval.reports.write.html import write_page
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
 
@@ -62,33 +57,16 @@ def build_report(
         UserError: nothing to report on, a name that no model or task has, or a folder that cannot be written to.
     """
     loaded = load_results(paths, labels=labels)
-    _check_labels(loaded, labels or {})
-    every_run = restrict(loaded, only)
-    results = pool_seeds(every_run, labels)
+    check_labels(loaded, labels or {})
+    every_seed = restrict(loaded, only)
+    results = pool_seeds(every_seed, labels)
     folder = _made(Path(output_dir).resolve())
     heading = title or "Beyond the training length"
-    with Drawer(folder / "figures", image_formats) as drawer:
-        used: dict[str, int] = {}
-
-        def publish(spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
-            used[stem] = used.get(stem, 0) + 1
-            own = stem if used[stem] == 1 else f"{stem}-{used[stem]}"
-            return own, tuple(f"figures/{name}" for name in drawer.draw(spec, own))
-
-        report = assemble(results, baseline=baseline, publish=publish, folder=folder)
-        write_tables(every_run, results, report, folder, title=heading)
-        pictures = drawer.svgs()
-    page = write_page(
-        title=heading,
-        built=datetime.datetime.now(tz=datetime.UTC),
-        overview=report.overview,
-        findings=report.findings,
-        caveats=report.caveats,
-        sections=report.sections,
-        looks=report.looks,
-        counts=report.counts,
-        pictures=pictures,
-    )
+    with ImageWriter(folder / "figures", image_formats) as writer:
+        report = assemble(results, baseline=baseline, publish=writer.publish, folder=folder)
+        write_tables(every_seed, report, folder, title=heading)
+        images = writer.svgs()
+    page = write_page(report, title=heading, built=datetime.datetime.now(tz=datetime.UTC), images=images)
     index = folder / "index.html"
     index.write_text(page, encoding="utf-8")
     return index
@@ -104,14 +82,3 @@ def _made(folder: Path) -> Path:
             f"Expected a folder to write the report to, but {folder} cannot be one ({error.strerror}); name another."
         ) from error
     return folder
-
-
-def _check_labels(results: Results, labels: Mapping[str, str]) -> None:
-    """Refuses a label for a name that nothing has."""
-    own = group_settings([run for setting in results.settings for run in setting.runs])
-    known = {name for setting in own for name in (setting.label, shown_name(setting.model.name))} | set(
-        seed_groups(own)
-    )
-    for name in labels:
-        if name not in known:
-            raise UserError(f"Expected --label to name one of {', '.join(sorted(known))}, found {name!r}.")

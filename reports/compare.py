@@ -12,9 +12,10 @@ from sbeval.errors import UserError
 from sbeval.reports.analyse.compare_scores import ComparedScore, compare_scores
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.build import load_results
-from sbeval.reports.read.results import Results, records
-from sbeval.reports.read.samples import DocumentSums
-from sbeval.reports.read.settings import length_text
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.results import Results
+from sbeval.reports.read.rows import records
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 
@@ -123,8 +124,8 @@ def compare(
     if first_label == second_label and first is not second:
         second_label = f"{second_label} ({candidate})"
         first_label = f"{first_label} ({reference})"
-    own_first = first.settings[0].label if first is not shared else first_label
-    own_second = second.settings[0].label if second is not shared else second_label
+    own_first = first.models[0].label if first is not shared else first_label
+    own_second = second.models[0].label if second is not shared else second_label
     lengths, obstacles = compare_documents(_measured(first, own_first), _measured(second, own_second))
     scores, more = compare_scores((first, own_first), (second, own_second))
     if not lengths and not scores:
@@ -149,7 +150,7 @@ class Measured:
     corpus_sha256: str | None
     protocol: str
     tokenizer_sha256: str | None
-    sums: DocumentSums | None
+    sums: SumsByDocument | None
 
 
 def compare_documents(first: Iterable[Measured], second: Iterable[Measured]) -> tuple[list[ComparedLength], list[str]]:
@@ -215,17 +216,17 @@ def _pair(first: Measured, second: Measured) -> tuple[list[ComparedLength], str]
 
 def _one_model(name: Path | str, shared: Results | None, labels: Mapping[str, str] | None) -> tuple[Results, str]:
     if shared is not None:
-        for setting in shared.settings:
-            if str(name) in (setting.label, setting.model.name):
-                return shared, setting.label
+        for model in shared.models:
+            if str(name) in (model.label, model.record.name):
+                return shared, model.label
     if not Path(name).exists():
-        known = ", ".join(setting.label for setting in shared.settings) if shared else "none given"
+        known = ", ".join(model.label for model in shared.models) if shared else "none given"
         raise UserError(f"Expected a folder of results or the name of a model ({known}), found {str(name)!r}.")
     results = load_results([name], labels=labels)
-    if len(results.settings) != 1:
-        found = ", ".join(setting.label for setting in results.settings)
+    if len(results.models) != 1:
+        found = ", ".join(model.label for model in results.models)
         raise UserError(f"Expected the results of one model in {name}, found {found}; give them apart or by name.")
-    return results, results.settings[0].label
+    return results, results.models[0].label
 
 
 def _measured(results: Results, label: str) -> list[Measured]:
@@ -237,7 +238,7 @@ def _measured(results: Results, label: str) -> list[Measured]:
             corpus_sha256=_text(row["corpus_sha256"]),
             protocol=str(row["protocol"]),
             tokenizer_sha256=_text(row["tokenizer_sha256"]),
-            sums=results.documents.get((label, row["task"])),
+            sums=results[DOCUMENT_SUMS].get((label, row["task"])),
         )
         for row in records(own.drop_duplicates(["task", "corpus_sha256", "protocol"]))
     ]

@@ -18,6 +18,7 @@
 - `lm_eval_command`: how does `sbeval run` hand over to lm-eval's own command?
 - `plugin`: how does a plain `lm_eval` command learn of model and tasks?
 - `autoload`: what runs when Python starts, before `lm_eval` is imported?
+- `settings`: how is what a user sets read?
 - `errors`: what does a user's mistake look like?
 
 Importing this package imports no torch: the public names below are resolved when first used.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sbeval import plugin
-from sbeval.checkpoints.stated import longest_input_tokens
+from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.settings import as_counts
 
 Check = Callable[[Sequence[str], Mapping[str, Any]], None]

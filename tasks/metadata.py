@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
-from sbeval.checkpoints.stated import longest_input_tokens
+from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError
 from sbeval.settings import Count, Lengths, Settings, Tokens, WholeNumber, unknown_key
 

@@ -9,6 +9,19 @@ from fresh_process import run_code
 from source_tree import ROOMS, layer, modules
 
 MODULES = modules()
+# within reports: build -> write, assemble -> sections -> figures -> analyse -> read
+REPORT_ARROWS = {
+    "read": set(),
+    "analyse": {"read"},
+    "figures": {"analyse", "read"},
+    "table": set(),
+    "sections": {"table", "figures", "analyse", "read"},
+    "assemble": {"sections", "table", "figures", "analyse", "read"},
+    "write": {"sections", "table", "figures", "analyse", "read"},
+    "build": {"write", "assemble", "sections", "table", "figures", "analyse", "read"},
+    "compare": {"build", "analyse", "read"},
+    "watch": set(),
+}
 MAY_NAME_ROOMS = {"sbeval.cli", "sbeval.plugin"}
 SPEED = [name for name in MODULES if name.startswith("sbeval.model_adapters.speed")]
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
@@ -39,6 +52,16 @@ def test_a_module_imports_no_other_room(module: str) -> None:
     assert rooms <= {layer(module)}
 
 
+def report_room(module: str) -> str:
+    return ".".join(module.split(".")[2:3])
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if layer(name) == "reports" and report_room(name)])
+def test_reports_import_in_one_direction(module: str) -> None:
+    imported = {report_room(name) for name in imported_names(MODULES[module]) if layer(name) == "reports"}
+    assert imported <= REPORT_ARROWS[report_room(module)] | {report_room(module)}
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if layer(name) == "core"])
 def test_only_the_command_and_the_plugin_name_a_room(module: str) -> None:
     assert module in MAY_NAME_ROOMS or not rooms_named_in_strings(MODULES[module])
@@ -49,9 +72,13 @@ def test_a_room_is_never_imported_by_its_folder_name(module: str) -> None:
     assert not {name.partition(".")[0] for name in imported_names(MODULES[module])} & set(ROOMS)
 
 
-@pytest.mark.parametrize("module", ["sbeval", "sbeval.plugin", "sbeval.cli", "sbeval.results.records", "sbeval.sweep"])
+@pytest.mark.parametrize("module", ["sbeval", "sbeval.plugin", "sbeval.cli", "sbeval.results.records"])
 def test_what_starts_every_command_imports_neither_torch_nor_lm_eval(module: str) -> None:
     assert loaded_by([module], ["torch", "lm_eval", "transformers", "numpy", "pydantic"]) == []
+
+
+def test_a_sweep_starts_without_torch() -> None:
+    assert loaded_by(["sbeval.sweep"], ["torch", "lm_eval", "transformers", "numpy"]) == []
 
 
 def test_reports_import_neither_torch_nor_lm_eval() -> None:

@@ -1,4 +1,4 @@
-"""What paired differences between context lengths allow to be said about one setting.
+"""What paired differences between context lengths allow to be said about one model.
 
 Two rules, both on documents whose scored tokens are the same at every length:
 
@@ -19,9 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.reports.analyse.statistics import simultaneous_band
-from sbeval.reports.read.samples import DocumentSums
+from sbeval.reports.read.results import Results
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
+ClaimKey = tuple[str, str, str]
+"""A model's label, a corpus and a protocol."""
 TOO_FEW = "there are too few documents for an interval"
 
 
@@ -37,7 +40,7 @@ class LengthDifference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LengthClaims:
-    """What one setting does with more context, on one corpus under one protocol.
+    """What one model does with more context, on one corpus under one protocol.
 
     Attributes:
         lengths: context lengths compared, ascending.
@@ -62,7 +65,22 @@ class LengthClaims:
     obstacle: str = ""
 
 
-def length_claims(sums: DocumentSums | None, training_length_tokens: int | None) -> LengthClaims:
+def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
+    """Returns what the lengths show for every (model label, corpus, protocol)."""
+    claims: dict[ClaimKey, LengthClaims] = {}
+    rows = results.measurements[results.measurements["family"] == "perplexity"]
+    for label, task, corpus, protocol in dict.fromkeys(
+        rows[["setting", "task", "corpus", "protocol"]].itertuples(index=False, name=None)
+    ):
+        if protocol == "position":
+            continue
+        sums = results[DOCUMENT_SUMS].get((label, task))
+        trained = results.model(label).record.training_length_tokens
+        claims[label, corpus, protocol] = length_claims(sums, trained)
+    return claims
+
+
+def length_claims(sums: SumsByDocument | None, training_length_tokens: int | None) -> LengthClaims:
     """Compares all lengths on the documents whose scored tokens are the same at each of them."""
     if sums is None:
         return LengthClaims(obstacle="samples were not logged (--log_samples), so lengths cannot be compared in pairs")

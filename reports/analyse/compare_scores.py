@@ -6,7 +6,7 @@ import math
 from sbeval.reports.analyse.paired import ruler_differences, task_difference
 from sbeval.reports.analyse.suite import SuiteRow, divided_tasks, suite_rows
 from sbeval.reports.read.results import Results
-from sbeval.reports.read.sample_scores import MetricKey, SampleScores
+from sbeval.reports.read.samples import SAMPLE_SCORES, MetricKey, SampleScores
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _LEVEL = 0.05
@@ -126,4 +126,4 @@ def _too_few(name: str, samples: int) -> str:
 
 
 def _samples(results: Results, label: str) -> dict[str, SampleScores]:
-    return {task: scores for (own, task), scores in results.samples.items() if own == label}
+    return {task: scores for (own, task), scores in results[SAMPLE_SCORES].items() if own == label}

@@ -1,12 +1,12 @@
-"""The summary in words: computed sentences about each setting, used by the page and the Markdown file alike."""
+"""The summary in words: computed sentences about each model, used by the page and the Markdown file alike."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sbeval.reports.analyse.claims import TOO_FEW, LengthClaims, LengthDifference
 from sbeval.reports.analyse.panels import CORPUS_WORDS
-from sbeval.reports.read.fields import shown_name
-from sbeval.reports.read.settings import Setting, length_text, rope_scaling_text
+from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.models import EvaluatedModel, rope_scaling_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _SCHEME_WORDS = {
@@ -31,10 +31,10 @@ class Headline:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What is said about one setting.
+    """What is said about one model.
 
     Attributes:
-        label: the setting.
+        label: the model.
         facts: what it is, in a few words.
         headlines: the numbers people look for first.
         sentences: what the measurements allow to be said.
@@ -46,24 +46,24 @@ class Finding:
     sentences: tuple[str, ...]
 
 
-def setting_facts(setting: Setting) -> str:
-    """Describes a setting in a few words: scheme, size, training length, extension."""
-    model = setting.model
-    parts = [_SCHEME_WORDS.get(model.attention or "", model.attention or "attention not recorded")]
-    if model.sliding_window:
-        parts.append(f"window {length_text(model.sliding_window)}")
-    if scaling := rope_scaling_text(model.rope_scaling):
+def model_facts(model: EvaluatedModel) -> str:
+    """Describes a model in a few words: scheme, size, training length, extension."""
+    record = model.record
+    parts = [_SCHEME_WORDS.get(record.attention or "", record.attention or "attention not recorded")]
+    if record.sliding_window:
+        parts.append(f"window {length_text(record.sliding_window)}")
+    if scaling := rope_scaling_text(record.rope_scaling):
         parts.append(scaling)
-    if model.parameters:
-        parts.append(f"{parameters_text(model.parameters)} parameters")
-    if model.training_length_tokens:
-        parts.append(f"trained at {length_text(model.training_length_tokens)}")
+    if record.parameters:
+        parts.append(f"{parameters_text(record.parameters)} parameters")
+    if record.training_length_tokens:
+        parts.append(f"trained at {length_text(record.training_length_tokens)}")
     else:
         parts.append("training length not recorded")
-    if setting.seeds > 1:
-        parts.append(f"mean of {setting.seeds} training seeds")
-    if model.extended_from:
-        parts.append(f"extended from {setting.parent or model.extended_from.get('name', 'a parent not named')}")
+    if model.seeds > 1:
+        parts.append(f"mean of {model.seeds} training seeds")
+    if record.extended_from:
+        parts.append(f"extended from {model.parent or record.extended_from.get('name', 'a parent not named')}")
     return ", ".join(parts)
 
 
@@ -77,38 +77,38 @@ def parameters_text(parameters: int) -> str:
 
 
 def find(
-    settings: Sequence[Setting],
+    models: Sequence[EvaluatedModel],
     claims: Mapping[tuple[str, str, str], LengthClaims],
     effective_lengths: Mapping[str, Sequence[str]],
 ) -> list[Finding]:
     """Writes the findings.
 
     Args:
-        settings: all settings.
-        claims: (setting label, corpus, protocol) to what its lengths show.
-        effective_lengths: setting label to ready sentences on RULER.
+        models: all models.
+        claims: (model label, corpus, protocol) to what its lengths show.
+        effective_lengths: model label to ready sentences on RULER.
     """
     findings = []
-    for setting in settings:
-        own = {key[1:]: claim for key, claim in claims.items() if key[0] == setting.label}
+    for model in models:
+        own = {key[1:]: claim for key, claim in claims.items() if key[0] == model.label}
         identical = {corpus: claim for (corpus, protocol), claim in own.items() if protocol == "fixed_target"}
         sentences = [_context_sentence(corpus, claim) for corpus, claim in identical.items()]
         sentences += _stream_sentences(own, identical)
-        sentences += effective_lengths.get(setting.label, ())
+        sentences += effective_lengths.get(model.label, ())
         usable = [claim for claim in identical.values() if not claim.obstacle]
         findings.append(
             Finding(
-                label=setting.label,
-                facts=setting_facts(setting),
+                label=model.label,
+                facts=model_facts(model),
                 headlines=_headlines(usable[0]) if usable else (),
-                sentences=tuple(sentences) or (_nothing_claimed(setting),),
+                sentences=tuple(sentences) or (_nothing_claimed(model),),
             )
         )
     return findings
 
 
-def _nothing_claimed(setting: Setting) -> str:
-    names = list(dict.fromkeys(shown_name(task.name) for run in setting.runs for task in run.tasks))
+def _nothing_claimed(model: EvaluatedModel) -> str:
+    names = list(dict.fromkeys(shown_name(task.name) for run in model.runs for task in run.tasks))
     named = ", ".join(names if len(names) <= _TASKS_AT_MOST else names[: _TASKS_AT_MOST - 1])
     more = f" and {len(names) - _TASKS_AT_MOST + 1} more" if len(names) > _TASKS_AT_MOST else ""
     return f"No perplexity or RULER score against context length; its runs measured {named}{more}."

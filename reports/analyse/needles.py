@@ -2,14 +2,14 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
 from sbeval.reports.analyse.statistics import wilson_interval
 from sbeval.reports.read.fields import context_metric
-from sbeval.reports.read.sample_scores import SampleScores
+from sbeval.reports.read.rows import TaskKey
+from sbeval.reports.read.samples import SampleScores
 
 NEEDLE_COLUMNS = ["setting", "task", "context_length_tokens", "depth_percent", "score", "low", "high", "samples"]
 _FINEST_GRID = 21
@@ -17,41 +17,36 @@ _BIN_PERCENT = 10.0
 _UNEVEN_PERCENT = 1.5
 
 
-def tabulate_needles(samples: Mapping[tuple[str, str], SampleScores]) -> pd.DataFrame:
-    """Returns one row a cell of every heatmap, columns `NEEDLE_COLUMNS`, from (setting label, task) to its samples.
+def needle_cells(samples: Mapping[TaskKey, SampleScores]) -> pd.DataFrame:
+    """Returns one row a cell of every heatmap, columns `NEEDLE_COLUMNS`; a cell counts the samples of all seeds.
 
     Where a sample asks for several needles its depth is their mean.
     """
-    rows: list[dict[str, Any]] = []
+    rows = []
     for (label, task), scores in samples.items():
-        for (metric, _), values in scores.scores.items():
-            parsed = context_metric(metric)
-            if parsed is None or parsed[0] != "score" or parsed[1] not in scores.depths_percent:
-                continue
-            depths = scores.depths_percent[parsed[1]]
-            found = [(depths[key], value) for key, value in values.items() if key in depths and 0 <= value <= 1]
-            rows += [{"setting": label, "task": task, **cell} for cell in _cells(parsed[1], found)]
-    return pd.DataFrame.from_records(rows, columns=NEEDLE_COLUMNS) if rows else pd.DataFrame(columns=NEEDLE_COLUMNS)
+        hits: dict[tuple[int, float], list[float]] = defaultdict(lambda: [0.0, 0])
+        for length, depth, own_hits, count in (cell for one in scores.seeds or (scores,) for cell in _counts(one)):
+            hits[length, depth][0] += own_hits
+            hits[length, depth][1] += count
+        for (length, depth), (total, trials) in hits.items():
+            low, high = wilson_interval(total, trials)
+            rows.append((label, task, length, depth, total / trials, low, high, trials))
+    return pd.DataFrame(rows, columns=NEEDLE_COLUMNS)
 
 
-def _cells(length: int, found: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
-    exact = sorted({depth for depth, _ in found})
-    steps = [later - earlier for earlier, later in itertools.pairwise(exact)]
-    grid = len(exact) <= _FINEST_GRID and (not steps or max(steps) - min(steps) <= _UNEVEN_PERCENT)
-    groups: dict[float, list[float]] = defaultdict(list)
-    for depth, score in found:
-        groups[depth if grid else round(depth / _BIN_PERCENT) * _BIN_PERCENT].append(score)
-    cells = []
-    for depth, scores in sorted(groups.items()):
-        low, high = wilson_interval(sum(scores), len(scores))
-        cells.append(
-            {
-                "context_length_tokens": length,
-                "depth_percent": depth,
-                "score": sum(scores) / len(scores),
-                "low": low,
-                "high": high,
-                "samples": len(scores),
-            }
-        )
-    return cells
+def _counts(scores: SampleScores) -> Iterable[tuple[int, float, float, int]]:
+    """Yields (context length, depth in percent, sum of scores, samples)."""
+    for (metric, _), values in scores.scores.items():
+        parsed = context_metric(metric)
+        if parsed is None or parsed[0] != "score" or parsed[1] not in scores.depths_percent:
+            continue
+        depths = scores.depths_percent[parsed[1]]
+        found = [(depths[key], value) for key, value in values.items() if key in depths and 0 <= value <= 1]
+        exact = sorted({depth for depth, _ in found})
+        steps = [later - earlier for earlier, later in itertools.pairwise(exact)]
+        grid = len(exact) <= _FINEST_GRID and (not steps or max(steps) - min(steps) <= _UNEVEN_PERCENT)
+        groups: dict[float, list[float]] = defaultdict(list)
+        for depth, score in found:
+            groups[depth if grid else round(depth / _BIN_PERCENT) * _BIN_PERCENT].append(score)
+        for depth, cell in sorted(groups.items()):
+            yield parsed[1], depth, sum(cell), len(cell)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.analyse.statistics import CONFIDENCE, graded_errors, simultaneous_band
 from sbeval.reports.read.fields import context_metric
-from sbeval.reports.read.sample_scores import MetricKey, SampleKey, SampleScores
+from sbeval.reports.read.samples import MetricKey, SampleKey, SampleScores
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 # scores such as the share of five answers found differ by few values; a log-likelihood differs by as many as samples

@@ -1,4 +1,4 @@
-"""Which numbers share an axis: one panel a corpus and protocol, split where settings differ in several ways at once."""
+"""Which numbers share an axis: one panel a corpus and protocol, split where models differ in several ways at once."""
 
 import dataclasses
 from collections import Counter
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sbeval.reports.read.fields import LARGEST_NATS
-from sbeval.reports.read.settings import Setting, length_text
+from sbeval.reports.read.fields import LARGEST_NATS, length_text
+from sbeval.reports.read.models import EvaluatedModel
 
 PROTOCOL_ORDER = ("fixed_target", "stream", "sliding", "rolling")
 PROTOCOL_WORDS = {
@@ -36,9 +36,9 @@ class Panel:
         corpus: name of the text.
         corpus_sha256: its hash, None where not recorded.
         protocol: how it was scored.
-        aspect: what the settings of a split panel differ in; empty for an undivided panel.
+        aspect: what the models of a split panel differ in; empty for an undivided panel.
         tables: metric to its rows, only metrics that may share this axis.
-        labels: settings shown, in order.
+        labels: models shown, in order.
         remarks: what a reader of this panel must know.
     """
 
@@ -69,10 +69,10 @@ def safe_stem(value: str) -> str:
     return "_".join("".join(harmless).split())[:60] or "unnamed"
 
 
-def perplexity_panels(measurements: pd.DataFrame, settings: Sequence[Setting]) -> list[Panel]:
+def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedModel]) -> list[Panel]:
     """Groups perplexity results into panels.
 
-    Models with different tokenizers share an axis in bits per byte only. A panel whose settings differ in more than one
+    Models with different tokenizers share an axis in bits per byte only. A panel whose models differ in more than one
     of position scheme, training length and window is split by these, each part holding the others fixed.
     """
     rows = measurements[(measurements["family"] == "perplexity") & measurements["context_length_tokens"].notna()]
@@ -82,9 +82,9 @@ def perplexity_panels(measurements: pd.DataFrame, settings: Sequence[Setting]) -
     texts = rows[columns].astype(object).fillna("")
     for corpus, digest, protocol in dict.fromkeys(texts.itertuples(index=False, name=None)):
         part = rows[(texts == [corpus, digest, protocol]).all(axis=1)]
-        shown = [setting for setting in settings if setting.label in set(part["setting"])]
+        shown = [model for model in models if model.label in set(part["setting"])]
         for aspect, members in _aspects(shown):
-            labels = tuple(setting.label for setting in members)
+            labels = tuple(model.label for model in members)
             own = part[part["setting"].isin(labels)]
             tables, remarks = _tables(own)
             if tables:
@@ -141,22 +141,22 @@ def _perplexity(nll: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _aspects(settings: Sequence[Setting]) -> list[tuple[str, list[Setting]]]:
-    schemes = {(s.model.attention, str(s.model.rope_scaling)) for s in settings}
-    lengths = {_own_length(s) for s in settings}
-    windows = {s.model.sliding_window for s in settings}
-    if sum(len(values) > 1 for values in (schemes, lengths, windows)) < 2 or len(settings) < 4:
-        return [("", list(settings))]
-    full = [s for s in settings if s.model.sliding_window is None]
+def _aspects(models: Sequence[EvaluatedModel]) -> list[tuple[str, list[EvaluatedModel]]]:
+    schemes = {(s.record.attention, str(s.record.rope_scaling)) for s in models}
+    lengths = {_own_length(s) for s in models}
+    windows = {s.record.sliding_window for s in models}
+    if sum(len(values) > 1 for values in (schemes, lengths, windows)) < 2 or len(models) < 4:
+        return [("", list(models))]
+    full = [s for s in models if s.record.sliding_window is None]
     usual = Counter(_own_length(s) for s in full).most_common(1)
     length = usual[0][0] if usual else None
     by_scheme = [s for s in full if _own_length(s) == length]
-    plain = [s for s in by_scheme if s.model.attention == "stickbreaking" and not _variant(s)]
-    repeated = {s.model.attention for s in full if _own_length(s) != length}
-    by_length = [s for s in full if s.model.attention in repeated or s in plain]
-    windowed = [s for s in settings if s.model.sliding_window is not None]
-    schemes_windowed = {s.model.attention for s in windowed}
-    by_window = [s for s in by_scheme if s.model.attention in schemes_windowed or s in plain] + windowed
+    plain = [s for s in by_scheme if s.record.attention == "stickbreaking" and not _variant(s)]
+    repeated = {s.record.attention for s in full if _own_length(s) != length}
+    by_length = [s for s in full if s.record.attention in repeated or s in plain]
+    windowed = [s for s in models if s.record.sliding_window is not None]
+    schemes_windowed = {s.record.attention for s in windowed}
+    by_window = [s for s in by_scheme if s.record.attention in schemes_windowed or s in plain] + windowed
     parts = [
         (f"position scheme, trained at {length_text(length)}" if length else "position scheme", by_scheme),
         ("training length", by_length if repeated else []),
@@ -165,12 +165,12 @@ def _aspects(settings: Sequence[Setting]) -> list[tuple[str, list[Setting]]]:
     return [(aspect, members) for aspect, members in parts if len(members) > 1]
 
 
-def _variant(setting: Setting) -> bool:
-    return setting.model.remainder not in (None, "none") or bool(setting.model.head_norm)
+def _variant(model: EvaluatedModel) -> bool:
+    return model.record.remainder not in (None, "none") or bool(model.record.head_norm)
 
 
-def _own_length(setting: Setting) -> int | None:
-    """The training length that tells settings apart; a checkpoint and its extension count as one."""
-    origin = setting.model.extended_from or {}
+def _own_length(model: EvaluatedModel) -> int | None:
+    """The training length that tells models apart; a checkpoint and its extension count as one."""
+    origin = model.record.extended_from or {}
     length = origin.get("length", origin.get("training_length_tokens"))
-    return int(length) if isinstance(length, int) else setting.model.training_length_tokens
+    return int(length) if isinstance(length, int) else model.record.training_length_tokens

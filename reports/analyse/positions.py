@@ -1,48 +1,16 @@
-"""Paired differences of NLL by position: the sums of every source document in every bin, and the band over them."""
+"""Paired differences of NLL by position between two models, and the band over them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import math
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from sbeval.reports.analyse.statistics import simultaneous_band
-from sbeval.reports.read.fields import shown_name, usable_number
-from sbeval.reports.read.notes import Notes
-from sbeval.reports.read.samples import read_lines
-from sbeval.reports.read.settings import Setting
+from sbeval.reports.read.positions import Bin, SumsByPosition, scored_targets
+from sbeval.reports.read.rows import records
 from sbeval.results.intervals import MINIMUM_CLUSTERS
-
-UNLOGGED = "were not logged (--log_samples)"
-NOT_BY_DOCUMENT = "hold no sums by position and document"
-Bin = tuple[int, int]
-"""First and last position."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PositionSums:
-    """Sums of one run by bin of positions and source document.
-
-    Attributes:
-        sums: bin to (document to [NLL in nats, tokens]).
-        obstacle: why there are none; empty where there are.
-    """
-
-    sums: Mapping[Bin, Mapping[str, NDArray[np.float64]]]
-    obstacle: str = ""
-
-    @classmethod
-    def averaged(cls, parts: Sequence["PositionSums"]) -> "PositionSums":
-        """Averages NLL over models scored on the same text; a bin stays where all have the same targets in it."""
-        if obstacle := next((part.obstacle for part in parts if part.obstacle), ""):
-            return cls(sums={}, obstacle=obstacle)
-        sums = {}
-        for place, first in parts[0].sums.items():
-            found = [part.sums.get(place, {}) for part in parts]
-            if all(_targets(one) == _targets(first) for one in found):
-                sums[place] = {document: np.mean([one[document] for one in found], axis=0) for document in first}
-        return cls(sums=sums)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,41 +22,28 @@ class PositionBand:
     documents: int
 
 
-def read_positions(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], PositionSums]:
-    """Returns (setting label, task) to the sums of the run that counts (`Setting.task_runs`)."""
-    found: dict[tuple[str, str], PositionSums] = {}
-    for setting in settings:
-        for _, task in setting.task_runs():
-            key = (setting.label, shown_name(task.name))
-            bins = next((value for name, value in task.metrics.items() if _is_bins(name, value)), None)
-            if bins is not None and key not in found:
-                found[key] = (
-                    PositionSums(sums={}, obstacle=UNLOGGED)
-                    if task.samples is None
-                    else read_position_sums(task.samples, [_bin(one) for one in bins], notes)
-                )
-    return found
+def difference_to_baseline(
+    table: pd.DataFrame, baseline: str, bands: Mapping[str, Mapping[tuple[int, int], PositionBand]]
+) -> pd.DataFrame:
+    """Subtracts the baseline's NLL in every bin both have; the baseline itself is left out.
+
+    Args:
+        table: columns setting, first, last, nll; one row a bin of positions.
+        baseline: the model subtracted.
+        bands: model to the bands of its paired differences. Without one a difference has no interval: those of the
+            two levels say nothing about it.
+    """
+    base = table[table["setting"] == baseline].set_index(["first", "last"])["nll"]
+    others = table[table["setting"] != baseline].copy()
+    bins = pd.MultiIndex.from_frame(others[["first", "last"]])
+    others["nll"] = others["nll"].to_numpy() - base.reindex(bins).to_numpy()
+    none = PositionBand(low=math.nan, high=math.nan, documents=0)
+    found = [bands.get(row["setting"], {}).get((int(row["first"]), int(row["last"])), none) for row in records(others)]
+    others["ci95_low"], others["ci95_high"] = [one.low for one in found], [one.high for one in found]
+    return others.dropna(subset=["nll"]).reset_index(drop=True)
 
 
-def read_position_sums(path: Path, bins: Sequence[Bin | None], notes: Notes) -> PositionSums:
-    """Adds up the rows [document, NLL in nats, tokens] of every sample, bin by bin; a row not finite is left out."""
-    sums: dict[Bin, dict[str, NDArray[np.float64]]] = {}
-    for sample in read_lines(path, notes):
-        rows_by_bin = sample.get("position_nll")
-        if not isinstance(rows_by_bin, list):
-            continue
-        for place, rows in zip(bins, rows_by_bin, strict=False):
-            for row in rows if isinstance(rows, list) and place is not None else ():
-                if not isinstance(row, list) or len(row) != 3:
-                    return PositionSums(sums={}, obstacle=NOT_BY_DOCUMENT)
-                nll, tokens = map(usable_number, row[1:])
-                if nll is not None and tokens is not None and tokens > 0 and place is not None:
-                    documents = sums.setdefault(place, {})
-                    documents[str(row[0])] = documents.get(str(row[0]), 0.0) + np.array([nll, tokens])
-    return PositionSums(sums=sums, obstacle="" if sums else NOT_BY_DOCUMENT)
-
-
-def position_bands(own: PositionSums, base: PositionSums) -> tuple[dict[Bin, PositionBand], str]:
+def position_bands(own: SumsByPosition, base: SumsByPosition) -> tuple[dict[Bin, PositionBand], str]:
     """Compares two models bin by bin.
 
     A bin counts where both scored the same number of targets in every document, and in at least `MINIMUM_CLUSTERS`
@@ -98,7 +53,7 @@ def position_bands(own: PositionSums, base: PositionSums) -> tuple[dict[Bin, Pos
         Bin to its band, and what stood in the way elsewhere (empty where nothing did).
     """
     shared = [place for place in own.sums if place in base.sums]
-    same = [place for place in shared if _targets(own.sums[place]) == _targets(base.sums[place])]
+    same = [place for place in shared if scored_targets(own.sums[place]) == scored_targets(base.sums[place])]
     enough = [place for place in same if len(own.sums[place]) >= MINIMUM_CLUSTERS]
     obstacle = ""
     if not same:
@@ -124,17 +79,3 @@ def position_bands(own: PositionSums, base: PositionSums) -> tuple[dict[Bin, Pos
         for place, low, high in zip(enough, band.lows, band.highs, strict=True)
     }
     return found, obstacle
-
-
-def _targets(documents: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
-    return {document: float(values[1]) for document, values in documents.items()}
-
-
-def _is_bins(name: str, value: object) -> bool:
-    return name.partition(",")[0] == "position_nll" and isinstance(value, list)
-
-
-def _bin(item: object) -> Bin | None:
-    if isinstance(item, list) and len(item) == 4 and all(type(end) is int for end in item[:2]):
-        return item[0], item[1]
-    return None

@@ -1,6 +1,6 @@
 """RULER's averages over tasks, its weighted averages and effective context lengths.
 
-Lines on one axis are means over the same tasks, which decides the settings and tasks that one average may show.
+Lines on one axis are means over the same tasks, which decides the models and tasks that one average may show.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from sbeval.reports.analyse.statistics import believed_error, share_interval
-from sbeval.reports.read.settings import length_text
+from sbeval.reports.read.fields import length_text
 
 NIAH_TASKS = (
     "niah_single_1",
@@ -23,7 +23,7 @@ NIAH_TASKS = (
     "niah_multiquery",
 )
 TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", "qa_squad", "qa_hotpot")
-AVERAGES = {"all tasks": TASKS, "needle tasks": NIAH_TASKS, "variable tracking": ("vt",)}
+AVERAGED_TASKS = {"all tasks": TASKS, "needle tasks": NIAH_TASKS, "variable tracking": ("vt",)}
 WEIGHTED_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 
 ABSOLUTE_THRESHOLD = 0.856
@@ -63,14 +63,14 @@ def ruler_scores(measurements: pd.DataFrame) -> pd.DataFrame:
     return rows[~repeated.reindex(rows.index)].reset_index(drop=True)
 
 
-def missing_tasks(scores: pd.DataFrame, setting: str) -> tuple[str, ...]:
-    """Returns those of the 13 tasks that a setting did not run at any length."""
-    run = set(scores[scores["setting"] == setting]["ruler_task"])
+def missing_tasks(scores: pd.DataFrame, model: str) -> tuple[str, ...]:
+    """Returns those of the 13 tasks that a model did not run at any length."""
+    run = set(scores[scores["setting"] == model]["ruler_task"])
     return tuple(task for task in TASKS if task not in run)
 
 
 def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
-    """Averages the tasks at every length where a setting has all the tasks it has at any length.
+    """Averages the tasks at every length where a model has all the tasks it has at any length.
 
     Returns:
         Columns setting, context_length_tokens, value, ci95_low, ci95_high, tasks. The interval assumes independent
@@ -78,7 +78,7 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
     """
     rows = []
     chosen = scores[scores["ruler_task"].isin(tasks)]
-    for setting, own in chosen.groupby("setting", sort=False):
+    for model, own in chosen.groupby("setting", sort=False):
         complete = own["ruler_task"].nunique()
         for length, at_length in own.groupby("context_length_tokens"):
             if at_length["ruler_task"].nunique() < complete:
@@ -89,7 +89,7 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
             known = not math.isnan(half)
             rows.append(
                 {
-                    "setting": setting,
+                    "setting": model,
                     "context_length_tokens": length,
                     "value": mean,
                     "ci95_low": max(0.0, mean - half) if known else math.nan,
@@ -101,10 +101,10 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame.from_records(rows, columns=columns)
 
 
-def by_length(table: pd.DataFrame, setting: str) -> dict[int, float]:
-    """Returns length to value for one setting, ascending."""
-    own = (table["setting"] == setting).to_numpy()
-    lengths, values = table["context_length_tokens"].to_numpy()[own], table["value"].to_numpy()[own]
+def by_length(table: pd.DataFrame, model: str, column: str = "context_length_tokens") -> dict[int, float]:
+    """Returns length (or what another column counts) to value for one model, ascending."""
+    own = (table["setting"] == model).to_numpy()
+    lengths, values = table[column].to_numpy()[own], table["value"].to_numpy()[own]
     return dict(sorted((int(length), float(value)) for length, value in zip(lengths, values, strict=True)))
 
 
@@ -163,12 +163,61 @@ def _last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RulerScores:
+    """RULER's scores with what follows from them.
+
+    Attributes:
+        scores: the rows of RULER's tasks, see `ruler_scores`.
+        overall: their mean over the tasks each model ran, see `average`.
+        effective: model label to (by RULER's threshold over all 13 tasks, relative to its own score over those it ran).
+    """
+
+    scores: pd.DataFrame
+    overall: pd.DataFrame
+    effective: Mapping[str, tuple[EffectiveLength, EffectiveLength]]
+
+
+def rate_ruler(measurements: pd.DataFrame, training_lengths: Mapping[str, int]) -> RulerScores:
+    """Computes RULER's scores and effective lengths, from the tidy table and model label to training length."""
+    scores = ruler_scores(measurements)
+    overall = average(scores, TASKS)
+    effective = {
+        label: (
+            absolute_effective_length(by_length(overall, label), missing=missing_tasks(scores, label)),
+            relative_effective_length(by_length(overall, label), training_lengths.get(label)),
+        )
+        for label in dict.fromkeys(scores["setting"])
+    }
+    return RulerScores(scores=scores, overall=overall, effective=effective)
+
+
+def effective_sentences(ruler: RulerScores) -> dict[str, list[str]]:
+    """Returns the sentences of the summary on effective lengths."""
+    sentences = {}
+    for label, (absolute, relative) in ruler.effective.items():
+        count = len(TASKS) - len(missing_tasks(ruler.scores, label))
+        tasks = "all 13 tasks" if count == len(TASKS) else f"the {count} of 13 tasks run"
+        if count == 1:
+            tasks = "the one of 13 tasks run"
+        sentences[label] = [
+            f"Effective length on RULER: {_length_words(absolute)} at the benchmark's threshold of "
+            f"{ABSOLUTE_THRESHOLD:.1%}, {_length_words(relative)} at {RELATIVE_THRESHOLD:.0%} of its own "
+            f"short-context score over {tasks}."
+        ]
+    return sentences
+
+
+def _length_words(length: EffectiveLength) -> str:
+    return f"{length.text} ({length.reason})" if length.reason else length.text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Alike:
-    """Settings averaged over the same tasks.
+    """Models averaged over the same tasks.
 
     Attributes:
         tasks: the tasks averaged.
-        scores: the rows of the settings that ran all of them.
+        scores: the rows of the models that ran all of them.
         words: what the average is called where it is not over every task asked for.
         explanation: which tasks it is over, and who is left out.
     """
@@ -180,20 +229,20 @@ class Alike:
 
 
 def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
-    """Returns the averages that can be drawn: over all the tasks, and over those every setting ran where these differ.
+    """Returns the averages that can be drawn: over all the tasks, and over those every model ran where these differ.
 
     Args:
         scores: rows with columns setting and ruler_task.
-        tasks: the tasks to be averaged; settings that ran none of them are left aside.
+        tasks: the tasks to be averaged; models that ran none of them are left aside.
     """
     own = scores[scores["ruler_task"].isin(tasks)]
-    ran = {str(setting): frozenset(rows["ruler_task"]) for setting, rows in own.groupby("setting", sort=False)}
+    ran = {str(model): frozenset(rows["ruler_task"]) for model, rows in own.groupby("setting", sort=False)}
     if not ran:
         return []
     found = []
-    complete = [setting for setting, names in ran.items() if len(names) == len(tasks)]
+    complete = [model for model, names in ran.items() if len(names) == len(tasks)]
     if complete:
-        others = [setting for setting in ran if setting not in complete]
+        others = [model for model in ran if model not in complete]
         left_out = f" Left out, since they did not run them all: {', '.join(others)}." if others else ""
         count = f"{len(tasks)} tasks" if len(tasks) > 1 else "one task"
         found.append(

@@ -1,14 +1,43 @@
-"""Restricts results to chosen models and tasks, and chooses the baseline."""
+"""Which models and tasks a report shows, which of them is the baseline, and training seeds as one line.
+
+Checkpoints that differ in their training seed alone are shown as the mean over seeds, with their spread. The mean's
+interval over documents is the mean of the seeds' intervals: all seeds are scored on the same documents, so averaging
+seeds does not narrow it. A task counts the seeds that ran it; a length that one of these lacks is left out with a note.
+"""
 
 import dataclasses
-from collections.abc import Iterable
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+import numpy as np
 import pandas as pd
 
 from sbeval.errors import UserError
+from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.files import Notes
+from sbeval.reports.read.models import EvaluatedModel, describe_facts, group_models
+from sbeval.reports.read.positions import POSITIONS
 from sbeval.reports.read.results import Results
-from sbeval.reports.read.settings import Setting
+from sbeval.reports.read.rows import records, restricted
+
+SEED_COLUMNS = ["seeds", "seed_low", "seed_high"]
+_NUMBERED = re.compile(r"(?P<name>.+?)[-_. ]?s(?:eed)?[-_ ]?(?P<seed>\d+)", re.IGNORECASE)
+_IDENTITY = [
+    "task",
+    "family",
+    "corpus",
+    "corpus_sha256",
+    "protocol",
+    "metric",
+    "filter",
+    "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
+    "few_shot",
+    "tokenizer_sha256",
+]
 
 
 def restrict(results: Results, only: Iterable[str]) -> Results:
@@ -19,15 +48,15 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
     Raises:
         UserError: a pattern matches neither a model nor a task.
     """
-    labels = [setting.label for setting in results.settings]
-    tasks = list(dict.fromkeys([*results.measurements["task"], *results.positions["task"]]))
+    labels = [model.label for model in results.models]
+    tasks = list(dict.fromkeys([*results.measurements["task"], *results[POSITIONS]["task"]]))
     kept_labels: list[str] = []
     kept_tasks: list[str] = []
     for pattern in only:
         matching_labels = [
-            setting.label
-            for setting in results.settings
-            if any(pattern == name or fnmatchcase(name, pattern) for name in _names(setting))
+            model.label
+            for model in results.models
+            if any(pattern == name or fnmatchcase(name, pattern) for name in _names(model))
         ]
         matching_tasks = [task for task in tasks if task == pattern or fnmatchcase(task, pattern)]
         if not matching_labels and not matching_tasks:
@@ -38,47 +67,155 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         kept_labels += matching_labels
         kept_tasks += matching_tasks
     shown_labels, shown_tasks = set(kept_labels or labels), set(kept_tasks or tasks)
-    settings = tuple(setting for setting in results.settings if setting.label in shown_labels)
-
-    def shown(label: str, task: str) -> bool:
-        return label in shown_labels and task in shown_tasks
-
+    models = [model for model in results.models if model.label in shown_labels]
     return dataclasses.replace(
         results,
-        settings=tuple(
-            dataclasses.replace(setting, parent=setting.parent if setting.parent in shown_labels else None)
-            for setting in settings
+        models=tuple(
+            dataclasses.replace(model, parent=model.parent if model.parent in shown_labels else None)
+            for model in models
         ),
-        measurements=_rows(results.measurements, shown_labels, shown_tasks),
-        positions=_rows(results.positions, shown_labels, shown_tasks),
-        needles=_rows(results.needles, shown_labels, shown_tasks),
-        spans=_rows(results.spans, shown_labels, shown_tasks),
-        documents={key: sums for key, sums in results.documents.items() if shown(*key)},
-        samples={key: scores for key, scores in results.samples.items() if shown(*key)},
-        position_sums={key: sums for key, sums in results.position_sums.items() if shown(*key)},
+        measurements=restricted(results.measurements, shown_labels, shown_tasks),
+        by_reader={reader: restricted(rows, shown_labels, shown_tasks) for reader, rows in results.by_reader.items()},
     )
 
 
-def _names(setting: Setting) -> tuple[str, ...]:
-    return tuple(name for name in (setting.label, setting.model.name, setting.model.recipe) if name)
+def _names(model: EvaluatedModel) -> tuple[str, ...]:
+    return tuple(name for name in (model.label, model.record.name, model.record.recipe) if name)
 
 
-def _rows(frame: pd.DataFrame, labels: set[str], tasks: set[str]) -> pd.DataFrame:
-    return frame[frame["setting"].isin(labels) & frame["task"].isin(tasks)].reset_index(drop=True)
-
-
-def choose_baseline(settings: Iterable[Setting], asked: str | None) -> str:
+def choose_baseline(models: Iterable[EvaluatedModel], asked: str | None) -> str:
     """Returns the label differences are taken against: the one asked for, else the first RoPE model, else the first.
 
     Raises:
         UserError: no model has the name asked for.
     """
-    known = list(settings)
+    known = list(models)
     if asked is not None:
-        for setting in known:
-            if asked in _names(setting):
-                return setting.label
-        labels = ", ".join(setting.label for setting in known)
+        for model in known:
+            if asked in _names(model):
+                return model.label
+        labels = ", ".join(model.label for model in known)
         raise UserError(f"Expected the baseline to be one of the models {labels}, found {asked!r}.")
-    rope = [setting.label for setting in known if setting.model.attention == "rope"]
+    rope = [model.label for model in known if model.record.attention == "rope"]
     return (rope or [known[0].label])[0]
+
+
+def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Results:
+    """Returns the results with one model for each group of seeds; the measurements gain `SEED_COLUMNS`.
+
+    Args:
+        results: every model by itself.
+        labels: names to show in place of a group's own.
+    """
+    groups = seed_groups(results.models)
+    if not groups:
+        return results
+    taken = {model.label for model in results.models} - {one.label for group in groups.values() for one in group}
+    pooled_label: dict[str, str] = {}
+    pooled: dict[str, EvaluatedModel] = {}
+    for name, members in groups.items():
+        label = shown_name((labels or {}).get(name, name))
+        label = label if label not in taken else f"{label} ({len(members)} seeds)"
+        taken.add(label)
+        runs = sorted((run for one in members for run in one.runs), key=lambda run: run.date, reverse=True)
+        pooled[label] = dataclasses.replace(
+            members[0], key=("seeds", label), label=label, runs=tuple(runs), seeds=len(members)
+        )
+        pooled_label |= {one.label: label for one in members}
+    models = []
+    for model in results.models:
+        one = pooled.get(pooled_label.get(model.label, ""), model)
+        if one not in models:
+            models.append(one)
+    models = [
+        dataclasses.replace(one, parent=pooled_label.get(one.parent, one.parent) if one.parent else None)
+        for one in models
+    ]
+    return dataclasses.replace(
+        results,
+        models=tuple(models),
+        measurements=_measurements(results.measurements, pooled_label, pooled, results.notes),
+        by_reader={
+            reader: reader.pool(rows, pooled_label, results.notes) for reader, rows in results.by_reader.items()
+        },
+    )
+
+
+def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedModel]]:
+    """Returns a name to the models that differ in their seed alone, for groups of two or more.
+
+    Seeds and recipes are read from the records; where a checkpoint keeps none, from names such as `model-seed1`.
+    """
+    found: dict[tuple[object, ...], list[tuple[object, EvaluatedModel]]] = defaultdict(list)
+    for model in models:
+        record = model.record
+        name: str | None = record.recipe
+        seed: object = record.training_seed
+        if name is None or seed is None:
+            match = _NUMBERED.fullmatch(record.name)
+            if match is None:
+                continue
+            name, seed = match["name"], int(match["seed"])
+        found[(name, *describe_facts(model), record.parameters, record.format)].append((seed, model))
+    groups: dict[str, list[EvaluatedModel]] = {}
+    for key, members in found.items():
+        if len(members) > 1 and len({seed for seed, _ in members}) == len(members):
+            name, count = shown_name(str(key[0])), 2
+            while name in groups:
+                name, count = f"{shown_name(str(key[0]))} ({count})", count + 1
+            groups[name] = [model for _, model in members]
+    return groups
+
+
+def _measurements(
+    rows: pd.DataFrame, pooled_label: Mapping[str, str], pooled: Mapping[str, EvaluatedModel], notes: Notes
+) -> pd.DataFrame:
+    inside = rows["setting"].isin(pooled_label.keys())
+    own = rows[inside].copy()
+    own["setting"] = own["setting"].map(pooled_label)
+    geometric = own["metric"].str.contains("perplexity")
+    values = ["value", "ci95_low", "ci95_high"]
+    own["lowest"], own["highest"] = own["value"], own["value"]
+    own.loc[geometric, values] = np.log(own.loc[geometric, values])
+    grouped = own.groupby(["setting", *_IDENTITY], dropna=False, sort=False)
+    means = grouped.agg(
+        {
+            **{column: "first" for column in rows.columns if column not in ("setting", *_IDENTITY)},
+            **{column: "mean" for column in (*values, "stderr")},
+            **{column: "min" for column in ("tokens", "clusters", "samples", "lowest")},
+            "highest": "max",
+        }
+    ).reset_index()
+    means["seeds"] = grouped.size().to_numpy()
+    spread = means["metric"].str.contains("perplexity")
+    means.loc[spread, values] = np.exp(means.loc[spread, values])
+    means = means.rename(columns={"lowest": "seed_low", "highest": "seed_high"})
+    ran = own.assign(original=rows.loc[inside, "setting"]).groupby(["setting", "task"])["original"].nunique()
+    wanted = pd.Series([ran[key] for key in zip(means["setting"], means["task"], strict=True)], index=means.index)
+    for row in records(ran.rename("ran").reset_index()):
+        label, all_seeds = row["setting"], pooled[row["setting"]].seeds
+        if row["ran"] < all_seeds:
+            notes.add(
+                None, f"{label}: {row['task']} was run with {row['ran']} of {all_seeds} seeds, and rests on these."
+            )
+    gaps: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for row in records(means[means["seeds"] < wanted].dropna(subset=["context_length_tokens"])):
+        gaps[row["setting"], row["task"]].add(int(row["context_length_tokens"]))
+    for (label, task), lengths in gaps.items():
+        where = ", ".join(map(length_text, sorted(lengths)))
+        notes.add(None, f"{label}: {task} at {where} was not run with every seed, and is not shown there.")
+    means = means[means["seeds"] == wanted]
+    return pd.concat([rows[~inside], means], ignore_index=True)[[*rows.columns, *SEED_COLUMNS]]
+
+
+def check_labels(results: Results, labels: Mapping[str, str]) -> None:
+    """Refuses a label for a name that nothing has.
+
+    Raises:
+        UserError: there is one.
+    """
+    own = group_models([run for model in results.models for run in model.runs])
+    known = {name for model in own for name in (model.label, shown_name(model.record.name))} | set(seed_groups(own))
+    for name in labels:
+        if name not in known:
+            raise UserError(f"Expected --label to name one of {', '.join(sorted(known))}, found {name!r}.")

@@ -16,11 +16,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.intervals import MINIMUM_CLUSTERS, linearised_errors, resampled_counts
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-_CHUNK_ELEMENTS = 1_000_000
 _NO_SPREAD = 1e-3
 
 
@@ -72,11 +71,11 @@ def simultaneous_band(
     if clusters < max(2, minimum_clusters):
         return Band(estimates=estimates_K, lows=empty, highs=empty, clusters=clusters)
     residuals_CK = differences_CK - estimates_K * weights_CW
-    errors_K = _standard_errors(np.ones((1, clusters)), residuals_CK, weights_CW)[1][0]
+    errors_K = linearised_errors(np.ones((1, clusters)), residuals_CK, weights_CW)[1][0]
     varying_K = errors_K > np.finfo(np.float64).eps * np.abs(estimates_K)
     largest = []
-    for draws_BC in _draws(clusters, resamples, seed):
-        shifts_BK, spreads_BK = _standard_errors(draws_BC, residuals_CK, weights_CW)
+    for counts_BC in _counts(clusters, resamples, seed):
+        shifts_BK, spreads_BK = linearised_errors(counts_BC, residuals_CK, weights_CW)
         # a resample that misses the few clusters that differ at all (right or wrong answers) has no spread of its own
         own_BK = np.where(spreads_BK > _NO_SPREAD * errors_K, spreads_BK, errors_K)
         t_BK = np.abs(shifts_BK) / np.where(varying_K, own_BK, 1.0)
@@ -141,26 +140,6 @@ def share_interval(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 @lru_cache(maxsize=8)
-def _draws(clusters: int, resamples: int, seed: int) -> tuple[NDArray[np.float64], ...]:
-    """How often each cluster is in each resample, in chunks of [b, C]; bands of as many clusters share them."""
-    generator = np.random.default_rng(seed)
-    rows = max(1, _CHUNK_ELEMENTS // clusters)
-    share = np.full(clusters, 1 / clusters)
-    return tuple(
-        generator.multinomial(clusters, share, size=min(rows, resamples - done)).astype(np.float64)
-        for done in range(0, resamples, rows)
-    )
-
-
-def _standard_errors(
-    draws_BC: NDArray[np.float64], residuals_CK: NDArray[np.float64], weights_CW: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Each resample's shift from the estimate and its linearised standard error, both [B, K]."""
-    clusters, count = residuals_CK.shape
-    moments = np.concatenate([residuals_CK, residuals_CK**2, residuals_CK * weights_CW, weights_CW, weights_CW**2], 1)
-    sums = draws_BC @ moments
-    r_BK, rr_BK, rw_BK = (sums[:, part * count : (part + 1) * count] for part in range(3))
-    w_BW, ww_BW = np.split(sums[:, 3 * count :], 2, axis=1)
-    shift_BK = r_BK / w_BW
-    squares_BK = rr_BK - 2 * shift_BK * rw_BK + shift_BK**2 * ww_BW
-    return shift_BK, np.sqrt(np.maximum(squares_BK, 0) * clusters / (clusters - 1)) / w_BW
+def _counts(clusters: int, resamples: int, seed: int) -> tuple[NDArray[np.float64], ...]:
+    """Kept, since bands over as many clusters share their resamples."""
+    return tuple(resampled_counts(clusters, resamples, seed))

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sbeval.reports.analyse.paired import task_difference
-from sbeval.reports.read.results import Results, records
-from sbeval.reports.read.runs import InputLimit, Run
-from sbeval.reports.read.sample_scores import SampleScores
-from sbeval.reports.read.settings import length_text
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.results import Results
+from sbeval.reports.read.rows import records
+from sbeval.reports.read.runs import EvaluationRun, InputLimit
+from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 
 _LOWER_IS_BETTER = ("perplexity", "nll", "bits_per_byte")
 
@@ -43,9 +44,9 @@ class SuiteRow:
         metric: lm-eval's metric name.
         filter_name: lm-eval's filter before the metric.
         higher_is_better: None where unknown.
-        limit: what bounded the inputs, as far as one setting was run with several bounds.
-        cells: setting to its number; settings without one are absent.
-        samples: setting to the scores of the task's samples, where they were logged.
+        limit: what bounded the inputs, as far as one model was run with several bounds.
+        cells: model to its number; models without one are absent.
+        samples: model to the scores of the task's samples, where they were logged.
     """
 
     name: str
@@ -59,7 +60,7 @@ class SuiteRow:
 
     @property
     def best(self) -> frozenset[str]:
-        """Settings with the best number, empty where the direction is unknown or there is nothing to compare."""
+        """Models with the best number, empty where the direction is unknown or there is nothing to compare."""
         if self.higher_is_better is None or len(self.cells) < 2:
             return frozenset()
         chosen = max if self.higher_is_better else min
@@ -86,7 +87,7 @@ class SuiteRow:
 
 
 def divided_tasks(results: Results) -> set[tuple[str, str]]:
-    """Returns (task, field of `InputLimit`) wherever one setting ran a task with several values of that field.
+    """Returns (task, field of `InputLimit`) wherever one model ran a task with several values of that field.
 
     `max_length` counts where it varies on texts of one length: on longer texts it has to be longer.
     """
@@ -106,7 +107,7 @@ def _ordinary(results: Results) -> pd.DataFrame:
 def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = None) -> list[SuiteRow]:
     """Returns the rows of all ordinary tasks; members of a group that has its own number are left out.
 
-    A task that one setting ran with several bounds on its inputs has a row for each bound.
+    A task that one model ran with several bounds on its inputs has a row for each bound.
 
     Args:
         results: the tidy table.
@@ -114,7 +115,7 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
     """
     divided = divided_tasks(results) if divided is None else divided
     rows = _ordinary(results)
-    hidden = {task for setting in results.settings for run in setting.runs for task in _group_members(run)}
+    hidden = {task for model in results.models for run in model.runs for task in _group_members(run)}
     rows = rows[~rows["task"].isin(hidden)]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in records(rows):
@@ -142,9 +143,9 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
                 filter_name=chosen_filter or "none",
                 limit=limit,
                 samples={
-                    row["setting"]: results.samples[row["setting"], task].within(_limit(row))
+                    row["setting"]: results[SAMPLE_SCORES][row["setting"], task].within(_limit(row))
                     for row in own
-                    if (row["setting"], task) in results.samples
+                    if (row["setting"], task) in results[SAMPLE_SCORES]
                 },
                 cells={
                     row["setting"]: SuiteCell(value=float(row["value"]), stderr=float(row["stderr"])) for row in own
@@ -183,7 +184,7 @@ def _direction(metric: str) -> bool | None:
     return True if metric.startswith(("acc", "exact_match", "f1", "score")) else None
 
 
-def _group_members(run: Run) -> Sequence[str]:
+def _group_members(run: EvaluationRun) -> Sequence[str]:
     groups = run.raw.get("group_subtasks")
     measured = {task.name for task in run.tasks}
     if not isinstance(groups, dict):

@@ -1,4 +1,4 @@
-"""A metric against context length: one line a setting, a band, a mark at each training length."""
+"""A metric or a score against context length: one line a model, a band, a mark at each training length."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ import pandas as pd
 
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.results import by_setting
-from sbeval.reports.read.settings import length_text
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.rows import by_model
 
 DEFAULT_LONGEST_TOKENS = 131_072
 METRICS = {
@@ -25,6 +25,7 @@ _TOOLTIP = {
     "tokens_text": "scored tokens",
     "clusters_text": "documents",
 }
+_SCORE_TOOLTIP = {"setting": "model", "length_text": "context", "value_text": "score", "interval_text": "95% interval"}
 
 
 def curve_figure(
@@ -43,8 +44,8 @@ def curve_figure(
         table: rows of one metric with columns setting, context_length_tokens, value, ci95_low, ci95_high, tokens,
             clusters.
         metric: key of `METRICS`.
-        looks: how to draw each setting.
-        training_lengths: setting to its training length in tokens, where known.
+        looks: how to draw each model.
+        training_lengths: model to its training length in tokens, where known.
         title: heading of the image files.
         subtitle: second line of the image files.
         description: the finding in words, for readers who cannot see the figure.
@@ -72,13 +73,106 @@ def curve_figure(
     )
 
 
+def score_figure(
+    table: pd.DataFrame,
+    *,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    title: str,
+    subtitle: str,
+    description: str,
+) -> dict[str, Any]:
+    """Returns the Vega-Lite specification of a score, its axis fixed to 0..1.
+
+    Args:
+        table: columns setting, context_length_tokens, value, ci95_low, ci95_high.
+        looks: how to draw each model.
+        training_lengths: model to its training length in tokens, where known.
+        title: heading of the image files.
+        subtitle: second line of the image files.
+        description: the finding in words, for readers who cannot see the figure.
+    """
+    order = [label for label in looks if label in set(table["setting"])]
+    marks = training_marks(training_lengths, order)
+    return line_figure(
+        length_rows(table, order, ".3f"),
+        axes=Axes(
+            x_title="context length (tokens, log scale)",
+            x_domain=length_domain(table, marks),
+            y_title="score",
+            y_domain=(0.0, 1.0),
+            y_format=".0%",
+        ),
+        looks={label: looks[label] for label in order},
+        marks=marks,
+        tooltip=_SCORE_TOOLTIP,
+        title=title,
+        subtitle=subtitle,
+        description=description,
+    )
+
+
+def score_grid(
+    tables: Mapping[str, pd.DataFrame],
+    *,
+    looks: Mapping[str, Look],
+    training_lengths: Mapping[str, int],
+    title: str,
+    subtitle: str,
+    description: str,
+    columns: int = 4,
+) -> dict[str, Any]:
+    """Returns small multiples of `score_figure`, one for each name in `tables`, on the same axes."""
+    everything = pd.concat(list(tables.values()), ignore_index=True)
+    shown = set(everything["setting"])
+    order = [label for label in looks if label in shown]
+    marks = training_marks(training_lengths, order)
+    parts = []
+    for index, (name, table) in enumerate(tables.items()):
+        spec = line_figure(
+            length_rows(table, [label for label in order if label in set(table["setting"])], ".3f"),
+            axes=Axes(
+                x_title=None,
+                x_octaves=3,
+                x_domain=length_domain(everything, marks),
+                y_title=None,
+                y_domain=(0.0, 1.0),
+                y_format=".0%",
+            ),
+            looks={label: looks[label] for label in order},
+            marks={length: "" for length in marks},
+            tooltip=_SCORE_TOOLTIP,
+            title=name,
+            subtitle="",
+            description=name,
+            height=130,
+            width=200,
+            direct_labels=False,
+            hover=f"hover{index}",
+            every_look=True,
+        )
+        kept = {key: value for key, value in spec.items() if key in ("width", "height", "data", "layer")}
+        parts.append({"title": {"text": name, "fontSize": 12, "offset": 6}, **kept})
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "title": {"text": title, "subtitle": subtitle},
+        "description": description,
+        "padding": 6,
+        "columns": columns,
+        "spacing": {"row": 22, "column": 26},
+        "params": [{"name": "hidden", "value": []}],
+        "concat": parts,
+        "resolve": {"legend": {"color": "shared"}, "scale": {"color": "shared", "shape": "shared"}},
+    }
+
+
 def curve_tooltip(rows: Sequence[Mapping[str, Any]], base: Mapping[str, str] = _TOOLTIP) -> dict[str, str]:
     """Returns the tooltip's fields; the spread over seeds only where a line stands for several."""
     return {**base, **({"seeds_text": "seeds"} if any(row.get("seed_low") is not None for row in rows) else {})}
 
 
 def training_marks(training_lengths: Mapping[str, int], order: Sequence[str]) -> dict[int, str]:
-    """Returns the vertical marks of the settings shown: training length to its text."""
+    """Returns the vertical marks of the models shown: training length to its text."""
     lengths = sorted({training_lengths[label] for label in order if label in training_lengths})
     return {length: f"trained at {length_text(length)}" for length in lengths}
 
@@ -89,13 +183,19 @@ def length_domain(table: pd.DataFrame, marks: Mapping[int, str]) -> tuple[int, i
     return min([*lengths, *marks]), max([*lengths, *marks, DEFAULT_LONGEST_TOKENS])
 
 
-def length_rows(table: pd.DataFrame, order: Sequence[str], number_format: str) -> list[dict[str, Any]]:
-    """One row a setting and length; a length that only others have becomes a None, so that the line breaks there."""
-    every_length = sorted(int(length) for length in table["context_length_tokens"].dropna().unique())
+def length_rows(
+    table: pd.DataFrame, order: Sequence[str], number_format: str, column: str = "context_length_tokens"
+) -> list[dict[str, Any]]:
+    """Returns one row a model and length, or count of another column, with its number as text.
+
+    A length that only others have becomes a None, so that the line breaks there. Columns tokens and clusters may be
+    missing.
+    """
+    every_length = sorted(int(length) for length in table[column].dropna().unique())
     rows: list[dict[str, Any]] = []
-    measured = by_setting(table)
+    measured = by_model(table)
     for label in order:
-        own = {int(row["context_length_tokens"]): row for row in measured[label]}
+        own = {int(row[column]): row for row in measured[label]}
         first, last = min(own), max(own)
         for length in every_length:
             if length in own:
@@ -117,8 +217,8 @@ def _row(label: str, length: int, found: Mapping[str, Any], number_format: str) 
         "length_text": f"{length:,} tokens",
         "value_text": format(found["value"], number_format),
         "interval_text": f"{low:{number_format}} to {high:{number_format}}" if measured else "none",
-        "tokens_text": count_text(found["tokens"]),
-        "clusters_text": count_text(found["clusters"]),
+        "tokens_text": count_text(found.get("tokens", math.nan)),
+        "clusters_text": count_text(found.get("clusters", math.nan)),
         **_seeds(found, number_format),
     }
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.read.results import records
-from sbeval.reports.read.settings import length_text
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.rows import records
 
 WIDTH_PIXELS = 380
 _MEAN_HEIGHT_PIXELS = 70
@@ -21,7 +21,7 @@ _SCALE = {"domain": [0, 1], "scheme": "cividis"}
 def heatmap_figure(
     cells: pd.DataFrame,
     *,
-    settings: Sequence[str],
+    models: Sequence[str],
     title: str,
     subtitle: str,
     description: str,
@@ -31,15 +31,15 @@ def heatmap_figure(
     Args:
         cells: columns setting, context_length_tokens, depth_percent, score, low, high, samples; a missing cell stays
             empty.
-        settings: the models in order.
+        models: the models in order.
         title: heading of the image files.
         subtitle: second line of the image files.
         description: the finding in words, for readers who cannot see the figure.
     """
     lengths = sorted(int(length) for length in cells["context_length_tokens"].unique())
-    numbers = len(settings) <= _NUMBERED_AT_MOST
+    numbers = len(models) <= _NUMBERED_AT_MOST
     parts = []
-    for label in settings:
+    for label in models:
         own = records(cells[cells["setting"] == label])
         order = [length_text(length) for length in lengths]
         x: dict[str, Any] = {
@@ -62,7 +62,7 @@ def heatmap_figure(
         "description": description,
         "padding": 6,
         "spacing": {"row": 30, "column": 36},
-        "columns": max(2, round(math.sqrt(len(settings) / 2))),
+        "columns": max(2, round(math.sqrt(len(models) / 2))),
         "concat": parts,
         "resolve": {"scale": {"color": "shared"}},
     }
@@ -143,7 +143,7 @@ def _grid(
             "domain": False,
             "ticks": False,
             "labelOverlap": True,
-            # many pictures of the same axis: its ends and middle say enough, and each label takes time to draw
+            # many images of the same axis: its ends and middle say enough, and each label takes time to draw
             "values": list(depths) if numbers else [depths[0], depths[len(depths) // 2], depths[-1]],
         },
     }

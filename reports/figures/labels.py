@@ -1,4 +1,4 @@
-"""Names at the ends of lines, moved apart until none covers another."""
+"""What explains a line figure: marks, levels, and names at the ends of lines, moved apart until none covers another."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,8 @@ _LABEL_HEIGHT_PIXELS = 15.0
 _BESIDE_OWN_END_AT_MOST = 6
 LETTER_PIXELS = 6.9
 WIDEST_PIXELS = 260.0
+Row = dict[str, Any]
+VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
 
 
 def end_labels(
@@ -110,3 +112,60 @@ def label_room(ends: Sequence[Mapping[str, Any]], x_domain: tuple[int, int], wid
 def _overlap(earlier: tuple[list[str], float], later: tuple[list[str], float], label_height: float) -> bool:
     reach = (len(earlier[0]) + len(later[0])) * label_height / 2
     return later[1] - earlier[1] < reach
+
+
+def vertical_marks(marks: Mapping[int, str], x: Row) -> list[Row]:
+    """Returns dotted lines with their words above the plot, in three rows so that neighbours do not touch."""
+    if not marks:
+        return []
+    first = x["scale"]["domain"][0]
+    rows = [
+        {"x": value, "text": marks[value], "row": index % 3, "first": value == first}
+        for index, value in enumerate(sorted(marks))
+    ]
+    # centred words at the axis' own start would stand on its topmost label
+    align = {"expr": "datum.first ? 'left' : 'center'"}
+    text = {"type": "text", "style": "mark-text", "align": align, "baseline": "bottom"}
+    return [
+        {"data": {"values": rows}, "mark": {"type": "rule", "style": "mark-line"}, "encoding": {"x": x}},
+        {
+            "data": {"values": rows},
+            "mark": {**text, "dy": {"expr": "-5 - 13 * datum.row"}},
+            "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "text"}},
+        },
+    ]
+
+
+def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
+    """Returns horizontal lines, with words where there are some."""
+    if not levels:
+        return []
+    rows = [{"y": value, "text": text} for value, text in levels.items()]
+    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": "top", "dx": 4, "dy": 4}
+    rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
+    worded = [row for row in rows if row["text"]]
+    words = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
+    return [rule, {"data": {"values": worded}, "mark": text, "encoding": words}] if worded else [rule]
+
+
+def line_names(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:
+    """Returns names beside the lines' ends, each joined to its end by a thin line where it had to move."""
+    if not ends:
+        return []
+    moved = {"expr": "length(hidden) ? 0 : datum.shift"}
+    shared = {"data": {"values": list(ends)}, "transform": [VISIBLE]}
+    own_color = {**color, "legend": None}
+    leader = {"type": "rule", "style": "leader", "xOffset": 6, "x2Offset": 15, "y2Offset": moved}
+    mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 17}
+    return [
+        {
+            **shared,
+            "mark": leader,
+            "encoding": {"x": x, "x2": {"field": "label_x"}, "y": y, "y2": {"field": "y"}, "color": own_color},
+        },
+        {
+            **shared,
+            "mark": {**mark, "limit": WIDEST_PIXELS, "dy": moved},
+            "encoding": {"x": {**x, "field": "label_x"}, "y": y, "text": {"field": "setting"}, "color": own_color},
+        },
+    ]

@@ -5,8 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.figures.annotations import VISIBLE, Row, level_lines, line_names, vertical_marks
-from sbeval.reports.figures.labels import end_labels, label_room
+from sbeval.reports.figures.labels import VISIBLE, Row, end_labels, label_room, level_lines, line_names, vertical_marks
 from sbeval.reports.figures.theme import Look
 
 HEIGHT_PIXELS = 330
@@ -69,7 +68,7 @@ def line_figure(
         rows: dictionaries with `setting`, `x`, `y` (None breaks the line) and optionally `low`, `high`, plus the
             tooltip's fields.
         axes: the two axes.
-        looks: how to draw each setting, in drawing order.
+        looks: how to draw each model, in drawing order.
         marks: position on the x axis to the text of a vertical mark there.
         tooltip: field of a row to its name in the tooltip.
         title: heading of the image files.

@@ -6,12 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.analyse.positions import PositionBand
 from sbeval.reports.figures.curves import count_text, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import LARGEST_NATS
-from sbeval.reports.read.results import records
+from sbeval.reports.read.rows import records
 
 _TOOLTIP = {
     "setting": "model",
@@ -38,8 +37,8 @@ def position_figure(
 
     Args:
         table: columns setting, first, last, nll, ci95_low, ci95_high, tokens, clusters; one row a bin of positions.
-        looks: how to draw each setting.
-        training_lengths: setting to its training length in tokens, where known.
+        looks: how to draw each model.
+        training_lengths: model to its training length in tokens, where known.
         title: heading of the image files.
         subtitle: second line of the image files.
         description: the finding in words, for readers who cannot see the figure.
@@ -68,27 +67,6 @@ def position_figure(
         subtitle=subtitle,
         description=description,
     )
-
-
-def difference_to_baseline(
-    table: pd.DataFrame, baseline: str, bands: Mapping[str, Mapping[tuple[int, int], PositionBand]]
-) -> pd.DataFrame:
-    """Subtracts the baseline's NLL in every bin both have; the baseline itself is left out.
-
-    Args:
-        table: columns as in `position_figure`.
-        baseline: the setting subtracted.
-        bands: setting to the bands of its paired differences. Without one a difference has no interval: those of the
-            two levels say nothing about it.
-    """
-    base = table[table["setting"] == baseline].set_index(["first", "last"])["nll"]
-    others = table[table["setting"] != baseline].copy()
-    bins = pd.MultiIndex.from_frame(others[["first", "last"]])
-    others["nll"] = others["nll"].to_numpy() - base.reindex(bins).to_numpy()
-    none = PositionBand(low=math.nan, high=math.nan, documents=0)
-    found = [bands.get(row["setting"], {}).get((int(row["first"]), int(row["last"])), none) for row in records(others)]
-    others["ci95_low"], others["ci95_high"] = [one.low for one in found], [one.high for one in found]
-    return others.dropna(subset=["nll"]).reset_index(drop=True)
 
 
 def _row(row: Mapping[str, Any], perplexity: bool) -> dict[str, Any]:

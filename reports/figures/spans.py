@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.read.results import records
-from sbeval.reports.read.settings import length_text
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.rows import records
 
 SHARES = {"span50": "50% of the weight", "span90": "90%", "span99": "99%"}
 REMAINDER = "remaining stick"
@@ -38,7 +38,7 @@ def span_figure(
         for place, (field, words) in enumerate(fields.items()):
             legend = _legend(field) if last and field in ("span50", "remainder") else None
             title_of_part = f"{length_text(length)}: {words}"
-            # every second picture names its layers, so that rows of four and of two both begin with names
+            # every second image names its layers, so that rows of four and of two both begin with names
             named = (last, place % 2 == 0)
             parts.append(_grid(rows, field, title_of_part, (width, height), longest, legend, named=named))
     return {

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.read.settings import Setting
+from sbeval.reports.read.models import EvaluatedModel
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
@@ -32,7 +32,7 @@ DARK = {"ink": "#eef0f2", "muted": "#a4adb6", "grid": "#2c3238", "axis": "#4a525
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How one setting is drawn.
+    """How one model is drawn.
 
     Attributes:
         light: colour on a light page.
@@ -47,42 +47,42 @@ class Look:
     dashed: bool
 
 
-def looks(settings: Sequence[Setting]) -> dict[str, Look]:
-    """Gives every setting a look by its label; a parent shares its child's colour and is dashed.
+def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
+    """Gives every model a look by its label; a parent shares its child's colour and is dashed.
 
-    The first setting of a position scheme takes the scheme's own colour, so stick-breaking is blue and RoPE vermillion
+    The first model of a position scheme takes the scheme's own colour, so stick-breaking is blue and RoPE vermillion
     in every report.
     """
-    parents = {setting.parent for setting in settings if setting.parent}
+    parents = {model.parent for model in models if model.parent}
     hues: dict[str, str] = {}
-    for setting in settings:
-        own = _SCHEME_HUES.get(setting.model.attention or "")
-        if setting.label not in parents and own is not None and own not in hues.values():
-            hues[setting.label] = own
+    for model in models:
+        own = _SCHEME_HUES.get(model.record.attention or "")
+        if model.label not in parents and own is not None and own not in hues.values():
+            hues[model.label] = own
     free = [hue for hue in _HUES if hue not in hues.values()] or list(_HUES)
-    unnamed = [setting.label for setting in settings if setting.label not in hues and setting.label not in parents]
+    unnamed = [model.label for model in models if model.label not in hues and model.label not in parents]
     hues |= {label: free[index % len(free)] for index, label in enumerate(unnamed)}
-    for setting in reversed(settings):
-        if setting.parent:
-            hues[setting.parent] = hues.setdefault(setting.label, "grey")
+    for model in reversed(models):
+        if model.parent:
+            hues[model.parent] = hues.setdefault(model.label, "grey")
     return {
-        setting.label: Look(
-            light=_HUES[hues[setting.label]][0],
-            dark=_HUES[hues[setting.label]][1],
+        model.label: Look(
+            light=_HUES[hues[model.label]][0],
+            dark=_HUES[hues[model.label]][1],
             shape=SHAPES[index % len(SHAPES)],
-            dashed=setting.label in parents,
+            dashed=model.label in parents,
         )
-        for index, setting in enumerate(settings)
+        for index, model in enumerate(models)
     }
 
 
 def within(looks: Mapping[str, Look], labels: Sequence[str], parents: Mapping[str, str]) -> dict[str, Look]:
-    """Returns the looks of the settings shown; a parent is dashed only beside its extension.
+    """Returns the looks of the models shown; a parent is dashed only beside its extension.
 
     Args:
-        looks: every setting's look.
-        labels: the settings shown together.
-        parents: label of an extended setting to its parent's.
+        looks: every model's look.
+        labels: the models shown together.
+        parents: label of an extended model to its parent's.
     """
     dashed = {parents[label] for label in labels if label in parents}
     return {label: dataclasses.replace(looks[label], dashed=label in dashed) for label in looks if label in labels}

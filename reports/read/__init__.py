@@ -1,13 +1,13 @@
-"""From results files to typed rows: files are found, runs and samples read, and numbers laid out one a row.
+"""From results files to typed rows.
 
-- `files`: which files belong to runs?
+- `files`: which files belong to runs, and what was left out, and why?
 - `fields`: what if a field is not of the kind expected?
-- `runs`: what does a results file say?
-- `samples`: what do samples files add up to by document?
-- `sample_scores`: which score has each sample?
-- `measurements`: which rows do a task's metrics become?
-- `results`: the tidy table
-- `settings`: which runs are one line of a figure?
-- `spans`: which span has every head?
-- `notes`: what was left out, and why?
+- `runs`: what does one results file say?
+- `models`: which runs are of one model under test?
+- `measurements`: the tidy table, one row a number
+- `samples`: sums by document, and scores of single samples
+- `positions`: NLL by position
+- `spans`: attention spans
+- `rows`: what a reader is, and how training seeds become one row
+- `results`: all of it together
 """

@@ -136,3 +136,11 @@ def shown_name(value: str) -> str:
     line = " ".join(value.split())
     kept = (letter for letter in line if letter in _JOINERS or unicodedata.category(letter) not in ("Cc", "Cf", "Cs"))
     return "".join(kept).strip() or "unnamed"
+
+
+def length_text(tokens: int) -> str:
+    """Writes a context length as people say it: 512, 1K, 64K, 1M."""
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if tokens >= unit and tokens % unit == 0:
+            return f"{tokens // unit}{name}"
+    return f"{tokens:,}"

@@ -1,15 +1,38 @@
-"""Finds the files of lm-eval runs below the paths a user gave."""
+"""Finds the files of lm-eval runs below the paths a user gave, and notes what a report leaves out, and why."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sbeval.errors import UserError
-from sbeval.reports.read.notes import Notes
 
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """One thing left out of a report.
+
+    Attributes:
+        path: the file it is about, None where it is about no single file.
+        reason: one sentence for the reader.
+    """
+
+    path: Path | None
+    reason: str
+
+
+class Notes(list[Note]):
+    """Notes in the order they were met."""
+
+    def add(self, path: Path | None, reason: str) -> None:
+        """Appends a note unless the same one is there already."""
+        note = Note(path=path, reason=reason)
+        if note not in self:
+            self.append(note)
 
 
 def find_result_files(paths: Iterable[Path | str], notes: Notes) -> list[Path]:

@@ -1,23 +1,132 @@
-"""Takes one task's metrics apart into rows of the tidy table."""
+"""The tidy table: one row a measured number, taken from the metrics of every task of every run."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from sbeval.reports.read.fields import is_length, shown_name, usable_number
-from sbeval.reports.read.notes import Notes
-from sbeval.reports.read.runs import UNLIMITED, Run, TaskResult, input_limit
-from sbeval.reports.read.settings import Setting
+from sbeval.reports.read.files import Notes
+from sbeval.reports.read.models import EvaluatedModel
+from sbeval.reports.read.rows import records
+from sbeval.reports.read.runs import UNLIMITED, EvaluationRun, TaskResult, input_limit
 from sbeval.results.records import TaskRecord, metric_key, parse_metric_key
 
+MEASUREMENT_COLUMNS = [
+    "setting",
+    "task",
+    "family",
+    "corpus",
+    "corpus_sha256",
+    "protocol",
+    "metric",
+    "filter",
+    "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
+    "value",
+    "ci95_low",
+    "ci95_high",
+    "stderr",
+    "tokens",
+    "clusters",
+    "samples",
+    "few_shot",
+    "higher_is_better",
+    "bos",
+    "separator",
+    "targets_per_window",
+    "tokenizer_sha256",
+    "seed",
+    "attention",
+    "training_length_tokens",
+    "sliding_window",
+    "run_date",
+    "results_file",
+    "limit_samples",
+]
+_NUMBERS = (
+    "value",
+    "ci95_low",
+    "ci95_high",
+    "stderr",
+    "tokens",
+    "clusters",
+    "samples",
+    "nll",
+    "first",
+    "last",
+    "limit_samples",
+)
+_WHOLE_NUMBERS = (
+    "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
+    "few_shot",
+    "training_length_tokens",
+    "sliding_window",
+    "seed",
+)
+_CONTEXT_KEYS = [
+    "setting",
+    "task",
+    "corpus_sha256",
+    "protocol",
+    "metric",
+    "filter",
+    "context_length_tokens",
+    "text_length_tokens",
+    "max_length_tokens",
+    "few_shot",
+]
 
-def task_rows(
-    setting: Setting, run: Run, task: TaskResult, notes: Notes
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns one row a number of a task, and one a position bin; a number that is not finite becomes a note."""
+
+def tabulate_measurements(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
+    """Returns one row a number, columns `MEASUREMENT_COLUMNS`; NaN where missing.
+
+    Of several runs of one model the number from most samples counts (`--limit`), and of these the newest.
+    """
+    rows = [row for model in models for run, task in model.task_runs() for row in _task_rows(model, run, task, notes)]
+    return _first(typed_frame(rows, MEASUREMENT_COLUMNS), _CONTEXT_KEYS, notes)
+
+
+def typed_frame(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
+    """Returns the columns of rows as a table, numbers as float64 and whole numbers as Int64."""
+    cells = {column: pd.Series([row.get(column) for row in rows], dtype=object) for column in columns}
+    frame = pd.DataFrame(cells, columns=columns)
+    if "run_date" in frame:
+        frame["run_date"] = pd.to_datetime(frame["run_date"], utc=True)
+    for column in _NUMBERS:
+        if column in frame:
+            frame[column] = frame[column].astype("float64")
+    for column in _WHOLE_NUMBERS:
+        if column in frame:
+            frame[column] = frame[column].astype("Int64")
+    return frame
+
+
+def _first(measurements: pd.DataFrame, keys: list[str], notes: Notes) -> pd.DataFrame:
+    repeated = measurements.duplicated(keys, keep="first")
+    kept = measurements[~repeated]
+    dates = {(row["setting"], row["task"]): row["run_date"] for row in records(kept.iloc[::-1])}
+    for (model, file, task), rows in measurements[repeated].groupby(["setting", "results_file", "task"], sort=True):
+        lengths = rows["context_length_tokens"].dropna().nunique()
+        where = f" at {lengths} context lengths" if lengths else ""
+        if rows["run_date"].iloc[0] > dates[model, task]:
+            notes.add(None, f"{model}: {task}{where} was run on more samples; those in {file} are not shown.")
+        else:
+            notes.add(None, f"{model}: {task}{where} was run again later; the older numbers in {file} are not shown.")
+    return kept.sort_values(["setting", "task", "metric", "context_length_tokens"], kind="stable").reset_index(
+        drop=True
+    )
+
+
+def _task_rows(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes: Notes) -> list[dict[str, Any]]:
+    """Returns one row a number of a task; a number that is not finite becomes a note."""
     record = task.record
     context: dict[str, Any] = {
-        "setting": setting.label,
+        "setting": model.label,
         "task": shown_name(task.name),
         "family": record.family if record else None,
         "corpus": shown_name(record.corpus) if record and record.corpus else None,
@@ -29,22 +138,18 @@ def task_rows(
         "targets_per_window": record.targets_per_window if record else None,
         "tokenizer_sha256": record.tokenizer_sha256 if record else None,
         "seed": record.seed if record else None,
-        "attention": run.model.attention,
-        "training_length_tokens": run.model.training_length_tokens,
-        "sliding_window": run.model.sliding_window,
+        "attention": run.record.attention,
+        "training_length_tokens": run.record.training_length_tokens,
+        "sliding_window": run.record.sliding_window,
         "run_date": run.date,
         "results_file": str(run.path),
         "limit_samples": task.limit_samples,
         "samples": task.samples_used if record is None or record.family != "perplexity" else None,
     }
     limit = input_limit(run, task)
-    rows, positions = [], []
+    rows = []
     for key, value in task.metrics.items():
         name, _, filter_name = key.partition(",")
-        if name == "position_nll" and isinstance(value, list):
-            one_pass = context | {"context_length_tokens": record.lengths[0] if record and record.lengths else math.nan}
-            positions += _position_rows(one_pass, value, task.metrics, filter_name)
-            continue
         parsed = _metric_and_length(name, record)
         if parsed is None:
             continue
@@ -74,7 +179,7 @@ def task_rows(
                 "clusters": _beside(task.metrics, "clusters", length, filter_name),
             }
         )
-    return rows, positions
+    return rows
 
 
 def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int | None] | None:
@@ -90,47 +195,13 @@ def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int |
     return name, None
 
 
-def _position_rows(
-    context: Mapping[str, Any], bins: Sequence[Any], metrics: Mapping[str, Any], filter_name: str
-) -> list[dict[str, Any]]:
-    intervals = _list_beside(metrics, "position_nll_ci95", filter_name, len(bins))
-    clusters = _list_beside(metrics, "position_clusters", filter_name, len(bins))
-    rows = []
-    for item, ends, count in zip(bins, intervals, clusters, strict=True):
-        if (
-            isinstance(item, list)
-            and len(item) == 4
-            and all(usable_number(part) is not None for part in item)
-            and item[3] > 0
-        ):
-            low, high = _ends(ends)
-            number = usable_number(count)
-            rows.append(
-                {
-                    **context,
-                    "first": item[0],
-                    "last": item[1],
-                    "nll": item[2],
-                    "ci95_low": low,
-                    "ci95_high": high,
-                    "tokens": item[3],
-                    "clusters": math.nan if number is None else number,
-                }
-            )
-    return rows
-
-
-def _list_beside(metrics: Mapping[str, Any], name: str, filter_name: str, length: int) -> Sequence[Any]:
-    value = metrics.get(f"{name},{filter_name}", metrics.get(name))
-    return value if isinstance(value, list) and len(value) == length else [None] * length
-
-
 def _interval(metrics: Mapping[str, Any], metric: str, length: int | None, filter_name: str) -> tuple[float, float]:
     name = f"{metric}_ci95" if length is None else metric_key(f"{metric}_ci95", length)
-    return _ends(metrics.get(f"{name},{filter_name}", metrics.get(name)))
+    return interval_ends(metrics.get(f"{name},{filter_name}", metrics.get(name)))
 
 
-def _ends(value: Any) -> tuple[float, float]:
+def interval_ends(value: Any) -> tuple[float, float]:
+    """Returns the ends of an interval as results files hold it, NaN where there is none."""
     if isinstance(value, list) and len(value) == 2:
         low, high = usable_number(value[0]), usable_number(value[1])
         if low is not None and high is not None:

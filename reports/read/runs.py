@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.reports.read.fields import read_record, telling_name, usable_number
-from sbeval.reports.read.files import samples_file
-from sbeval.reports.read.notes import Notes
+from sbeval.reports.read.files import Notes, samples_file
 from sbeval.results.records import ModelRecord, TaskRecord
 
 
@@ -48,16 +47,16 @@ class TaskResult:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class EvaluationRun:
     """One result file.
 
     Attributes:
         path: the file.
         date: when the run started, in UTC.
-        model: the evaluated model's facts.
+        record: the evaluated model's facts.
         model_source: lm-eval's model name, such as "sb" or "hf".
         model_args: model arguments as the user wrote them.
-        described: False where the file holds no model record and `model` was filled from lm-eval's own fields.
+        described: False where the file holds no model record and `record` was filled from lm-eval's own fields.
         tasks: what was measured.
         limit: lm-eval's `--limit`, None where every document was used.
         raw: the file's other top-level fields, unknown ones included.
@@ -65,7 +64,7 @@ class Run:
 
     path: Path
     date: datetime.datetime
-    model: ModelRecord
+    record: ModelRecord
     model_source: str
     model_args: str
     described: bool
@@ -74,7 +73,7 @@ class Run:
     raw: Mapping[str, Any]
 
 
-def read_run(path: Path, notes: Notes) -> Run | None:
+def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
     """Reads a result file; None, with a note, where it holds no results.
 
     NaN, Infinity and fields of a newer lm-eval are no obstacle; a truncated, empty or foreign file is a note.
@@ -105,10 +104,10 @@ def read_run(path: Path, notes: Notes) -> Run | None:
     if not tasks:
         notes.add(path, "left out: the run holds no metric.")
         return None
-    return Run(
+    return EvaluationRun(
         path=path,
         date=_date(content, path),
-        model=model,
+        record=model,
         model_source=str(content.get("model_source") or config.get("model") or "unknown"),
         model_args=_arguments_text(config.get("model_args")),
         described=described,
@@ -226,11 +225,11 @@ class InputLimit(NamedTuple):
 UNLIMITED = InputLimit(None, None)
 
 
-def input_limit(run: Run, task: TaskResult) -> InputLimit:
+def input_limit(run: EvaluationRun, task: TaskResult) -> InputLimit:
     """Returns the limit of an ordinary task; tasks that record their context lengths have none here."""
     if task.record is not None:
         return UNLIMITED
-    allowed = run.model.max_length
+    allowed = run.record.max_length
     if allowed is None:
         written = argument(run.model_args, "max_length") or ""
         allowed = int(written) if written.isascii() and written.isdigit() else None

@@ -1,9 +1,13 @@
-"""Streams lm-eval's samples files, one line in memory at a time, and sums them by document."""
+"""Streams lm-eval's samples files, one line in memory at a time: sums by document, and scores of single samples.
+
+By these scores two models are compared on the same questions.
+"""
 
 import contextlib
+import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.reports.read.fields import context_metric, shown_name, usable_number
-from sbeval.reports.read.notes import Notes
-from sbeval.reports.read.runs import TaskResult
-from sbeval.reports.read.settings import Setting
+from sbeval.reports.read.files import Notes
+from sbeval.reports.read.models import EvaluatedModel
+from sbeval.reports.read.rows import Reader, averaging
+from sbeval.reports.read.runs import InputLimit, TaskResult, input_limit
 
 _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
 
 
-class DocumentSums:
+class SumsByDocument:
     """Sums of one task run for each source document ("cluster") and context length.
 
     Attributes:
@@ -40,8 +45,8 @@ class DocumentSums:
         self.nll_nats, self.tokens, self.bytes = table
 
     @classmethod
-    def merged(cls, parts: Sequence["DocumentSums"]) -> "DocumentSums":
-        """Joins sums of several runs of one setting; where two hold a length, the first one counts."""
+    def merged(cls, parts: Sequence["SumsByDocument"]) -> "SumsByDocument":
+        """Joins sums of several runs of one model; where two hold a length, the first one counts."""
         sums: dict[int, dict[str, NDArray[np.float64]]] = {}
         for part in parts:
             for column, length in enumerate(part.lengths):
@@ -56,7 +61,7 @@ class DocumentSums:
         return cls(sums)
 
     @classmethod
-    def averaged(cls, parts: Sequence["DocumentSums"]) -> "DocumentSums":
+    def averaged(cls, parts: Sequence["SumsByDocument"]) -> "SumsByDocument":
         """Averages NLL over models scored on the same text; a document counts where all have the same tokens."""
         sums: dict[int, dict[str, NDArray[np.float64]]] = {}
         rows = [{cluster: row for row, cluster in enumerate(part.clusters)} for part in parts]
@@ -112,7 +117,7 @@ def _parsed(line: bytes) -> object:
         return None
 
 
-def read_document_sums(path: Path, notes: Notes) -> DocumentSums | None:
+def read_document_sums(path: Path, notes: Notes) -> SumsByDocument | None:
     """Adds up the `ClusterSums` rows of every sample; None where the file holds none.
 
     A row with a non-finite sum is left out with a note: it would silently spoil every mean it enters.
@@ -137,21 +142,21 @@ def read_document_sums(path: Path, notes: Notes) -> DocumentSums | None:
                     documents[cluster] = documents.get(cluster, 0.0) + values
     if bad_rows:
         notes.add(path, f"{bad_rows} document sums are not finite numbers and were left out.")
-    return DocumentSums(sums) if any(sums.values()) else None
+    return SumsByDocument(sums) if any(sums.values()) else None
 
 
-def read_documents(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str, str], DocumentSums]:
-    """Returns (setting label, task) to the sums of every source document.
+def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[tuple[str, str], SumsByDocument]:
+    """Returns (model label, task) to the sums of every source document.
 
-    Runs of one setting at different lengths are joined; where two hold a length, the one that
-    `Setting.task_runs` has first counts.
+    Runs of one model at different lengths are joined; where two hold a length, the one that
+    `EvaluatedModel.task_runs` has first counts.
     """
-    found: dict[tuple[str, str], DocumentSums] = {}
+    found: dict[tuple[str, str], SumsByDocument] = {}
     counting: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
-    for setting in settings:
-        for _, task in setting.task_runs():
+    for model in models:
+        for _, task in model.task_runs():
             if task.record is not None and task.record.family == "perplexity":
-                counting[setting.label, shown_name(task.name)].append(task)
+                counting[model.label, shown_name(task.name)].append(task)
     for key, tasks in counting.items():
         wanted = {length for task in tasks if task.record for length in task.record.lengths}
         parts = []
@@ -164,5 +169,132 @@ def read_documents(settings: Sequence[Setting], notes: Notes) -> dict[tuple[str,
                 parts.append(sums)
                 wanted -= set(sums.lengths)
         if parts:
-            found[key] = DocumentSums.merged(parts)
+            found[key] = SumsByDocument.merged(parts)
     return found
+
+
+SampleKey = tuple[str, str]
+"""A sample's number and what tells its question: equal in two runs where the question is the same."""
+MetricKey = tuple[str, str]
+"""A metric as the samples file names it (`acc`, `score@0004096`), and the filter before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SampleScores:
+    """What one model scored in one task.
+
+    Attributes:
+        scores: metric and filter to (sample to score).
+        depths_percent: context length in tokens to (sample to the mean depth of its needles).
+        by_limit: what bounded a run's inputs to that run's scores; `scores` holds the first of them.
+        seeds: the scores of each training seed, where these are means over several.
+    """
+
+    scores: Mapping[MetricKey, Mapping[SampleKey, float]]
+    depths_percent: Mapping[int, Mapping[SampleKey, float]] = dataclasses.field(default_factory=dict)
+    by_limit: Mapping[InputLimit, Mapping[MetricKey, Mapping[SampleKey, float]]] = dataclasses.field(
+        default_factory=dict
+    )
+    seeds: tuple["SampleScores", ...] = ()
+
+    def within(self, limit: InputLimit) -> "SampleScores":
+        """Returns the scores of the runs whose inputs had this bound."""
+        return dataclasses.replace(self, scores=self.by_limit.get(limit, {}))
+
+
+def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[tuple[str, str], SampleScores]:
+    """Returns (model label, task) to the scores of its samples, for all tasks but perplexity and spans.
+
+    Of several runs of one model the first of `EvaluatedModel.task_runs` with a metric counts.
+    """
+    found: dict[tuple[str, str], list[SampleScores]] = defaultdict(list)
+    for model in models:
+        for run, task in model.task_runs():
+            family = task.record.family if task.record else None
+            if task.samples is not None and family not in ("perplexity", "span"):
+                scores = read_scores(task.samples, notes)
+                scores = dataclasses.replace(scores, by_limit={input_limit(run, task): scores.scores})
+                found[model.label, shown_name(task.name)].append(scores)
+    return {key: _first_of(parts) for key, parts in found.items()}
+
+
+def read_scores(path: Path, notes: Notes) -> SampleScores:
+    """Reads one samples file."""
+    scores: dict[MetricKey, dict[SampleKey, float]] = defaultdict(dict)
+    depths: dict[int, dict[SampleKey, float]] = defaultdict(dict)
+    for sample in read_lines(path, notes):
+        key = (str(sample.get("doc_id")), _question(sample))
+        chosen = sample.get("filter")
+        named = sample.get("metrics")
+        if isinstance(named, list):
+            metrics = list(dict.fromkeys(name for name in named if isinstance(name, str)))
+        else:
+            metrics = [name for name in sample if context_metric(name)]
+        for metric in metrics:
+            score = usable_number(sample.get(metric))
+            if score is not None:
+                scores[metric, str(chosen or "none")][key] = score
+        for length, depth in _depths(sample.get("doc")).items():
+            depths[length][key] = depth
+    return SampleScores(scores=dict(scores), depths_percent=dict(depths))
+
+
+def averaged(parts: Sequence[SampleScores]) -> SampleScores:
+    """Averages models over the samples all of them have."""
+    limits = [limit for limit in parts[0].by_limit if all(limit in part.by_limit for part in parts)]
+    return SampleScores(
+        scores=_means([part.scores for part in parts]),
+        depths_percent=parts[0].depths_percent,
+        by_limit={limit: _means([part.by_limit[limit] for part in parts]) for limit in limits},
+        seeds=tuple(parts),
+    )
+
+
+def _means(
+    parts: Sequence[Mapping[MetricKey, Mapping[SampleKey, float]]],
+) -> dict[MetricKey, dict[SampleKey, float]]:
+    shared: dict[MetricKey, dict[SampleKey, float]] = {}
+    for metric, first in parts[0].items():
+        others = [part.get(metric, {}) for part in parts[1:]]
+        keys = [key for key in first if all(key in other for other in others)]
+        shared[metric] = {key: (first[key] + sum(other[key] for other in others)) / len(parts) for key in keys}
+    return shared
+
+
+def _first_of(parts: Sequence[SampleScores]) -> SampleScores:
+    scores: dict[MetricKey, Mapping[SampleKey, float]] = {}
+    depths: dict[int, Mapping[SampleKey, float]] = {}
+    by_limit: dict[InputLimit, dict[MetricKey, Mapping[SampleKey, float]]] = defaultdict(dict)
+    for part in reversed(parts):
+        scores |= part.scores
+        depths |= part.depths_percent
+        for limit, found in part.by_limit.items():
+            by_limit[limit] |= found
+    return SampleScores(scores=scores, depths_percent=depths, by_limit=dict(by_limit))
+
+
+def _question(sample: Mapping[str, object]) -> str:
+    """The expected answers, where the prompt around them depends on the tokenizer; else the document's hash."""
+    document = sample.get("doc")
+    if isinstance(document, Mapping) and "references" in document:
+        return str(document["references"])
+    return str(sample.get("doc_hash", ""))
+
+
+def _depths(document: object) -> dict[int, float]:
+    if not isinstance(document, Mapping):
+        return {}
+    lengths, percents = document.get("lengths"), document.get("depths_percent")
+    if not isinstance(lengths, list) or not isinstance(percents, list):
+        return {}
+    depths: dict[int, float] = {}
+    for length, needles in zip(lengths, percents, strict=False):
+        if isinstance(length, int) and isinstance(needles, list) and needles:
+            numbers = [number for needle in needles if (number := usable_number(needle)) is not None]
+            if len(numbers) == len(needles):
+                depths[length] = sum(numbers) / len(numbers)
+    return depths
+
+
+DOCUMENT_SUMS = Reader(read=read_documents, pool=averaging(SumsByDocument.averaged))
+SAMPLE_SCORES = Reader(read=read_all_scores, pool=averaging(averaged))

@@ -1,15 +1,13 @@
-"""One file a section of the page: what it draws, says and tabulates, before any HTML.
+"""One file a section of the page: figures, sentences and tables, before any file exists.
 
-- `section`: what is a section made of?
+- `section`: what is a section made of, and from what?
 - `curves`: perplexity against context length
 - `positions`: NLL by position
 - `ruler`: RULER against length
-- `ruler_tables`: RULER's tables
 - `needles`: needle heatmaps
 - `recall`: recall probes
 - `spans`: attention spans
 - `inputs`: ordinary tasks at several input lengths
 - `tables`: ordinary tasks and the paper's tables
-- `speed`: what each run cost
-- `provenance`: where every number comes from
+- `runs`: what each run cost, and where every number comes from
 """

@@ -5,80 +5,72 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.analyse.claims import LengthClaims
-from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel
+from sbeval.reports.analyse.claims import ClaimKey, LengthClaims, LengthDifference
+from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel, perplexity_panels
 from sbeval.reports.figures.curves import METRICS, curve_figure
-from sbeval.reports.figures.theme import Look, within
-from sbeval.reports.read.results import by_setting
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
-from sbeval.reports.write.html import Markup, element, name, table
+from sbeval.reports.figures.theme import Look
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.rows import by_model
+from sbeval.reports.sections.section import Figure, Material, Section, listed
+from sbeval.reports.table import NOT_MEASURED, Cell, Row, Table, row, texts
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _SIDE_BY_SIDE_LINES = 6
 METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
 
 
-def curves_section(
-    panels: Sequence[Panel],
-    *,
-    looks: Mapping[str, Look],
-    parents: Mapping[str, str],
-    training_lengths: Mapping[str, int],
-    claims: Mapping[tuple[str, str, str], LengthClaims],
-    publish: Publish,
-) -> Section | None:
-    """Builds the section; `publish` writes a figure's image files and returns its name and their links."""
+def curves_section(material: Material) -> Section | None:
+    """Builds the section, None where no perplexity was measured against context length."""
+    panels = perplexity_panels(material.results.measurements, material.results.models)
     if not panels:
         return None
-    drawings = []
-    for panel in panels:
-        finding = panel_finding(panel, training_lengths)
-        explanation = " ".join([PROTOCOL_WORDS.get(panel.protocol, ""), *panel.remarks]).strip()
-        variants = {
-            metric: curve_figure(
-                rows,
-                metric=metric,
-                looks=within(looks, panel.labels, parents),
-                training_lengths=training_lengths,
-                title=panel.title,
-                subtitle=PROTOCOL_WORDS.get(panel.protocol, ""),
-                description=f"{panel.title}. {finding}",
-            )
-            for metric, rows in panel.tables.items()
-        }
-        still = [metric for metric in variants if metric in ("nll", "token_perplexity")] or list(variants)
-        published = {metric: publish(variants[metric], f"{panel.stem}-{metric}") for metric in still}
-        picture, links = next(iter(published.values()))
-        drawings.append(
-            Drawing(
-                title=panel.title,
-                finding=finding,
-                explanation=explanation,
-                variants=variants,
-                picture=picture,
-                downloads=links,
-                wide=len(panel.labels) > _SIDE_BY_SIDE_LINES,
-            )
-        )
+    looks = [material.looks_of(panel.labels) for panel in panels]
     metrics = [metric for metric in METRIC_WORDS if any(metric in panel.tables for panel in panels)]
     return Section(
         identifier="curves",
         title="Perplexity against context length",
         lead=_lead(panels),
-        drawings=tuple(drawings),
+        figures=tuple(_figure(material, panel, own) for panel, own in zip(panels, looks, strict=True)),
         metrics={metric: METRIC_WORDS[metric] for metric in metrics},
-        legend=_legend(panels, looks, parents),
-        content=tuple(panel_table(panel, claims) for panel in panels),
+        legend=_legend(material.looks, looks),
+        tables=tuple(table for panel in panels for table in _tables(panel, material.claims)),
     )
 
 
-def _legend(panels: Sequence[Panel], looks: Mapping[str, Look], parents: Mapping[str, str]) -> dict[str, Look]:
-    """Shows a setting dashed where every panel does."""
-    drawn = [within(looks, panel.labels, parents) for panel in panels]
+def _figure(material: Material, panel: Panel, looks: Mapping[str, Look]) -> Figure:
+    finding = panel_finding(panel, material.training_lengths)
+    words = PROTOCOL_WORDS.get(panel.protocol, "")
+    variants = {
+        metric: curve_figure(
+            rows,
+            metric=metric,
+            looks=looks,
+            training_lengths=material.training_lengths,
+            title=panel.title,
+            subtitle=words,
+            description=f"{panel.title}. {finding}",
+        )
+        for metric, rows in panel.tables.items()
+    }
+    first = next(iter(variants))
+    figure = material.figure(
+        variants,
+        f"{panel.stem}-{first}",
+        title=panel.title,
+        finding=finding,
+        explanation=" ".join([words, *panel.remarks]).strip(),
+        wide=len(panel.labels) > _SIDE_BY_SIDE_LINES,
+    )
+    if first == "nll" and "token_perplexity" in variants:
+        material.publish(variants["token_perplexity"], f"{panel.stem}-token_perplexity")
+    return figure
+
+
+def _legend(looks: Mapping[str, Look], drawn: Sequence[Mapping[str, Look]]) -> dict[str, Look]:
+    """Shows a model dashed where every figure does."""
     legend = {}
     for label, look in looks.items():
-        own = [panel[label].dashed for panel in drawn if label in panel]
+        own = [figure[label].dashed for figure in drawn if label in figure]
         if own:
             legend[label] = dataclasses.replace(look, dashed=all(own))
     return legend
@@ -115,58 +107,91 @@ def panel_finding(panel: Panel, training_lengths: Mapping[str, int]) -> str:
             f"{label} goes from {start['value']:.2f} at {length_text(int(start['context_length_tokens']))} "
             f"to {end['value']:.2f} at {length_text(int(end['context_length_tokens']))}"
         )
-    shown = parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more lines"]
-    return f"{METRIC_WORDS[metric]}: {'; '.join(shown)}."
+    return f"{METRIC_WORDS[metric]}: {listed(parts)}"
 
 
-def panel_table(panel: Panel, claims: Mapping[tuple[str, str, str], LengthClaims]) -> Markup:
-    """Returns the panel's numbers, one row a setting, with the paired differences to the training length."""
-    metric, rows = next(iter(panel.tables.items()))
+def _tables(panel: Panel, claims: Mapping[ClaimKey, LengthClaims]) -> list[Table]:
+    """Returns the panel's numbers, one row a model, and the paired differences to the training length.
+
+    On the page a model's differences stand below its numbers; in the files they are a table of their own.
+    """
+    metric, measured = next(iter(panel.tables.items()))
     digits = METRICS[metric][2]
-    lengths = sorted(int(length) for length in rows["context_length_tokens"].unique())
-    body = []
-    measured = by_setting(rows)
+    lengths = sorted(int(length) for length in measured["context_length_tokens"].unique())
+    compared = {
+        label: claim
+        for label in panel.labels
+        if (claim := claims.get((label, panel.corpus, panel.protocol))) is not None and claim.differences
+    }
+    rows = []
+    by_label = by_model(measured)
     for label in panel.labels:
-        own = {int(row["context_length_tokens"]): row for row in measured.get(label, [])}
-        body.append([name(label), *[_cell(own, length, digits) for length in lengths]])
-        claim = claims.get((label, panel.corpus, panel.protocol))
-        if claim is not None and claim.differences and metric == "nll":
-            body.append([_difference_title(claim), *[_difference_cell(claim, length) for length in lengths]])
-    explanation = (
-        "Small print: 95% interval. A second line is the paired difference to the training length on the same "
-        "targets, with its simultaneous 95% band."
-        if any(len(row) and "difference" in row[0] for row in body)
-        else "Small print: 95% interval."
-    )
+        own = {int(found["context_length_tokens"]): found for found in by_label.get(label, [])}
+        rows.append(row(Cell(name=label), [_cell(own.get(length), digits) for length in lengths]))
+        if label in compared and metric == "nll":
+            rows.append(_difference_row(compared[label], lengths))
+    explanation = "Small print: 95% interval."
+    if any(found.page_only for found in rows):
+        explanation += (
+            " A second line is the paired difference to the training length on the same targets, with its simultaneous "
+            "95% band."
+        )
     caption = f"{panel.title}: {METRIC_WORDS[metric]}"
-    content = table(["model", *map(length_text, lengths)], body, caption=caption, explanation=explanation)
-    return element("details", element("summary", f"Numbers: {caption}"), content)
+    numbers = Table(
+        stem=panel.stem,
+        caption=caption,
+        header=texts("model", *map(length_text, lengths)),
+        rows=tuple(rows),
+        explanation=explanation,
+        interval="95% interval",
+        folded=f"Numbers: {caption}",
+    )
+    return [numbers, _difference_table(panel, compared)] if compared and "nll" in panel.tables else [numbers]
 
 
-def _cell(own: Mapping[int, Mapping[str, Any]], length: int, digits: str) -> Markup:
-    if length not in own:
-        return element("td", "not measured", attributes={"class": "missing"})
-    row = own[length]
-    low, high = float(row["ci95_low"]), float(row["ci95_high"])
-    interval = "" if math.isnan(low) else element("small", f"{low:{digits}} to {high:{digits}}")
-    return element("td", f"{row['value']:{digits}}", interval, _seed_range(row, digits))
-
-
-def _seed_range(row: Mapping[str, Any], digits: str) -> Markup | str:
-    if not row.get("seeds", 0) > 1:
-        return ""
-    return element("small", f"seeds {row['seed_low']:{digits}} to {row['seed_high']:{digits}}")
-
-
-def _difference_title(claim: LengthClaims) -> Markup:
-    words = f"difference to {length_text(claim.reference_tokens)}" if claim.reference_tokens else "difference"
-    return element("span", words, attributes={"class": "quiet"})
-
-
-def _difference_cell(claim: LengthClaims, length: int) -> Markup:
-    found = next((item for item in claim.differences if item.context_length_tokens == length), None)
+def _cell(found: Mapping[str, Any] | None, digits: str) -> Cell:
     if found is None:
-        return element("td", "", attributes={"class": "missing"})
-    kind = "better" if found.high < 0 else "worse" if found.low > 0 else None
-    small = "" if math.isnan(found.low) else element("small", f"{found.low:+.4f} to {found.high:+.4f}")
-    return element("td", f"{found.estimate:+.4f}", small, attributes={"class": kind})
+        return NOT_MEASURED
+    value, low, high = (f"{found[column]:{digits}}" for column in ("value", "ci95_low", "ci95_high"))
+    interval = None if math.isnan(found["ci95_low"]) else (low, high)
+    if not found.get("seeds", 0) > 1:
+        return Cell(value, interval=interval)
+    seeds = f"seeds {found['seed_low']:{digits}} to {found['seed_high']:{digits}}"
+    return Cell(value, interval=interval, small=(seeds,), in_files=Cell(value, interval=interval).plain)
+
+
+def _difference_row(claim: LengthClaims, lengths: Sequence[int]) -> Row:
+    words = f"difference to {length_text(claim.reference_tokens)}" if claim.reference_tokens else "difference"
+    return row(Cell(words, quiet=True), _difference_cells(claim, lengths), page_only=True)
+
+
+def _difference_cells(claim: LengthClaims, lengths: Sequence[int]) -> list[Cell]:
+    found = {item.context_length_tokens: _difference_cell(item) for item in claim.differences}
+    return [found.get(length, Cell(missing=True)) for length in lengths]
+
+
+def _difference_cell(found: LengthDifference) -> Cell:
+    return Cell(
+        f"{found.estimate:+.4f}",
+        interval=None if math.isnan(found.low) else (f"{found.low:+.4f}", f"{found.high:+.4f}"),
+        verdict="better" if found.high < 0 else "worse" if found.low > 0 else None,
+    )
+
+
+def _difference_table(panel: Panel, compared: Mapping[str, LengthClaims]) -> Table:
+    lengths = sorted({length for claim in compared.values() for length in claim.lengths})
+    rows = [
+        row(
+            Cell(f" (to {length_text(claim.reference_tokens) if claim.reference_tokens else ''})", name=label),
+            _difference_cells(claim, lengths),
+        )
+        for label, claim in compared.items()
+    ]
+    return Table(
+        stem=f"{panel.stem}-differences",
+        caption=f"{panel.title}: paired NLL difference to the training length",
+        header=texts("model", *map(length_text, lengths)),
+        rows=tuple(rows),
+        interval="simultaneous 95% band",
+        on_page=False,
+    )

@@ -11,23 +11,22 @@ from sbeval.reports.analyse.suite import SuiteRow
 from sbeval.reports.figures.curves import length_domain, length_rows, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.sections.section import Figure, Material, Section, listed
 
 _SHOWN = 4
 _TOOLTIP = {"setting": "model", "length_text": "input", "value_text": "value", "interval_text": "95% interval"}
-_COLUMNS = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high", "tokens", "clusters"]
+_COLUMNS = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high"]
 
 
-def inputs_section(
-    rows: Sequence[SuiteRow], *, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
-) -> Section | None:
+def inputs_section(material: Material) -> Section | None:
     """Builds the section from the rows of ordinary tasks, None where no task was run at several lengths."""
     groups: dict[tuple[str, str, str], list[SuiteRow]] = {}
-    for row in rows:
+    for row in material.ordinary:
         if any(row.limit):
             groups.setdefault((row.task, row.metric, row.filter_name), []).append(row)
-    drawings: list[Drawing] = []
+    looks = material.looks_of(label for row in material.ordinary for label in row.cells)
+    figures: list[Figure] = []
     shown: set[str] = set()
     for (task, metric, chosen_filter), own in groups.items():
         table, by_text = input_table(own)
@@ -35,10 +34,8 @@ def inputs_section(
             continue
         shown |= set(table["setting"])
         name = ", ".join(part for part in (task, metric, chosen_filter) if part != "none")
-        drawings.append(
-            _drawing(name, table, looks, training_lengths, publish, by_text=by_text, folded=len(drawings) >= _SHOWN)
-        )
-    if not drawings:
+        figures.append(_figure(material, looks, name, table, by_text=by_text, folded=len(figures) >= _SHOWN))
+    if not figures:
         return None
     return Section(
         identifier="inputs",
@@ -47,13 +44,13 @@ def inputs_section(
             "Tasks that a model ran at several values of max_length, or on texts of several lengths. A task whose "
             "inputs are shorter than max_length does not change with it. Bands: 95% intervals (1.96 standard errors)."
         ),
-        drawings=tuple(drawings),
+        figures=tuple(figures),
         legend={label: look for label, look in looks.items() if label in shown},
     )
 
 
 def input_table(rows: Sequence[SuiteRow]) -> tuple[pd.DataFrame, bool]:
-    """Returns one row a setting and length, and whether the length is the texts' rather than `max_length`.
+    """Returns one row a model and length, and whether the length is the texts' rather than `max_length`.
 
     Of several values of `max_length` on texts of one length the largest counts.
     """
@@ -68,23 +65,16 @@ def input_table(rows: Sequence[SuiteRow]) -> tuple[pd.DataFrame, bool]:
             low, high = cell.value - 1.96 * cell.stderr, cell.value + 1.96 * cell.stderr
             if shares and not math.isnan(low):
                 low, high = max(0.0, low), min(1.0, high)
-            found[label, length] = [label, length, cell.value, low, high, math.nan, math.nan]
+            found[label, length] = [label, length, cell.value, low, high]
     table = pd.DataFrame(list(found.values()), columns=_COLUMNS)
     return table.sort_values(["setting", "context_length_tokens"], kind="stable").reset_index(drop=True), by_text
 
 
-def _drawing(
-    title: str,
-    table: pd.DataFrame,
-    looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
-    publish: Publish,
-    *,
-    by_text: bool,
-    folded: bool,
-) -> Drawing:
+def _figure(
+    material: Material, looks: Mapping[str, Look], title: str, table: pd.DataFrame, *, by_text: bool, folded: bool
+) -> Figure:
     order = [label for label in looks if (table["setting"] == label).any()]
-    marks = training_marks(training_lengths, order)
+    marks = training_marks(material.training_lengths, order)
     shares = bool(table["value"].between(0, 1).all())
     parts = []
     for label in order:
@@ -93,7 +83,7 @@ def _drawing(
             f"{values[length]:.3f} at {length_text(length)}" for length in dict.fromkeys((min(values), max(values)))
         ]
         parts.append(f"{label} {' and '.join(ends)}")
-    finding = "; ".join(parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more lines"]) + "."
+    finding = listed(parts)
     length_words = "text length" if by_text else "longest input, max_length"
     spec = line_figure(
         length_rows(table, order, ".4f"),
@@ -111,13 +101,4 @@ def _drawing(
         subtitle=f"against {length_words}",
         description=f"{title}. {finding}",
     )
-    picture, links = publish(spec, f"inputs-{safe_stem(title)}")
-    return Drawing(
-        title=title,
-        finding=finding,
-        explanation="",
-        variants={"score": spec},
-        picture=picture,
-        downloads=links,
-        folded=folded,
-    )
+    return material.figure({"score": spec}, f"inputs-{safe_stem(title)}", title=title, finding=finding, folded=folded)

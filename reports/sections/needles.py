@@ -1,26 +1,27 @@
-"""The section of needle heatmaps: one figure a task, one small picture a model."""
-
-from collections.abc import Sequence
+"""The section of needle heatmaps: one figure a task, one small image a model."""
 
 import pandas as pd
 
+from sbeval.reports.analyse.needles import needle_cells
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.figures.heatmaps import heatmap_figure
-from sbeval.reports.read.settings import Setting, length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.samples import SAMPLE_SCORES
+from sbeval.reports.sections.section import Figure, Material, Section
 
 _SHOWN = 3
 
 
-def needles_section(cells: pd.DataFrame, settings: Sequence[Setting], publish: Publish) -> Section | None:
+def needles_section(material: Material) -> Section | None:
     """Builds the section, None where no samples record depths."""
+    cells = needle_cells(material.results[SAMPLE_SCORES])
     if cells.empty:
         return None
-    drawings: list[Drawing] = []
+    figures: list[Figure] = []
     for task in sorted(dict.fromkeys(cells["task"]), key=_task_order):
         of_task = cells[cells["task"] == task]
-        labels = [setting.label for setting in settings if (of_task["setting"] == setting.label).any()]
+        labels = [label for label in material.looks if (of_task["setting"] == label).any()]
         title = short_name(task)
         finding = "; ".join(_finding(label, of_task[of_task["setting"] == label]) for label in labels[:4]) + "."
         low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
@@ -28,29 +29,27 @@ def needles_section(cells: pd.DataFrame, settings: Sequence[Setting], publish: P
         explanation = f"{counts} {'sample' if high == 1 else 'samples'} a cell."
         spec = heatmap_figure(
             of_task,
-            settings=labels,
+            models=labels,
             title=title,
             subtitle=f"score in percent; {explanation}",
             description=f"{title}. {finding}",
         )
-        picture, links = publish(spec, f"needles-{safe_stem(title)}")
-        drawings.append(
-            Drawing(
+        figures.append(
+            material.figure(
+                {"score": spec},
+                f"needles-{safe_stem(title)}",
                 title=title,
                 finding=finding,
                 explanation=explanation,
-                variants={"score": spec},
-                picture=picture,
-                downloads=links,
                 wide=True,
-                folded=len(drawings) >= _SHOWN,
+                folded=len(figures) >= _SHOWN,
             )
         )
     return Section(
         identifier="needles",
         title="Needles by depth and length",
         lead="Score of every cell in percent, on one scale from 0 to 1; the line on top is the mean over depths.",
-        drawings=tuple(drawings),
+        figures=tuple(figures),
     )
 
 

@@ -7,53 +7,43 @@ from typing import Any
 import pandas as pd
 
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
-from sbeval.reports.analyse.positions import UNLOGGED, Bin, PositionBand, PositionSums, position_bands
-from sbeval.reports.figures.positions import difference_to_baseline, position_figure
+from sbeval.reports.analyse.positions import PositionBand, difference_to_baseline, position_bands
+from sbeval.reports.figures.positions import position_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.results import records
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.positions import POSITION_SUMS, POSITIONS, UNLOGGED, Bin, SumsByPosition
+from sbeval.reports.read.rows import records
+from sbeval.reports.sections.section import Figure, Material, Section, listed
 
 # kinds of RoPE scaling whose frequencies depend on the length of the request
 _FOLLOWS_REQUEST = ("dynamic", "longrope")
 
 
-def positions_section(
-    positions: pd.DataFrame,
-    sums: Mapping[tuple[str, str], PositionSums],
-    *,
-    looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
-    rope_scalings: Mapping[str, Mapping[str, Any] | None],
-    baseline: str,
-    publish: Publish,
-) -> Section | None:
+def positions_section(material: Material) -> Section | None:
     """Builds the section, None where no run recorded positions.
 
     Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay.
-    `sums` holds (setting label, task) to the sums by document, from which differences have their bands;
-    `rope_scalings` each setting's scaling in force, in transformers' form.
     """
+    positions, baseline = material.results[POSITIONS], material.baseline
+    looks = material.looks_of(positions["setting"])
     if positions.empty:
         return None
-    drawings: list[Drawing] = []
+    figures: list[Figure] = []
     texts = positions[["corpus", "corpus_sha256"]].astype(object).fillna("")
     several = texts.drop_duplicates()["corpus"].duplicated(keep=False).any()
     for corpus, digest in dict.fromkeys(texts.itertuples(index=False, name=None)):
         own = positions[(texts == [corpus, digest]).all(axis=1)]
         table = _whole_bins(_comparable(own, baseline))
-        bases = _bases(table, rope_scalings)
+        bases = _bases(table, {model.label: model.record.rope_scaling for model in material.results.models})
         name = CORPUS_WORDS.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
         stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
-        drawings.append(_levels(table, f"{name}: NLL by position", stem, looks, training_lengths, bases, publish))
-        paired, unpaired = _bands(table, sums, baseline)
+        figures.append(_levels(material, table, looks, f"{name}: NLL by position", stem, bases))
+        paired, unpaired = _bands(table, material.results[POSITION_SUMS], baseline)
         others = difference_to_baseline(table, baseline, paired)
         if not others.empty:
             title = f"{name}: difference to {baseline}"
             remarks = " ".join(part for part in (_band_words(paired), unpaired, bases) if part)
-            drawings.append(
-                _differences(others, title, f"{stem}-difference", baseline, looks, training_lengths, remarks, publish)
-            )
+            figures.append(_differences(material, others, looks, title, f"{stem}-difference", remarks))
     bands = (
         "Bands: 95% intervals over source documents, point by point."
         if positions["ci95_low"].notna().any()
@@ -64,17 +54,17 @@ def positions_section(
         title="NLL by position",
         lead=f"One pass at the longest context; every point is the mean over targets that far into the window. {bands} "
         "A last bin cut short by the window's end is not drawn.",
-        drawings=tuple(drawings),
+        figures=tuple(figures),
         legend=looks,
     )
 
 
 def _bands(
-    table: pd.DataFrame, sums: Mapping[tuple[str, str], PositionSums], baseline: str
+    table: pd.DataFrame, sums: Mapping[tuple[str, str], SumsByPosition], baseline: str
 ) -> tuple[dict[str, dict[Bin, PositionBand]], str]:
-    """Returns each setting's bands against the baseline, and a sentence on those that have none."""
+    """Returns each model's bands against the baseline, and a sentence on those that have none."""
     facts = {row["setting"]: row for row in records(table.drop_duplicates("setting"))}
-    none = PositionSums(sums={}, obstacle=UNLOGGED)
+    none = SumsByPosition(sums={}, obstacle=UNLOGGED)
     found: dict[str, dict[Bin, PositionBand]] = {}
     lacking: dict[str, list[str]] = {}
     for label, own in facts.items():
@@ -139,20 +129,14 @@ def _bases(table: pd.DataFrame, rope_scalings: Mapping[str, Mapping[str, Any] | 
 
 
 def _levels(
-    table: pd.DataFrame,
-    title: str,
-    stem: str,
-    looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
-    bases: str,
-    publish: Publish,
-) -> Drawing:
-    finding = _level_finding(table, list(looks), training_lengths)
+    material: Material, table: pd.DataFrame, looks: Mapping[str, Look], title: str, stem: str, bases: str
+) -> Figure:
+    finding = _level_finding(table, list(looks), material.training_lengths)
     variants = {
         metric: position_figure(
             table,
             looks=looks,
-            training_lengths=training_lengths,
+            training_lengths=material.training_lengths,
             title=title,
             subtitle=bases or f"One pass at {_passes(table)}",
             description=f"{title}. {finding}",
@@ -160,41 +144,30 @@ def _levels(
         )
         for metric in ("nll", "token_perplexity")
     }
-    picture, links = publish(variants["nll"], stem)
-    return Drawing(title=title, finding=finding, explanation=bases, variants=variants, picture=picture, downloads=links)
+    return material.figure(variants, stem, title=title, finding=finding, explanation=bases)
 
 
 def _differences(
-    table: pd.DataFrame,
-    title: str,
-    stem: str,
-    baseline: str,
-    looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
-    remarks: str,
-    publish: Publish,
-) -> Drawing:
+    material: Material, table: pd.DataFrame, looks: Mapping[str, Look], title: str, stem: str, remarks: str
+) -> Figure:
     parts = []
     for label in dict.fromkeys(table["setting"]):
         last = records(table[table["setting"] == label])[-1]
         side = "below" if last["nll"] < 0 else "above"
         band = "" if math.isnan(last["ci95_low"]) else f" ({_signed(last['ci95_low'])} to {_signed(last['ci95_high'])})"
-        parts.append(f"{label} ends {abs(last['nll']):.2f} nats {side} {baseline}{band}")
-    finding = _joined(parts)
+        parts.append(f"{label} ends {abs(last['nll']):.2f} nats {side} {material.baseline}{band}")
+    finding = listed(parts)
     spec = position_figure(
         table,
         looks=looks,
-        training_lengths=training_lengths,
+        training_lengths=material.training_lengths,
         title=title,
         subtitle="Below zero is better than the baseline",
         description=f"{title}. {finding}",
         difference=True,
     )
-    picture, links = publish(spec, stem)
     explanation = f"Below zero is better than the baseline. {remarks}".rstrip()
-    return Drawing(
-        title=title, finding=finding, explanation=explanation, variants={"nll": spec}, picture=picture, downloads=links
-    )
+    return material.figure({"nll": spec}, stem, title=title, finding=finding, explanation=explanation)
 
 
 def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: Mapping[str, int]) -> str:
@@ -211,11 +184,7 @@ def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: 
             f"{label} goes from {start['nll']:.2f} around position {length_text(int(start['last']))} "
             f"to {last['nll']:.2f} around {length_text(int(last['last']))}"
         )
-    return _joined(parts)
-
-
-def _joined(parts: Sequence[str]) -> str:
-    return "; ".join(parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more lines"]) + "."
+    return listed(parts)
 
 
 def _signed(value: float) -> str:

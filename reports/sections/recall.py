@@ -10,10 +10,9 @@ from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.figures.curves import curve_tooltip, length_domain, length_rows, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.results import by_setting
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
-from sbeval.reports.write.html import Markup, element, name, table
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.sections.section import Figure, Material, Section
+from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
 _TASKS = {
     "sb_mqrar": ("MQRAR", "Every key is given new values; at each return of a key its earlier value is asked for."),
@@ -23,20 +22,18 @@ _TASKS = {
 _TOOLTIP = {"setting": "model", "x_text": "", "value_text": "exact answers", "interval_text": "95% interval"}
 
 
-def recall_section(
-    measurements: pd.DataFrame, *, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
-) -> Section | None:
+def recall_section(material: Material) -> Section | None:
     """Builds the section, None where no recall task was run."""
-    scores = recall_scores(measurements)
+    scores = recall_scores(material.results.measurements)
     if scores.empty:
         return None
-    shown = {label: looks[label] for label in looks if (scores["setting"] == label).any()}
-    drawings, content = [], []
+    recalling = material.looks_of(material.results.measurements.query("family == 'recall'")["setting"])
+    looks = {label: look for label, look in recalling.items() if (scores["setting"] == label).any()}
+    figures, tables = [], []
     for task in sorted(set(scores["task"]), key=_order):
-        of_task = scores[scores["task"] == task]
-        for rows, words, by_pairs in _panels(of_task):
-            drawings.append(_drawing(task, rows, words, by_pairs, shown, training_lengths, publish))
-            content.append(_table(f"{_title(task)}{words}", rows, by_pairs, list(shown)))
+        for rows, words, by_pairs in _panels(scores[scores["task"] == task]):
+            figures.append(_figure(material, looks, task, rows, words, by_pairs))
+            tables.append(_table(task, rows, words, by_pairs, list(looks)))
     return Section(
         identifier="recall",
         title="Recall",
@@ -44,9 +41,9 @@ def recall_section(
             f"Share of answers whose every token is the model's most probable one. Solved means at least {SOLVED:.0%}. "
             "Bands: 95% intervals over samples."
         ),
-        drawings=tuple(drawings),
-        legend=shown,
-        content=tuple(content),
+        figures=tuple(figures),
+        legend=looks,
+        tables=tuple(tables),
     )
 
 
@@ -69,35 +66,23 @@ def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, bool]]:
     return [(scores[scores["pairs"] == count], f", {count} pairs", False) for count in pairs]
 
 
-def _counted(rows: pd.DataFrame, metric: str, *, by_pairs: bool) -> pd.DataFrame:
-    """Returns one metric's rows with the axis in `context_length_tokens`, as curves have it."""
-    own = rows[rows["metric"] == metric].assign(tokens=float("nan"), clusters=float("nan"))
-    return own.assign(context_length_tokens=own["pairs"]) if by_pairs else own
-
-
-def _drawing(
-    task: str,
-    scores: pd.DataFrame,
-    words: str,
-    by_pairs: bool,
-    looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
-    publish: Publish,
-) -> Drawing:
-    exact = _counted(scores, "exact_match", by_pairs=by_pairs)
+def _figure(
+    material: Material, looks: Mapping[str, Look], task: str, scores: pd.DataFrame, words: str, by_pairs: bool
+) -> Figure:
+    column, unit = ("pairs", "pairs") if by_pairs else ("context_length_tokens", "tokens")
+    exact = scores[scores["metric"] == "exact_match"]
     order = [label for label in looks if (exact["setting"] == label).any()]
-    marks = {} if by_pairs else training_marks(training_lengths, order)
-    counts = sorted(int(count) for count in exact["context_length_tokens"].unique())
-    rows = length_rows(exact, order, ".2%")
-    unit = "pairs" if by_pairs else "tokens"
-    for row in rows:
-        row["x_text"] = f"{row['x']:,} {unit}"
-    guesses = _counted(scores, "chance", by_pairs=by_pairs)["value"]
+    marks = {} if by_pairs else training_marks(material.training_lengths, order)
+    counts = sorted(int(count) for count in exact[column].unique())
+    rows = length_rows(exact, order, ".2%", column)
+    for one in rows:
+        one["x_text"] = f"{one['x']:,} {unit}"
+    guesses = scores[scores["metric"] == "chance"]["value"]
     levels = {SOLVED: f"solved, {SOLVED:.0%}"}
     if len(guesses) and guesses.max() == guesses.min():
         levels[float(guesses.max())] = "chance"
-    title = f"{_title(task)}{words}"
-    finding = _finding(exact, order, unit)
+    title, explanation = f"{_title(task)}{words}", _TASKS.get(task, ("", ""))[1]
+    finding = _finding(exact, order, column)
     spec = line_figure(
         rows,
         axes=Axes(
@@ -113,73 +98,67 @@ def _drawing(
         marks=marks,
         tooltip=curve_tooltip(rows, _TOOLTIP | {"x_text": "keys" if by_pairs else "context"}),
         title=title,
-        subtitle=_TASKS.get(task, ("", ""))[1],
+        subtitle=explanation,
         description=f"{title}. {finding}",
     )
-    picture, links = publish(spec, safe_stem(f"recall-{task}{words}"))
-    return Drawing(
-        title=title,
-        finding=finding,
-        explanation=_TASKS.get(task, ("", ""))[1],
-        variants={"exact_match": spec},
-        picture=picture,
-        downloads=links,
+    return material.figure(
+        {"exact_match": spec}, _stem(task, words), title=title, finding=finding, explanation=explanation
     )
 
 
-def _finding(exact: pd.DataFrame, order: Sequence[str], unit: str) -> str:
+def _stem(task: str, words: str) -> str:
+    return safe_stem(f"recall-{task}{words}")
+
+
+def _finding(exact: pd.DataFrame, order: Sequence[str], column: str) -> str:
     parts = []
     for label in order:
-        scores = by_length(exact, label)
+        scores = by_length(exact, label, column)
         solved = solved_up_to(scores)
         last = max(scores)
         if solved is None:
-            parts.append(f"{label} solves none ({scores[min(scores)]:.1%} at {_count(min(scores), unit)})")
+            parts.append(f"{label} solves none ({scores[min(scores)]:.1%} at {_count(min(scores), column)})")
         elif solved == last:
-            parts.append(f"{label} solves all, up to {_count(last, unit)}")
+            parts.append(f"{label} solves all, up to {_count(last, column)}")
         else:
-            parts.append(f"{label} solves up to {_count(solved, unit)} ({scores[last]:.1%} at {_count(last, unit)})")
+            parts.append(
+                f"{label} solves up to {_count(solved, column)} ({scores[last]:.1%} at {_count(last, column)})"
+            )
     return "; ".join(parts[:4]) + (f"; {len(parts) - 4} more lines." if len(parts) > 4 else ".")
 
 
-def _count(number: int, unit: str) -> str:
-    return f"{number} pairs" if unit == "pairs" else length_text(number)
+def _count(number: int, column: str) -> str:
+    return f"{number} pairs" if column == "pairs" else length_text(number)
 
 
-def _table(title: str, scores: pd.DataFrame, by_pairs: bool, labels: Sequence[str]) -> Markup:
-    exact, nll = (_counted(scores, metric, by_pairs=by_pairs) for metric in ("exact_match", "answer_nll"))
-    counts = sorted(int(count) for count in exact["context_length_tokens"].unique())
-    best = {
-        count: exact[exact["context_length_tokens"] == count]["value"].max() if exact["setting"].nunique() > 1 else None
-        for count in counts
-    }
-    lines = {
-        metric: {
-            label: {int(row["context_length_tokens"]): row["value"] for row in rows} for label, rows in own.items()
-        }
-        for metric, own in (("exact_match", by_setting(exact)), ("answer_nll", by_setting(nll)))
-    }
-    body = []
+def _table(task: str, scores: pd.DataFrame, words: str, by_pairs: bool, labels: Sequence[str]) -> Table:
+    column = "pairs" if by_pairs else "context_length_tokens"
+    exact = scores[scores["metric"] == "exact_match"]
+    counts = sorted(int(count) for count in exact[column].unique())
+    several = exact["setting"].nunique() > 1
+    best = {count: exact[exact[column] == count]["value"].max() if several else None for count in counts}
+    rows = []
     for label in labels:
-        values = lines["exact_match"].get(label)
-        if not values:
-            continue
-        answers = lines["answer_nll"].get(label, {})
-        cells = []
-        for count in counts:
-            if count not in values:
-                cells.append(element("td", "not measured", attributes={"class": "missing"}))
-                continue
-            words = f"{values[count]:.1%}"
-            small = element("small", f"{answers[count]:.3f} nats") if count in answers else ""
-            cells.append(element("td", element("b", words) if values[count] == best[count] else words, small))
-        body.append([name(label), *cells])
-    unit = "pairs" if by_pairs else "tokens"
-    header = ["model", *[f"{count:,} pairs" if by_pairs else length_text(count) for count in counts]]
-    content = table(
-        header,
-        body,
-        caption=f"{title}: exact answers by {'number of pairs' if unit == 'pairs' else 'context length'}",
+        values = by_length(exact, label, column)
+        answers = by_length(scores[scores["metric"] == "answer_nll"], label, column)
+        if values:
+            cells = [
+                Cell(
+                    f"{values[count]:.1%}",
+                    bold=values[count] == best[count],
+                    small=(f"{answers[count]:.3f} nats",) if count in answers else (),
+                )
+                if count in values
+                else NOT_MEASURED
+                for count in counts
+            ]
+            rows.append(row(Cell(name=label), cells))
+    title = f"{_title(task)}{words}"
+    return Table(
+        stem=_stem(task, words),
+        caption=f"{title}: exact answers by {'number of pairs' if by_pairs else 'context length'}",
+        header=texts("model", *[f"{count:,} pairs" if by_pairs else length_text(count) for count in counts]),
+        rows=tuple(rows),
         explanation="Best in bold. Small print: negative log-likelihood of an answer.",
+        folded=f"Numbers: {title}",
     )
-    return element("details", element("summary", f"Numbers: {title}"), content)

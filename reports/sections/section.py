@@ -1,18 +1,25 @@
-"""What a section of the page is made of, before any HTML."""
+"""What a report is made of before any file is written: material of sections, then sections, figures and facts."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from sbeval.reports.figures.theme import Look
-from sbeval.reports.write.html import Markup
+from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
+from sbeval.reports.analyse.findings import Finding
+from sbeval.reports.analyse.ruler import RulerScores
+from sbeval.reports.analyse.suite import SuiteRow
+from sbeval.reports.figures.theme import Look, within
+from sbeval.reports.read.files import Notes
+from sbeval.reports.read.results import Results
+from sbeval.reports.table import Table
 
 Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
-"""Writes a figure's image files under a name; returns the picture's name and the links to the files."""
+"""Writes a figure's image files under a name; returns the image's name and the links to the files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
+class Figure:
     """One figure of the page.
 
     Attributes:
@@ -20,7 +27,7 @@ class Drawing:
         finding: what it shows, in one sentence; also the text for readers who cannot see it.
         explanation: how to read it.
         variants: metric to its Vega-Lite specification.
-        picture: name of the first variant's still picture, for paper and for pages without scripts.
+        image: name of the first variant's image, for paper and for pages without scripts.
         downloads: image files beside the page, as relative links.
         wide: True for a figure that takes the whole width.
         folded: True for a figure shown on request.
@@ -30,10 +37,36 @@ class Drawing:
     finding: str
     explanation: str
     variants: Mapping[str, Mapping[str, Any]]
-    picture: str
+    image: str
     downloads: tuple[str, ...] = ()
     wide: bool = False
     folded: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A link to a file, relative to the page."""
+
+    target: str
+    words: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fact:
+    """A text with a name, about a file where it has a link."""
+
+    name: str = ""
+    text: str = ""
+    link: Link | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fold:
+    """Facts shown on request, under a name and what follows it."""
+
+    name: str
+    words: str
+    facts: tuple[Fact, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,16 +77,114 @@ class Section:
         identifier: anchor.
         title: heading.
         lead: one paragraph below it.
-        drawings: its figures.
+        figures: its figures.
         metrics: metric to its name, for the switch; empty for no switch.
-        legend: settings with a button that hides their lines, and how they are drawn here.
-        content: tables and text below the figures.
+        legend: models with a button that hides their lines, and how they are drawn here.
+        tables: tables below the figures.
+        folds: facts below the tables.
+        remarks: a list below them.
     """
 
     identifier: str
     title: str
     lead: str = ""
-    drawings: tuple[Drawing, ...] = ()
+    figures: tuple[Figure, ...] = ()
     metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
     legend: Mapping[str, Look] = dataclasses.field(default_factory=dict)
-    content: tuple[Markup, ...] = ()
+    tables: tuple[Table, ...] = ()
+    folds: tuple[Fold, ...] = ()
+    remarks: tuple[Fact, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What the page and the files beside it are written from.
+
+    Attributes:
+        overview: sentences on what all models show side by side.
+        findings: what is said about each model.
+        caveats: what a reader must know about all of it.
+        overview_table: all models side by side, None for fewer than two.
+        sections: the sections in order.
+        looks: how each model is drawn.
+        counts: how many models and runs.
+        cards_folded: True where the models are so many that each one's words are shown on request.
+        notes: what was left out and why.
+    """
+
+    overview: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    caveats: tuple[str, ...]
+    overview_table: Table | None
+    sections: tuple[Section, ...]
+    looks: Mapping[str, Look]
+    counts: str
+    cards_folded: bool
+    notes: Notes
+
+    @property
+    def tables(self) -> list[Table]:
+        """Every table, in the order of the page."""
+        overview = [self.overview_table] if self.overview_table else []
+        return overview + [table for section in self.sections for table in section.tables]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Material:
+    """What sections are made from; what several of them need is computed once and kept here.
+
+    Attributes:
+        results: the tidy table, and what readers found.
+        looks: how each model is drawn.
+        training_lengths: model label to its training length in tokens, where known.
+        baseline: label of the model that differences are taken against.
+        claims: what the lengths show, by model label, corpus and protocol.
+        ruler: RULER's scores and effective lengths.
+        ordinary: the rows of ordinary tasks.
+        folder: where the page will stand, for links to the result files.
+        publish: writes a figure's image files.
+    """
+
+    results: Results
+    looks: Mapping[str, Look]
+    training_lengths: Mapping[str, int]
+    baseline: str
+    claims: Mapping[ClaimKey, LengthClaims]
+    ruler: RulerScores
+    ordinary: Sequence[SuiteRow]
+    folder: Path
+    publish: Publish
+
+    def looks_of(self, labels: Iterable[str]) -> dict[str, Look]:
+        """Returns the looks of models shown together; a parent is dashed only beside its extension."""
+        parents = {model.label: model.parent for model in self.results.models if model.parent}
+        return within(self.looks, list(dict.fromkeys(labels)), parents)
+
+    def figure(
+        self,
+        variants: Mapping[str, Mapping[str, Any]],
+        stem: str,
+        *,
+        title: str,
+        finding: str,
+        explanation: str = "",
+        wide: bool = False,
+        folded: bool = False,
+    ) -> Figure:
+        """Has the first variant's image files written under a name, and returns the figure."""
+        image, downloads = self.publish(next(iter(variants.values())), stem)
+        return Figure(
+            title=title,
+            finding=finding,
+            explanation=explanation,
+            variants=variants,
+            image=image,
+            downloads=downloads,
+            wide=wide,
+            folded=folded,
+        )
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Joins what is said about each line to one sentence; of more than four lines the last are counted."""
+    return "; ".join(parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more lines"]) + "."

@@ -9,26 +9,27 @@ from sbeval.reports.figures.curves import length_domain, length_rows, training_m
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.spans import span_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.results import records
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.section import Drawing, Publish, Section
-from sbeval.reports.write.html import Markup, element, name, table
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.rows import records
+from sbeval.reports.read.spans import SPANS
+from sbeval.reports.sections.section import Figure, Material, Section
+from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
 _MOST_CELLS = 6000
 _SHOWN = 2
 _MEANS = {"span90": "90% of the weight", "remainder": "remaining stick"}
 
 
-def spans_section(
-    spans: pd.DataFrame, *, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
-) -> Section | None:
+def spans_section(material: Material) -> Section | None:
     """Builds the section, None where no run looked at spans."""
+    spans = material.results[SPANS]
     if spans.empty:
         return None
-    labels = [label for label in looks if (spans["setting"] == label).any()]
-    drawings = [_means_drawing(spans, {label: looks[label] for label in labels}, training_lengths, publish)]
-    for label in labels:
-        drawings.append(_heads_drawing(label, spans[spans["setting"] == label], publish, folded=len(drawings) > _SHOWN))
+    looks = material.looks_of(spans["setting"])
+    figures = [_means_figure(material, spans, looks)]
+    for label in looks:
+        own = spans[spans["setting"] == label]
+        figures.append(_heads_figure(material, label, own, folded=len(figures) > _SHOWN))
     return Section(
         identifier="spans",
         title="Effective attention span",
@@ -36,25 +37,22 @@ def spans_section(
             "How many keys, counted back from the newest, it takes to reach 50, 90 and 99% of a query's weight; mean "
             "over the last queries of a window. What a stick-breaking head leaves unbroken is its remaining stick."
         ),
-        drawings=tuple(drawings),
-        legend={label: looks[label] for label in labels},
-        content=(_table(spans, labels),),
+        figures=tuple(figures),
+        legend=looks,
+        tables=(_table(spans, list(looks)),),
     )
 
 
-def _means_drawing(
-    spans: pd.DataFrame, looks: Mapping[str, Look], training_lengths: Mapping[str, int], publish: Publish
-) -> Drawing:
+def _means_figure(material: Material, spans: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
     means = spans.groupby(["setting", "context_length_tokens"], sort=False)["span90"].mean().rename("value")
-    rows = means.reset_index().assign(ci95_low=float("nan"), ci95_high=float("nan"), tokens=float("nan"))
-    rows = rows.assign(clusters=float("nan")).dropna(subset=["value"])
+    rows = means.reset_index().assign(ci95_low=float("nan"), ci95_high=float("nan")).dropna(subset=["value"])
     order = [label for label in looks if (rows["setting"] == label).any()]
     parts = []
     for label in order:
         last = rows[rows["setting"] == label].sort_values("context_length_tokens").iloc[-1]
         parts.append(f"{label} {last['value']:,.0f} keys at {length_text(int(last['context_length_tokens']))}")
     title, finding = "Span at 90%, mean over heads", "; ".join(parts[:4]) + "."
-    marks = training_marks(training_lengths, order)
+    marks = training_marks(material.training_lengths, order)
     spec = line_figure(
         length_rows(rows, order, ",.1f"),
         axes=Axes(
@@ -71,18 +69,11 @@ def _means_drawing(
         subtitle="keys until 90% of a query's weight",
         description=f"{title}. {finding}",
     )
-    picture, links = publish(spec, "span-means")
-    return Drawing(
-        title=title,
-        finding=finding,
-        explanation="A line that rises with the context belongs to heads that look everywhere.",
-        variants={"span90": spec},
-        picture=picture,
-        downloads=links,
-    )
+    explanation = "A line that rises with the context belongs to heads that look everywhere."
+    return material.figure({"span90": spec}, "span-means", title=title, finding=finding, explanation=explanation)
 
 
-def _heads_drawing(label: str, heads: pd.DataFrame, publish: Publish, *, folded: bool) -> Drawing:
+def _heads_figure(material: Material, label: str, heads: pd.DataFrame, *, folded: bool) -> Figure:
     lengths = sorted(int(length) for length in heads["context_length_tokens"].unique())
     shown = _shown_lengths(lengths, len(heads) // len(lengths))
     title, finding = (
@@ -100,14 +91,12 @@ def _heads_drawing(label: str, heads: pd.DataFrame, publish: Publish, *, folded:
         subtitle="keys, counted back from the newest",
         description=f"{title}. {finding}",
     )
-    picture, links = publish(spec, f"span-{safe_stem(label)}")
-    return Drawing(
+    return material.figure(
+        {"span": spec},
+        f"span-{safe_stem(label)}",
         title=title,
         finding=finding,
         explanation=explanation,
-        variants={"span": spec},
-        picture=picture,
-        downloads=links,
         wide=True,
         folded=folded,
     )
@@ -134,25 +123,30 @@ def _finding(label: str, heads: pd.DataFrame) -> str:
     )
 
 
-def _table(spans: pd.DataFrame, labels: Sequence[str]) -> Markup:
+def _table(spans: pd.DataFrame, labels: Sequence[str]) -> Table:
     lengths = sorted(int(length) for length in spans["context_length_tokens"].unique())
-    body = []
+    rows = []
     for label in labels:
         own = spans[spans["setting"] == label]
         for field, words in _MEANS.items():
             if field == "remainder" and not (own[field].fillna(0) > 0).any():
                 continue
             means = {
-                int(row["context_length_tokens"]): row[field]
-                for row in records(own.groupby("context_length_tokens")[field].mean().reset_index())
+                int(mean["context_length_tokens"]): mean[field]
+                for mean in records(own.groupby("context_length_tokens")[field].mean().reset_index())
             }
             cells = [
-                element("td", "not measured", attributes={"class": "missing"})
+                NOT_MEASURED
                 if length not in means or means[length] != means[length]
                 else (f"{means[length]:.1%}" if field == "remainder" else f"{means[length]:,.1f}")
                 for length in lengths
             ]
-            body.append([element("span", name(label), f", {words}"), *cells])
+            rows.append(row(Cell(f", {words}", name=label), cells))
     caption = "Attention span in keys and remaining stick, mean over heads"
-    content = table(["model", *map(length_text, lengths)], body, caption=caption)
-    return element("details", element("summary", f"Numbers: {caption}"), content)
+    return Table(
+        stem="spans",
+        caption=caption,
+        header=texts("model", *map(length_text, lengths)),
+        rows=tuple(rows),
+        folded=f"Numbers: {caption}",
+    )

@@ -1,17 +1,18 @@
 """The section of tables: ordinary tasks side by side, the paper's tables with this report's numbers beside them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from sbeval import paper as the_paper
+from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.recall import is_drawn
 from sbeval.reports.analyse.suite import SuiteRow
-from sbeval.reports.read.results import Results, records
-from sbeval.reports.sections.section import Section
-from sbeval.reports.write.html import Markup, element, name, table
+from sbeval.reports.read.rows import records
+from sbeval.reports.sections.section import Material, Section
+from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 from sbeval.results.records import parse_metric_key
 
 _BESIDE_SCORE = "Measures beside the share of answers found, such as teacher-forced ones; each column is one length."
@@ -25,7 +26,7 @@ class PublishedTable:
         number: the paper's number of the table.
         columns: its columns of which something was measured.
         published: row of the paper to (column to value).
-        measured: setting to (column to value, in the column's own unit).
+        measured: model to (column to value, in the column's own unit).
     """
 
     number: int
@@ -47,8 +48,8 @@ def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> l
         measured: dict[str, dict[str, float]] = {}
         for column in columns:
             if column.table == number:
-                for setting, value in _numbers(measurements, column).items():
-                    measured.setdefault(setting, {})[column.column] = value
+                for model, value in _numbers(measurements, column).items():
+                    measured.setdefault(model, {})[column.column] = value
         known = {name for values in measured.values() for name in values}
         order = [column.column for column in columns if column.table == number and column.column in known]
         published: dict[str, dict[str, float]] = {}
@@ -69,7 +70,7 @@ def best(values: Sequence[float | None], *, higher_is_better: bool) -> float | N
 
 
 def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
-    """Returns setting to the measured number of a column, in the column's unit."""
+    """Returns model to the measured number of a column, in the column's unit."""
     parsed = parse_metric_key(column.metric)
     metric, length = parsed if parsed is not None else (column.metric, None)
     rows = measurements[(measurements["task"] == column.task) & (measurements["metric"] == metric)]
@@ -79,36 +80,35 @@ def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
     if column.shots is not None:
         rows = rows[(rows["few_shot"] == column.shots).fillna(False)]
     found: dict[str, float] = {}
-    for row in records(rows):  # the newest first, where a task was run with several bounds on its inputs
-        found.setdefault(row["setting"], float(row["value"]) * column.scale)
+    for one in records(rows):  # the newest first, where a task was run with several bounds on its inputs
+        found.setdefault(one["setting"], float(one["value"]) * column.scale)
     return found
 
 
-def tables_section(results: Results, rows: Sequence[SuiteRow], baseline: str) -> Section | None:
+def tables_section(material: Material) -> Section | None:
     """Builds the section from the rows of ordinary tasks and the rest, None where no such task was run."""
-    labels = [setting.label for setting in results.settings]
-    content: list[Markup] = [_suite_table(rows, labels, baseline)] if rows else []
-    content += [_published_table(published, labels) for published in published_tables(results.measurements)]
-    ruler = results.measurements[results.measurements["family"] == "ruler"]
-    recall = results.measurements[results.measurements["family"] == "recall"]
+    measurements, ordinary = material.results.measurements, material.ordinary
+    labels = [model.label for model in material.results.models]
+    tables = [_ordinary_table(ordinary, labels, material.baseline)] if ordinary else []
+    tables += [_published_table(published, labels) for published in published_tables(measurements)]
+    ruler = measurements[measurements["family"] == "ruler"]
+    recall = measurements[measurements["family"] == "recall"]
     others = recall[[not is_drawn(metric) for metric in recall["metric"]]]
     forced = pd.concat([ruler[ruler["metric"] != "score"], others])
-    for task in dict.fromkeys(forced["task"]):
-        of_task = forced[forced["task"] == task]
-        content.append(_counted_table(of_task, f"Beside the score: {task}", _BESIDE_SCORE, labels))
-    if not content:
+    tables += [_beside_table(task, forced[forced["task"] == task], labels) for task in dict.fromkeys(forced["task"])]
+    if not tables:
         return None
-    lead = f"Best in bold; differences are to {baseline}." if rows and len(labels) > 1 else ""
-    return Section(identifier="tables", title="Tables", lead=lead, content=tuple(content))
+    lead = f"Best in bold; differences are to {material.baseline}." if ordinary and len(labels) > 1 else ""
+    return Section(identifier="tables", title="Tables", lead=lead, tables=tuple(tables))
 
 
-def _suite_table(rows: Sequence[SuiteRow], labels: Sequence[str], baseline: str) -> Markup:
-    shown = [label for label in labels if any(label in row.cells for row in rows)]
-    body = [[row.name, *[_suite_cell(row, label, baseline) for label in shown]] for row in rows]
-    return table(
-        ["task", *map(name, shown)],
-        body,
+def _ordinary_table(ordinary: Sequence[SuiteRow], labels: Sequence[str], baseline: str) -> Table:
+    shown = [label for label in labels if any(label in own.cells for own in ordinary)]
+    return Table(
+        stem="tasks",
         caption="Ordinary tasks",
+        header=texts("task", *[Cell(name=label) for label in shown]),
+        rows=tuple(row(own.name, [_ordinary_cell(own, label, baseline) for label in shown]) for own in ordinary),
         explanation=(
             "Small print: standard error, and the difference to the baseline with its 95% interval. It is paired over "
             "the same questions where both runs logged their samples; where marked unpaired, the runs are taken as "
@@ -117,79 +117,70 @@ def _suite_table(rows: Sequence[SuiteRow], labels: Sequence[str], baseline: str)
     )
 
 
-def _suite_cell(row: SuiteRow, label: str, baseline: str) -> Markup:
-    if label not in row.cells:
-        return element("td", "not measured", attributes={"class": "missing"})
-    cell = row.cells[label]
-    value = f"{cell.value:.4f}" if abs(cell.value) < 10 else f"{cell.value:,.2f}"
-    shown = element("b", value) if label in row.best else value
-    error = "" if cell.stderr != cell.stderr else element("small", f"± {cell.stderr:.4f}")
-    difference = row.difference(label, baseline)
-    against = (
-        ""
-        if difference is None
-        else element(
-            "small",
-            f"{difference.estimate:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]",
-            "" if difference.samples else " unpaired",
-        )
+def _ordinary_cell(own: SuiteRow, label: str, baseline: str) -> Cell:
+    if label not in own.cells:
+        return NOT_MEASURED
+    cell = own.cells[label]
+    small = [] if cell.stderr != cell.stderr else [f"± {cell.stderr:.4f}"]
+    if (difference := own.difference(label, baseline)) is not None:
+        unpaired = "" if difference.samples else " unpaired"
+        small.append(f"{difference.estimate:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]{unpaired}")
+    return Cell(
+        f"{cell.value:.4f}" if abs(cell.value) < 10 else f"{cell.value:,.2f}",
+        bold=label in own.best,
+        small=tuple(small),
+        in_files=f"{cell.value:.4f}",
     )
-    return element("td", shown, error, against)
 
 
-def _published_table(published: PublishedTable, labels: Sequence[str]) -> Markup:
+def _published_table(published: PublishedTable, labels: Sequence[str]) -> Table:
     lower = [column for column in published.columns if column.lower().startswith("wikitext")]
     everything = [*published.published.values(), *published.measured.values()]
     tops = {
         column: best([values.get(column) for values in everything], higher_is_better=column not in lower)
         for column in published.columns
     }
-    body = [
-        [element("span", f"paper: {row}"), *_published_cells(values, published.columns, tops)]
-        for row, values in published.published.items()
-    ]
-    body += [
-        [name(label), *_published_cells(published.measured[label], published.columns, tops)]
-        for label in labels
-        if label in published.measured
-    ]
-    explanation = "Published values and this report's, in the paper's units; best in bold."
-    return table(
-        ["model", *published.columns], body, caption=f"The paper's Table {published.number}", explanation=explanation
+    named = [(Cell(f"paper: {name}"), values) for name, values in published.published.items()]
+    named += [(Cell(name=label), published.measured[label]) for label in labels if label in published.measured]
+    return Table(
+        stem=f"paper-table-{published.number}",
+        caption=f"The paper's Table {published.number}",
+        header=texts("model", *published.columns),
+        rows=tuple(
+            row(
+                heading,
+                [
+                    Cell(f"{values[column]:.1f}", bold=values[column] == tops[column])
+                    if column in values
+                    else NOT_MEASURED
+                    for column in published.columns
+                ],
+            )
+            for heading, values in named
+        ),
+        explanation="Published values and this report's, in the paper's units; best in bold.",
     )
 
 
-def _published_cells(
-    values: Mapping[str, float], columns: Sequence[str], tops: Mapping[str, float | None]
-) -> list[Markup]:
-    cells = []
-    for column in columns:
-        if column not in values:
-            cells.append(element("td", "not measured", attributes={"class": "missing"}))
-            continue
-        words = f"{values[column]:.1f}"
-        cells.append(element("td", element("b", words) if values[column] == tops[column] else words))
-    return cells
-
-
-def _counted_table(rows: pd.DataFrame, caption: str, explanation: str, labels: Sequence[str]) -> Markup:
-    counts = sorted({int(count) for count in rows["context_length_tokens"].dropna()})
+def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> Table:
+    counts = sorted({int(count) for count in measured["context_length_tokens"].dropna()})
     columns: list[int | None] = [*counts] or [None]
     found: dict[tuple[str, str], dict[int | None, float]] = {}
-    for row in records(rows):
-        length = None if pd.isna(row["context_length_tokens"]) else int(row["context_length_tokens"])
-        found.setdefault((row["setting"], row["metric"]), {})[length] = row["value"]
-    body = []
-    for label in labels:
-        for metric in dict.fromkeys(rows["metric"]):
-            if (values := found.get((label, metric))) is None:
-                continue
-            cells: list[object] = [
-                f"{values[count]:.4g}"
-                if count in values
-                else element("td", "not measured", attributes={"class": "missing"})
-                for count in columns
-            ]
-            body.append([element("span", name(label), f" {metric}"), *cells])
-    header = ["model and metric", *[f"{count:,}" for count in counts]] if counts else ["model and metric", "value"]
-    return table(header, body, caption=caption, explanation=explanation)
+    for one in records(measured):
+        length = None if pd.isna(one["context_length_tokens"]) else int(one["context_length_tokens"])
+        found.setdefault((one["setting"], one["metric"]), {})[length] = one["value"]
+    return Table(
+        stem=f"beside-{safe_stem(task)}",
+        caption=f"Beside the score: {task}",
+        header=texts("model and metric", *([f"{count:,}" for count in counts] or ["value"])),
+        rows=tuple(
+            row(
+                Cell(f" {metric}", name=label),
+                [f"{values[count]:.4g}" if count in values else NOT_MEASURED for count in columns],
+            )
+            for label in labels
+            for metric in dict.fromkeys(measured["metric"])
+            if (values := found.get((label, metric))) is not None
+        ),
+        explanation=_BESIDE_SCORE,
+    )

@@ -1,40 +1,73 @@
-"""The files beside the page: the tidy table as CSV and Parquet, the summary as Markdown, tables as LaTeX."""
+"""The files beside the page: the tidy table as CSV and Parquet, the summary as Markdown, tables as LaTeX (booktabs)."""
 
+import itertools
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
-from sbeval.reports.assemble import Report
 from sbeval.reports.read.results import Results
-from sbeval.reports.write.latex import latex_table
-from sbeval.reports.write.markdown import markdown_summary
-from sbeval.reports.write.plain_tables import plain_tables
+from sbeval.reports.sections.section import Figure, Report
+from sbeval.reports.table import Table
 
 _OTHER_TYPES: dict[str, ExtensionDtype] = {
     "higher_is_better": pd.BooleanDtype(),
     "targets_per_window": pd.Int64Dtype(),
 }
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_MARKDOWN_SPECIAL = "\\`*_{}[]<>#|!~$"
+_MARKDOWN_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
+_LATEX_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    # after the end of a row these would be read as its arguments
+    "[": "{[}",
+    "*": "{*}",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
+}
+_NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
 
 
-def write_tables(every_run: Results, results: Results, report: Report, folder: Path, *, title: str) -> None:
+_DASHES = re.compile("-(?=-)")
+
+
+def write_tables(every_seed: Results, report: Report, folder: Path, *, title: str) -> None:
     """Writes `results.csv`, `results.parquet`, `summary.md` and `latex/*.tex` into the folder.
 
     Args:
-        every_run: the tidy table with every training seed by itself, for CSV and Parquet.
-        results: the tidy table of the page, for the rest.
+        every_seed: the tidy table with every training seed by itself, for CSV and Parquet.
         report: the page's content.
         folder: where to write.
         title: heading of the Markdown file.
     """
-    _spreadsheet_safe(every_run.measurements).to_csv(folder / "results.csv", index=False)
-    _typed(every_run.measurements).to_parquet(folder / "results.parquet", index=False)
-    tables = plain_tables(results, report)
-    summary = markdown_summary(title, report, tables, results.notes)
-    (folder / "summary.md").write_text(summary, encoding="utf-8")
-    for table in tables:
-        (folder / "latex" / f"{table.stem}.tex").write_text(latex_table(table), encoding="utf-8")
+    _spreadsheet_safe(every_seed.measurements).to_csv(folder / "results.csv", index=False)
+    _typed(every_seed.measurements).to_parquet(folder / "results.parquet", index=False)
+    (folder / "summary.md").write_text(markdown_summary(title, report), encoding="utf-8")
+    written: set[str] = set()
+    for table in report.tables:
+        stem = next(name for name in _numbered(table.stem) if name not in written)
+        written.add(stem)
+        (folder / "latex" / f"{stem}.tex").write_text(latex_table(table), encoding="utf-8")
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield stem
+    yield from (f"{stem}-{number}" for number in itertools.count(2))
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
@@ -54,3 +87,99 @@ def _spreadsheet_safe(table: pd.DataFrame) -> pd.DataFrame:
             for value in safe[column]
         ]
     return safe
+
+
+def markdown_text(value: str) -> str:
+    """Escapes Markdown, HTML, GitHub's formulas and mentions, and keeps the text on one line."""
+    line = " ".join(value.split())
+    return "".join(_MARKDOWN_ENTITIES.get(letter) or _markdown_escaped(letter) for letter in line)
+
+
+def markdown_summary(title: str, report: Report) -> str:
+    """Returns the whole file: findings, caveats, figures, tables, what was left out."""
+    lines = [f"# {markdown_text(title)}", "", f"{report.counts}.", "", "## Summary", ""]
+    for sentence in report.overview:
+        lines += [markdown_text(sentence), ""]
+    for finding in report.findings:
+        sentences = " ".join(markdown_text(sentence) for sentence in finding.sentences)
+        lines.append(f"- **{markdown_text(finding.label)}** ({markdown_text(finding.facts)}): {sentences}")
+    lines += ["", *[f"{markdown_text(caveat)}\n" for caveat in report.caveats]]
+    for section in report.sections:
+        if not section.figures:
+            continue
+        lines += [f"## {markdown_text(section.title)}", ""]
+        for figure in section.figures:
+            images = [link for link in figure.downloads if link.endswith((".png", ".svg"))]
+            lines += [f"### {markdown_text(figure.title)}", "", _words(figure), ""]
+            if images:
+                lines += [f"![{markdown_text(figure.title)}. {markdown_text(figure.finding)}]({images[0]})", ""]
+    lines += ["## Tables", ""]
+    for table in report.tables:
+        lines += [*_markdown_table(table), ""]
+    if report.notes:
+        lines += ["## Left out", ""]
+        lines += [
+            f"- {markdown_text(f'{note.path.name}: {note.reason}' if note.path else note.reason)}"
+            for note in report.notes
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _words(figure: Figure) -> str:
+    return " ".join(markdown_text(part) for part in (figure.finding, figure.explanation) if part)
+
+
+def _markdown_table(table: Table) -> list[str]:
+    rows = [
+        [f"**{markdown_text(cell.plain)}**" if cell.bold else markdown_text(cell.plain) for cell in cells]
+        for cells in (table.header, *table.rows_in_files)
+    ]
+    return [
+        f"**{markdown_text(table.caption_in_files)}**",
+        "",
+        f"| {' | '.join(rows[0])} |",
+        f"| {' | '.join(['---', *['---:'] * (len(table.header) - 1)])} |",
+        *[f"| {' | '.join(row)} |" for row in rows[1:]],
+    ]
+
+
+def _markdown_escaped(letter: str) -> str:
+    return f"\\{letter}" if letter in _MARKDOWN_SPECIAL else letter
+
+
+def latex_text(value: str) -> str:
+    """Escapes LaTeX's special characters; control and direction marks are dropped.
+
+    Letters that pdfLaTeX has no font for are shown by their number there, and as they are by XeLaTeX and LuaLaTeX.
+    """
+    line = _NEGATIVE.sub("\N{MINUS SIGN}", "".join(letter for letter in value if letter.isprintable()))
+    return _DASHES.sub("-{}", "".join(map(_latex_letter, line)))
+
+
+def _latex_letter(letter: str) -> str:
+    if letter in _LATEX_ESCAPES:
+        return _LATEX_ESCAPES[letter]
+    if ord(letter) < 0x180:
+        return letter
+    return rf"\ifdefined\Umathchar {letter}\else U+{ord(letter):04X}\fi{{}}"
+
+
+def latex_table(table: Table) -> str:
+    """Returns a `table` environment; it needs the package booktabs."""
+    columns = "l" + "r" * (len(table.header) - 1)
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex_text(table.caption_in_files)}}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        " & ".join(latex_text(cell.plain) for cell in table.header) + r" \\",
+        r"\midrule",
+    ]
+    for row in table.rows_in_files:
+        cells = [
+            rf"\textbf{{{latex_text(cell.plain)}}}" if cell.bold else latex_text(cell.plain) or "--" for cell in row
+        ]
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])

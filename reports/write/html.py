@@ -1,58 +1,80 @@
-"""Pieces of HTML; every text from outside goes through `text` or an attribute of `element`."""
+"""The page: one file with its style, scripts, figures and tables, opening offline.
 
-import html
-from collections.abc import Iterable, Mapping
+jinja2 fills the templates and escapes every text; only what is `Markup` here (style, scripts, shapes) is not escaped.
+"""
 
-VOID = {"input", "img", "br"}
+import base64
+import datetime
+from collections.abc import Mapping
+from importlib.resources import files
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from sbeval.reports.figures.images import javascript, script_json
+from sbeval.reports.figures.theme import DARK, LIGHT, dark_colours, vega_config
+from sbeval.reports.sections.section import Figure, Report
+
+_BUTTONS_AT_MOST = 8
 _DIRECTION_MARKS = dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+_SHAPES = {
+    "circle": Markup('<circle cx="14" cy="6" r="4"/>'),
+    "square": Markup('<rect x="10.4" y="2.4" width="7.2" height="7.2"/>'),
+    "triangle-up": Markup('<path d="M14 1.6 18.4 9.6H9.6z"/>'),
+    "triangle-down": Markup('<path d="M14 10.4 9.6 2.4h8.8z"/>'),
+    "diamond": Markup('<path d="M14 1 19 6 14 11 9 6z"/>'),
+    "cross": Markup('<path d="M12.4 1.5h3.2v2.9h2.9v3.2h-2.9v2.9h-3.2V7.6H9.5V4.4h2.9z"/>'),
+    "triangle-right": Markup('<path d="M10 1.6 18 6 10 10.4z"/>'),
+    "triangle-left": Markup('<path d="M18 1.6 10 6 18 10.4z"/>'),
+}
 
 
-class Markup(str):
-    """A string that is HTML already."""
+def write_page(report: Report, *, title: str, built: datetime.datetime, images: Mapping[str, str]) -> str:
+    """Returns the whole page as text; `images` holds the figures' images as SVG, by name."""
+    shown = [figure for section in report.sections for figure in section.figures]
+    keys = {id(figure): f"f{index}" for index, figure in enumerate(shown)}
+    classes = {label: f"s{index}" for index, label in enumerate(report.looks)}
+    colours = {look.light: look.dark for look in report.looks.values()} | dark_colours()
 
+    def data_uri(figure: Figure) -> str:
+        return "data:image/svg+xml;base64," + base64.b64encode(images[figure.image].encode()).decode("ascii")
 
-def text(value: object) -> Markup:
-    """Escapes a text and drops marks that would turn the writing direction; a `Markup` passes as it is."""
-    if isinstance(value, Markup):
-        return value
-    return Markup(html.escape(str(value).translate(_DIRECTION_MARKS), quote=True))
-
-
-def name(value: object) -> Markup:
-    """Escapes a name and isolates its writing direction, so that a right-to-left name cannot turn the sentence."""
-    return Markup(f"<bdi>{text(value)}</bdi>")
-
-
-def element(tag: str, *children: object, attributes: Mapping[str, object] | None = None) -> Markup:
-    """Returns an element; children that are not `Markup` are escaped, attributes that are None are left out."""
-    written = "".join(f' {key}="{text(str(value))}"' for key, value in (attributes or {}).items() if value is not None)
-    if tag in VOID:
-        return Markup(f"<{tag}{written}>")
-    return Markup(f"<{tag}{written}>{join(children)}</{tag}>")
-
-
-def join(parts: Iterable[object], separator: str = "") -> Markup:
-    """Joins parts, escaping those that are not `Markup`."""
-    return Markup(separator.join(text(part) for part in parts))
-
-
-def table(
-    header: Iterable[object],
-    rows: Iterable[Iterable[object]],
-    *,
-    caption: str,
-    explanation: str = "",
-    kind: str | None = None,
-) -> Markup:
-    """Returns a table with a caption and scoped headers; a cell may be a ready `<td>`."""
-    head = element("tr", *[element("th", cell, attributes={"scope": "col"}) for cell in header])
-    body = []
-    for row in rows:
-        first, *rest = row
-        cells = [cell if isinstance(cell, Markup) and cell.startswith("<td") else element("td", cell) for cell in rest]
-        body.append(element("tr", element("th", first, attributes={"scope": "row"}), *cells))
-    title = element("caption", caption, element("span", explanation) if explanation else "")
-    content = element("table", title, element("thead", head), element("tbody", *body), attributes={"class": kind})
-    return element(
-        "div", content, attributes={"class": "scroll", "tabindex": "0", "role": "region", "aria-label": caption}
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            report=report,
+            title=title,
+            built=built,
+            series=lambda label: classes.get(label, ""),
+            key=lambda figure: keys[id(figure)],
+            data_uri=data_uri,
+            shapes=_SHAPES,
+            buttons_at_most=_BUTTONS_AT_MOST,
+            style=Markup(_template("page.css")),
+            figures=Markup(script_json({keys[id(figure)]: {"variants": figure.variants} for figure in shown})),
+            themes=Markup(script_json({"light": vega_config(LIGHT), "dark": vega_config(DARK), "darkOf": colours})),
+            vega=Markup(javascript().replace("</script", "<\\/script")),
+            script=Markup(_template("page.js")),
+        )
     )
+
+
+def environment() -> Environment:
+    """Returns what fills the templates: every text is escaped, and cannot turn the writing direction around it."""
+    return Environment(
+        loader=FunctionLoader(_template),
+        autoescape=True,
+        finalize=_without_direction_marks,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _without_direction_marks(value: object) -> object:
+    return value.translate(_DIRECTION_MARKS) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _template(name: str) -> str:
+    return files("sbeval.reports").joinpath("write", "templates", name).read_text(encoding="utf-8")

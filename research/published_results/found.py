@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from sbeval.reports.analyse.statistics import simultaneous_band
-from sbeval.reports.read.notes import Notes
-from sbeval.reports.read.samples import DocumentSums, read_document_sums
+from sbeval.reports.read.files import Notes
+from sbeval.reports.read.samples import SumsByDocument, read_document_sums
 
 STREAM, FIXED = "sb_stdlib_stream", "sb_stdlib_fixed_target"
 NAMES = {
@@ -52,7 +52,7 @@ class Found:
     """
 
     metrics: dict[tuple[str, str], dict[str, Any]]
-    sums: dict[tuple[str, str], DocumentSums]
+    sums: dict[tuple[str, str], SumsByDocument]
     records: dict[str, dict[str, Any]]
     recall: list[dict[str, Any]]
     speed: list[dict[str, Any]]
@@ -105,10 +105,10 @@ class Found:
 
 def read_tasks(
     folder: Path,
-) -> tuple[dict[tuple[str, str], dict[str, Any]], dict[tuple[str, str], DocumentSums]]:
+) -> tuple[dict[tuple[str, str], dict[str, Any]], dict[tuple[str, str], SumsByDocument]]:
     """Reads lm-eval's files below `results/`: metrics and per-document sums by scheme and task."""
     metrics: dict[tuple[str, str], dict[str, Any]] = {}
-    sums: dict[tuple[str, str], DocumentSums] = {}
+    sums: dict[tuple[str, str], SumsByDocument] = {}
     for file in sorted(folder.glob("results/*/*/results_*.json")):
         scheme = file.parents[1].name.removeprefix("scheme_")
         date = file.stem.removeprefix("results_")

@@ -20,11 +20,11 @@ from research.published_results.figures import keep, report_figures
 from research.published_results.found import FIXED, NAMES, STREAM, number, read_tasks, signed, table
 from sbeval.corpora.archives import unpack
 from sbeval.reports.analyse.claims import LengthClaims, length_claims
-from sbeval.reports.read.notes import Notes
-from sbeval.reports.read.runs import Run, read_run
-from sbeval.reports.read.samples import DocumentSums
-from sbeval.reports.read.settings import length_text
-from sbeval.reports.sections.provenance import rebuilt_command
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.files import Notes
+from sbeval.reports.read.runs import EvaluationRun, read_run
+from sbeval.reports.read.samples import SumsByDocument
+from sbeval.reports.sections.runs import rebuilt_command
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
 CHECKPOINTS = PAGES.parents[1] / "sbeval" / "demo" / "checkpoints"
@@ -33,7 +33,7 @@ POSITION = "sb_stdlib_position"
 Metrics = dict[tuple[str, str], dict[str, Any]]
 
 
-def levels(metrics: Metrics, sums: dict[tuple[str, str], DocumentSums], task: str) -> list[str]:
+def levels(metrics: Metrics, sums: dict[tuple[str, str], SumsByDocument], task: str) -> list[str]:
     """NLL at every length, with its interval."""
     lengths = sums[MODELS[0], task].lengths
     rows = []
@@ -121,7 +121,7 @@ def training(records: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def commands(runs: Sequence[Run]) -> list[str]:
+def commands(runs: Sequence[EvaluationRun]) -> list[str]:
     lines = []
     for run in runs:
         configs = json.loads(run.path.read_text(encoding="utf-8"))["configs"]

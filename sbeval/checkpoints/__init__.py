@@ -3,7 +3,7 @@
 - `registry`: which formats are there? A new one is a reader and an entry here
 - `load`: how is a checkpoint found and loaded?
 - `convert`: how is one written out in this project's form?
-- `facts`: what does a configuration say of format and training length?
+- `facts`: what does a configuration say of format, training length and longest input?
 - `files`: are the files whole, and what tensors do they hold?
 - `weight_files`: by which hash is a checkpoint known?
 - `layers`: what do the readers of foreign layouts share?

@@ -1,5 +1,7 @@
-"""What a model's configuration says of its checkpoint: its format and its training length."""
+"""What a configuration says of its checkpoint, loaded or on disk: format, training length, longest input."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 
@@ -34,3 +36,17 @@ def training_length_tokens(config: Any) -> int | None:
 def positive(value: Any) -> int | None:
     """Returns a positive whole number, None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def local_config(pretrained: object) -> dict[str, Any]:
+    """Returns the configuration of a checkpoint folder, nothing for a hub id, a model, or a folder that has none."""
+    path = Path(pretrained) / "config.json" if isinstance(pretrained, str | Path) else None
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {}
+    return config
+
+
+def longest_input_tokens(pretrained: object) -> int | None:
+    """Returns the longest input that a checkpoint folder's configuration allows, None where it does not say."""
+    config = local_config(pretrained)
+    stated = (config.get(key) for key in ("n_positions", "max_position_embeddings", "n_ctx"))
+    return next((tokens for tokens in stated if type(tokens) is int), None)

@@ -11,10 +11,12 @@ sizes equal, 20 clusters cover 94.6 to 95.8 %. Nothing else tried did better on 
 91.8 %, and calibration by a second level of resamples 90.7 %; jackknife errors, or a scale on which the error is
 stable, gain less than a point for wider intervals.
 
-Legend: C clusters, B resamples.
+`resampled_counts` and `linearised_errors` are the bootstrap itself; the bands of a report are built on them too.
+
+Legend: C clusters, B resamples, K ratios, W denominators a cluster: 1, or one for each ratio.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -78,52 +80,58 @@ def ratio_interval(
     if clusters < max(minimum_clusters, 2):
         return RatioEstimate(estimate, None, None, clusters)
     # residuals are centred on the estimate first: y ~ R x cancels badly in the raw moments
-    residual_C = y_C - estimate * x_C
-    error = _standard_error(np.ones((1, clusters)), residual_C, x_C)[1][0]
+    residuals_CK, x_CW = (y_C - estimate * x_C)[:, None], x_C[:, None]
+    error = float(linearised_errors(np.ones((1, clusters)), residuals_CK, x_CW)[1][0, 0])
     if error <= np.finfo(np.float64).eps * abs(estimate):
         return RatioEstimate(estimate, estimate, estimate, clusters)
-    t_B = np.concatenate(
-        [
-            shift / np.maximum(spread, np.finfo(np.float64).tiny)
-            for shift, spread in (
-                _standard_error(weights, residual_C, x_C) for weights in _weights(clusters, resamples, seed)
-            )
-        ]
+    draws: Iterable[NDArray[np.float64]] = (
+        _last_counts(clusters, resamples, seed)
+        if clusters * resamples <= _CHUNK_ELEMENTS
+        else resampled_counts(clusters, resamples, seed)
     )
+    t_BK = [
+        shifts_BK / np.maximum(errors_BK, np.finfo(np.float64).tiny)
+        for shifts_BK, errors_BK in (linearised_errors(counts_BC, residuals_CK, x_CW) for counts_BC in draws)
+    ]
     # a resample without any denominator has no ratio
-    low_t, high_t = np.nanquantile(t_B, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low_t, high_t = np.nanquantile(np.concatenate(t_BK), [(1 - confidence) / 2, (1 + confidence) / 2])
     return RatioEstimate(estimate, estimate - float(high_t) * error, estimate - float(low_t) * error, clusters)
 
 
-def _standard_error(
-    weights_BC: NDArray[np.float64], residual_C: NDArray[np.float64], x_C: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns each resample's shift from the estimate, and its linearised standard error, both [B]."""
-    clusters = len(x_C)
-    moments = np.stack([residual_C, x_C, residual_C**2, residual_C * x_C, x_C**2], axis=1)
-    r_B, x_B, rr_B, rx_B, xx_B = (weights_BC @ moments).T
-    x_B = np.where(x_B == 0, np.nan, x_B)
-    shift_B = r_B / x_B
-    squares_B = np.maximum(rr_B - 2 * shift_B * rx_B + shift_B**2 * xx_B, 0)
-    return shift_B, np.sqrt(squares_B * clusters / (clusters - 1)) / x_B
-
-
-def _weights(clusters: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """How often each cluster is in each resample, in chunks of [b, C] that keep memory flat."""
-    if clusters * resamples <= _CHUNK_ELEMENTS:
-        yield _small_weights(clusters, resamples, seed)
-        return
+def resampled_counts(clusters: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
+    """Yields how often each cluster is in each resample, in chunks [b, C] that keep memory flat."""
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK_ELEMENTS // clusters)
+    share_C = np.full(clusters, 1 / clusters)
     for done in range(0, resamples, rows):
-        yield _draw(generator, clusters, min(rows, resamples - done))
+        yield generator.multinomial(clusters, share_C, size=min(rows, resamples - done)).astype(np.float64)
 
 
 @lru_cache(maxsize=1)
-def _small_weights(clusters: int, resamples: int, seed: int) -> NDArray[np.float64]:
+def _last_counts(clusters: int, resamples: int, seed: int) -> tuple[NDArray[np.float64], ...]:
     """Kept between calls: a task asks for the same resamples for every metric and length."""
-    return _draw(np.random.default_rng(seed), clusters, resamples)
+    return tuple(resampled_counts(clusters, resamples, seed))
 
 
-def _draw(generator: np.random.Generator, clusters: int, resamples: int) -> NDArray[np.float64]:
-    return generator.multinomial(clusters, np.full(clusters, 1 / clusters), size=resamples).astype(np.float64)
+def linearised_errors(
+    counts_BC: NDArray[np.float64], residuals_CK: NDArray[np.float64], x_CW: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns each resample's shift from the estimate, and its linearised standard error.
+
+    Args:
+        counts_BC: how often each cluster is in each resample.
+        residuals_CK: numerators less the estimate times the denominators.
+        x_CW: denominators.
+
+    Returns:
+        Two float64 [B, K]; NaN where a resample has no denominator.
+    """
+    clusters, count = residuals_CK.shape
+    moments = np.concatenate([residuals_CK, residuals_CK**2, residuals_CK * x_CW, x_CW, x_CW**2], axis=1)
+    sums = counts_BC @ moments
+    r_BK, rr_BK, rx_BK = (sums[:, part * count : (part + 1) * count] for part in range(3))
+    x_BW, xx_BW = np.split(sums[:, 3 * count :], 2, axis=1)
+    x_BW = np.where(x_BW == 0, np.nan, x_BW)
+    shifts_BK = r_BK / x_BW
+    squares_BK = np.maximum(rr_BK - 2 * shifts_BK * rx_BK + shifts_BK**2 * xx_BW, 0)
+    return shifts_BK, np.sqrt(squares_BK * clusters / (clusters - 1)) / x_BW

@@ -4,8 +4,7 @@
 - `extend`: what does `sbeval extend CKPT` do?
 - `prepare`: how do pinned packages become one file of training text?
 - `tokenised`: how does that file become token arrays?
-- `recipe`: how is a recipe read?
-- `settings`: what may a recipe say?
+- `recipe`: what may a recipe say, and how is it read?
 - `extension`: from which model and tokens does an extension start?
 - `run`: how does a run claim its folder, resume and finish?
 - `run_watch`: what happens beside the steps?

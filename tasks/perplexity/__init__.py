@@ -6,7 +6,7 @@
 - `position`: by position in the longest window
 - `fixed_target`: the same targets at every length
 - `longppl`: which targets need their long context?
-- `settings`: what may a user choose?
+- `options`: what may a user choose?
 - `inputs`: which corpus is read, and how many positions has the model?
 - `lengths`: which context lengths are scored?
 - `lead_in`: what is fed before a window's first target?

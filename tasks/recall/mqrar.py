@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sbeval.checkpoints.stated import local_config
+from sbeval.checkpoints.facts import local_config
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetSequence
 from sbeval.settings import Count, Counts, whole

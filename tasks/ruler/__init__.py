@@ -3,7 +3,6 @@
 - `task`: how do samples become documents, requests and scores?
 - `families`: which class makes which samples?
 - `forced`: what if the answer is scored instead of generated?
-- `options`: what may a user set?
 - `corpora`: which corpus does a task need, and can it be had?
 - `texts`: how are essays and questions read?
 - `wording`: what are the benchmark's own words?

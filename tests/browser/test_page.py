@@ -195,9 +195,9 @@ def test_without_scripts_the_still_pictures_are_there(browser: Any, page_path: P
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(page_path.as_uri())
-    picture = page.locator("#curves img.static").first
-    assert picture.is_visible()
-    assert "goes from" in picture.get_attribute("alt")
+    image = page.locator("#curves img.static").first
+    assert image.is_visible()
+    assert "goes from" in image.get_attribute("alt")
     context.close()
 
 

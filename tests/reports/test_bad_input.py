@@ -2,10 +2,12 @@ import json
 from pathlib import Path
 
 import pytest
-from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexity_task, write_run
+from experiment_files import mqrar_task, span_task
+from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexity_task, ruler_task, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import build_report, load_results
+from sbeval.reports.read.samples import DOCUMENT_SUMS
 
 EVIL = "<script>alert('x')</script> \"quoted\" \N{RIGHT-TO-LEFT OVERRIDE}txt \N{FIRE} ../../etc & | ` $x_1$ \\"
 
@@ -26,7 +28,7 @@ def test_a_truncated_result_file_is_left_out_and_named(tmp_path: Path) -> None:
     broken.parent.mkdir()
     broken.write_text('{"results": {"sb_stdlib_stream": {"nll@00')
     results = load_results([tmp_path])
-    assert len(results.settings) == 1
+    assert len(results.models) == 1
     assert [note.path for note in results.notes] == [broken]
     assert "not complete JSON" in results.notes[0].reason
 
@@ -70,8 +72,8 @@ def test_lengths_run_one_by_one_join_into_one_line(tmp_path: Path) -> None:
         task = perplexity_task("stream", CURVES["rope"][index : index + 1], lengths=[length])
         write_run(tmp_path / str(length), model_record("rope"), [task], seconds=1_795_000_000.0 + index)
     results = load_results([tmp_path])
-    assert len(results.settings) == 1
-    assert results.documents["demo-rope", "sb_stdlib_stream"].lengths == LENGTHS[:3]
+    assert len(results.models) == 1
+    assert results[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"].lengths == LENGTHS[:3]
     assert not results.notes
 
 
@@ -93,7 +95,7 @@ def test_a_document_sum_that_is_not_finite_never_enters_a_mean(tmp_path: Path) -
     samples[0]["nll@0002048"][0][1] = float("nan")
     write_run(tmp_path, model_record("rope"), [(name, results, metadata, samples)])
     loaded = load_results([tmp_path])
-    sums = loaded.documents["demo-rope", name]
+    sums = loaded[DOCUMENT_SUMS]["demo-rope", name]
     row = sums.clusters.index(samples[0]["nll@0002048"][0][0])
     assert sums.tokens[row, sums.lengths.index(2048)] == 0
     assert any("not finite" in note.reason for note in loaded.notes)
@@ -107,7 +109,7 @@ def test_unknown_fields_of_a_newer_writer_are_no_obstacle(tmp_path: Path) -> Non
     content["results"]["sb_stdlib_stream"]["shape_of_things@0001024,none"] = {"a": 1}
     path.write_text(json.dumps(content))
     results = load_results([tmp_path])
-    assert results.settings[0].runs[0].raw["invented_later"] == {"deep": [1]}
+    assert results.models[0].runs[0].raw["invented_later"] == {"deep": [1]}
     assert len(results.measurements) == len(LENGTHS) * 3
 
 
@@ -119,6 +121,20 @@ def test_ordinary_runs_of_lm_eval_are_read_without_any_of_our_records(tmp_path: 
     assert dict(zip(scores["context_length_tokens"], scores["value"], strict=True)) == {4096: 0.9, 8192: 0.5}
     page = build_report([tmp_path], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
     assert "training length not recorded" in page
+
+
+def test_a_hostile_name_is_text_in_every_kind_of_table(tmp_path: Path) -> None:
+    tasks = [ruler_task("sb_ruler_vt", 4000), mqrar_task(64), span_task("stickbreaking")]
+    metrics = {**tasks[0][1], "<img src=x>@0001024,none": 1.0}
+    write_run(
+        tmp_path / "r", model_record("stickbreaking", name=EVIL), [(tasks[0][0], metrics, *tasks[0][2:]), *tasks[1:]]
+    )
+    output = tmp_path / "report"
+    page = build_report([tmp_path / "r"], output, image_formats=()).read_text(encoding="utf-8")
+    assert page.count("<caption>") >= 5
+    for text in (page[: page.index('<script type="application/json"')], (output / "summary.md").read_text("utf-8")):
+        assert "<script>alert" not in text
+        assert "<img src=x>" not in text
 
 
 def test_hostile_names_are_text_everywhere_and_never_a_path(tmp_path: Path) -> None:
@@ -150,7 +166,7 @@ def test_half_written_sample_lines_are_counted_and_the_rest_is_used(tmp_path: Pa
     samples = next(tmp_path.glob("samples_*.jsonl"))
     samples.write_text(samples.read_text() + '{"nll@0000256": [["a", 1.0')
     results = load_results([tmp_path])
-    assert results.documents
+    assert results[DOCUMENT_SUMS]
     assert any("1 line that is not complete JSON" in note.reason for note in results.notes)
 
 
@@ -199,9 +215,9 @@ def test_a_field_of_another_kind_is_missing_and_the_rest_counts(tmp_path: Path, 
     content = json.loads(path.read_text())
     content["config"]["sbeval"] = RECORD | {field: value}
     path.write_text(json.dumps(content))
-    (setting,) = load_results([tmp_path]).settings
-    assert getattr(setting.model, field) in (None, {})
-    assert (setting.label, setting.model.training_length_tokens) == ("m", 1024)
+    (model,) = load_results([tmp_path]).models
+    assert getattr(model.record, field) in (None, {})
+    assert (model.label, model.record.training_length_tokens) == ("m", 1024)
     page = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
     assert f"holds no usable value of {field}: left as missing." in page
 
@@ -243,5 +259,5 @@ def test_samples_of_any_shape_are_no_obstacle(tmp_path: Path) -> None:
     with samples.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     results = load_results([tmp_path / "r"])
-    assert results.documents["demo-sb", "sb_stdlib_stream"].lengths == LENGTHS
+    assert results[DOCUMENT_SUMS]["demo-sb", "sb_stdlib_stream"].lengths == LENGTHS
     assert any("4 document sums are not finite numbers" in note.reason for note in results.notes)

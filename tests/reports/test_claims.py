@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from sbeval.reports.analyse.claims import length_claims
-from sbeval.reports.read.samples import DocumentSums
+from sbeval.reports.read.samples import SumsByDocument
 
 LENGTHS = [256, 512, 1024, 2048, 4096]
 
 
-def sums(curve: list[float], *, documents: int = 40, noise: float = 0.01, seed: int = 0) -> DocumentSums:
+def sums(curve: list[float], *, documents: int = 40, noise: float = 0.01, seed: int = 0) -> SumsByDocument:
     generator = np.random.default_rng(seed)
     tokens = generator.integers(500, 5000, documents).astype(float)
     level = generator.normal(0, 0.3, documents)
@@ -16,7 +16,7 @@ def sums(curve: list[float], *, documents: int = 40, noise: float = 0.01, seed: 
         nats = (nll + level + generator.normal(0, noise, documents)) * tokens
         rows = np.stack([nats, tokens, 3 * tokens], axis=1)
         table[length] = {f"document {index}": row for index, row in enumerate(rows)}
-    return DocumentSums(table)
+    return SumsByDocument(table)
 
 
 def test_a_curve_that_keeps_falling_lowers_to_the_end_and_never_raises() -> None:
@@ -77,7 +77,7 @@ def test_documents_with_other_targets_at_some_length_do_not_enter() -> None:
         (sums([2.2, 2.1, 2.0, 1.9, 1.8], documents=12), "too few documents"),
     ],
 )
-def test_what_stands_in_the_way_is_said(table: DocumentSums | None, words: str) -> None:
+def test_what_stands_in_the_way_is_said(table: SumsByDocument | None, words: str) -> None:
     claims = length_claims(table, 1024)
     assert words in claims.obstacle
     assert claims.lowers_to_tokens is None
@@ -127,5 +127,5 @@ def test_noise_alone_is_called_a_gain_no_more_often_than_the_band_says() -> None
 def test_one_length_allows_no_claim() -> None:
     full = sums([2.2, 2.1, 2.0, 1.9, 1.8])
     rows = zip(full.clusters, full.nll_nats[:, 0], full.tokens[:, 0], full.bytes[:, 0], strict=True)
-    one = DocumentSums({256: {cluster: np.array(values) for cluster, *values in rows}})
+    one = SumsByDocument({256: {cluster: np.array(values) for cluster, *values in rows}})
     assert "only one context length" in length_claims(one, 1024).obstacle

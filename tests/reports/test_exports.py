@@ -1,3 +1,4 @@
+import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,8 +11,7 @@ from result_files import CURVES, model_record, ordinary_task, perplexity_task, w
 
 from sbeval.reports import build_report
 from sbeval.reports.sections.tables import published_tables
-from sbeval.reports.write.latex import latex_text
-from sbeval.reports.write.markdown import markdown_text
+from sbeval.reports.write.exports import latex_text, markdown_text
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,26 @@ def test_latex_tables_are_whole_and_escaped(folder: Path) -> None:
         for row in body.strip().splitlines():
             assert len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1
     assert r"\textbf{0.3320}" in (folder / "latex" / "tasks.tex").read_text(encoding="utf-8")
+
+
+def test_every_table_of_the_page_is_in_the_summary_and_in_latex(folder: Path) -> None:
+    page = html.unescape((folder / "index.html").read_text(encoding="utf-8"))
+    summary = (folder / "summary.md").read_text(encoding="utf-8")
+    latex = "".join(file.read_text(encoding="utf-8") for file in (folder / "latex").glob("*.tex"))
+    captions = re.findall(r"<caption>(.*?)<", page)
+    assert len(captions) > 10
+    for caption in captions:
+        assert f"**{markdown_text(caption)}" in summary
+        assert rf"\caption{{{latex_text(caption)}" in latex
+
+
+def test_a_number_on_the_page_stands_in_the_summary_with_its_interval(folder: Path) -> None:
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    summary = (folder / "summary.md").read_text(encoding="utf-8")
+    cells = re.findall(r"<td(?: class=\"(?:better|worse)\")?>([-+.\d]+)<small>([-+.\d]+) to ([-+.\d]+)</small>", page)
+    assert len(cells) > 50
+    for value, low, high in cells:
+        assert markdown_text(f"{value} [{low}, {high}]") in summary
 
 
 def test_special_characters_are_text_in_latex_and_markdown() -> None:

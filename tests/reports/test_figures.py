@@ -14,31 +14,30 @@ from result_files import CURVES, LENGTHS, model_record, perplexity_task, positio
 
 from sbeval.reports import load_results
 from sbeval.reports.analyse.panels import perplexity_panels
-from sbeval.reports.analyse.positions import PositionBand
+from sbeval.reports.analyse.positions import PositionBand, difference_to_baseline
 from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.curves import curve_figure
 from sbeval.reports.figures.labels import end_labels, nice_domain, spread
-from sbeval.reports.figures.positions import difference_to_baseline
-from sbeval.reports.figures.theme import looks
-from sbeval.reports.sections.section import Drawing
-from sbeval.reports.sections.tables import tables_section
-from sbeval.reports.write.html import text
+from sbeval.reports.figures.theme import choose_looks
+from sbeval.reports.sections.section import Figure
+from sbeval.reports.table import Table
+from sbeval.reports.write.html import environment
 
 
-def drawings(folder: Path) -> dict[str, Drawing]:
+def figures(folder: Path) -> dict[str, Figure]:
     report = assemble(load_results([folder]), baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
-    return {drawing.title: drawing for section in report.sections for drawing in section.drawings}
+    return {figure.title: figure for section in report.sections for figure in section.figures}
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drawing]:
+def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
     folder = tmp_path_factory.mktemp("everything")
     write_everything(folder)
-    return drawings(folder)
+    return figures(folder)
 
 
-def test_every_figure_is_valid_vega_lite(everything: dict[str, Drawing]) -> None:
-    specs = [spec for drawing in everything.values() for spec in drawing.variants.values()]
+def test_every_figure_is_valid_vega_lite(everything: dict[str, Figure]) -> None:
+    specs = [spec for figure in everything.values() for spec in figure.variants.values()]
     assert len(specs) > 20
     for spec in specs:
         altair.Chart.from_dict(with_few_rows(spec), validate=True)
@@ -59,19 +58,19 @@ def with_few_rows(spec: Any) -> Any:
 
 
 def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see_it(
-    everything: dict[str, Drawing],
+    everything: dict[str, Figure],
 ) -> None:
-    for drawing in everything.values():
-        assert any(letter.isdigit() for letter in drawing.finding)
-        for spec in drawing.variants.values():
-            assert drawing.finding in spec["description"]
+    for figure in everything.values():
+        assert any(letter.isdigit() for letter in figure.finding)
+        for spec in figure.variants.values():
+            assert figure.finding in spec["description"]
 
 
 def points(spec: Any, label: str) -> dict[int, float | None]:
     return {row["x"]: row["y"] for row in spec["data"]["values"] if row["setting"] == label}
 
 
-def test_a_curve_holds_the_measured_numbers(everything: dict[str, Drawing]) -> None:
+def test_a_curve_holds_the_measured_numbers(everything: dict[str, Figure]) -> None:
     spec = everything["Python standard library, stream"].variants["nll"]
     assert points(spec, "demo-nope") == pytest.approx(dict(zip(LENGTHS, CURVES["nope"], strict=True)), abs=0.15)
     marks = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "mark-line"]
@@ -86,11 +85,11 @@ def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: P
     some = [256, 512, 4096]
     write_run(tmp_path / "b", model_record("stickbreaking"), [perplexity_task("stream", [2.2, 2.1, 1.8], lengths=some)])
     results = load_results([tmp_path])
-    (panel,) = perplexity_panels(results.measurements, results.settings)
+    (panel,) = perplexity_panels(results.measurements, results.models)
     spec = curve_figure(
         panel.tables["nll"],
         metric="nll",
-        looks=looks(results.settings),
+        looks=choose_looks(results.models),
         training_lengths={},
         title="",
         subtitle="",
@@ -101,7 +100,7 @@ def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: P
     assert set(found) == {256, 512, 1024, 2048, 4096}
 
 
-def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything: dict[str, Drawing]) -> None:
+def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything: dict[str, Figure]) -> None:
     spec = everything["niah_single_1"].variants["score"]
     assert [part["title"]["text"] for part in spec["concat"]] == ["demo-sb", "demo-rope"]
     grid = spec["concat"][1]["vconcat"][1]
@@ -133,33 +132,39 @@ def test_names_at_line_ends_never_overlap_and_keep_their_order() -> None:
 
 
 def test_text_is_escaped_in_elements_and_attributes_alike() -> None:
-    assert text("<a href='x'>\"&\N{RIGHT-TO-LEFT OVERRIDE}") == "&lt;a href=&#x27;x&#x27;&gt;&quot;&amp;"
+    template = environment().from_string('<p title="{{ words }}">{{ words }}</p>')
+    escaped = "&lt;a href=&#39;x&#39;&gt;&#34;&amp;"
+    assert template.render(words="<a href='x'>\"&\N{RIGHT-TO-LEFT OVERRIDE}") == f'<p title="{escaped}">{escaped}</p>'
+
+
+def tables(folder: Path) -> dict[str, Table]:
+    report = assemble(load_results([folder]), baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
+    return {table.stem: table for table in report.tables}
+
+
+def words(table: Table) -> list[str]:
+    return [cell.plain for cells in ((table.header), *table.rows_in_files) for cell in cells]
 
 
 def test_measures_beside_the_score_have_a_table_of_their_own(tmp_path: Path) -> None:
     name, metrics, metadata, samples = ruler_task("sb_niah_single_1", 2000)
     metrics |= {"retrieval_gain@0001024,none": 3.25, "retrieval_gain@0004096,none": 0.5}
     write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    section = tables_section(load_results([tmp_path]), [], "demo-sb")
-    assert section is not None
-    (content,) = section.content
-    assert "retrieval_gain" in content
-    assert "3.25" in content
-    assert "4,096" in content
+    table = tables(tmp_path)["beside-sb_niah_single_1"]
+    assert {"demo-sb retrieval_gain", "3.25", "4,096"} <= set(words(table))
 
 
 def test_measures_of_recall_that_have_no_figure_stand_in_a_table(tmp_path: Path) -> None:
     name, metrics, metadata, samples = mqrar_task(64)
     metrics |= {"retrieval_gain_32_pairs@0000768,none": 2.125}
     write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    section = tables_section(load_results([tmp_path]), [], "demo-sb")
-    assert section is not None
-    assert "retrieval_gain_32_pairs" in section.content[0]
-    assert "exact_match" not in section.content[0]
+    (table,) = (table for stem, table in tables(tmp_path).items() if stem.startswith("beside-"))
+    assert "demo-sb retrieval_gain_32_pairs" in words(table)
+    assert not any("exact_match" in text for text in words(table))
 
 
 def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weight_empty(
-    everything: dict[str, Drawing],
+    everything: dict[str, Figure],
 ) -> None:
     spec = everything["demo-sb: span of every head"].variants["span"]
     parts = {part["title"]["text"]: part for part in spec["concat"]}
@@ -175,7 +180,7 @@ def test_small_multiples_agree_on_colours_and_shapes_where_models_ran_different_
     vt, fwe = ruler_task("sb_ruler_vt", 4000), ruler_task("sb_ruler_fwe", 4000)
     write_run(tmp_path / "a", model_record("stickbreaking"), [fwe])
     write_run(tmp_path / "b", model_record("rope"), [vt, fwe])
-    parts = drawings(tmp_path)["RULER, task by task"].variants["score"]["concat"]
+    parts = figures(tmp_path)["RULER, task by task"].variants["score"]["concat"]
     assert len(parts) == 2
     scales = [
         layer["encoding"][channel]["scale"]
@@ -187,56 +192,56 @@ def test_small_multiples_agree_on_colours_and_shapes_where_models_ran_different_
     assert {tuple(scale["domain"]) for scale in scales} == {("demo-sb", "demo-rope")}
 
 
-def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everything: dict[str, Drawing]) -> None:
-    drawing = everything["MQRAR, 768 tokens"]
-    assert "demo-sb solves up to 160 pairs" in drawing.finding
-    assert "demo-rope solves up to 64 pairs" in drawing.finding
-    spec = drawing.variants["exact_match"]
+def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everything: dict[str, Figure]) -> None:
+    figure = everything["MQRAR, 768 tokens"]
+    assert "demo-sb solves up to 160 pairs" in figure.finding
+    assert "demo-rope solves up to 64 pairs" in figure.finding
+    spec = figure.variants["exact_match"]
     assert [row["x"] for row in spec["data"]["values"] if row["setting"] == "demo-sb"] == [32, 64, 96, 128, 160, 192]
     levels = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "zero-line"]
     assert [row["y"] for row in levels[0]] == [0.99, 1 / 4096]
 
 
-def test_flip_flop_is_drawn_by_context_length(everything: dict[str, Drawing]) -> None:
+def test_flip_flop_is_drawn_by_context_length(everything: dict[str, Figure]) -> None:
     assert "demo-rope solves up to 1K" in everything["Flip-flop"].finding
 
 
 def test_positions_show_their_intervals_and_no_last_bin_that_the_window_cuts_short(
-    everything: dict[str, Drawing],
+    everything: dict[str, Figure],
 ) -> None:
-    drawing = everything["Python standard library: NLL by position"]
-    rows = drawing.variants["nll"]["data"]["values"]
+    figure = everything["Python standard library: NLL by position"]
+    rows = figure.variants["nll"]["data"]["values"]
     assert rows
     for row in rows:
         assert (row["low"], row["high"]) == pytest.approx((row["y"] - 0.1, row["y"] + 0.2))
         assert row["clusters_text"] == "40"
     assert max(row["y"] for row in rows) < 9
-    logarithmic = drawing.variants["token_perplexity"]["data"]["values"]
+    logarithmic = figure.variants["token_perplexity"]["data"]["values"]
     assert [row["high"] for row in logarithmic] == pytest.approx([math.exp(row["high"]) for row in rows])
 
 
-def position_drawing(tmp_path: Path, *runs: tuple[str, dict[str, Any], bool]) -> tuple[Drawing, dict[str, Any]]:
+def position_drawing(tmp_path: Path, *runs: tuple[str, dict[str, Any], bool]) -> tuple[Figure, dict[str, Any]]:
     """Draws the difference of stick-breaking to RoPE; each run's record is changed as given."""
     for attention, changes, by_document in runs:
         name, results, record, samples = position_task(CURVES[attention], by_document=by_document)
         write_run(tmp_path / attention, model_record(attention), [(name, results, {**record, **changes}, samples)])
-    drawing = drawings(tmp_path)["Python standard library: difference to demo-rope"]
-    return drawing, {row["range_text"]: row for row in drawing.variants["nll"]["data"]["values"]}
+    figure = figures(tmp_path)["Python standard library: difference to demo-rope"]
+    return figure, {row["range_text"]: row for row in figure.variants["nll"]["data"]["values"]}
 
 
 def test_position_differences_have_a_paired_band_where_enough_documents_were_scored_alike(tmp_path: Path) -> None:
-    drawing, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", {}, True))
+    figure, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", {}, True))
     assert rows["3 to 4"]["low"] is None
     widest = rows["32,769 to 65,536"]
     # documents keep their level, so the band follows their spread: sqrt(2) * 0.05 / sqrt(40), widened over the bins
     assert 2 * 0.011 < (widest["high"] - widest["low"]) / 2 < 4 * 0.011
     assert widest["low"] < widest["y"] < widest["high"]
-    assert "paired by document on identical targets, simultaneous over the positions" in drawing.explanation
+    assert "paired by document on identical targets, simultaneous over the positions" in figure.explanation
     assert (
         "No band at some positions for demo-sb: some ranges of positions have targets in fewer than 20 documents."
-        in drawing.explanation
+        in figure.explanation
     )
-    assert re.search(r"demo-sb ends 3\.50 nats below demo-rope \(.3\.\d\d to .3\.\d\d\)", drawing.finding)
+    assert re.search(r"demo-sb ends 3\.50 nats below demo-rope \(.3\.\d\d to .3\.\d\d\)", figure.finding)
 
 
 @pytest.mark.parametrize(
@@ -249,10 +254,10 @@ def test_position_differences_have_a_paired_band_where_enough_documents_were_sco
 def test_position_differences_without_identical_targets_have_no_band_and_say_why(
     tmp_path: Path, changes: dict[str, Any], by_document: bool, reason: str
 ) -> None:
-    drawing, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", changes, by_document))
+    figure, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", changes, by_document))
     assert rows
     assert all(row["low"] is None for row in rows.values())
-    assert f"No band for demo-sb: {reason}" in drawing.explanation
+    assert f"No band for demo-sb: {reason}" in figure.explanation
 
 
 def test_positions_on_two_texts_of_one_name_are_not_drawn_on_one_axis(tmp_path: Path) -> None:
@@ -260,7 +265,7 @@ def test_positions_on_two_texts_of_one_name_are_not_drawn_on_one_axis(tmp_path: 
         name, results, record, samples = position_task(CURVES[attention])
         record["corpus_sha256"] = digest
         write_run(tmp_path / attention, model_record(attention), [(name, results, record, samples)])
-    found = {title: drawing for title, drawing in drawings(tmp_path).items() if "position" in title}
+    found = {title: figure for title, figure in figures(tmp_path).items() if "position" in title}
     assert set(found) == {f"Python standard library ({half * 3}): NLL by position" for half in ("aa", "bb")}
 
 
@@ -268,10 +273,10 @@ def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it
     for kind in ("dynamic", "linear"):
         scaled = model_record("rope", name=f"rope-{kind}", rope_scaling={"rope_type": kind, "factor": 4.0})
         write_run(tmp_path / kind, scaled, [position_task(CURVES["rope"])], log_samples=False)
-    drawing = drawings(tmp_path)["Python standard library: NLL by position"]
+    figure = figures(tmp_path)["Python standard library: NLL by position"]
     sentence = "rope-dynamic: RoPE's base is set for 64K at every position."
-    assert drawing.explanation == sentence
-    assert drawing.variants["nll"]["title"]["subtitle"] == sentence
+    assert figure.explanation == sentence
+    assert figure.variants["nll"]["title"]["subtitle"] == sentence
 
 
 def test_names_at_line_ends_stay_above_the_words_of_the_axis() -> None:

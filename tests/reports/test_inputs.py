@@ -5,7 +5,7 @@ import pytest
 from result_files import model_record, ordinary_task, write_run
 
 from sbeval.reports import compare, load_results
-from sbeval.reports.analyse.seeds import pool_seeds
+from sbeval.reports.analyse.selection import pool_seeds
 from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.assemble import assemble
 from sbeval.reports.read.runs import text_length
@@ -46,9 +46,9 @@ def test_runs_of_one_task_at_several_max_lengths_are_rows_and_a_curve(tmp_path: 
     }
     shown = section(tmp_path)
     assert shown is not None
-    (drawing,) = shown.drawings
-    assert drawing.finding == "demo-sb 0.700 at 16K; demo-rope 0.800 at 4K and 0.200 at 64K."
-    values = drawing.variants["score"]["data"]["values"]
+    (figure,) = shown.figures
+    assert figure.finding == "demo-sb 0.700 at 16K; demo-rope 0.800 at 4K and 0.200 at 64K."
+    values = figure.variants["score"]["data"]["values"]
     assert [(row["x"], row["y"]) for row in values if row["setting"] == "demo-rope"] == [
         (4096, 0.8),
         (16384, 0.5),
@@ -91,7 +91,7 @@ def test_texts_of_several_lengths_are_told_apart_whatever_the_max_length(tmp_pat
     }
     shown = section(tmp_path)
     assert shown is not None
-    assert [row["x"] for row in shown.drawings[0].variants["score"]["data"]["values"]] == [8192, 4096, 8192]
+    assert [row["x"] for row in shown.figures[0].variants["score"]["data"]["values"]] == [8192, 4096, 8192]
 
 
 def test_seeds_are_averaged_at_each_max_length(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from result_files import model_record, ordinary_task, ruler_task, write_run
 from sbeval.reports import compare, load_results
 from sbeval.reports.analyse.paired import ruler_differences, task_difference
 from sbeval.reports.analyse.suite import suite_rows
-from sbeval.reports.read.sample_scores import SampleScores
+from sbeval.reports.read.samples import SampleScores
 
 ACC = ("acc", "none")
 

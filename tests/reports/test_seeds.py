@@ -7,9 +7,9 @@ from result_files import CURVES, model_record, ordinary_task, perplexity_task, w
 
 from sbeval.reports import build_report, load_results
 from sbeval.reports.analyse.panels import perplexity_panels
-from sbeval.reports.analyse.seeds import pool_seeds
-from sbeval.reports.analyse.selection import restrict
+from sbeval.reports.analyse.selection import pool_seeds, restrict
 from sbeval.reports.read.results import Results
+from sbeval.reports.read.samples import DOCUMENT_SUMS
 
 
 def write_seed(folder: Path, seed: int, *, lengths: int = 9, **changes: object) -> None:
@@ -28,7 +28,7 @@ def test_seeds_are_one_line_at_their_mean_with_the_lowest_and_highest_beside_it(
         write_seed(tmp_path, seed)
     single = load_results([tmp_path])
     pooled = pool_seeds(single)
-    assert [(setting.label, setting.seeds, len(setting.runs)) for setting in pooled.settings] == [("scheme_rope", 3, 3)]
+    assert [(model.label, model.seeds, len(model.runs)) for model in pooled.models] == [("scheme_rope", 3, 3)]
     values = single.measurements[single.measurements["metric"] == "nll"].pivot(
         index="context_length_tokens", columns="setting", values="value"
     )
@@ -50,7 +50,7 @@ def test_a_seed_that_also_ran_another_task_with_a_limit_is_still_one_of_them(tmp
         seconds=1.796e9,
     )
     pooled = pool_seeds(load_results([tmp_path]))
-    assert [(setting.label, setting.seeds) for setting in pooled.settings] == [("scheme_rope", 3)]
+    assert [(model.label, model.seeds) for model in pooled.models] == [("scheme_rope", 3)]
 
 
 def test_perplexity_of_pooled_seeds_is_that_of_their_mean_nll(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_claims_about_seeds_rest_on_the_mean_of_each_document(tmp_path: Path) ->
     for seed in range(2):
         write_seed(tmp_path, seed)
     single = load_results([tmp_path])
-    ((_, sums),) = pool_seeds(single).documents.items()
-    own = [part.nll_nats for part in single.documents.values()]
+    ((_, sums),) = pool_seeds(single)[DOCUMENT_SUMS].items()
+    own = [part.nll_nats for part in single[DOCUMENT_SUMS].values()]
     assert sums.nll_nats == pytest.approx(np.mean(own, axis=0))
     assert len(sums.clusters) == 60
 
@@ -83,37 +83,37 @@ def test_a_task_that_one_seed_ran_is_shown_for_that_seed(tmp_path: Path) -> None
     write_schemes(tmp_path / "schemes", seeds=2)
     write_extensions(tmp_path / "extensions", schemes=["scheme_rope"])
     pooled = pool_seeds(load_results([tmp_path]))
-    (pile,) = [p for p in perplexity_panels(pooled.measurements, pooled.settings) if p.corpus == "pile_10k"]
+    (pile,) = [p for p in perplexity_panels(pooled.measurements, pooled.models) if p.corpus == "pile_10k"]
     assert pile.labels == ("scheme_rope", "scheme_rope-4k")
-    assert pooled.setting("scheme_rope-4k").parent == "scheme_rope"
+    assert pooled.model("scheme_rope-4k").parent == "scheme_rope"
 
 
 def test_names_tell_seeds_where_checkpoints_keep_none(tmp_path: Path) -> None:
     for seed in range(2):
         model = model_record("rope", name=f"base-seed{seed}", checkpoint_sha256=f"{seed:064x}")
         write_run(tmp_path / str(seed), model, [perplexity_task("stream", CURVES["rope"])])
-    assert [setting.label for setting in pool_seeds(load_results([tmp_path])).settings] == ["base"]
+    assert [model.label for model in pool_seeds(load_results([tmp_path])).models] == ["base"]
 
 
 @pytest.mark.parametrize("change", [{"sliding_window": 512}, {"training_length_tokens": 2048}, {"parameters": 9}])
 def test_checkpoints_that_differ_in_more_than_the_seed_stay_apart(tmp_path: Path, change: dict[str, int]) -> None:
     write_seed(tmp_path, 0)
     write_seed(tmp_path, 1, **change)
-    assert len(pool_seeds(load_results([tmp_path])).settings) == 2
+    assert len(pool_seeds(load_results([tmp_path])).models) == 2
 
 
 def test_one_seed_can_be_shown_alone(tmp_path: Path) -> None:
     for seed in range(2):
         write_seed(tmp_path, seed)
     results = load_results([tmp_path])
-    chosen = restrict(results, [next(one.label for one in results.settings if "seed 1" in one.label)])
-    assert pool_seeds(chosen).settings[0].seeds == 1
+    chosen = restrict(results, [next(one.label for one in results.models if "seed 1" in one.label)])
+    assert pool_seeds(chosen).models[0].seeds == 1
 
 
 def test_the_scheme_recipes_become_the_papers_three_panels(tmp_path: Path) -> None:
     write_schemes(tmp_path)
     results = pool_seeds(load_results([tmp_path]))
-    panels = [p for p in perplexity_panels(results.measurements, results.settings) if p.protocol == "stream"]
+    panels = [p for p in perplexity_panels(results.measurements, results.models) if p.protocol == "stream"]
     by_aspect = {panel.aspect: {label.removeprefix("scheme_") for label in panel.labels} for panel in panels}
     assert by_aspect == {
         "position scheme, trained at 1K": {

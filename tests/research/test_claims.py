@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sbeval.reports.read.samples import DocumentSums
+from sbeval.reports.read.samples import SumsByDocument
 
 MODULES = ("found", "claims", "figures", "packed", "write_pages", "fire_rates")
 LENGTHS = [256 * 2**power for power in range(9)]
@@ -34,7 +34,7 @@ def results(pages, *, beyond: dict[str, float], seeds: int, at_training_length: 
                 for length in LENGTHS
             }
             for task in ("sb_stdlib_stream", "sb_stdlib_fixed_target"):
-                sums[run, task] = DocumentSums(table)
+                sums[run, task] = SumsByDocument(table)
                 column = sums[run, task].nll_nats.sum(0) / sums[run, task].tokens.sum(0)
                 metrics[run, task] = {f"nll@{length:07d}": value for length, value in zip(LENGTHS, column, strict=True)}
     plan = {"shrink": 1, "seeds": seeds, "needle_samples": 5, "recall_steps": 10}

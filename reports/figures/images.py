@@ -1,4 +1,4 @@
-"""Still pictures of figures: SVG, PNG and PDF, without a browser or a network, drawn beside the work on the page."""
+"""Still images of figures: SVG, PNG and PDF, without a browser or a network, drawn beside the work on the page."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from sbeval.corpora.cache import whole_file
 from sbeval.errors import UserError
-from sbeval.reports.figures import drawing_process
+from sbeval.reports.figures import image_process
 from sbeval.reports.figures.theme import LIGHT, vega_config
 
 VEGA_LITE = "6.4"
@@ -25,7 +25,7 @@ _END = "\n//end\n"
 IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
 
 
-class Drawer:
+class ImageWriter:
     """Draws figures in processes of its own, as many as there are cores.
 
     Used as a context. Every figure has an SVG text, whether its file was asked for or not.
@@ -40,12 +40,13 @@ class Drawer:
         self._formats = tuple(formats)
         self._scratch = tempfile.TemporaryDirectory()
         self._svgs: dict[str, Path] = {}
+        self._published: dict[str, int] = {}
         self._processes: list[subprocess.Popen[str]] = []
         self._asked: list[int] = []
 
     def __enter__(self) -> Self:
         """Starts the processes."""
-        command = [sys.executable, "-P", drawing_process.__file__]
+        command = [sys.executable, "-P", image_process.__file__]
         for _ in range(min(_MOST_PROCESSES, _cores())):
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
@@ -53,6 +54,12 @@ class Drawer:
             self._processes.append(process)
             self._asked.append(0)
         return self
+
+    def publish(self, spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
+        """Has a figure drawn under a name of its own; returns that name, and the files' paths beside the page."""
+        self._published[stem] = count = self._published.get(stem, 0) + 1
+        own = stem if count == 1 else f"{stem}-{count}"
+        return own, tuple(f"{self._folder.name}/{name}" for name in self.draw(spec, own))
 
     def draw(self, spec: Mapping[str, Any], stem: str) -> tuple[str, ...]:
         """Has a figure drawn and returns the names its files will have in the folder."""
@@ -78,16 +85,16 @@ class Drawer:
         return names
 
     def svgs(self) -> dict[str, str]:
-        """Waits for all pictures and returns their SVG texts by stem.
+        """Waits for all images and returns their SVG texts by stem.
 
         Raises:
-            RuntimeError: a picture could not be drawn.
+            RuntimeError: a image could not be drawn.
         """
         for process, asked in zip(self._processes, self._asked, strict=True):
             answers = process.communicate()[0].splitlines()
             failures = [words for answer in answers if (words := json.loads(answer))]
             if len(answers) < asked:
-                failures.append(f"a drawing process ended with exit code {process.returncode}")
+                failures.append(f"an image process ended with exit code {process.returncode}")
             if failures:
                 raise RuntimeError(f"a figure could not be drawn: {failures[0]}")
         self._asked = [0] * len(self._processes)

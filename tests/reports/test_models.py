@@ -7,12 +7,13 @@ from result_files import CURVES, model_record, ordinary_task, perplexity_task, w
 
 from sbeval.errors import UserError
 from sbeval.reports import load_results
-from sbeval.reports.analyse.findings import setting_facts
+from sbeval.reports.analyse.findings import model_facts
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.selection import choose_baseline, restrict
-from sbeval.reports.figures.theme import DARK, LIGHT, looks, within
+from sbeval.reports.figures.theme import DARK, LIGHT, choose_looks, within
 from sbeval.reports.read.fields import telling_name
 from sbeval.reports.read.results import Results
+from sbeval.reports.read.samples import DOCUMENT_SUMS
 
 
 def write(folder: Path, attention: str, **changes: object) -> None:
@@ -22,7 +23,7 @@ def write(folder: Path, attention: str, **changes: object) -> None:
 
 
 def labels(results: Results) -> list[str]:
-    return [setting.label for setting in results.settings]
+    return [model.label for model in results.models]
 
 
 def test_models_of_one_name_are_told_apart_by_what_differs(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_one_checkpoint_is_one_model_whether_or_not_a_run_recorded_its_seed(tmp_
     assert labels(load_results([tmp_path])) == ["demo-rope"]
 
 
-def test_a_seed_is_named_only_where_nothing_else_tells_settings_apart(tmp_path: Path) -> None:
+def test_a_seed_is_named_only_where_nothing_else_tells_models_apart(tmp_path: Path) -> None:
     for seed in (0, 1):
         facts = {"dtype": f"float{16 * (seed + 1)}", "checkpoint_sha256": str(seed) * 64, "training_seed": seed}
         write(tmp_path / str(seed), "rope", **facts)
@@ -68,9 +69,9 @@ def test_two_models_never_share_a_label(tmp_path: Path) -> None:
 def test_an_extension_shares_its_parents_colour_and_the_parent_is_dashed_beside_it(tmp_path: Path) -> None:
     write_extension(tmp_path)
     results = load_results([tmp_path])
-    child = results.setting("demo-rope-4k")
+    child = results.model("demo-rope-4k")
     assert child.parent == "demo-rope"
-    chosen = looks(results.settings)
+    chosen = choose_looks(results.models)
     assert chosen["demo-rope"].light == chosen["demo-rope-4k"].light
     both = within(chosen, ["demo-rope", "demo-rope-4k"], {"demo-rope-4k": "demo-rope"})
     assert both["demo-rope"].dashed
@@ -81,9 +82,9 @@ def test_an_extension_shares_its_parents_colour_and_the_parent_is_dashed_beside_
 def test_a_scheme_has_the_same_colour_in_every_report(tmp_path: Path) -> None:
     for attention in ("rope", "alibi"):
         write(tmp_path / attention, attention)
-    without = looks(load_results([tmp_path]).settings)
+    without = choose_looks(load_results([tmp_path]).models)
     write(tmp_path / "sb", "stickbreaking")
-    beside = looks(load_results([tmp_path]).settings)
+    beside = choose_looks(load_results([tmp_path]).models)
     assert without["demo-rope"].light == beside["demo-rope"].light
     assert len({look.light for look in beside.values()}) == 3
 
@@ -101,7 +102,7 @@ def contrast(one: str, other: str) -> float:
 def test_every_colour_reads_as_text_on_its_page(tmp_path: Path) -> None:
     for index in range(9):
         write(tmp_path / str(index), "rope", name=f"model {index}", checkpoint_sha256=f"{index:064x}")
-    for look in looks(load_results([tmp_path]).settings).values():
+    for look in choose_looks(load_results([tmp_path]).models).values():
         assert contrast(look.light, LIGHT["paper"]) >= 4.5
         assert contrast(look.dark, DARK["paper"]) >= 4.5
     for colours in (LIGHT, DARK):
@@ -112,7 +113,7 @@ def test_different_tokenizers_share_an_axis_in_bits_per_byte_only(tmp_path: Path
     write(tmp_path / "a", "rope")
     write(tmp_path / "b", "stickbreaking", tokenizer_sha256="ab" * 32)
     results = load_results([tmp_path])
-    (panel,) = perplexity_panels(results.measurements, results.settings)
+    (panel,) = perplexity_panels(results.measurements, results.models)
     assert list(panel.tables) == ["bits_per_byte"]
     assert "different tokenizers" in panel.remarks[0]
 
@@ -121,7 +122,7 @@ def test_different_texts_do_not_share_an_axis(tmp_path: Path) -> None:
     write(tmp_path / "a", "rope")
     write(tmp_path / "b", "stickbreaking", corpus_sha256="dd" * 32)
     results = load_results([tmp_path])
-    panels = perplexity_panels(results.measurements, results.settings)
+    panels = perplexity_panels(results.measurements, results.models)
     assert [panel.labels for panel in panels] == [("demo-rope",), ("demo-sb",)]
     assert len({panel.stem for panel in panels}) == 2
 
@@ -133,7 +134,7 @@ def test_scheme_training_length_and_window_become_three_panels(tmp_path: Path) -
     write(tmp_path / "rope4", "rope", name="rope-4k", checkpoint_sha256="41" * 32, training_length_tokens=4096)
     write(tmp_path / "window", "rope", name="rope-w", checkpoint_sha256="42" * 32, sliding_window=512)
     results = load_results([tmp_path])
-    panels = perplexity_panels(results.measurements, results.settings)
+    panels = perplexity_panels(results.measurements, results.models)
     assert {panel.aspect: set(panel.labels) for panel in panels} == {
         "position scheme, trained at 1K": {"demo-sb", "demo-rope", "demo-alibi"},
         "training length": {"demo-sb", "demo-rope", "rope-4k"},
@@ -155,11 +156,11 @@ def test_only_keeps_the_models_and_tasks_named(tmp_path: Path) -> None:
 def test_the_baseline_is_rope_unless_named(tmp_path: Path) -> None:
     write(tmp_path / "a", "rope")
     write(tmp_path / "b", "stickbreaking")
-    settings = load_results([tmp_path]).settings
-    assert choose_baseline(settings, None) == "demo-rope"
-    assert choose_baseline(settings, "demo-sb") == "demo-sb"
+    models = load_results([tmp_path]).models
+    assert choose_baseline(models, None) == "demo-rope"
+    assert choose_baseline(models, "demo-sb") == "demo-sb"
     with pytest.raises(UserError, match="'other'"):
-        choose_baseline(settings, "other")
+        choose_baseline(models, "other")
 
 
 def test_of_one_task_run_with_several_limits_the_most_samples_count(tmp_path: Path) -> None:
@@ -178,8 +179,8 @@ def test_of_one_task_run_with_several_limits_the_most_samples_count(tmp_path: Pa
     rows = results.measurements
     assert rows[rows["metric"] == "nll"]["value"].max() < 6
     assert set(rows["limit_samples"]) == {8.0}
-    assert results.documents["demo-rope", "sb_stdlib_stream"].nll_nats.sum() == pytest.approx(
-        load_results([tmp_path / "all"]).documents["demo-rope", "sb_stdlib_stream"].nll_nats.sum()
+    assert results[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"].nll_nats.sum() == pytest.approx(
+        load_results([tmp_path / "all"])[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"].nll_nats.sum()
     )
     assert [note.reason for note in results.notes if "was run on more samples" in note.reason]
 
@@ -217,4 +218,4 @@ def test_extended_checkpoints_of_one_folder_name_keep_apart_and_name_their_paren
         path.write_text(json.dumps(content), encoding="utf-8")
     results = load_results([tmp_path])
     assert {"one_extended", "two_extended"} < set(labels(results))
-    assert setting_facts(results.setting("one_extended")).endswith("extended from demo-rope")
+    assert model_facts(results.model("one_extended")).endswith("extended from demo-rope")

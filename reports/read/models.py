@@ -1,39 +1,39 @@
-"""Names the lines of a figure: one setting is one checkpoint evaluated in one way."""
+"""Names the lines of a figure: one model is one checkpoint evaluated in one way."""
 
 import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from sbeval.reports.read.fields import shown_name
-from sbeval.reports.read.runs import Run, TaskResult, argument
+from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument
 from sbeval.results.records import ModelRecord
 
-SettingKey = tuple[str, ...]
+ModelKey = tuple[str, ...]
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class EvaluatedModel:
     """One line in a figure, one row in a table.
 
     Attributes:
-        key: what distinguishes it from every other setting.
+        key: what distinguishes it from every other model.
         label: the name shown.
-        model: facts of the newest run.
-        runs: the runs of this setting, newest first.
-        parent: label of the setting this one was extended from, where that one is in the report too.
+        record: facts of the newest run.
+        runs: the runs of this model, newest first.
+        parent: label of the model this one was extended from, where that one is in the report too.
         seeds: how many checkpoints it stands for, which differ in their training seed alone.
     """
 
-    key: SettingKey
+    key: ModelKey
     label: str
-    model: ModelRecord
-    runs: tuple[Run, ...]
+    record: ModelRecord
+    runs: tuple[EvaluationRun, ...]
     parent: str | None = None
     seeds: int = 1
 
-    def task_runs(self) -> list[tuple[Run, TaskResult]]:
+    def task_runs(self) -> list[tuple[EvaluationRun, TaskResult]]:
         """Returns every task of every run, those that count first at the front.
 
         Runs on more samples (`--limit`) come before runs on fewer, newer ones before older ones.
@@ -46,44 +46,36 @@ def _samples_allowed(task: TaskResult) -> float:
     return math.inf if task.limit_samples is None else task.limit_samples
 
 
-def group_settings(runs: Sequence[Run], labels: Mapping[str, str] | None = None) -> list[Setting]:
-    """Groups runs into settings and names each shortly and uniquely.
+def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None = None) -> list[EvaluatedModel]:
+    """Groups runs into models and names each shortly and uniquely.
 
-    A setting's name is its checkpoint's, followed by the facts in which it differs from others of that name.
+    A model's name is its checkpoint's, followed by the facts in which it differs from others of that name.
 
     Args:
         runs: all runs of the report.
         labels: names to show in place of these names; a key may be the name computed here or the checkpoint's own.
     """
-    groups: dict[SettingKey, list[Run]] = defaultdict(list)
+    groups: dict[ModelKey, list[EvaluationRun]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.date, str(run.path)), reverse=True):
         groups[_key(run)].append(run)
     named = _unique_names({key: members[0] for key, members in groups.items()})
-    own_names = {key: shown_name(members[0].model.name) for key, members in groups.items()}
+    own_names = {key: shown_name(members[0].record.name) for key, members in groups.items()}
     chosen = _rename(named, own_names, labels or {})
-    settings = [
-        Setting(key=key, label=chosen[key], model=members[0].model, runs=tuple(members))
+    models = [
+        EvaluatedModel(key=key, label=chosen[key], record=members[0].record, runs=tuple(members))
         for key, members in groups.items()
     ]
-    settings.sort(key=_order)
-    return [dataclasses.replace(setting, parent=_parent_label(setting, settings)) for setting in settings]
+    models.sort(key=_order)
+    return [dataclasses.replace(model, parent=_parent_label(model, models)) for model in models]
 
 
-def _key(run: Run) -> SettingKey:
-    """What makes two runs the same setting: the checkpoint, and how it was evaluated."""
-    identity = run.model.checkpoint_sha256 or argument(run.model_args, "pretrained") or run.model.name
+def _key(run: EvaluationRun) -> ModelKey:
+    """What makes two runs the same model: the checkpoint, and how it was evaluated."""
+    identity = run.record.checkpoint_sha256 or argument(run.model_args, "pretrained") or run.record.name
     # the weights' hash settles these, and not every release of the adapter recorded them
-    settled = _OF_THE_WEIGHTS if run.model.checkpoint_sha256 else ()
+    settled = _OF_THE_WEIGHTS if run.record.checkpoint_sha256 else ()
     fields = ("" if field in settled else describe(run) or "" for field, describe in _DISTINCTIONS.items())
     return (identity, *fields)
-
-
-def length_text(tokens: int) -> str:
-    """Writes a context length as people say it: 512, 1K, 64K, 1M."""
-    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
-        if tokens >= unit and tokens % unit == 0:
-            return f"{tokens // unit}{name}"
-    return f"{tokens:,}"
 
 
 def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
@@ -95,33 +87,35 @@ def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
     return f"{kind} RoPE" + (f" x{factor:g}" if isinstance(factor, int | float) else "")
 
 
-_DISTINCTIONS: dict[str, Callable[[Run], str | None]] = {
-    "attention": lambda run: run.model.attention,
-    "window": lambda run: f"window {length_text(run.model.sliding_window)}" if run.model.sliding_window else None,
-    "rope_scaling": lambda run: rope_scaling_text(run.model.rope_scaling),
+_DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
+    "attention": lambda run: run.record.attention,
+    "window": lambda run: f"window {length_text(run.record.sliding_window)}" if run.record.sliding_window else None,
+    "rope_scaling": lambda run: rope_scaling_text(run.record.rope_scaling),
     "training_length": lambda run: (
-        f"trained at {length_text(run.model.training_length_tokens)}" if run.model.training_length_tokens else None
+        f"trained at {length_text(run.record.training_length_tokens)}" if run.record.training_length_tokens else None
     ),
-    "remainder": lambda run: f"remainder {run.model.remainder}" if run.model.remainder not in (None, "none") else None,
-    "head_norm": lambda run: "head norm" if run.model.head_norm else None,
-    "dtype": lambda run: run.model.dtype,
-    "skip": lambda run: f"skipping below {run.model.skip_threshold:g}" if run.model.skip_threshold else None,
+    "remainder": lambda run: (
+        f"remainder {run.record.remainder}" if run.record.remainder not in (None, "none") else None
+    ),
+    "head_norm": lambda run: "head norm" if run.record.head_norm else None,
+    "dtype": lambda run: run.record.dtype,
+    "skip": lambda run: f"skipping below {run.record.skip_threshold:g}" if run.record.skip_threshold else None,
     "source": lambda run: None if run.described else run.model_source,
-    "seed": lambda run: None if run.model.training_seed is None else f"seed {run.model.training_seed}",
+    "seed": lambda run: None if run.record.training_seed is None else f"seed {run.record.training_seed}",
 }
 
 
-def describe_facts(setting: Setting) -> tuple[str, ...]:
-    """Returns everything by which settings are told apart but the checkpoint and its seed."""
-    newest = setting.runs[0]
+def describe_facts(model: EvaluatedModel) -> tuple[str, ...]:
+    """Returns everything by which models are told apart but the checkpoint and its seed."""
+    newest = model.runs[0]
     return tuple(describe(newest) or "" for field, describe in _DISTINCTIONS.items() if field != "seed")
 
 
-def _unique_names(newest: Mapping[SettingKey, Run]) -> dict[SettingKey, str]:
-    by_name: dict[str, list[SettingKey]] = defaultdict(list)
+def _unique_names(newest: Mapping[ModelKey, EvaluationRun]) -> dict[ModelKey, str]:
+    by_name: dict[str, list[ModelKey]] = defaultdict(list)
     for key, run in newest.items():
-        by_name[shown_name(run.model.name)].append(key)
-    names: dict[SettingKey, str] = {}
+        by_name[shown_name(run.record.name)].append(key)
+    names: dict[ModelKey, str] = {}
     for name, keys in by_name.items():
         if len(keys) == 1:
             names[keys[0]] = name
@@ -134,16 +128,16 @@ def _unique_names(newest: Mapping[SettingKey, Run]) -> dict[SettingKey, str]:
         texts = {key: ", ".join(text for field in differing if (text := facts[key][field])) for key in keys}
         for key in keys:
             same = sum(text == texts[key] for text in texts.values()) > 1
-            identity = key[0][:8] if newest[key].model.checkpoint_sha256 else key[0]
+            identity = key[0][:8] if newest[key].record.checkpoint_sha256 else key[0]
             parts = [part for part in (texts[key], identity if same else "") if part]
             names[key] = f"{name} ({', '.join(parts)})" if parts else name
     return names
 
 
 def _rename(
-    named: Mapping[SettingKey, str], checkpoint_names: Mapping[SettingKey, str], labels: Mapping[str, str]
-) -> dict[SettingKey, str]:
-    chosen: dict[SettingKey, str] = {}
+    named: Mapping[ModelKey, str], checkpoint_names: Mapping[ModelKey, str], labels: Mapping[str, str]
+) -> dict[ModelKey, str]:
+    chosen: dict[ModelKey, str] = {}
     taken: set[str] = set()
     for key, name in named.items():
         label = labels.get(name)
@@ -159,27 +153,27 @@ def _rename(
     return chosen
 
 
-def _order(setting: Setting) -> tuple[int, str, int, str]:
+def _order(model: EvaluatedModel) -> tuple[int, str, int, str]:
     schemes = ("stickbreaking", "rope", "nope", "alibi", "fire")
-    attention = setting.model.attention or ""
+    attention = model.record.attention or ""
     rank = schemes.index(attention) if attention in schemes else len(schemes)
-    return (rank, setting.model.name, setting.model.training_length_tokens or 0, setting.label)
+    return (rank, model.record.name, model.record.training_length_tokens or 0, model.label)
 
 
-def _parent_label(setting: Setting, settings: Sequence[Setting]) -> str | None:
-    origin = setting.model.extended_from
+def _parent_label(model: EvaluatedModel, models: Sequence[EvaluatedModel]) -> str | None:
+    origin = model.record.extended_from
     if not origin:
         return None
-    candidates = [other for other in settings if other.key != setting.key]
-    by_hash_then_name: tuple[Callable[[Setting], bool], ...] = (
-        lambda other: origin.get("sha256") is not None and other.model.checkpoint_sha256 == origin["sha256"],
+    candidates = [other for other in models if other.key != model.key]
+    by_hash_then_name: tuple[Callable[[EvaluatedModel], bool], ...] = (
+        lambda other: origin.get("sha256") is not None and other.record.checkpoint_sha256 == origin["sha256"],
         lambda other: (
-            origin.get("sha256") is None and other.model.name == str(origin.get("name", "")).rpartition("/")[2]
+            origin.get("sha256") is None and other.record.name == str(origin.get("name", "")).rpartition("/")[2]
         ),
     )
     for matches in by_hash_then_name:
         found = [other for other in candidates if matches(other)]
         if found:
-            alike = [other for other in found if other.key[2:4] == setting.key[2:4]]
+            alike = [other for other in found if other.key[2:4] == model.key[2:4]]
             return (alike or found)[0].label
     return None

@@ -1,0 +1,206 @@
+"""What each run cost, and where every number comes from: model, arguments, versions, machine, date and file."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sbeval.reports.analyse.findings import parameters_text
+from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.models import EvaluatedModel, rope_scaling_text
+from sbeval.reports.read.runs import EvaluationRun, TaskResult
+from sbeval.reports.sections.section import Fact, Fold, Link, Material, Section
+from sbeval.reports.table import Cell, Row, Table, row, texts
+
+_SPEED_HEADER = (
+    "model",
+    "tokens per second",
+    "peak memory",
+    "minutes",
+    "longest context",
+    "kernels",
+    "dtype",
+    "machine",
+)
+_TASKS_AT_MOST = 2
+_NOT_RECORDED = "not recorded"
+
+
+def speed_section(material: Material) -> Section:
+    """Builds the section on tokens a second, peak memory and time."""
+    table = Table(
+        stem="speed",
+        caption="Speed and memory of every run",
+        header=texts(*_SPEED_HEADER),
+        rows=tuple(_speed_row(model, run) for model in material.results.models for run in model.runs),
+        explanation=(
+            "Scored tokens per second of model time over the whole run, all lengths together. Runs on different "
+            "machines or lengths do not compare."
+        ),
+    )
+    return Section(identifier="speed", title="Speed and memory", tables=(table,))
+
+
+def _tasks(run: EvaluationRun) -> str:
+    names = [shown_name(task.name) for task in run.tasks]
+    return ", ".join(names) if len(names) <= _TASKS_AT_MOST else f"{names[0]} and {len(names) - 1} more tasks"
+
+
+def _speed_row(model: EvaluatedModel, run: EvaluationRun) -> Row:
+    size = f"{parameters_text(model.record.parameters)} parameters, " if model.record.parameters else ""
+    heading = Cell(name=model.label, small=(size + _tasks(run),), in_files=model.label)
+    record = run.record
+    lengths = [length for task in run.tasks if task.record for length in task.record.lengths]
+    words = [
+        f"{record.tokens_per_second:,.0f}" if record.tokens_per_second else _NOT_RECORDED,
+        f"{record.peak_memory_bytes / 2**30:.2f} GiB" if record.peak_memory_bytes else _NOT_RECORDED,
+        _minutes(run),
+        length_text(max(lengths)) if lengths else _NOT_RECORDED,
+        record.kernels or _NOT_RECORDED,
+        record.dtype or _NOT_RECORDED,
+        record.gpu or ("CPU" if run.described else _NOT_RECORDED),
+    ]
+    return row(heading, [Cell(cell, missing=cell == _NOT_RECORDED) for cell in words])
+
+
+def _minutes(run: EvaluationRun) -> str:
+    try:
+        return f"{float(run.raw['total_evaluation_time_seconds']) / 60:.1f}"
+    except (KeyError, TypeError, ValueError):
+        return _NOT_RECORDED
+
+
+def provenance_section(material: Material) -> Section:
+    """Builds the section with one fold a run."""
+    folds = [_fold(model, run, material.folder) for model in material.results.models for run in model.runs]
+    return Section(
+        identifier="provenance",
+        title="Provenance",
+        lead="What produced the numbers: one entry for every result file, newest first within a model.",
+        folds=tuple(folds),
+    )
+
+
+def notes_section(material: Material) -> Section | None:
+    """Builds the section on what was left out, None where nothing was."""
+    if not material.results.notes:
+        return None
+    return Section(
+        identifier="left-out",
+        title="Left out",
+        lead="What was found but is not shown, and why.",
+        remarks=tuple(
+            Fact(text=note.reason, link=_link(note.path, material.folder) if note.path else None)
+            for note in material.results.notes
+        ),
+    )
+
+
+def run_facts(run: EvaluationRun) -> dict[str, str]:
+    """Returns the facts of a run in reading order; a fact that was not recorded is left out."""
+    record = run.record
+    facts: dict[str, Any] = {
+        "date": f"{run.date:%Y-%m-%d %H:%M} UTC",
+        "command": record.command,
+        "command, rebuilt": None if record.command else f"{rebuilt_command(run)} (the file does not keep the original)",
+        "model": f"{record.name} ({record.format})",
+        "checkpoint hash": record.checkpoint_sha256,
+        "parameters": f"{record.parameters:,}" if record.parameters else None,
+        "attention": record.attention,
+        "remainder": record.remainder if record.remainder != "none" else None,
+        "head norm": "yes" if record.head_norm else None,
+        "recipe": record.recipe,
+        "training seed": record.training_seed,
+        "window": f"{record.sliding_window:,} tokens" if record.sliding_window else None,
+        "position scaling": rope_scaling_text(record.rope_scaling),
+        "training length": f"{record.training_length_tokens:,} tokens" if record.training_length_tokens else None,
+        "extended from": _extension(record.extended_from),
+        "dtype": record.dtype,
+        "kernels": record.kernels,
+        "skip threshold": f"{record.skip_threshold:g}" if record.skip_threshold else None,
+        "longest input": f"{record.max_length:,} tokens" if record.max_length else None,
+        "documents limited to": f"{run.limit:g}" if run.limit is not None else None,
+        "GPU": record.gpu or ("none recorded (CPU)" if run.described else None),
+        "versions": _versions(run),
+        "seeds": _seeds(run.raw),
+        "batch size": _mapping(run.raw.get("config")).get("batch_size"),
+        "git": run.raw.get("git_hash"),
+    }
+    return {key: str(value) for key, value in facts.items() if value not in (None, "", {})}
+
+
+def rebuilt_command(run: EvaluationRun) -> str:
+    """Returns a command line with the model, its arguments, the tasks and the limit that the results file names."""
+    parts = ["lm_eval", "--model", run.model_source]
+    if run.model_args:
+        parts += ["--model_args", run.model_args]
+    parts += ["--tasks", ",".join(task.name for task in run.tasks)]
+    if run.limit is not None:
+        parts += ["--limit", f"{run.limit:g}"]
+    return shlex.join(parts)
+
+
+def task_facts(task: TaskResult) -> str:
+    """Returns the facts of a task in one line."""
+    record = task.record
+    if record is None:
+        shots = "" if task.few_shot is None else f"{task.few_shot}-shot"
+        return ", ".join(part for part in (shots, f"version {task.version}" if task.version else "") if part)
+    parts = [
+        f"{record.family}, {record.protocol}",
+        f"lengths {', '.join(length_text(length) for length in record.lengths)}" if record.lengths else "",
+        f"left out {', '.join(map(length_text, record.dropped_lengths))}" if record.dropped_lengths else "",
+        f"corpus {record.corpus} {(record.corpus_sha256 or '')[:12]}".rstrip() if record.corpus else "",
+        record.corpus_detail or "",
+        f"BOS {record.bos}" if record.bos else "",
+        f"separator {record.separator!r}" if record.separator is not None else "",
+        f"{record.targets_per_window} targets a window" if record.targets_per_window else "",
+        _own_share(record.own_document_share),
+        f"tokenizer {record.tokenizer_sha256[:12]}" if record.tokenizer_sha256 else "",
+        f"seed {record.seed}" if record.seed is not None else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _fold(model: EvaluatedModel, run: EvaluationRun, folder: Path) -> Fold:
+    facts = [Fact(name=name, text=text) for name, text in run_facts(run).items()]
+    facts.append(Fact(name="result file", link=_link(run.path, folder)))
+    for task in run.tasks:
+        link = None if task.samples is None else _link(task.samples, folder, "samples")
+        facts.append(Fact(name=task.name, text=task_facts(task), link=link))
+    return Fold(name=model.label, words=f", {run.date:%Y-%m-%d %H:%M}", facts=tuple(facts))
+
+
+def _link(path: Path, folder: Path, words: str | None = None) -> Link:
+    return Link(target=quote(os.path.relpath(path, folder)), words=words or path.name)
+
+
+def _versions(run: EvaluationRun) -> str:
+    versions = dict(run.record.versions)
+    for key, package in (("lm_eval_version", "lm_eval"), ("transformers_version", "transformers")):
+        if run.raw.get(key):
+            versions.setdefault(package, str(run.raw[key]))
+    return ", ".join(f"{package} {version}" for package, version in versions.items())
+
+
+def _seeds(raw: Mapping[str, Any]) -> str:
+    config = _mapping(raw.get("config"))
+    seeds = {key.removesuffix("_seed"): config[key] for key in config if key.endswith("_seed")}
+    return ", ".join(f"{key} {value}" for key, value in seeds.items() if value is not None)
+
+
+def _extension(origin: Mapping[str, Any] | None) -> str | None:
+    return None if not origin else ", ".join(f"{key} {value}" for key, value in origin.items() if value is not None)
+
+
+def _own_share(share: Mapping[str, float] | None) -> str:
+    if not share:
+        return ""
+    parts = [f"{length_text(int(length))} {value:.0%}" for length, value in share.items() if length.isdigit()]
+    return "targets whose left context is all their own document: " + ", ".join(parts)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
