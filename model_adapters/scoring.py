@@ -9,7 +9,14 @@ from sbeval.model_adapters.answers import Answers, Give, answer_each_once
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.sharing import score_after_prefixes, share_windows
 from sbeval.model_adapters.truncation import fit_contexts, record_cut
-from sbeval.model_adapters.windows import RunScores, Window, requested_window, rolling_windows, score_windows, window
+from sbeval.model_adapters.windows import (
+    RunScores,
+    ScoredWindow,
+    requested_window,
+    rolling_windows,
+    score_windows,
+    window,
+)
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobs, TokenLogprobsRequest
 
 
@@ -64,7 +71,7 @@ def loglikelihood_rolling(
         lead_in: token that stands before the first of each.
         quiet: shows no progress bar.
     """
-    windows: list[Window] = []
+    windows: list[ScoredWindow] = []
     text_of: list[int] = []
     for index, tokens in enumerate(texts):
         cuts = rolling_windows(tokens, lead_in=lead_in, max_length=session.max_length)

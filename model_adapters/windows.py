@@ -32,7 +32,7 @@ class LoadedWindow(NamedTuple):
     target_runs: list[Tokens]
 
 
-class Window(NamedTuple):
+class ScoredWindow(NamedTuple):
     """A window whose tokens are fetched when its batch is run.
 
     Attributes:
@@ -61,13 +61,13 @@ class RunScores(NamedTuple):
         return float(self.logprobs.sum(dtype=np.float64))
 
 
-def window(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> Window:
+def window(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> ScoredWindow:
     """Returns a window whose tokens are known already."""
     loaded = LoadedWindow(np.asarray(inputs), [np.asarray(targets) for targets in target_runs])
-    return Window(len(inputs), lambda: loaded)
+    return ScoredWindow(len(inputs), lambda: loaded)
 
 
-def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> list[Window]:
+def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> list[ScoredWindow]:
     """Returns the windows of `loglikelihood_rolling`: every token is a target once, after up to `max_length` inputs.
 
     They are those of lm-eval for one token of context. The last one reaches back over targets of the one before.
@@ -87,11 +87,11 @@ def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> 
     for begin in range(0, len(tokens), max_length):
         stop = min(begin + max_length, len(tokens))
         first = max(0, stop - max_length) if begin else 0
-        windows.append(Window(stop - first, functools.partial(load, first, stop, stop - begin)))
+        windows.append(ScoredWindow(stop - first, functools.partial(load, first, stop, stop - begin)))
     return windows
 
 
-def requested_window(request: TokenLogprobsRequest) -> Window:
+def requested_window(request: TokenLogprobsRequest) -> ScoredWindow:
     """Returns the window a task asks for: the lead-in and all but the last of the tokens its key names."""
 
     def load() -> LoadedWindow:
@@ -101,12 +101,12 @@ def requested_window(request: TokenLogprobsRequest) -> Window:
         inputs = np.concatenate([np.array([request.lead_in], dtype=np.int64), tokens[:-1]])
         return LoadedWindow(inputs, [tokens[-request.scored :]])
 
-    return Window(request.context_length, load)
+    return ScoredWindow(request.context_length, load)
 
 
 def score_windows(
     session: Session,
-    windows: Sequence[Window],
+    windows: Sequence[ScoredWindow],
     done: Callable[[int, list[RunScores]], None],
     *,
     batches: BatchLimits,

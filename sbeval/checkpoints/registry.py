@@ -18,7 +18,7 @@ from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
 from sbeval.models import SbevalForCausalLM
 
 
-class Reader(Protocol):
+class CheckpointReader(Protocol):
     """Reads the contents of `config.json` and the tensors of a checkpoint."""
 
     def __call__(
@@ -46,7 +46,7 @@ class CheckpointFormat:
 
     name: str
     model_types: tuple[str, ...]
-    read: Reader
+    read: CheckpointReader
     model_class: type[PreTrainedModel] = SbevalForCausalLM
     extendable: bool = True
     takes_kv_expand: bool = False

@@ -20,15 +20,15 @@ from sbeval.corpora.local import local_corpus, read_text
 from sbeval.corpora.sources import split_wikitext_pages, stdlib_corpus, wikitext_corpus
 from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
-from sbeval.corpora.tokens import DocumentSums, Layout, TokenizedCorpus
+from sbeval.corpora.tokens import Layout, TargetSums, TokenizedCorpus
 
 __all__ = [
     "KNOWN",
     "Corpus",
     "Document",
-    "DocumentSums",
     "HubText",
     "Layout",
+    "TargetSums",
     "TokenizedCorpus",
     "adds_bos",
     "cache_folder",

@@ -30,7 +30,7 @@ class Layout(NamedTuple):
         return f"{encoding}-{'.'.join(map(str, self.separator))}"
 
 
-class DocumentSums(NamedTuple):
+class TargetSums(NamedTuple):
     """What a range of targets adds to one document; `words` and `bytes` are shares of the original page."""
 
     document: int
@@ -113,7 +113,7 @@ class TokenizedCorpus:
         """Returns the document a token belongs to; a separator belongs to the document before it."""
         return int(np.searchsorted(self.starts, position, side="right")) - 1
 
-    def document_sums(self, start: int, nll_nats: NDArray[np.float64]) -> list[DocumentSums]:
+    def document_sums(self, start: int, nll_nats: NDArray[np.float64]) -> list[TargetSums]:
         """Splits the targets from `start` on by document and sums each part.
 
         A token's words are the words that begin in it, its bytes those of the characters that begin in it, both scaled
@@ -133,7 +133,7 @@ class TokenizedCorpus:
             if end > start:
                 words = self._share(self._token_words, self._text_words, self.original_words, document, start, end)
                 size = self._share(self._token_bytes, self._text_bytes, self.original_bytes, document, start, end)
-                sums.append(DocumentSums(document, float(part.sum()), end - start, words, size))
+                sums.append(TargetSums(document, float(part.sum()), end - start, words, size))
             start, document = end, document + 1
         return sums
 

@@ -18,7 +18,7 @@ from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.extension import check_documents, check_epochs, extension_tokens, lengthen, pinned_rope
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 from sbeval.training.record import RunParts, extension_record
-from sbeval.training.run import Run
+from sbeval.training.run import TrainingRun
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows
 
@@ -85,7 +85,7 @@ def extend(
     from sbeval.checkpoints.load import load_checkpoint
 
     optimization = extension.optimization
-    run = Run(out=out, settings=extension, max_seconds=max_seconds, command=command, fsdp=fsdp)
+    run = TrainingRun(out=out, settings=extension, max_seconds=max_seconds, command=command, fsdp=fsdp)
     folder = find_folder(extension.checkpoint)
     loaded = load_checkpoint(folder, dtype="float32")
     if not loaded.extendable:

@@ -23,7 +23,7 @@ from sbeval.corpora.sources import stdlib_corpus
 from sbeval.errors import UserError
 from sbeval.settings import Count, Names, Number, Settings
 from sbeval.training.recipe import load_recipe
-from sbeval.training.text.corpus import DOCUMENT_SEPARATOR, Document, collect, download
+from sbeval.training.text.corpus import DOCUMENT_SEPARATOR, SourceFile, collect, download
 from sbeval.training.text.decontamination import SPAN_TOKENS, SpanIndex, near_duplicates
 from sbeval.training.text.tokenizer import encode_all, train_tokenizer
 
@@ -138,7 +138,7 @@ def _count(tokens: Sequence[NDArray[np.uint16]], chosen: NDArray[np.bool_]) -> d
     }
 
 
-def _megabytes(documents: Sequence[Document]) -> float:
+def _megabytes(documents: Sequence[SourceFile]) -> float:
     return sum(len(document.text) for document in documents) / 1e6
 
 

@@ -30,7 +30,7 @@ from sbeval.training.windows import TrainingWindows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class TrainingRun:
     """What one command is to do in a run's folder.
 
     Attributes:

@@ -17,7 +17,7 @@ from sbeval.errors import UserError
 from sbeval.training.distributed import is_first_process
 from sbeval.training.recipe import TrainRecipe, read_mapping
 from sbeval.training.record import RunParts, training_record
-from sbeval.training.run import Run
+from sbeval.training.run import TrainingRun
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, load_arrays
 
@@ -51,7 +51,7 @@ def train(
 
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
-    run = Run(out=out, settings=recipe, max_seconds=max_seconds, command=command, fsdp=fsdp)
+    run = TrainingRun(out=out, settings=recipe, max_seconds=max_seconds, command=command, fsdp=fsdp)
     arrays = load_arrays(data_folder or Path(recipe.data.folder))
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
     windows = TrainingWindows(

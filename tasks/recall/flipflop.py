@@ -9,7 +9,7 @@ from pydantic import Field
 from sbeval.settings import Count, Share
 from sbeval.tasks.draws import seeded_random
 from sbeval.tasks.metadata import SampleOptions
-from sbeval.tasks.recall.task import Cell
+from sbeval.tasks.recall.task import Condition
 from sbeval.tasks.recall.text import Passage, TextRecallTask
 
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -29,7 +29,7 @@ class FlipFlopTask(TextRecallTask):
     options_class = FlipFlopOptions
     options: FlipFlopOptions
 
-    def passages(self, index: int, cell: Cell, events: int) -> list[Passage]:
+    def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
         """Writes instructions, the first of them a write."""
         rng = seeded_random(self.config.task, self.options.seed, index)
         text = [f"w {(bit := rng.randrange(2))}"]
@@ -46,6 +46,6 @@ class FlipFlopTask(TextRecallTask):
                 spans.append((written - 1, written))
         return [Passage("".join(text), spans)]
 
-    def chance(self, cell: Cell) -> float:
+    def chance(self, condition: Condition) -> float:
         """Returns one half."""
         return 0.5

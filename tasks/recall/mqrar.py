@@ -17,7 +17,7 @@ from sbeval.settings import Count, Counts, whole
 from sbeval.tasks.draws import seeded_random, word_lists
 from sbeval.tasks.metadata import SampleOptions
 from sbeval.tasks.recall.sequences import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar, with_other_values
-from sbeval.tasks.recall.task import Asked, Cell, RecallTask
+from sbeval.tasks.recall.task import Asked, Condition, RecallTask
 from sbeval.tasks.recall.text import Passage, TextRecallTask
 
 VALUE_DIGITS = 4
@@ -48,10 +48,12 @@ class WithRetrievalGain(RecallTask):
     when their values do not stand in the text, in nats.
     """
 
-    def score(self, cell: Cell, answers: Sequence[tuple[NDArray[np.float64], NDArray[np.bool_]]]) -> dict[str, float]:
+    def score(
+        self, condition: Condition, answers: Sequence[tuple[NDArray[np.float64], NDArray[np.bool_]]]
+    ) -> dict[str, float]:
         """Scores one condition from its two sequences."""
         shown, replaced = answers
-        return {**super().score(cell, [shown]), "retrieval_gain": float((replaced[0] - shown[0]).mean())}
+        return {**super().score(condition, [shown]), "retrieval_gain": float((replaced[0] - shown[0]).mean())}
 
     def metrics(self) -> dict[str, bool]:
         """Returns the metrics of a condition, and whether more is better."""
@@ -68,9 +70,11 @@ class MqrarTask(WithRetrievalGain):
         """Lists the conditions."""
         options, pretrained = self.options, self.config.metadata.get("pretrained")
         lengths, _ = options.lengths_of(name, (LENGTH_TOKENS,), pretrained)
-        self.cells = [Cell(*cell) for cell in itertools.product(lengths, options.pairs, options.n_back)]
-        for cell in self.cells:
-            self._setting(cell)
+        self.all_conditions = [
+            Condition(*condition) for condition in itertools.product(lengths, options.pairs, options.n_back)
+        ]
+        for condition in self.all_conditions:
+            self._setting(condition)
         known = local_config(pretrained).get("vocab_size")
         if isinstance(known, int) and known < options.vocabulary:
             raise UserError(
@@ -78,25 +82,25 @@ class MqrarTask(WithRetrievalGain):
                 "it, or set vocabulary; sb_mqrar_text is for pretrained models."
             )
 
-    def _setting(self, cell: Cell) -> Mqrar:
+    def _setting(self, condition: Condition) -> Mqrar:
         return Mqrar(
-            length_tokens=cell.context_length,
-            pairs=cell.pairs or 1,
+            length_tokens=condition.context_length,
+            pairs=condition.pairs or 1,
             vocabulary=self.options.vocabulary,
-            n_back=cell.n_back,
+            n_back=condition.n_back,
         )
 
-    def asked(self, index: int, cell: Cell) -> list[Asked]:
+    def asked(self, index: int, condition: Condition) -> list[Asked]:
         """Makes one sequence, and the same with other values."""
-        setting = self._setting(cell)
+        setting = self._setting(condition)
         shown = setting.sequence(self.options.seed, index)
         replaced = with_other_values(setting, shown, self.options.seed, index)
         each = np.ones(len(shown.targets_T), dtype=np.int64)
         return [Asked(TargetSequence(*sequence), each) for sequence in (shown, replaced)]
 
-    def chance(self, cell: Cell) -> float:
+    def chance(self, condition: Condition) -> float:
         """Returns the share of one value among all."""
-        return self._setting(cell).chance
+        return self._setting(condition).chance
 
 
 class MqrarTextTask(WithRetrievalGain, TextRecallTask):
@@ -110,16 +114,16 @@ class MqrarTextTask(WithRetrievalGain, TextRecallTask):
     options_class = MqrarTextOptions
     options: MqrarTextOptions
 
-    def conditions(self, length: int) -> list[Cell]:
+    def conditions(self, length: int) -> list[Condition]:
         """Returns one condition for each number of pairs and of steps back."""
-        return [Cell(length, pairs, steps) for pairs in self.options.pairs for steps in self.options.n_back]
+        return [Condition(length, pairs, steps) for pairs in self.options.pairs for steps in self.options.n_back]
 
-    def passages(self, index: int, cell: Cell, events: int) -> list[Passage]:
+    def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
         """Writes every name's first assignments, then `events` times print and assignment; once with other numbers."""
-        return [self._passage(index, cell, events, replaced=replaced) for replaced in (False, True)]
+        return [self._passage(index, condition, events, replaced=replaced) for replaced in (False, True)]
 
-    def _passage(self, index: int, cell: Cell, events: int, *, replaced: bool) -> Passage:
-        pairs = cell.pairs or 1
+    def _passage(self, index: int, condition: Condition, events: int, *, replaced: bool) -> Passage:
+        pairs = condition.pairs or 1
         rng = seeded_random(self.config.task, self.options.seed, index, pairs)
         others = seeded_random(self.config.task, self.options.seed, index, pairs, "other numbers")
         names = rng.sample(_names(), pairs)
@@ -139,18 +143,18 @@ class MqrarTextTask(WithRetrievalGain, TextRecallTask):
             past.append(value)
             write(f"{name} = {_number(others, [value]) if replaced else value}\n")
 
-        for _ in range(cell.n_back):
+        for _ in range(condition.n_back):
             for name in rng.sample(names, pairs):
                 assign(name)
         for _ in range(events):
             name = rng.choice(names)
             write(f"print({name})  # ")
             spans.append((written, written + VALUE_DIGITS))
-            write(f"{history[name][-cell.n_back]}\n")
+            write(f"{history[name][-condition.n_back]}\n")
             assign(name)
         return Passage("".join(text), spans)
 
-    def chance(self, cell: Cell) -> float:
+    def chance(self, condition: Condition) -> float:
         """Returns the share of one number among all."""
         return 1.0 / (9 * int(10 ** (VALUE_DIGITS - 1)))
 

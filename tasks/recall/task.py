@@ -15,7 +15,7 @@ from sbeval.tasks.base import BaseTask
 from sbeval.tasks.metadata import SampleOptions
 
 
-class Cell(NamedTuple):
+class Condition(NamedTuple):
     """One condition, with a metric of its own.
 
     Attributes:
@@ -69,7 +69,7 @@ class RecallTask(BaseTask):
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
     options_class: type[SampleOptions]
     options: SampleOptions
-    cells: list[Cell]
+    all_conditions: list[Condition]
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads the options and lists the samples."""
@@ -81,14 +81,14 @@ class RecallTask(BaseTask):
 
     @abstractmethod
     def prepare(self, name: str) -> None:
-        """Sets `cells`; `options` is set."""
+        """Sets `all_conditions`; `options` is set."""
 
     @abstractmethod
-    def asked(self, index: int, cell: Cell) -> list[Asked]:
+    def asked(self, index: int, condition: Condition) -> list[Asked]:
         """Makes the sequences of sample `index` in one condition."""
 
     @abstractmethod
-    def chance(self, cell: Cell) -> float:
+    def chance(self, condition: Condition) -> float:
         """Returns the exact match of a guess."""
 
     def tokenizer_sha256(self) -> str | None:
@@ -97,7 +97,7 @@ class RecallTask(BaseTask):
 
     def lengths(self) -> list[int]:
         """Returns the context lengths, ascending."""
-        return sorted({cell.context_length for cell in self.cells})
+        return sorted({condition.context_length for condition in self.all_conditions})
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
@@ -129,12 +129,12 @@ class RecallTask(BaseTask):
         rows: dict[int, dict[str, Any]] = {}
         sequences: list[TargetSequence] = []
         for _, doc in selected:
-            by_cell = [self.asked(int(doc["index"]), cell) for cell in self.cells]
+            by_condition = [self.asked(int(doc["index"]), condition) for condition in self.all_conditions]
             rows[int(doc["index"])] = {
                 "index": int(doc["index"]),
-                "answer_tokens": [[one.answer_tokens.tolist() for one in cell] for cell in by_cell],
+                "answer_tokens": [[one.answer_tokens.tolist() for one in condition] for condition in by_condition],
             }
-            sequences += [one.sequence for cell in by_cell for one in cell]
+            sequences += [one.sequence for condition in by_condition for one in condition]
         self.keep_samples(rows, self.options.num_samples)
         documents = [(number, rows[int(document["index"])]) for number, document in selected]
         self._instances = self.target_requests(documents, sequences)
@@ -143,16 +143,18 @@ class RecallTask(BaseTask):
         """Scores one sample in every condition."""
         scores: dict[str, float] = {}
         remaining = iter(results)
-        for cell, tokens in zip(self.cells, doc["answer_tokens"], strict=True):
+        for condition, tokens in zip(self.all_conditions, doc["answer_tokens"], strict=True):
             answers = [split_answers(next(remaining), np.asarray(own)) for own in tokens]
-            scores |= {cell.key(metric): value for metric, value in self.score(cell, answers).items()}
+            scores |= {condition.key(metric): value for metric, value in self.score(condition, answers).items()}
         return scores
 
-    def score(self, cell: Cell, answers: Sequence[tuple[NDArray[np.float64], NDArray[np.bool_]]]) -> dict[str, float]:
+    def score(
+        self, condition: Condition, answers: Sequence[tuple[NDArray[np.float64], NDArray[np.bool_]]]
+    ) -> dict[str, float]:
         """Scores the sequences of one condition; each has the NLL and exactness of its answers."""
         nll = np.concatenate([own_nll for own_nll, _ in answers])
         exact = np.concatenate([own_exact for _, own_exact in answers])
-        return {"exact_match": float(exact.mean()), "answer_nll": float(nll.mean()), "chance": self.chance(cell)}
+        return {"exact_match": float(exact.mean()), "answer_nll": float(nll.mean()), "chance": self.chance(condition)}
 
     def metrics(self) -> dict[str, bool]:
         """Returns the metrics of a condition, and whether more is better."""
@@ -160,7 +162,9 @@ class RecallTask(BaseTask):
 
     def means(self) -> dict[str, bool]:
         """Returns the metrics of all conditions."""
-        return {cell.key(metric): more for cell in self.cells for metric, more in self.metrics().items()}
+        return {
+            condition.key(metric): more for condition in self.all_conditions for metric, more in self.metrics().items()
+        }
 
 
 def split_answers(

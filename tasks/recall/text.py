@@ -7,7 +7,7 @@ import numpy as np
 
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetSequence
-from sbeval.tasks.recall.task import Asked, Cell, RecallTask
+from sbeval.tasks.recall.task import Asked, Condition, RecallTask
 from sbeval.tasks.tokens import TokenCounter, load_counter
 
 _CHARACTERS_PER_EVENT = 20
@@ -42,32 +42,32 @@ class TextRecallTask(RecallTask):
         if not self.counter.tokenizer.is_fast:
             raise UserError(f"{name} needs a tokenizer that tells character offsets; give a fast one.")
         lengths, _ = self.options.lengths_of(name, self.default_lengths, metadata.get("pretrained"))
-        self.cells = [cell for length in lengths for cell in self.conditions(length)]
-        for cell in self.cells:
-            self.asked(0, cell)
+        self.all_conditions = [condition for length in lengths for condition in self.conditions(length)]
+        for condition in self.all_conditions:
+            self.asked(0, condition)
 
-    def conditions(self, length: int) -> list[Cell]:
+    def conditions(self, length: int) -> list[Condition]:
         """Returns the conditions at a length."""
-        return [Cell(length)]
+        return [Condition(length)]
 
     @abstractmethod
-    def passages(self, index: int, cell: Cell, events: int) -> list[Passage]:
+    def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
         """Writes texts of `events` events with the same answers; those with fewer events are their beginnings."""
 
     def tokenizer_sha256(self) -> str:
         """Returns the hash of the tokenizer."""
         return self.counter.sha256
 
-    def asked(self, index: int, cell: Cell) -> list[Asked]:
+    def asked(self, index: int, condition: Condition) -> list[Asked]:
         """Tokenises enough text, cuts it to the length, and finds the answers.
 
         Raises:
             UserError: no answer lies within the length.
         """
-        length = cell.context_length
+        length = condition.context_length
         events = max(1, length * 2 // _CHARACTERS_PER_EVENT)
         while True:
-            found = [self._tokenised(passage, length) for passage in self.passages(index, cell, events)]
+            found = [self._tokenised(passage, length) for passage in self.passages(index, condition, events)]
             if all(one is not None for one in found):
                 break
             events *= 2
@@ -75,7 +75,7 @@ class TextRecallTask(RecallTask):
         answers = min(len(one.answer_tokens) for one in asked)
         if not answers:
             raise UserError(
-                f"{self.config.task} asks for nothing within {length} tokens with {cell.pairs or 1} pairs; use a "
+                f"{self.config.task} asks for nothing within {length} tokens with {condition.pairs or 1} pairs; use a "
                 "longer context length or fewer pairs."
             )
         return [one.first(answers) for one in asked]

@@ -36,7 +36,7 @@ class Package:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Document:
+class SourceFile:
     """One source file: `name` is `package/path inside the wheel`."""
 
     name: str
@@ -70,7 +70,7 @@ def download(requirements: Sequence[str], folder: Path) -> list[Package]:
     return packages
 
 
-def source_files(package: Package) -> Iterator[Document]:
+def source_files(package: Package) -> Iterator[SourceFile]:
     """Yields the hand-written Python files of a package: non-test files first, each group in hash order."""
     name = package.requirement.partition("==")[0]
     with zipfile.ZipFile(package.wheel) as wheel:
@@ -84,7 +84,7 @@ def source_files(package: Package) -> Iterator[Document]:
             except UnicodeDecodeError:
                 continue
             if is_hand_written(text):
-                yield Document(name=f"{name}/{entry.filename}", text=text)
+                yield SourceFile(name=f"{name}/{entry.filename}", text=text)
 
 
 def is_hand_written(text: str) -> bool:
@@ -102,12 +102,12 @@ def is_hand_written(text: str) -> bool:
     )
 
 
-def collect(packages: Sequence[Package], package_bytes_max: int) -> list[Document]:
+def collect(packages: Sequence[Package], package_bytes_max: int) -> list[SourceFile]:
     """Returns the packages' files, at most `package_bytes_max` bytes a package, without exact duplicates, shuffled.
 
     The order is that of the hash of each file's name, so it depends on nothing but the names.
     """
-    documents: list[Document] = []
+    documents: list[SourceFile] = []
     seen: set[bytes] = set()
     for package in packages:
         taken_bytes = 0

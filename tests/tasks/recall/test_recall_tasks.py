@@ -187,7 +187,7 @@ def test_several_steps_back_are_asked_for_in_one_run(folder: Path) -> None:
         task = load_task(name, options)
         keys = [f"exact_match_2_pairs{back}@0000600" for back in ("", "_2_back", "_4_back")]
         assert set(keys) <= set(task.aggregation())
-        assert [cell.n_back for cell in task.cells] == [1, 2, 4]
+        assert [condition.n_back for condition in task.all_conditions] == [1, 2, 4]
         assert len(sequences(task, limit=1)) == 6
 
 
