@@ -161,7 +161,7 @@ def page(folder: Path) -> str:
     }
     trained = records[MODELS[0]]["recipe"]["model"]["training_length_tokens"]
     claims = {task: {model: length_claims(sums[model, task], trained) for model in MODELS} for task in (FIXED, STREAM)}
-    model = runs[0].model
+    model = runs[0].record
     targets = {task: metrics[MODELS[0], task][f"tokens@{trained:07d}"] for task in (FIXED, STREAM)}
     seconds = sum(float(str(run.raw["total_evaluation_time_seconds"])) for run in runs)
     lines = [
