@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import Field
 
+from sbeval.checkpoints.dolomite import KvExpand
 from sbeval.errors import UserError
 from sbeval.models.rope import parse_rope_scaling
 from sbeval.settings import Expected, Settings, Tokens, as_number, read_value
@@ -16,7 +17,6 @@ from sbeval.settings import Expected, Settings, Tokens, as_number, read_value
 logger = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "triton", "blockwise", "reference"]
-KvExpand = Literal["auto", "interleave", "tile"]
 Truncation = Literal["left", "error"]
 
 # At 65,536 tokens this changes the NLL of the shipped checkpoint by 1e-8 nats (benchmarks/results/skipping_h200.md).
@@ -25,7 +25,7 @@ _SOURCE = "--model_args"
 
 
 def _threshold(value: Any) -> float | Literal["auto"] | None:
-    if value is None:
+    if value is None or value is False:
         return None
     if value == "auto":
         return "auto"

@@ -113,7 +113,7 @@ class SampleOptions(TaskOptions):
 
 
 def _check_shared(key: str, task: str, known: Iterable[str]) -> None:
-    """Refuses a key for all tasks that is nearly an option of this one, or names a task there is not."""
+    """Refuses a key for all tasks that is nearly an option of this one or a packaged task's name, or names a group."""
     if near := get_close_matches(key, known, n=1, cutoff=_LEAST_LIKENESS):
         raise UserError(f"{task}: expected {near[0]} in --metadata, found {key}: correct the name.")
     tasks, groups = _packaged()
@@ -124,10 +124,10 @@ def _check_shared(key: str, task: str, known: Iterable[str]) -> None:
             f"Expected options in --metadata under the name of a task, found the group {key}: give them to all tasks, "
             "or under the name of each."
         )
-    near = get_close_matches(key, tasks, n=3) or sorted(tasks)
-    raise UserError(
-        f"Expected options in --metadata under the name of a task, found {key}; did you mean {' or '.join(near)}?"
-    )
+    if near := get_close_matches(key, tasks, n=3):
+        raise UserError(
+            f"Expected options in --metadata under the name of a task, found {key}; did you mean {' or '.join(near)}?"
+        )
 
 
 @functools.cache

@@ -2,12 +2,15 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from source_tree import package_folders
+from source_tree import ROOMS, ROOT, package_folders
 
 PACKAGES = package_folders()
+TOP = ("sbeval", *ROOMS, "research", "benchmarks", "tests")
+MOST_FILES = 16
 ENTRY = re.compile(r"^- `(\w+)`: ", re.MULTILINE)
 
 
@@ -24,3 +27,9 @@ def test_a_package_s_docstring_names_each_of_its_modules_once(package: str) -> N
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
     inside = members(package, folder)
     assert sorted(ENTRY.findall(text)) == inside
+
+
+def test_no_folder_holds_more_than_sixteen_python_files() -> None:
+    names = (file.relative_to(ROOT) for top in TOP for file in (ROOT / top).rglob("*.py"))
+    counts = Counter(name.parent.as_posix() for name in names)
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}

@@ -28,7 +28,7 @@ def needle_cells(samples: Mapping[TaskKey, SampleScores]) -> pd.DataFrame:
         for length, depth, own_hits, count in (cell for one in scores.seeds or (scores,) for cell in _counts(one)):
             hits[length, depth][0] += own_hits
             hits[length, depth][1] += count
-        for (length, depth), (total, trials) in hits.items():
+        for (length, depth), (total, trials) in sorted(hits.items()):
             low, high = wilson_interval(total, trials)
             rows.append((label, task, length, depth, total / trials, low, high, trials))
     return pd.DataFrame(rows, columns=NEEDLE_COLUMNS)

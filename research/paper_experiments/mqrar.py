@@ -28,7 +28,7 @@ from research.paper_experiments.recall_batches import RecallBatches
 from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
 from sbeval.tasks.recall.sequences import LENGTH_TOKENS, VOCABULARY, Mqrar
-from sbeval.training import trainer as schedule
+from sbeval.training.trainer import cosine
 
 SOLVED = 0.99
 LEARNING_RATES = (10 ** (-10 / 3), 10 ** (-8 / 3), 1e-2, 1e-4)
@@ -166,7 +166,7 @@ class RecallTrainer(Trainer):
             warmup = max(1, num_training_steps // 10 if given is None else given)
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
                 optimizer if optimizer is not None else self.optimizer,  # type: ignore[arg-type]
-                lambda step: schedule.cosine(step, steps=num_training_steps, warmup_steps=warmup),
+                lambda step: cosine(step, steps=num_training_steps, warmup_steps=warmup),
             )
         return self.lr_scheduler
 

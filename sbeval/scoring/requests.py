@@ -15,6 +15,7 @@ Shape suffixes: L input length, T targets.
 
 import functools
 import hashlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,10 @@ from sbeval.errors import UserError
 TOKEN_LOGPROBS = "token_logprobs"
 TARGET_LOGPROBS = "target_logprobs"
 ATTENTION_SPAN = "attention_span"
+
+# Response caches hold answers pickled under the modules that these classes were once in.
+for _former in ("sbeval.token_logprobs", "sbeval.target_logprobs"):
+    sys.modules.setdefault(_former, sys.modules[__name__])
 
 
 class TokenLogprobsRequest(NamedTuple):

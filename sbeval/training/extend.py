@@ -29,7 +29,7 @@ class Extension(TrainingSettings):
     """A context extension."""
 
     checkpoint: Text = Field(description="Folder or hub id of the parent.")
-    data: LocalPath = Field(description="Token arrays or text (`extension_data`).")
+    data: LocalPath = Field(description="Token arrays or text (`extension`).")
     context_tokens: Tokens = Field(description="The new context.")
     documents: Documents = Field(
         default="separate", description='"separate" (documents do not see each other) or "joined".'

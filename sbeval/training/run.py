@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback
 
 from sbeval.errors import UserError
-from sbeval.training import distributed as sharding
-from sbeval.training.distributed import is_first_process, process_count
+from sbeval.training.distributed import is_first_process, prepare, process_count, whole_model
 from sbeval.training.full_disk import full_disk_named
 from sbeval.training.recipe import TrainingSettings
 from sbeval.training.record import RunPart, RunParts, read_lines, trim_log, write_lines
@@ -120,7 +119,7 @@ class TrainingRun:
             train_dataset=windows,
             callbacks=[watch],
         )
-        sharding.prepare(trainer, state)
+        prepare(trainer, state)
         watch.trainer = trainer
         trainer.remove_callback(PrinterCallback)  # the watch prints
         if first_step >= steps and state is not None:
@@ -141,7 +140,7 @@ class TrainingRun:
                 write_lines(self.out / "runs.jsonl", [*parts, self._part(first_step, last_step)])
             if watch.out_of_time:
                 print(f"stopped at step {last_step} of {steps} with its state saved; run the same command to go on")
-        return None if watch.out_of_time else sharding.whole_model(trainer, kind)
+        return None if watch.out_of_time else whole_model(trainer, kind)
 
     def _earlier_parts(self, first_step: int) -> list[dict[str, Any]]:
         """What earlier commands did; steps that are done again count once."""

@@ -17,7 +17,6 @@ from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
 from sbeval.errors import UserError
-from sbeval.training import trainer as schedule
 from sbeval.training.distributed import is_first_process, process_count, smallest_over_processes
 from sbeval.training.full_disk import COMPLETE_MARK
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
@@ -97,9 +96,9 @@ class WindowTrainer(Trainer):
 def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float]:
     """Returns the learning rate's factor as a function of the step."""
     function = {
-        "cosine": schedule.cosine,
-        "warmup_stable_decay": schedule.warmup_stable_decay,
-        "extension": schedule.extension,
+        "cosine": cosine,
+        "warmup_stable_decay": warmup_stable_decay,
+        "extension": extension,
     }[optimization.schedule]
     return functools.partial(function, steps=optimization.steps, warmup_steps=optimization.warmup_steps)
 

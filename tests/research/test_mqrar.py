@@ -11,7 +11,7 @@ from research.paper_experiments import attention_picture, mqrar
 from research.paper_experiments.recall_batches import RecallBatches, recall_batch
 from sbeval.models.attention import StickBreakingMixer
 from sbeval.tasks.recall.sequences import Mqrar
-from sbeval.training import trainer as schedule
+from sbeval.training.trainer import cosine
 
 TINY = ["--length-tokens", "32", "--vocabulary", "32", "--hidden-size", "16", "--batch-sequences", "4"]
 TINY += ["--test-sequences", "5", "--test-every-steps", "2", "--pairs", "3"]
@@ -114,7 +114,7 @@ def test_training_is_adamw_on_the_mean_loss_of_what_is_asked_for(tmp_path, atten
         torch.nn.functional.cross_entropy(asked.flatten(0, 1), batch["targets"].flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = run.learning_rate * schedule.cosine(step, steps=run.steps, warmup_steps=2)
+            group["lr"] = run.learning_rate * cosine(step, steps=run.steps, warmup_steps=2)
         optimizer.step()
         optimizer.zero_grad()
     for (name, mine), other in zip(trained.named_parameters(), model.parameters(), strict=True):
