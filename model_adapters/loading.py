@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from sbeval.checkpoints import LoadedCheckpoint, checkpoint_format, load_checkpoint, load_whole, released_format
+from sbeval.checkpoints.dolomite import KvExpand
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import out_of_memory
-from sbeval.model_adapters.options import KvExpand
 
 logger = logging.getLogger(__name__)
 # below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen

@@ -31,9 +31,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, nargs="+", default=[8])
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print(
-            "research/kernel_studies/attention_sweep.py measures kernels on a GPU and finds none here, so it measures nothing."
-        )
+        print("attention_sweep measures kernels on a GPU and finds none here, so it measures nothing.")
         return
     for head_dim in arguments.head_dims:
         torch.manual_seed(0)

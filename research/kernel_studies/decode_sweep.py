@@ -31,9 +31,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, nargs="+", default=[16, 64])
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print(
-            "research/kernel_studies/decode_sweep.py measures kernels on a GPU and finds none here, so it measures nothing."
-        )
+        print("decode_sweep measures kernels on a GPU and finds none here, so it measures nothing.")
         return
     copied = copy_bandwidth()
     print(f"{machine()}; a copy moves {copied / 1e12:.3f} TB/s", flush=True)
