@@ -75,9 +75,9 @@ class TrainingRun:
         held = [name for name in names if not is_unfinished(name)]
         if there == wanted:
             return self._is_own_checkpoint(checkpoint, identity)
-        if there is not None and held != ["run.json"]:
+        if there is not None and (held != ["run.json"] or _identity(there) is None):
             raise UserError(
-                f"expected {self.out} to hold the run of these settings and data, found another{_how(there, wanted)}; "
+                f"expected {self.out} to hold the run of these settings and data, found {_how(there, wanted)}; "
                 "choose another --out, or move that folder away"
             )
         if there is None and held:
@@ -233,11 +233,19 @@ class TrainingRun:
 
 
 def _how(there: str, wanted: str) -> str:
+    found = _identity(there)
+    if found is None:
+        return "a run.json that no run wrote"
+    return f"another (it differs in {', '.join(_differing(found, json.loads(wanted)))})"
+
+
+def _identity(text: str) -> dict[str, Any] | None:
+    """Reads a run.json; None where no run wrote it."""
     try:
-        found = json.loads(there)
+        found = json.loads(text)
     except ValueError:
-        return ""
-    return f" (it differs in {', '.join(_differing(found, json.loads(wanted)))})" if isinstance(found, dict) else ""
+        return None
+    return found if isinstance(found, dict) and "tokens_sha256" in found else None
 
 
 def _differing(there: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
