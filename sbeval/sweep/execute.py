@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import yaml
 
 from sbeval import outputs
-from sbeval.corpora.cache import whole_file
 from sbeval.errors import UserError
 from sbeval.sweep.child import AskedToEnd, run_to_end
 from sbeval.sweep.definition import Sweep
@@ -118,6 +117,8 @@ def _run(run: PlannedRun, launcher: Sequence[str] | None, *, replace: bool) -> s
 
 
 def _run_alone(run: PlannedRun, launcher: Sequence[str] | None) -> str | None:
+    from sbeval.corpora.cache import whole_file  # brings numpy along, and a sweep is planned without it
+
     config = yaml.safe_dump(json.loads(json.dumps(run.config)), sort_keys=False)
     for file, text in ((run.config_file, config), (run.weights_file, json.dumps(run.weights))):
         with whole_file(file, "the record of a run", remedy="use another output folder") as part:
