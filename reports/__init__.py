@@ -14,8 +14,8 @@
 Imports run one way: build -> write, assemble -> sections -> figures -> analyse -> read.
 """
 
-from sbeval.reports.build import build_report, load_results
+from sbeval.reports.build import build_report, check_output_folder, load_results
 from sbeval.reports.compare import Comparison, compare
 from sbeval.reports.watch import watch
 
-__all__ = ["Comparison", "build_report", "compare", "load_results", "watch"]
+__all__ = ["Comparison", "build_report", "check_output_folder", "compare", "load_results", "watch"]

@@ -71,7 +71,8 @@ def sweep(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Run again where a folder holds results of other settings.")
+        bool,
+        typer.Option("--replace", help="Where a run's folder holds anything else, move it to NAME.old-TIME and run."),
     ] = False,
 ) -> None:
     """Run a suite over several checkpoints, one results file a run; what is complete is skipped.
@@ -170,6 +171,8 @@ def demo(
 
     A second page, in the folder `extension` beside it, shows stored results from before and after context extension.
     """
+    for page_folder in (output, output / "extension"):
+        _load("sbeval.reports", "check_output_folder")(page_folder)
     folder = _load("sbeval.demo.evaluation", "evaluate")(results, text=text)
     title, labels = (_load("sbeval.demo.extension", name) for name in ("TITLE", "LABELS"))
     with tempfile.TemporaryDirectory() as stored:

@@ -21,6 +21,8 @@ from sbeval.errors import UserError
 
 _MOST_SHOWN_CHARACTERS = 200
 _LEAST_LIKENESS = 0.75
+# most file systems hold 255; endings such as .old-TIMESTAMP come behind a name
+_MOST_NAME_BYTES = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,6 +115,14 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or value.strip() in ("", ".", "..") or len(value.encode()) > _MOST_NAME_BYTES:
+        raise ValueError
+    if not value.isprintable() or "/" in value or "\\" in value:
+        raise ValueError
+    return value
+
+
 WholeNumber = Annotated[int, whole(0)]
 Count = Annotated[int, whole(1)]
 Tokens = Annotated[int, whole(1, "a positive number of tokens")]
@@ -126,6 +136,7 @@ PositiveNumber = Annotated[float, number("a number above 0", lambda value: 0 < v
 Share = Annotated[float, number("a number from 0 to below 1", lambda value: 0 <= value < 1)]
 Limit = Annotated[float, Expected("a number above 0", _limit, ", or leave it out for no limit")]
 Text = Annotated[str, Expected("text", _of(str), ", with quotes around text")]
+Name = Annotated[str, Expected("a name that a folder can have, without slashes", _name)]
 Flag = Annotated[bool, Expected("true or false", _of(bool))]
 Names = Annotated[tuple[str, ...], Expected("a list of names", _names)]
 Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines)", _of(Mapping))]

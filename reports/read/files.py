@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sbeval.errors import UserError
+from sbeval.results.outputs import is_set_aside
 
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
@@ -39,7 +40,8 @@ def find_result_files(paths: Iterable[Path | str], notes: Notes) -> list[Path]:
     """Returns the result files below `paths`, each once, in a stable order.
 
     lm-eval writes `<output>/<model>/results_<date>.json`, or `<stem>_<date>.json` when the output path names a file. A
-    file given by name is taken whatever it is called. Samples files whose results are missing become notes.
+    file given by name is taken whatever it is called; what a sweep has moved aside is not walked. Samples files whose
+    results are missing become notes.
 
     Raises:
         UserError: a path does not exist, or no result file was found.
@@ -79,7 +81,7 @@ def samples_file(results_path: Path, task: str) -> Path | None:
 
 def _walk(folder: Path, ending: str = ".json") -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not is_set_aside(name))
         yield from (Path(parent, name) for name in sorted(names) if name.endswith(ending))
 
 

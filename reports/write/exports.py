@@ -16,6 +16,7 @@ _OTHER_TYPES: dict[str, ExtensionDtype] = {
     "higher_is_better": pd.BooleanDtype(),
     "targets_per_window": pd.Int64Dtype(),
 }
+TABLE_FILES = ("results.csv", "results.parquet", "summary.md")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN_SPECIAL = "\\`*_{}[]<>#|!~$"
 _MARKDOWN_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}

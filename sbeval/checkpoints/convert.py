@@ -11,6 +11,7 @@ from sbeval.checkpoints.dolomite import KvExpand
 from sbeval.checkpoints.load import LoadedCheckpoint, load_checkpoint
 from sbeval.errors import UserError
 from sbeval.models import SbevalForCausalLM
+from sbeval.results.outputs import written_beside
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -48,19 +49,25 @@ def convert_checkpoint(
     Raises:
         UserError: the source cannot become a model of this family, or the destination holds something.
     """
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise UserError(f"expected a new or empty folder to write to, {destination} holds something; choose another")
+    _check_empty(destination)
     loaded = load_checkpoint(source, dtype=dtype, kv_expand=kv_expand, revision=revision)
     if not isinstance(loaded.model, SbevalForCausalLM):
         raise UserError(
             f"a checkpoint of the format {loaded.format} cannot be converted: only stick-breaking formats and their "
             "baselines have a place in this family; evaluate it as it is"
         )
-    loaded.model.save_pretrained(destination)
-    for name in _TOKENIZER_FILES:
-        if loaded.folder is not None and (loaded.folder / name).is_file():
-            shutil.copyfile(loaded.folder / name, destination / name)
+    _check_empty(destination)  # loading may have taken an hour
+    with written_beside(destination) as part:
+        loaded.model.save_pretrained(part)
+        for name in _TOKENIZER_FILES:
+            if loaded.folder is not None and (loaded.folder / name).is_file():
+                shutil.copyfile(loaded.folder / name, part / name)
     return loaded
+
+
+def _check_empty(destination: Path) -> None:
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UserError(f"expected a new or empty folder to write to, {destination} holds something; choose another")
 
 
 @torch.no_grad()

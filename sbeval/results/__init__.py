@@ -3,4 +3,5 @@
 - `records`: which fields do results files hold?
 - `intervals`: which interval does the cluster bootstrap give?
 - `command_line`: which command made the file?
+- `outputs`: how is something written so that nothing else is lost?
 """

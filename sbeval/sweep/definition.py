@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from sbeval.errors import UserError
-from sbeval.settings import Expected, Flag, Lengths, Limit, Names, Options, Settings, Text, WholeNumber, as_whole
+from sbeval.settings import Expected, Flag, Lengths, Limit, Name, Names, Options, Settings, Text, WholeNumber, as_whole
 
 _UNSAFE_CHARACTERS = re.compile(r"[^\w.+-]+")
 
@@ -15,8 +15,8 @@ class SweepCheckpoint(Settings):
     """One model of a sweep, evaluated in one way."""
 
     pretrained: Text = Field(description="Checkpoint folder or hub id.")
-    label: Text = Field(
-        default="",
+    label: Name | None = Field(
+        default=None,
         description="Name of its folder of results; by default the last part of `pretrained`. Two entries of one "
         "checkpoint, such as with and without RoPE scaling, need labels of their own.",
     )
@@ -42,7 +42,7 @@ class SweepCheckpoint(Settings):
 class SweepRun(Settings):
     """One lm-eval run that every checkpoint of a sweep goes through."""
 
-    name: Text = Field(description="Name of its folder of results.")
+    name: Name = Field(description="Name of its folder of results.")
     tasks: Names = Field(description="lm-eval's names of tasks and groups.")
     context_lengths: Lengths | None = Field(
         default=None, description="Lengths in tokens for tasks that take them; None leaves the tasks' own."

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 import yaml
 
+from sbeval.errors import UserError
+from sbeval.results import outputs
 from sbeval.sweep.child import AskedToEnd, run_to_end
 from sbeval.sweep.definition import Sweep
 from sbeval.sweep.plan import PlannedRun, plan
-from sbeval.sweep.results import other_settings, remove_results, what_is_missing
+from sbeval.sweep.results import LOCK, holds_results, in_the_way, other_settings, what_is_missing
 
 _LOG_TAIL_BYTES = 65_536
 _ERROR_LINE = re.compile(r"([A-Za-z_]\w*\.)*\w*(Error|Exception|Interrupt|Exit)\b")
@@ -37,7 +39,7 @@ def run_sweep(sweep: Sweep, *, dry_run: bool = False, replace: bool = False) -> 
     Args:
         sweep: the sweep.
         dry_run: only print what would be run.
-        replace: run again, in place of results, where a folder holds those of other settings.
+        replace: where a run's folder holds anything else, move that aside and run.
 
     Returns:
         The failed runs.
@@ -51,8 +53,8 @@ def run_sweep(sweep: Sweep, *, dry_run: bool = False, replace: bool = False) -> 
         if missing is None and other is None:
             complete += 1
             print("complete", flush=True)
-        elif missing is None and not replace:
-            reason = f"its folder holds results of other settings ({other}): use --replace or another output folder"
+        elif not replace and (found := in_the_way(run)) is not None:
+            reason = _refusal(found)
             failures.append(Failure(run=run, reason=reason))
             print(f"not run: {reason}", flush=True)
         elif dry_run:
@@ -62,7 +64,7 @@ def run_sweep(sweep: Sweep, *, dry_run: bool = False, replace: bool = False) -> 
             print(f"running, log in {run.log_file}", flush=True)
             began = time.monotonic()
             try:
-                failed = _run(run, sweep.launcher)
+                failed = _run(run, sweep.launcher, replace=replace)
             except AskedToEnd as ended:
                 print(f"    {ended}: the same command goes on where this one stopped", flush=True)
                 raise
@@ -85,22 +87,42 @@ def command(run: PlannedRun, launcher: Sequence[str] | None) -> list[str]:
     return [*start, "-m", "sbeval", "run", "--config", str(run.config_file)]
 
 
-def _run(run: PlannedRun, launcher: Sequence[str] | None) -> str | None:
+def _refusal(found: str) -> str:
+    return f"{found}: move that away, use another output folder, or have it moved aside with --replace"
+
+
+def _run(run: PlannedRun, launcher: Sequence[str] | None, *, replace: bool) -> str | None:
     """Runs one run; returns why it has no results, None where it has them."""
     from filelock import FileLock, Timeout
 
-    run.folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(run.folder / "running.lock", timeout=0):
+        run.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(run.folder / LOCK, timeout=0):
+            # again, since another sweep may have been at it a moment ago
+            if what_is_missing(run) is None and other_settings(run) is None:
+                return None
+            found = in_the_way(run)
+            if found is not None and not replace:
+                return _refusal(found)
+            if found is not None or holds_results(run.folder):
+                aside = outputs.set_aside(run.folder, keep=[LOCK])
+                print(f"    what was there is now in {aside}", flush=True)
             return _run_alone(run, launcher)
     except Timeout:
         return "another sweep is at it in the same folder: wait for that one, or use another output folder"
+    except UserError as error:
+        return str(error)
+    except OSError as error:
+        return f"its folder {run.folder} cannot be written ({error.strerror}): use another output folder"
 
 
 def _run_alone(run: PlannedRun, launcher: Sequence[str] | None) -> str | None:
-    remove_results(run.folder)
-    run.config_file.write_text(yaml.safe_dump(json.loads(json.dumps(run.config)), sort_keys=False), encoding="utf-8")
-    run.weights_file.write_text(json.dumps(run.weights), encoding="utf-8")
+    from sbeval.corpora.cache import whole_file  # brings numpy along, and a sweep is planned without it
+
+    config = yaml.safe_dump(json.loads(json.dumps(run.config)), sort_keys=False)
+    for file, text in ((run.config_file, config), (run.weights_file, json.dumps(run.weights))):
+        with whole_file(file, "the record of a run", remedy="use another output folder") as part:
+            part.write_text(text, encoding="utf-8")
     started = command(run, launcher)
     with run.log_file.open("w", encoding="utf-8") as log:
         log.write(f"{shlex.join(started)}\n")

@@ -1,12 +1,20 @@
 """Whether a run's folder holds its results: of the same settings, whole, and with their samples."""
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sbeval.results import outputs
 from sbeval.sweep.plan import PlannedRun
+
+LOCK = "running.lock"
+"""Held by the sweep that is at a run."""
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(\.\d+)?$")
+_MOST_NAMED = 3
 
 
 def other_settings(run: PlannedRun) -> str | None:
@@ -64,11 +72,77 @@ def results_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("results_*.json"))
 
 
-def remove_results(folder: Path) -> None:
-    """Removes lm-eval's results and samples files of a run; everything else stays."""
-    for pattern in ("results_*.json", "samples_*.jsonl"):
-        for file in folder.rglob(pattern):
-            file.unlink()
+def in_the_way(run: PlannedRun) -> str | None:
+    """Returns what lies in a run's folder that the run may not move, None where nothing does.
+
+    A run that was interrupted or failed is known by its record of the same settings and weights: it left at most one
+    results file and samples of that file's date. What it left may be moved aside, and so may an earlier run's record
+    and log without results. All else was put there by somebody, or is the result of other settings.
+    """
+    if not run.folder.exists():
+        return None
+    if not run.folder.is_dir():
+        return f"{run.folder} is no folder"
+    files = [file for file in _files(run.folder) if file.name != LOCK]
+    if not files:
+        return None
+    record = (run.config_file, run.weights_file, run.log_file)
+    if not _is_a_record(run.config_file):
+        return (
+            f"its folder holds {_shown_files(run.folder, files)}, and no record (run.yaml) that a sweep put that there"
+        )
+    measured = [file for file in files if file.match("results_*.json") or file.match("samples_*.jsonl")]
+    others = [
+        file for file in files if file not in record and file not in measured and not outputs.is_unfinished(file.name)
+    ]
+    if others:
+        return f"its folder holds {_shown_files(run.folder, others)}, which no sweep put there"
+    if not measured:
+        return None
+    if not _is_json(run.weights_file):
+        return f"its folder holds {_shown_files(run.folder, measured)}, and no record (weights.json) of whose they are"
+    if (other := other_settings(run)) is not None:
+        return f"its folder holds results of other settings ({other})"
+    dates = {found[0] if (found := _DATE.search(file.stem)) else file.stem for file in measured}
+    if len(results_files(run.folder)) > 1 or len(dates) > 1:
+        return f"its folder holds results of several runs ({_shown_files(run.folder, measured)})"
+    return None
+
+
+def holds_results(folder: Path) -> bool:
+    """Whether a folder holds anything that lm-eval measured, or anything else that is no record or log of a sweep."""
+    own = {"run.yaml", "weights.json", "log.txt", LOCK}
+    return folder.is_dir() and any(
+        file.name not in own and not outputs.is_unfinished(file.name) for file in _files(folder)
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+
+
+def _is_a_record(file: Path) -> bool:
+    try:
+        recorded = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(recorded, dict) and {"model", "model_args", "tasks", "output_path", "log_samples"} <= set(
+        recorded
+    )
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _shown_files(folder: Path, files: Sequence[Path]) -> str:
+    names = [str(file.relative_to(folder)) for file in files[:_MOST_NAMED]]
+    more = len(files) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def _samples(path: Path) -> int | None:

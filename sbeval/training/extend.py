@@ -112,9 +112,16 @@ def extend(
     )
     if not extension.allow_repeat:
         check_epochs(windows.epochs, found_tokens=len(tokens), optimization=optimization)
-    run.claim(
-        {"extension": extension.model_dump(mode="json"), "parent": parent, "tokens_sha256": data["tokens_sha256"]}
-    )
+    checkpoint = out / "checkpoint"
+    identity = {
+        "extension": extension.model_dump(mode="json"),
+        "parent": parent,
+        "tokens_sha256": data["tokens_sha256"],
+    }
+    if run.claim(identity, checkpoint):
+        if is_first_process():
+            print(f"{checkpoint}: extended before", flush=True)
+        return checkpoint
     set_seed(extension.seed)
     model: Any = loaded.model.train()
     loss = next_token_loss if extension.documents == "joined" else DocumentMaskedLoss(separator)
@@ -127,7 +134,6 @@ def extend(
         model = run.train(model, windows, loss)
     if model is None:
         return None
-    checkpoint = out / "checkpoint"
 
     def record(parts: RunParts) -> dict[str, Any]:
         return extension_record(

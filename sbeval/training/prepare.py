@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from sbeval.corpora.cache import whole_file
 from sbeval.corpora.sources import stdlib_corpus
 from sbeval.errors import UserError
 from sbeval.settings import Count, Names, Number, Settings
@@ -52,7 +53,14 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
 
     Returns:
         The record, also written into the tar.
+
+    Raises:
+        UserError: nothing is left after the filters, or `out` is a file that no earlier call wrote.
     """
+    if out.exists() and not _is_packed(out):
+        raise UserError(
+            f"expected a new file or packed training text at {out}, found another file: choose another --out"
+        )
     packages = download(recipe.packages, wheels)
     documents = collect(packages, recipe.package_bytes_max)
     print(f"{len(documents)} files, {_megabytes(documents):.1f} MB from {len(packages)} packages", flush=True)
@@ -99,10 +107,9 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
         "text_sha256": hashlib.sha256(payload).hexdigest(),
         "unique_tokens": sum(map(len, kept_tokens)) + len(kept_tokens),
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 256 << 20}]
     compressed = lzma.compress(payload, format=lzma.FORMAT_XZ, filters=filters)
-    with tarfile.open(out, "w") as archive:
+    with whole_file(out, "training text", remedy="choose another --out") as part, tarfile.open(part, "w") as archive:
         for name, data in (
             ("documents.xz", compressed),
             ("tokenizer.json", tokenizer.to_str().encode()),
@@ -113,6 +120,14 @@ def prepare(recipe: DataRecipe, wheels: Path, stdlib_folders: Sequence[Path | No
             archive.addfile(entry, io.BytesIO(data))
     print(f"{out}: {out.stat().st_size / 2**20:.1f} MiB, {record['unique_tokens']} unique tokens", flush=True)
     return record
+
+
+def _is_packed(file: Path) -> bool:
+    try:
+        with tarfile.open(file) as archive:
+            return archive.getnames() == ["documents.xz", "tokenizer.json", "record.json"]
+    except (OSError, tarfile.TarError):
+        return False
 
 
 def _overlap(

@@ -10,6 +10,7 @@ from sbeval.errors import UserError
 from sbeval.settings import (
     Count,
     Flag,
+    Name,
     Number,
     Options,
     PositiveNumber,
@@ -23,6 +24,8 @@ from sbeval.settings import (
 )
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
+RUN_FILES = frozenset({"run.json", "runs.jsonl", "training_log.jsonl", "states"})
+"""What lies in a run's folder beside its checkpoint."""
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -107,7 +110,7 @@ class TrainingSettings(Settings):
 class TrainRecipe(TrainingSettings):
     """A training run."""
 
-    name: Text = Field(description="Of the run and its checkpoint.")
+    name: Name = Field(description="Of the run and its checkpoint.")
     model: Options = Field(description="Keys of `SbevalConfig`; `training_length_tokens` is the length trained at.")
     data: DataSettings = Field(description="What is read.")
 
@@ -116,6 +119,16 @@ class TrainRecipe(TrainingSettings):
     def _states_its_length(cls, model: Mapping[str, Any]) -> dict[str, Any]:
         key = "training_length_tokens"
         return {**model, key: read_value(Tokens, model.get(key), name=f"model.{key}")}
+
+    @field_validator("name")
+    @classmethod
+    def _is_no_name_of_the_run_s_own(cls, name: str) -> str:
+        if name.casefold() in RUN_FILES:
+            raise UserError(
+                f"expected a recipe's name that the checkpoint can have, found {name!r}, which is the name of a file "
+                "of the run; choose another"
+            )
+        return name
 
     @model_validator(mode="after")
     def _windows_fit(self) -> Self:

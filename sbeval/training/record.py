@@ -12,6 +12,7 @@ from sbeval.corpora.cache import whole_file
 from sbeval.settings import Settings
 from sbeval.training.recipe import TrainRecipe
 
+OTHER_FOLDER = "choose another --out, with space, that you may write to"
 _PACKAGES = ("torch", "triton", "transformers", "accelerate", "tokenizers", "numpy")
 
 
@@ -47,8 +48,7 @@ class RunParts(NamedTuple):
 
 def write_lines(file: Path, values: Sequence[Mapping[str, Any]]) -> None:
     """Writes JSON lines, whole or not at all."""
-    remedy = "choose another --out, with space, that you may write to"
-    with whole_file(file, "the record of a run", remedy=remedy) as part:
+    with whole_file(file, "the record of a run", remedy=OTHER_FOLDER) as part:
         part.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 

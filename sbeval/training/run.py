@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback
 
+from sbeval.corpora.cache import whole_file
 from sbeval.errors import UserError
+from sbeval.results.outputs import is_unfinished, written_beside
 from sbeval.training.distributed import is_first_process, prepare, process_count, whole_model
 from sbeval.training.full_disk import full_disk_named
 from sbeval.training.recipe import TrainingSettings
-from sbeval.training.record import RunPart, RunParts, read_lines, trim_log, write_lines
+from sbeval.training.record import OTHER_FOLDER, RunPart, RunParts, read_lines, trim_log, write_lines
 from sbeval.training.run_watch import RunWatch
 from sbeval.training.trainer import (
     WindowTrainer,
@@ -48,33 +50,71 @@ class TrainingRun:
     fsdp: bool
     started: float = dataclasses.field(default_factory=time.monotonic)
 
-    def claim(self, identity: Mapping[str, Any]) -> None:
-        """Writes what this folder's run is.
+    def claim(self, identity: Mapping[str, Any], checkpoint: Path) -> bool:
+        """Writes what this folder's run is, in a new or empty folder or in one that holds the same run.
+
+        Args:
+            identity: settings and data.
+            checkpoint: the folder in it that the run is to end in.
+
+        Returns:
+            Whether the run has ended before and its checkpoint stands there.
 
         Raises:
-            UserError: the folder has states of another run, which would be resumed, or it cannot be written.
+            UserError: the folder holds something else, or it cannot be written.
         """
         wanted = json.dumps(identity, indent=1, sort_keys=True)
         file = self.out / "run.json"
-        there = file.read_text(encoding="utf-8") if file.is_file() else None
-        if there == wanted:  # other processes may be reading it
-            return
-        if there is not None and any((self.out / "states").glob("checkpoint-*")):
-            differing = ", ".join(_differing(json.loads(there), json.loads(wanted)))
+        try:
+            # names first: what another process of this run writes from now on is its own
+            names = sorted(entry.name for entry in self.out.iterdir()) if self.out.exists() else []
+            there = file.read_text(encoding="utf-8") if file.is_file() else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._not_writable(error) from error
+        held = [name for name in names if not is_unfinished(name)]
+        if there == wanted:
+            return self._is_own_checkpoint(checkpoint, identity)
+        if there is not None and (held != ["run.json"] or _identity(there) is None):
             raise UserError(
-                f"expected {self.out} to hold the run of these settings and data, found another (it differs in "
-                f"{differing}); choose another --out, or remove that folder"
+                f"expected {self.out} to hold the run of these settings and data, found {_how(there, wanted)}; "
+                "choose another --out, or move that folder away"
+            )
+        if there is None and held:
+            raise UserError(
+                f"expected {self.out} to be new, empty, or the folder of this run, found {held[0]!r} and no run.json; "
+                "choose another --out"
             )
         if not is_first_process():
-            return
+            return False
         try:
-            with full_disk_named(self.out):
-                self.out.mkdir(parents=True, exist_ok=True)
-                file.write_text(wanted, encoding="utf-8")
+            self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            raise self._not_writable(error) from error
+        with full_disk_named(self.out), whole_file(file, "the settings of a run", remedy=OTHER_FOLDER) as part:
+            part.write_text(wanted, encoding="utf-8")
+        return False
+
+    def _not_writable(self, error: OSError | UnicodeDecodeError) -> UserError:
+        reason = error.strerror if isinstance(error, OSError) else "its run.json is no text"
+        return UserError(f"expected a folder that can be written at {self.out}, found: {reason}; choose another --out")
+
+    def _is_own_checkpoint(self, checkpoint: Path, identity: Mapping[str, Any]) -> bool:
+        """Whether the run's checkpoint stands there; raises a `UserError` where something else has its name."""
+        if not checkpoint.exists():
+            return False
+        try:
+            record = json.loads((checkpoint / "training_record.json").read_text(encoding="utf-8"))
+            same = record["data"]["tokens_sha256"] == identity["tokens_sha256"] and all(
+                record[key] == identity[key] for key in ("recipe", "extension") if key in identity
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            same = False
+        if not same:
             raise UserError(
-                f"expected a folder that can be written at {self.out}, found: {error.strerror}; choose another --out"
-            ) from error
+                f"expected no {checkpoint.name!r} in {self.out} but this run's own checkpoint, found something without "
+                "its training_record.json; choose another --out, or move that away"
+            )
+        return True
 
     @property
     def windows(self) -> int:
@@ -165,7 +205,7 @@ class TrainingRun:
         Args:
             model: the trained model, left in bf16.
             tokenizer: to lie beside it.
-            folder: the checkpoint; one of an earlier call is replaced.
+            folder: the checkpoint, which does not stand there yet.
             record: makes the record from what the run left.
 
         Raises:
@@ -173,19 +213,38 @@ class TrainingRun:
         """
         if not is_first_process():
             return
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        with full_disk_named(self.out):
+        if folder.exists():
+            raise UserError(f"expected nothing at {folder} yet, found a file or folder: move it away and run again")
+        self._remove_parts_left_by_a_kill(folder.name)
+        with full_disk_named(self.out), written_beside(folder) as partial:
             tokenizer.save_pretrained(partial)
             model.to(torch.bfloat16).save_pretrained(partial)
             parts = RunParts(read_lines(self.out / "runs.jsonl"), read_lines(self.out / "training_log.jsonl"))
             text = json.dumps(record(parts), indent=1)
             (partial / "training_record.json").write_text(text, encoding="utf-8")
-        for file in partial.iterdir():
-            file.chmod(0o644)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
+            for file in partial.iterdir():
+                file.chmod(0o644)
+
+    def _remove_parts_left_by_a_kill(self, name: str) -> None:
+        for part in self.out.iterdir():
+            if part.name.startswith(f"{name}.") and part.name.endswith(".partial") and is_unfinished(part.name):
+                shutil.rmtree(part)
+
+
+def _how(there: str, wanted: str) -> str:
+    found = _identity(there)
+    if found is None:
+        return "a run.json that no run wrote"
+    return f"another (it differs in {', '.join(_differing(found, json.loads(wanted)))})"
+
+
+def _identity(text: str) -> dict[str, Any] | None:
+    """Reads a run.json; None where no run wrote it."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "tokens_sha256" in found else None
 
 
 def _differing(there: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
+from sbeval.results.outputs import is_unfinished, written_beside
 from sbeval.training.text.corpus import DOCUMENT_SEPARATOR
 from sbeval.training.text.recall_text import RecallWriter
 from sbeval.training.text.tokenizer import END_OF_TEXT, encode_all, save_tokenizer
@@ -39,10 +40,11 @@ def tokenise(packed: Path, out: Path, *, length_tokens: int, recall_windows: int
         The record: that of the packed file, with sizes and hashes of the arrays.
 
     Raises:
-        UserError: the packed file is missing or broken.
+        UserError: the packed file is missing or broken, or `out` holds something other than an earlier call's arrays.
     """
     from tokenizers import Tokenizer
 
+    _check_output(out)
     texts, tokenizer_json, record = _unpack(packed)
     tokenizer = Tokenizer.from_str(tokenizer_json)
     separator = tokenizer.token_to_id(END_OF_TEXT)
@@ -52,10 +54,6 @@ def tokenise(packed: Path, out: Path, *, length_tokens: int, recall_windows: int
     tokens = np.concatenate([part for document in encode_all(tokenizer, texts) for part in (document, end)])
     recall = _recall_array(tokenizer, texts, separator, length_tokens + 1, recall_windows, seed)
 
-    out.mkdir(parents=True, exist_ok=True)
-    np.save(out / "tokens.npy", tokens)
-    np.save(out / "recall.npy", recall)
-    save_tokenizer(tokenizer, out / "tokenizer")
     record |= {
         "packed_sha256": hashlib.sha256(packed.read_bytes()).hexdigest(),
         "unique_tokens": len(tokens),
@@ -67,8 +65,25 @@ def tokenise(packed: Path, out: Path, *, length_tokens: int, recall_windows: int
             "sha256": hashlib.sha256(recall.tobytes()).hexdigest(),
         },
     }
-    (out / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    with written_beside(out) as part:
+        np.save(part / "tokens.npy", tokens)
+        np.save(part / "recall.npy", recall)
+        save_tokenizer(tokenizer, part / "tokenizer")
+        (part / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     return record
+
+
+def _check_output(out: Path) -> None:
+    if not out.exists() or (out.is_dir() and not any(not is_unfinished(entry.name) for entry in out.iterdir())):
+        return
+    try:
+        ours = "packed_sha256" in json.loads((out / "record.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        ours = False
+    if not ours:
+        raise UserError(
+            f"expected a folder that is new, empty or holds token arrays, found another at {out}: choose one"
+        )
 
 
 def _unpack(packed: Path) -> tuple[list[str], str, dict[str, Any]]:

@@ -76,11 +76,15 @@ def train(
             f"expected vocab_size of at least the tokenizer's {len(tokenizer)} in the recipe {recipe.name}, found "
             f"{model.config.vocab_size}; raise it or tokenise the text with fewer"
         )
-    run.claim({"recipe": recipe.model_dump(mode="json"), "tokens_sha256": arrays.record["tokens_sha256"]})
+    checkpoint = out / recipe.name
+    identity = {"recipe": recipe.model_dump(mode="json"), "tokens_sha256": arrays.record["tokens_sha256"]}
+    if run.claim(identity, checkpoint):
+        if is_first_process():
+            print(f"{checkpoint}: trained before", flush=True)
+        return checkpoint
     model = run.train(model, windows)
     if model is None:
         return None
-    checkpoint = out / recipe.name
 
     def record(parts: RunParts) -> dict[str, Any]:
         made = training_record(

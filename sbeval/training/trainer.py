@@ -160,6 +160,8 @@ def last_complete_state(states: Path) -> Path | None:
     """Returns the newest resumable state, None where there is none; removes states whose saving was interrupted."""
     complete = []
     for folder in states.glob("checkpoint-*"):
+        if not folder.name.removeprefix("checkpoint-").isdecimal():  # somebody else's
+            continue
         if (folder / COMPLETE_MARK).is_file():
             complete.append(folder)
         elif is_first_process():

@@ -1,8 +1,10 @@
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from folders import snapshot
 
 from sbeval.checkpoints import convert_checkpoint, load_checkpoint, settle_kv_expand
 from sbeval.errors import UserError
@@ -32,6 +34,33 @@ def test_other_models_and_full_folders_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
     with pytest.raises(UserError, match="holds something"):
         convert_checkpoint(save(tmp_path / "source", *dolomite()), tmp_path / "llama")
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
+def test_a_folder_appears_whole_or_not_at_all(there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save(tmp_path / "source", *dolomite())
+    (source / "tokenizer.json").write_text("{}")
+    destination = tmp_path / "converted"
+    if there:
+        destination.mkdir()
+    before = snapshot(tmp_path)
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("shutil.copyfile", no_room)
+        with pytest.raises(OSError, match="No space left"):
+            convert_checkpoint(source, destination)
+    assert snapshot(tmp_path) == before
+    convert_checkpoint(source, destination)
+    after = snapshot(tmp_path)
+    assert {name for name in after if name.startswith("converted/")} == {
+        f"converted/{name}" for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
+    }
+    with pytest.raises(UserError, match="holds something"):
+        convert_checkpoint(source, destination)
+    assert snapshot(tmp_path) == after
+
+
+def no_room(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("order", ["interleave", "tile"])

@@ -103,7 +103,7 @@ def test_a_run_that_ends_well_without_its_samples_has_failed(tmp_path: Path) -> 
     (failure,) = run_sweep(sweep(tmp_path, behaviour="cut"))
     assert "1 of 2 documents" in failure.reason
     assert run_sweep(sweep(tmp_path)) == []
-    assert len(list(tmp_path.rglob("results_*.json"))) == 1
+    assert len(list((tmp_path / "one" / "t").rglob("results_*.json"))) == 1
 
 
 def test_results_of_other_settings_are_kept_unless_replaced(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_results_of_other_settings_are_kept_unless_replaced(tmp_path: Path) -> N
     assert started(tmp_path) == 1
     assert run_sweep(sweep(tmp_path, limit=3), replace=True) == []
     assert started(tmp_path) == 2
-    assert len(list(tmp_path.rglob("results_*.json"))) == 1
+    assert len(list((tmp_path / "one" / "t").rglob("results_*.json"))) == 1
 
 
 def test_two_sweeps_never_write_into_one_folder(tmp_path: Path) -> None:

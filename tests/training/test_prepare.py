@@ -87,6 +87,25 @@ def test_a_damaged_file_is_refused(tmp_path, wheels, library):
         tokenise(tmp_path / "absent.tar", tmp_path / "arrays", length_tokens=64, recall_windows=0, seed=0)
 
 
+def test_what_no_earlier_call_wrote_is_never_overwritten(tmp_path, wheels, library):
+    recipe = DataRecipe(packages=("own-package==1.0",), package_bytes_max=10**7, vocabulary=300)
+    (tmp_path / "data.tar").write_text("mine")
+    (tmp_path / "arrays").mkdir()
+    (tmp_path / "arrays" / "tokens.npy").write_text("mine")
+    with pytest.raises(UserError, match="found another file"):
+        prepare(recipe, wheels, [library], tmp_path / "data.tar")
+    packed = tmp_path / "packed.tar"
+    for _ in range(2):
+        prepare(recipe, wheels, [library], packed)
+    with pytest.raises(UserError, match="new, empty or holds token arrays"):
+        tokenise(packed, tmp_path / "arrays", length_tokens=64, recall_windows=0, seed=0)
+    for windows in (0, 8):
+        tokenise(packed, tmp_path / "new", length_tokens=64, recall_windows=windows, seed=0)
+    assert len(load_arrays(tmp_path / "new").recall) == 8
+    assert (tmp_path / "data.tar").read_text() == (tmp_path / "arrays" / "tokens.npy").read_text() == "mine"
+    assert [path for path in tmp_path.rglob("*.part*")] == []
+
+
 def test_packages_must_be_pinned(tmp_path):
     with pytest.raises(UserError, match="name==version"):
         download(["sympy"], tmp_path)

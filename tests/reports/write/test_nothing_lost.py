@@ -1,0 +1,104 @@
+"""A report takes the place of an earlier report's files alone: every folder is compared before and after."""
+
+from pathlib import Path
+
+import pytest
+from folders import snapshot
+from result_files import CURVES, model_record, perplexity_task, write_run
+from typer.testing import CliRunner
+
+from sbeval.cli import app
+from sbeval.errors import UserError
+from sbeval.reports import build_report
+
+LENGTHS = [256, 512]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    write_run(folder, model_record("rope"), [perplexity_task("stream", CURVES["rope"][:2], lengths=LENGTHS)])
+    return folder
+
+
+def report(results: Path, folder: Path, title: str | None = None) -> Path:
+    return build_report([results], folder, image_formats=("svg",), title=title)
+
+
+@pytest.fixture(scope="module")
+def written(results: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Names of all files of the report."""
+    folder = report(results, tmp_path_factory.mktemp("written")).parent
+    return [name for name, (size, _) in snapshot(folder).items() if size >= 0]
+
+
+def test_a_user_s_file_of_any_name_of_the_report_is_named_and_stays(
+    results: Path, written: list[str], tmp_path: Path
+) -> None:
+    kinds = {Path(name).parent.name for name in written}
+    assert kinds == {"", "figures", "latex"}
+    for number, name in enumerate(written):
+        mine = tmp_path / str(number) / name
+        mine.parent.mkdir(parents=True)
+        mine.write_text("<html>mine</html>")
+        with pytest.raises(UserError, match=f"found {mine}, which no report wrote"):
+            report(results, tmp_path / str(number))
+        assert [path for path in (tmp_path / str(number)).rglob("*") if path.is_file()] == [mine]
+        assert mine.read_text() == "<html>mine</html>"
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a link"])
+def test_a_page_s_name_taken_by_something_else_is_named(results: Path, kind: str, tmp_path: Path) -> None:
+    page = tmp_path / "out" / "index.html"
+    page.parent.mkdir()
+    if kind == "a folder":
+        page.mkdir()
+    else:
+        page.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="which no report wrote"):
+        report(results, tmp_path / "out")
+    assert page.is_dir() or page.is_symlink()
+
+
+def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_all_else(results: Path, tmp_path: Path) -> None:
+    before_results = snapshot(results)
+    report(results, tmp_path, title="The first")
+    mine = ["notes.md", "figures/mine.svg", "latex/mine.tex", "own/index.html"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    before = snapshot(tmp_path)
+    page = report(results, tmp_path, title="The second")
+    after = snapshot(tmp_path)
+    assert "The second" in page.read_text()
+    assert after.keys() == before.keys()
+    assert all(after[name] == before[name] for name in mine)
+    assert snapshot(results) == before_results
+
+
+def test_a_report_that_fails_leaves_the_earlier_one_whole(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(results, tmp_path)
+    before = snapshot(tmp_path)
+
+    def fail(*_: object, **__: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sbeval.reports.build.write_page", fail)
+    with pytest.raises(OSError, match="No space left"):
+        report(results, tmp_path, title="The second")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("place", ["index.html", "extension/summary.md"])
+def test_the_demo_refuses_a_folder_before_it_evaluates_anything(place: str, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / place
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    before = snapshot(tmp_path)
+    arguments = ["demo", "-o", str(tmp_path / "out"), "--results", str(tmp_path / "results")]
+    found = CliRunner().invoke(app, arguments)
+    assert isinstance(found.exception, UserError)
+    assert str(mine) in str(found.exception)
+    assert snapshot(tmp_path) == before

@@ -1,0 +1,150 @@
+"""A sweep deletes and overwrites nothing that it did not make: every folder is compared before and after."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sweep_launcher
+from folders import below, snapshot
+
+from sbeval.errors import UserError
+from sbeval.reports.read.files import Notes, find_result_files
+from sbeval.results.outputs import set_aside
+from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
+
+
+def sweep(folder: Path, *, behaviour: str = "write", limit: float | None = None) -> Sweep:
+    return Sweep(
+        checkpoints=(SweepCheckpoint(pretrained="one"),),
+        runs=(SweepRun(name="t", tasks=("t",)),),
+        output=str(folder),
+        limit=limit,
+        launcher=(sys.executable, str(sweep_launcher.__file__), behaviour),
+    )
+
+
+def set_aside_runs(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "one").iterdir() if ".old-" in path.name)
+
+
+def of_other_settings_without_samples(folder: Path) -> str:
+    run_sweep(sweep(folder, limit=3))
+    (samples,) = folder.rglob("samples_*.jsonl")
+    samples.unlink()
+    return "results of other settings (limit was 3 and is not set)"
+
+
+def of_two_runs(folder: Path) -> str:
+    run_sweep(sweep(folder))
+    (results,) = folder.rglob("results_*.json")
+    results.with_name("results_2025-09-09T09-09-09.000001.json").write_bytes(results.read_bytes())
+    return "results of several runs (model/results_2025-"
+
+
+def of_a_user(folder: Path) -> str:
+    sweep_launcher.write_results(folder / "one" / "t")
+    return "model/samples_t_2025-01-02T03-04-05.678901.jsonl, and no record (run.yaml)"
+
+
+def beside_a_record_that_cannot_be_read(folder: Path) -> str:
+    run_sweep(sweep(folder, behaviour="cut"))
+    (folder / "one" / "t" / "weights.json").write_text("[[")
+    return "no record (weights.json)"
+
+
+def a_user_s_notes_beside_what_failed(folder: Path) -> str:
+    run_sweep(sweep(folder, behaviour="fail"))
+    (folder / "one" / "t" / "notes.md").write_text("mine")
+    return "notes.md, which no sweep put there"
+
+
+def a_user_s_own_settings(folder: Path) -> str:
+    (folder / "one" / "t").mkdir(parents=True)
+    (folder / "one" / "t" / "run.yaml").write_text("mine: true")
+    return "run.yaml, and no record"
+
+
+LEFT = [
+    of_other_settings_without_samples,
+    of_two_runs,
+    of_a_user,
+    beside_a_record_that_cannot_be_read,
+    a_user_s_notes_beside_what_failed,
+    a_user_s_own_settings,
+]
+
+
+@pytest.mark.parametrize("leave", LEFT)
+def test_what_a_sweep_did_not_leave_is_named_and_stays(leave: Callable[[Path], str], tmp_path: Path) -> None:
+    words = leave(tmp_path)
+    before = snapshot(tmp_path)
+    for dry_run in (True, False):
+        (failure,) = run_sweep(sweep(tmp_path, behaviour="fail"), dry_run=dry_run)
+        assert words in failure.reason
+        assert "--replace" in failure.reason
+        assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("behaviour", ["write", "fail"])
+@pytest.mark.parametrize("leave", LEFT)
+def test_what_is_replaced_is_moved_aside_whole(
+    leave: Callable[[Path], str], behaviour: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(tmp_path)
+    before = below(snapshot(tmp_path), "one/t")
+    failures = run_sweep(sweep(tmp_path, behaviour=behaviour), replace=True)
+    assert bool(failures) == (behaviour == "fail")
+    (aside,) = set_aside_runs(tmp_path)
+    assert snapshot(aside) == before
+    assert f"what was there is now in {aside}" in capsys.readouterr().out
+
+
+def test_a_run_cut_off_is_moved_aside_and_run_again_and_attempts_without_results_leave_no_folder(
+    tmp_path: Path,
+) -> None:
+    run_sweep(sweep(tmp_path, behaviour="cut"))
+    before = below(snapshot(tmp_path), "one/t")
+    for _ in range(2):
+        assert run_sweep(sweep(tmp_path, behaviour="fail"))
+    (aside,) = set_aside_runs(tmp_path)
+    assert snapshot(aside) == before
+    assert run_sweep(sweep(tmp_path)) == []
+    assert set_aside_runs(tmp_path) == [aside]
+    complete = snapshot(tmp_path)
+    assert run_sweep(sweep(tmp_path), replace=True) == []
+    assert snapshot(tmp_path) == complete
+
+
+def test_a_report_reads_what_was_moved_aside_only_where_it_is_named(tmp_path: Path) -> None:
+    run_sweep(sweep(tmp_path, limit=3))
+    run_sweep(sweep(tmp_path), replace=True)
+    (new,) = (tmp_path / "one" / "t").rglob("results_*.json")
+    assert find_result_files([tmp_path], Notes()) == [new.resolve()]
+    (aside,) = set_aside_runs(tmp_path)
+    assert find_result_files([aside], Notes()) == [next(aside.rglob("results_*.json")).resolve()]
+
+
+def test_folders_moved_aside_in_one_second_have_names_of_their_own(tmp_path: Path) -> None:
+    found = set()
+    for number in range(3):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "file").write_text(str(number))
+        found.add((set_aside(tmp_path / "run") / "file").read_text())
+    assert found == {"0", "1", "2"}
+
+
+def test_a_folder_that_cannot_be_made_fails_its_run(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("a file")
+    before = snapshot(tmp_path)
+    (failure,) = run_sweep(sweep(tmp_path))
+    assert "cannot be written" in failure.reason
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", " ", "../models", "/models", "a/b", "a\\b", "a\0b", "a\nb", "a" * 300])
+def test_a_name_is_one_part_of_a_path(name: str) -> None:
+    with pytest.raises(UserError, match="label to be a name that a folder can have"):
+        SweepCheckpoint(pretrained="one", label=name)
+    with pytest.raises(UserError, match="name to be a name that a folder can have"):
+        SweepRun(name=name, tasks=("t",))

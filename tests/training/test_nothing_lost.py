@@ -1,0 +1,109 @@
+"""Training deletes and overwrites nothing that it did not make: every folder is compared before and after."""
+
+import json
+
+import pytest
+from folders import below, snapshot
+from training_problems import tiny_extension, tiny_model, tiny_recipe
+
+from sbeval.errors import UserError
+from sbeval.training.extend import extend
+from sbeval.training.recipe import RUN_FILES
+from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
+from sbeval.training.train import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, data_folder):
+    """The folder of a run that has ended."""
+    out = tmp_path_factory.mktemp("run")
+    train(tiny_recipe(steps=2), out, data_folder=data_folder)
+    return out
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory, data_folder):
+    folder = tmp_path_factory.mktemp("parents") / "parent"
+    tiny_model("stickbreaking").save_pretrained(folder)
+    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "../models", "/models", "a/b", "States", *sorted(RUN_FILES)])
+def test_a_recipe_s_name_is_one_part_of_a_path_and_no_file_of_the_run(name):
+    with pytest.raises(UserError, match=r"expected a recipe's name|name to be a name that a folder can have"):
+        tiny_recipe().changed(name=name)
+
+
+def test_a_run_that_has_ended_is_left_as_it_is(run, data_folder, capsys):
+    (run / "notes.txt").write_text("mine")
+    before = snapshot(run)
+    assert train(tiny_recipe(steps=2), run, data_folder=data_folder) == run / "tiny_stickbreaking"
+    assert "trained before" in capsys.readouterr().out
+    assert snapshot(run) == before
+
+
+def test_another_recipe_is_refused_in_the_folder_of_a_run_even_without_its_states(run, data_folder):
+    (run / "states").rename(run.parent / "states_kept_elsewhere")
+    before = snapshot(run)
+    with pytest.raises(UserError, match=r"found another \(it differs in recipe\.seed\)"):
+        train(tiny_recipe(steps=2).changed(seed=1), run, data_folder=data_folder)
+    assert snapshot(run) == before
+    (run.parent / "states_kept_elsewhere").rename(run / "states")
+
+
+@pytest.mark.parametrize(
+    "there", ["tiny_stickbreaking/mine.txt", "states/checkpoint-1/mine.txt", "run.json/mine", "run.json"]
+)
+def test_a_folder_that_holds_something_else_is_refused_before_anything_is_written(tmp_path, data_folder, there):
+    (tmp_path / there).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / there).write_text("mine")
+    before = snapshot(tmp_path)
+    with pytest.raises(UserError, match=there.partition("/")[0]):
+        train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_folder_of_the_checkpoint_s_name_that_no_run_made_is_refused(run, tmp_path, data_folder):
+    (tmp_path / "run.json").write_bytes((run / "run.json").read_bytes())
+    (tmp_path / "tiny_stickbreaking").mkdir()
+    (tmp_path / "tiny_stickbreaking" / "model.safetensors").write_text("mine")
+    before = snapshot(tmp_path)
+    with pytest.raises(UserError, match="'tiny_stickbreaking'"):
+        train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_checkpoint_begun_before_a_kill_is_written_anew_and_folders_of_like_names_stay(run, tmp_path, data_folder):
+    for name in ("tiny_stickbreaking.0123456789ab.partial", "tiny_stickbreaking.partial", "states/checkpoint-best"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text("mine")
+    (tmp_path / "run.json").write_bytes((run / "run.json").read_bytes())
+    assert train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder) is not None
+    after = snapshot(tmp_path)
+    assert {name for name in after if name.endswith("/file")} == {
+        "tiny_stickbreaking.partial/file",
+        "states/checkpoint-best/file",
+    }
+    ours, theirs = (below(found, "tiny_stickbreaking") for found in (after, snapshot(run)))
+    assert ours["model.safetensors"] == theirs["model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["parent", "run", "data"])
+def test_an_extension_never_writes_into_its_parent_s_folder_or_its_data_s(name, run, parent, data_folder):
+    checkpoint = run / "tiny_stickbreaking" if name == "run" else parent
+    out = {"parent": parent, "run": run, "data": data_folder}[name]
+    before = snapshot(out)
+    with pytest.raises(UserError, match="choose another --out"):
+        extend(tiny_extension(checkpoint, data_folder), out)
+    assert snapshot(out) == before
+
+
+def test_a_checkpoint_named_as_the_parent_of_its_own_folder_is_not_replaced(tmp_path, parent, data_folder):
+    (tmp_path / "run").mkdir()
+    parent = parent.rename(tmp_path / "run" / "checkpoint")
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"extension": {}, "tokens_sha256": ""}))
+    before = snapshot(tmp_path)
+    with pytest.raises(UserError, match="found another"):
+        extend(tiny_extension(parent, data_folder), tmp_path / "run")
+    assert snapshot(tmp_path) == before
