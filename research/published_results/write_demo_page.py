@@ -180,9 +180,9 @@ def page(folder: Path) -> str:
         *smaller_beyond(claims[FIXED]),
         "By the rules of `reports/analyse/claims.py`, on the same targets at all lengths: more context lowers NLL up "
         "to the shortest length from which no longer one is measurably lower (bands simultaneous over all pairs of "
-        "lengths); it hurts where NLL is measurably above that at the training length. In `fixed_target` only the context before "
-        "the targets grows, so it alone shows that context is used; `stream` falls with length for any model that does "
-        "not break.",
+        "lengths); it hurts where NLL is measurably above that at the training length. In `fixed_target` only the "
+        "context before the targets grows, so it alone shows that context is used; `stream` falls with length for any"
+        " model that does not break.",
         "",
         f"## `{FIXED}`: {targets[FIXED]:,} targets, the same at every length, in "
         f"{claims[FIXED][MODELS[0]].clusters} files",

@@ -7,9 +7,9 @@ keeps coverage near its name where the percentile interval is too short. Simulat
 skewed and correlated (`tests/results/test_intervals.py`, 3,000 draws), 95 % intervals cover 92.3 % at 20 clusters and
 93.5 % at 62; most misses lie above the upper end. What is missing is the price of that skew: where sizes and NLL are
 mild, or sizes equal, 20 clusters cover 94.6 to 95.8 %. Nothing else tried did better on one to two thousand of the same
-draws at 20 clusters: the t interval covers 87.9 %, BCa 88.1 %, BCa with t quantiles 90.5 %, the symmetric studentised interval
-91.8 %, and calibration by a second level of resamples 90.7 %; jackknife errors, or a scale on which the error is
-stable, gain less than a point for wider intervals.
+draws at 20 clusters: the t interval covers 87.9 %, BCa 88.1 %, BCa with t quantiles 90.5 %, the symmetric studentised
+interval 91.8 %, and calibration by a second level of resamples 90.7 %; jackknife errors, or a scale on which the error
+is stable, gain less than a point for wider intervals.
 
 `resampled_counts` and `linearised_errors` are the bootstrap itself; the bands of a report are built on them too.
 
