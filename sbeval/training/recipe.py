@@ -1,5 +1,6 @@
 """Recipes: the settings of a training run, and the YAML files they are read from."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -102,9 +103,9 @@ class TrainingSettings(Settings):
     )
 
     @property
+    @abstractmethod
     def length_tokens(self) -> int:
         """Model inputs of a window."""
-        raise NotImplementedError
 
 
 class TrainRecipe(TrainingSettings):
