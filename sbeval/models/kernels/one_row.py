@@ -124,7 +124,7 @@ def _map_kernel(
     result = result.to(out_ptr.dtype.element_ty)
     at = out_ptr + column
     if HEAD_DIM > 0:
-        if PAIRS > 0:
+        if PAIRS > 0:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
             if turns:
                 x, y = tl.split(tl.trans(tl.reshape(result.to(tl.float32), [2, HALF])))
                 angle = (first - start) % HEAD_DIM // 2 + tl.arange(0, HALF)
