@@ -127,9 +127,9 @@ def _map_kernel(
         if PAIRS > 0:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
             if turns:
                 x, y = tl.split(tl.trans(tl.reshape(result.to(tl.float32), [2, HALF])))
-                angle = (first - start) % HEAD_DIM // 2 + tl.arange(0, HALF)
-                c = tl.load(cos_ptr + angle).to(tl.float32)
-                s = tl.load(sin_ptr + angle).to(tl.float32)
+                own_angle = (first - start) % HEAD_DIM // 2 + tl.arange(0, HALF)
+                c = tl.load(cos_ptr + own_angle).to(tl.float32)
+                s = tl.load(sin_ptr + own_angle).to(tl.float32)
                 turned = tl.join(x * c - y * s, y * c + x * s)
                 result = tl.reshape(tl.trans(turned), [BLOCK_F]).to(out_ptr.dtype.element_ty)
         if part > 0:

@@ -118,8 +118,8 @@ def _split_kernel(
     if tl.atomic_add(arrived_ptr + pair, 1, sem="acq_rel") == used - 1:
         tl.store(arrived_ptr + pair, 0)
         each = tl.arange(0, JOINED)
-        head, query = group * shared + each // queries, each % queries
-        out_at = out_ptr + batch * out_stride_b + head * out_stride_h + query * out_stride_l
+        out_head = group * shared + each // queries
+        out_at = out_ptr + batch * out_stride_b + out_head * out_stride_h + each % queries * out_stride_l
         _join(parts, tops, out_at[:, None] + dim[None, :], used, rows, HEAD_DIM, BLOCK_D, ROWS, JOINED, TOGETHER)
 
 

@@ -106,7 +106,7 @@ def _join(
         before = through - known
         # rows stop together, where the last one has less than the threshold left; what lies behind may be unwritten
         ahead = tl.max(tl.where(inside[None, :], before, float("-inf")), 1) < log2_threshold
-        used = (tl.cumsum(ahead.to(tl.int32), 0) == 0) & (at < used_splits)
+        used = at < tl.min(tl.where(ahead, at, used_splits), 0)
         part = tl.load(
             parts + row_at[:, :, None] * HEAD_DIM + dim[None, None, :],
             mask=(used[:, None] & inside[None, :])[:, :, None] & (dim < HEAD_DIM)[None, None, :], other=0.0,
@@ -149,55 +149,55 @@ def _split_kernel(
     head, query = group * shared + row // queries, row % queries
     sticks = stick_ptr + pair * splits * ROWS
     parts = part_ptr + pair * splits * ROWS * HEAD_DIM
-    spent_out = log2_threshold > 1.0
+    q_at = q_ptr + batch * q_stride_b + head * q_stride_h + query * q_stride_l
+    q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+    k_base = k_ptr + batch * k_stride_b + group * k_stride_h
+    v_base = v_ptr + batch * v_stride_b + group * v_stride_h
+    row_limit = tl.where(inside, seen - queries + query, -1)
+    tile = tl.arange(0, BLOCK_N)
+    minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
+    out = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    stick = tl.zeros([ROWS], tl.float32)
+    stick_lo = tl.zeros([ROWS], tl.float32)
+    oldest = tl.maximum(block - split_tiles, 0)
     if LOOK:
-        # the first splits were another launch, and all of them hold keys where this one does
-        spent_out = _newer_left(sticks, first_splits, inside, ROWS, FIRST_POWER) < log2_threshold - MARGIN_LOG2
-    if spent_out == 0:
-        q_at = q_ptr + batch * q_stride_b + head * q_stride_h + query * q_stride_l
-        q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
-        k_base = k_ptr + batch * k_stride_b + group * k_stride_h
-        v_base = v_ptr + batch * v_stride_b + group * v_stride_h
-        row_limit = tl.where(inside, seen - queries + query, -1)
-        tile = tl.arange(0, BLOCK_N)
-        minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
-        out = tl.zeros([ROWS, BLOCK_D], tl.float32)
-        stick = tl.zeros([ROWS], tl.float32)
-        stick_lo = tl.zeros([ROWS], tl.float32)
-        oldest = tl.maximum(block - split_tiles, 0)
-        # tiles that not every query sees, or that keys do not fill
-        while (block > oldest) & (block * BLOCK_N > seen - queries + 1):
-            block -= 1
+        # the first splits were another launch, and all of them hold keys where this one does; where they leave too
+        # little there is nothing to do, as the join does not look this far
+        newer_left = _newer_left(sticks, first_splits, inside, ROWS, FIRST_POWER)
+        oldest = tl.where(newer_left < log2_threshold - MARGIN_LOG2, block, oldest)
+    # tiles that not every query sees, or that keys do not fill
+    while (block > oldest) & (block * BLOCK_N > seen - queries + 1):
+        block -= 1
+        out, stick, stick_lo = _tile(
+            q, k_base, v_base, k_stride_l, v_stride_l, block, seen, row_limit, 0, minus_newer,
+            out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
+        )  # fmt: skip
+    # compared so that a row that is not a number goes on
+    spent_out = tl.max(tl.where(inside, stick, float("-inf")), 0) < log2_threshold
+    # newest keys may spend a stick at once, so the first look comes soon; each empties the pipeline
+    chunk = CHUNK if LOOK else 1
+    while (spent_out == 0) & (block > oldest):
+        chunk = tl.minimum(2 * chunk, CHUNK)
+        steps = tl.minimum(block - oldest, chunk)
+        for step in tl.range(0, steps, num_stages=STAGES):
             out, stick, stick_lo = _tile(
-                q, k_base, v_base, k_stride_l, v_stride_l, block, seen, row_limit, 0, minus_newer,
-                out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
+                q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, seen, row_limit, 0, minus_newer,
+                out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, ASSEMBLY,
             )  # fmt: skip
-        # compared so that a row that is not a number goes on
+        block -= steps
         spent_out = tl.max(tl.where(inside, stick, float("-inf")), 0) < log2_threshold
-        # newest keys may spend a stick at once, so the first look comes soon; each empties the pipeline
-        chunk = CHUNK if LOOK else 1
-        while (spent_out == 0) & (block > oldest):
-            chunk = tl.minimum(2 * chunk, CHUNK)
-            steps = tl.minimum(block - oldest, chunk)
-            for step in tl.range(0, steps, num_stages=STAGES):
-                out, stick, stick_lo = _tile(
-                    q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, seen, row_limit, 0, minus_newer,
-                    out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, ASSEMBLY,
-                )  # fmt: skip
-            block -= steps
-            spent_out = tl.max(tl.where(inside, stick, float("-inf")), 0) < log2_threshold
-        at = split * ROWS + row
-        tl.store(parts + at[:, None] * HEAD_DIM + dim[None, :], out,
-                 mask=inside[:, None] & (dim < HEAD_DIM)[None, :])  # fmt: skip
-        tl.store(sticks + at, stick + stick_lo, mask=inside)
+    at = split * ROWS + row
+    tl.store(parts + at[:, None] * HEAD_DIM + dim[None, :], out,
+             mask=inside[:, None] & (dim < HEAD_DIM)[None, :])  # fmt: skip
+    tl.store(sticks + at, stick + stick_lo, mask=inside)
     used_splits = tl.maximum(tl.cdiv(tiles, split_tiles), 1)
     # every thread has written before one of them says so
     tl.debug_barrier()
     if tl.atomic_add(arrived_ptr + pair, 1, sem="acq_rel") == used_splits - 1:
         tl.store(arrived_ptr + pair, 0)
         each = tl.arange(0, JOINED)
-        head, query = group * shared + each // queries, each % queries
-        out_at = out_ptr + batch * out_stride_b + head * out_stride_h + query * out_stride_l
+        out_head = group * shared + each // queries
+        out_at = out_ptr + batch * out_stride_b + out_head * out_stride_h + each % queries * out_stride_l
         _join(parts, sticks, out_at[:, None] + dim[None, :], rem_ptr + pair * rows + each, used_splits, rows,
               log2_threshold, HEAD_DIM, BLOCK_D, ROWS, JOINED, TOGETHER)  # fmt: skip
 
