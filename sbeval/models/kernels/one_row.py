@@ -23,6 +23,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sbeval.attention.impl.triton.hardware import starts_early
+from sbeval.attention.impl.triton.primitives import fetch_ahead
+
+_LINE_BYTES = 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +53,7 @@ def _map_kernel(
     weight_stride_0, weight_stride_1, weight_stride_2, room, k_h, k_l, v_h, v_l,
     BLOCK_F: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
     ACTIVATION: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
-    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, LINE: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK_F
     each = tl.arange(0, BLOCK_F)
@@ -83,6 +86,12 @@ def _map_kernel(
         u = tl.load(other_at + at[None, :], mask=real[:, None] & there[None, :], other=0.0)
     if EARLY:
         # weights are there at any time; the row is what the kernel before leaves
+        line = LINE * tl.arange(0, BLOCK_E // LINE)
+        for begin in range(BLOCK_E, inputs, BLOCK_E):
+            ahead = tl.minimum(begin + line, inputs - 1)[None, :]
+            fetch_ahead(weight_at + ahead)
+            if ACTIVATION != "":
+                fetch_ahead(other_at + ahead)
         gdc_wait()
         gdc_launch_dependents()
     x = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
@@ -126,11 +135,11 @@ def _map_kernel(
     if HEAD_DIM > 0:
         if PAIRS > 0:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
             if turns:
-                x, y = tl.split(tl.trans(tl.reshape(result.to(tl.float32), [2, HALF])))
+                a, b = tl.split(tl.trans(tl.reshape(result.to(tl.float32), [2, HALF])))
                 own_angle = (first - start) % HEAD_DIM // 2 + tl.arange(0, HALF)
                 c = tl.load(cos_ptr + own_angle).to(tl.float32)
                 s = tl.load(sin_ptr + own_angle).to(tl.float32)
-                turned = tl.join(x * c - y * s, y * c + x * s)
+                turned = tl.join(a * c - b * s, b * c + a * s)
                 result = tl.reshape(tl.trans(turned), [BLOCK_F]).to(out_ptr.dtype.element_ty)
         if part > 0:
             tl.store(at, result, mask=mask)
@@ -142,7 +151,7 @@ def _map_kernel(
     tl.store(at, result, mask=mask)
 
 
-def map_parameters(*, gated: bool) -> MapParameters:
+def map_parameters(*, outputs: int, inputs: int, gated: bool) -> MapParameters:
     """How to launch a map: what was fastest on an H200, of maps of 1536 to 5632 numbers."""
     if os.environ.get("TRITON_INTERPRET") == "1":  # which takes as long for a small program as for a large one
         return MapParameters(block_outputs=32, block_inputs=512, num_warps=4, num_stages=2)
@@ -205,7 +214,7 @@ def map_row(
         parameters: how to launch; None chooses.
     """
     outputs = [len(weight) for weight in weights_FE]
-    p = parameters or map_parameters(gated=bool(activation))
+    p = parameters or map_parameters(outputs=sum(outputs), inputs=x_1E.shape[1], gated=bool(activation))
     width = out.shape[1] if activation else sum(outputs)
     weights = [*weights_FE, *[weights_FE[0]] * (3 - len(weights_FE))]
     biases = [*biases_F, *[biases_F[0]] * (3 - len(biases_F))] if biases_F else weights
@@ -228,7 +237,8 @@ def map_row(
             BLOCK_F=block_outputs, BLOCK_E=p.block_inputs, STAGES=p.num_stages,
             PARTS=1 if activation else len(weights_FE), ACTIVATION=activation, NORM=norm_E is not None,
             BIAS=bool(biases_F), ADD=add, EARLY=early,
-            HEAD_DIM=head_dim, PAIRS=0 if slot is None else slot.pairs, num_warps=p.num_warps,
+            HEAD_DIM=head_dim, PAIRS=0 if slot is None else slot.pairs,
+            LINE=_LINE_BYTES // x_1E.element_size(), num_warps=p.num_warps,
             **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out

@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sbeval.attention.impl.triton.hardware import multiprocessors, starts_early
+from sbeval.attention.impl.triton.primitives import fetch_ahead
 
 MOST_SPLITS = 128
 _FEWEST_KEYS = 64
@@ -65,16 +66,23 @@ def _split_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     FEWEST: tl.constexpr, JOINED: tl.constexpr, TOGETHER: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
     split = tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
+    k_base = k_ptr + batch * k_stride_b + group * k_stride_h
+    v_base = v_ptr + batch * v_stride_b + group * v_stride_h
+    # lengths are those of the whole step; the newest keys and queries are what the kernel before leaves
     keys = tl.load(length_ptr + batch).to(tl.int32)
     tiles = tl.cdiv(keys, BLOCK_N)
     split_tiles = tl.maximum(tl.cdiv(tiles, splits), FEWEST)
     first = split * split_tiles
+    if EARLY:
+        if first < tiles:
+            ahead = tl.minimum(first * BLOCK_N + tl.arange(0, BLOCK_N), keys - 1).to(tl.int64)
+            fetch_ahead(k_base + ahead * k_stride_l)
+            fetch_ahead(v_base + ahead * v_stride_l)
+        gdc_wait()
+        gdc_launch_dependents()
     if first >= tiles:
         return
     rows = shared * queries
@@ -85,8 +93,6 @@ def _split_kernel(
     head, query = group * shared + row // queries, row % queries
     q_at = q_ptr + batch * q_stride_b + head * q_stride_h + query * q_stride_l
     q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
-    k_base = k_ptr + batch * k_stride_b + group * k_stride_h
-    v_base = v_ptr + batch * v_stride_b + group * v_stride_h
     newest = keys - queries + query
     out = tl.zeros([ROWS, BLOCK_D], tl.float32)
     top = tl.full([ROWS], float("-inf"), tl.float32)

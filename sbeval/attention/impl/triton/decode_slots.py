@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sbeval.attention.impl.triton.decode import MARGIN_LOG2, _newer_left, _tile
 from sbeval.attention.impl.triton.hardware import has_assembly, multiprocessors, starts_early
 from sbeval.attention.impl.triton.launch import LOG2_E
+from sbeval.attention.impl.triton.primitives import fetch_ahead
 
 MOST_SPLITS = 128
 _FIRST_KEYS = 2048
@@ -109,10 +110,11 @@ def _join(
         used = at < tl.min(tl.where(ahead, at, used_splits), 0)
         part = tl.load(
             parts + row_at[:, :, None] * HEAD_DIM + dim[None, None, :],
-            mask=(used[:, None] & inside[None, :])[:, :, None] & (dim < HEAD_DIM)[None, None, :], other=0.0,
-            cache_modifier=".cg",
+            mask=((at < used_splits)[:, None] & inside[None, :])[:, :, None] & (dim < HEAD_DIM)[None, None, :],
+            other=0.0, cache_modifier=".cg",
         )  # fmt: skip
-        out += tl.sum(tl.where(used[:, None], tl.exp2(before), 0.0)[:, :, None] * part, 0)
+        weight = tl.where(used[:, None], tl.exp2(before), 0.0)
+        out += tl.sum(tl.where(used[:, None, None], weight[:, :, None] * part, 0.0), 0)
         left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
         spent_out = tl.max(tl.where(inside, left, float("-inf")), 0) < log2_threshold
         split += TOGETHER
@@ -131,14 +133,21 @@ def _split_kernel(
     JOINED: tl.constexpr, TOGETHER: tl.constexpr, ATTEND_CURRENT: tl.constexpr, EXACT: tl.constexpr,
     ASSEMBLY: tl.constexpr, LOOK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
     split = first_split + tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
+    k_base = k_ptr + batch * k_stride_b + group * k_stride_h
+    v_base = v_ptr + batch * v_stride_b + group * v_stride_h
+    # lengths are those of the whole step; the newest keys and queries are what the kernel before leaves
     seen, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
     block = tiles - split * split_tiles
+    if EARLY:
+        if block > 0 and not LOOK:
+            key = tl.minimum((block - 1) * BLOCK_N + tl.arange(0, BLOCK_N), seen - 1).to(tl.int64)
+            fetch_ahead(k_base + key * k_stride_l)
+            fetch_ahead(v_base + key * v_stride_l)
+        gdc_wait()
+        gdc_launch_dependents()
     # the first split is there without keys too, which leave a whole stick
     if (block <= 0) & (split > 0):
         return
@@ -151,8 +160,6 @@ def _split_kernel(
     parts = part_ptr + pair * splits * ROWS * HEAD_DIM
     q_at = q_ptr + batch * q_stride_b + head * q_stride_h + query * q_stride_l
     q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
-    k_base = k_ptr + batch * k_stride_b + group * k_stride_h
-    v_base = v_ptr + batch * v_stride_b + group * v_stride_h
     row_limit = tl.where(inside, seen - queries + query, -1)
     tile = tl.arange(0, BLOCK_N)
     minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
