@@ -1,4 +1,4 @@
-"""A step of Llama-style blocks in five kernels each, where a model's own parts are some twenty.
+"""A step of Llama-style blocks in six kernels each, where a model's own parts are some twenty.
 
 Norms, biases, activations and the residual stream are part of the kernels of the linear maps beside them, which read
 the model's own weights. What is taken for such a block is told by the names of its parts; whether it computes the same
@@ -114,9 +114,7 @@ class FusedBlocks:
         if hasattr(block.attention, "mixer"):
             mixed = block.attention.mixer.step(q_1H1D, v_1G1D, cache, keys, values)
         else:
-            mixed = softmax_decode(
-                q_1H1D, keys, values, cache.length_B, scale=block.attention.scaling, arrived_BG=cache.arrived_BG
-            )
+            mixed = softmax_decode(q_1H1D, keys, values, cache.length_B, scale=block.attention.scaling)
         mixed_1T = mixed.reshape(1, query_width)
         norm: Callable[[Tensor], Tensor] | None = getattr(block.attention, "head_norm", None)
         if norm is not None:

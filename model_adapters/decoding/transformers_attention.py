@@ -35,10 +35,7 @@ def _attend(
         asked = ", ".join(more) or "a mask, or values of another size than keys"
         raise NotImplementedError(f"its attention takes {asked}")
     scale = query_BH1D.shape[-1] ** -0.5 if scaling is None else scaling
-    slots = _slots.get()
-    output_BH1D = softmax_decode(
-        query_BH1D, key_BGKD, value_BGKD, slots.length_B, scale=scale, arrived_BG=slots.arrived_BG
-    )
+    output_BH1D = softmax_decode(query_BH1D, key_BGKD, value_BGKD, _slots.get().length_B, scale=scale)
     return output_BH1D.transpose(1, 2), None
 
 

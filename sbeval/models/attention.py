@@ -100,7 +100,6 @@ class StickBreakingMixer(nn.Module):
             scale=self.scale,
             attend_current=self.attend_current,
             skip_threshold=self.kernels.skip_threshold,
-            arrived_BG=slots.arrived_BG,
             impl=self.kernels.impl,
         )
         return self._with_remainder(output_BH1D, remainder_BH1, v_BG1D)
@@ -162,7 +161,7 @@ class SoftmaxMixer(nn.Module):
         """
         if self.bias is not None:
             raise ValueError("slots do not say where keys are, which ALiBi and FIRE need: generate with another cache")
-        return softmax_decode(q_BH1D, k_BGKD, v_BGKD, slots.length_B, scale=self.scale, arrived_BG=slots.arrived_BG)
+        return softmax_decode(q_BH1D, k_BGKD, v_BGKD, slots.length_B, scale=self.scale)
 
 
 class HeadNorm(nn.Module):

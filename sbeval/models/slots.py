@@ -36,7 +36,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._of = weakref.proxy(of)  # in a circle, the memory would be freed late
         self.is_sliding = sliding_window is not None
         self.room_tokens = min(of.room_tokens, sliding_window or of.room_tokens)
-        self.arrived_BG: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Takes memory, in the shape of the keys and values that come first."""
@@ -46,7 +45,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             return new.new_zeros((self._of.slots, new.shape[1], self.room_tokens, new.shape[3]))
 
         self.keys, self.values = room(key_states), room(value_states)
-        self.arrived_BG = torch.zeros(self.keys.shape[:2], dtype=torch.int32, device=self.keys.device)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -69,7 +67,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         assert self.keys is not None
         assert self.values is not None
         self._of.length_B = self._of.seen_B.clamp_max(self.room_tokens) if self.is_sliding else self._of.seen_B
-        self._of.arrived_BG = self.arrived_BG
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
@@ -102,7 +99,6 @@ class SlotCache(Cache):
         position_B: int32, where the next step writes. Written by who steps.
         seen_B: int32, positions of each text with that of the step, set by `begin_step`.
         length_B: how many keys of the layer updated last are there.
-        arrived_BG: zeros in which its kernels may count.
         filling: slots and lengths of the prompts that are being filled in, None outside `fill`.
     """
 
@@ -112,7 +108,6 @@ class SlotCache(Cache):
         self.slots, self.room_tokens = slots, room_tokens
         self.position_B = torch.zeros(slots, dtype=torch.int32, device=device)
         self.length_B = self.seen_B = self.position_B + 1
-        self.arrived_BG: Tensor | None = None
         self.filling: tuple[Tensor, Tensor] | None = None
         super().__init__(layers=[SlotLayer(self, window) for window in sliding_windows])
 
@@ -135,32 +130,24 @@ class SlotCache(Cache):
         self.seen_B = self.position_B + 1
 
 
-def softmax_decode(
-    q_BHQD: Tensor,
-    k_BGKD: Tensor,
-    v_BGKD: Tensor,
-    length_B: Tensor,
-    *,
-    scale: float,
-    arrived_BG: Tensor | None = None,
-) -> Tensor:
-    """Returns [B, H, Q, D]: softmax attention of each slot's newest positions to all keys that are there.
+def softmax_decode(q_BH1D: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, *, scale: float) -> Tensor:
+    """Returns [B, H, 1, D]: softmax attention of each slot's newest position to all keys that are there.
 
     Args:
-        q_BHQD: queries.
+        q_BH1D: queries.
         k_BGKD: room for keys.
         v_BGKD: room for values.
-        length_B: how many keys each slot holds, those of the queries among them, at least Q.
+        length_B: how many keys each slot holds, at least 1.
         scale: factor of the logits.
-        arrived_BG: as in `stickbreaking_decode`.
     """
-    if q_BHQD.is_cuda and q_BHQD.dtype != torch.float64:
+    if q_BH1D.is_cuda and q_BH1D.dtype != torch.float64:
         from sbeval.models.kernels.softmax_decode import kernel_softmax_decode
 
-        q_BHQD = q_BHQD if q_BHQD.stride(-1) == 1 else q_BHQD.contiguous()
-        return kernel_softmax_decode(q_BHQD, k_BGKD, v_BGKD, length_B, scale, arrived_BG=arrived_BG)
+        q_BHD = q_BH1D[:, :, 0]
+        q_BHD = q_BHD if q_BHD.stride(-1) == 1 else q_BHD.contiguous()
+        return kernel_softmax_decode(q_BHD, k_BGKD, v_BGKD, length_B, scale)[:, :, None]
     k_BGKD, v_BGKD, start_B = newest_last(k_BGKD, v_BGKD, length_B)
-    return softmax_attention(q_BHQD, k_BGKD, v_BGKD, scale=scale, seq_start_B=start_B)
+    return softmax_attention(q_BH1D, k_BGKD, v_BGKD, scale=scale, seq_start_B=start_B)
 
 
 def _fill(room_BGKD: Tensor, new_NGQD: Tensor, slots_N: Tensor, length_N: Tensor) -> None:

@@ -23,9 +23,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sbeval.attention.impl.triton.hardware import starts_early
-from sbeval.attention.impl.triton.primitives import fetch_ahead
-
-_LINE_BYTES = 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +50,7 @@ def _map_kernel(
     weight_stride_0, weight_stride_1, weight_stride_2, room, k_h, k_l, v_h, v_l,
     BLOCK_F: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
     ACTIVATION: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
-    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, LINE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK_F
     each = tl.arange(0, BLOCK_F)
@@ -86,12 +83,6 @@ def _map_kernel(
         u = tl.load(other_at + at[None, :], mask=real[:, None] & there[None, :], other=0.0)
     if EARLY:
         # weights are there at any time; the row is what the kernel before leaves
-        line = LINE * tl.arange(0, BLOCK_E // LINE)
-        for begin in range(BLOCK_E, inputs, BLOCK_E):
-            ahead = tl.minimum(begin + line, inputs - 1)[None, :]
-            fetch_ahead(weight_at + ahead)
-            if ACTIVATION != "":
-                fetch_ahead(other_at + ahead)
         gdc_wait()
         gdc_launch_dependents()
     x = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
@@ -237,8 +228,7 @@ def map_row(
             BLOCK_F=block_outputs, BLOCK_E=p.block_inputs, STAGES=p.num_stages,
             PARTS=1 if activation else len(weights_FE), ACTIVATION=activation, NORM=norm_E is not None,
             BIAS=bool(biases_F), ADD=add, EARLY=early,
-            HEAD_DIM=head_dim, PAIRS=0 if slot is None else slot.pairs,
-            LINE=_LINE_BYTES // x_1E.element_size(), num_warps=p.num_warps,
+            HEAD_DIM=head_dim, PAIRS=0 if slot is None else slot.pairs, num_warps=p.num_warps,
             **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out

@@ -1,11 +1,10 @@
-"""Decode kernels for slots: the newest queries of each text, whose number of keys is read from the device's memory.
+"""Decode kernels for slots: one new query a text, whose number of keys is read from the device's memory.
 
-As in `decode`, the keys of a text are split over programs. Here the host knows no length, so that a CUDA graph replays
-the same launch while texts grow: each program takes its part of the keys that are there, and returns where there is
-none. The program of a key head that ends last joins what all of them found, which spares a step another kernel in each
-layer. A head whose stick the newest splits have spent reads nothing older.
+As in `decode`, the keys of a text are split over programs and the parts joined by a second kernel. Here the host knows
+no length, so that a CUDA graph replays the same launch while texts grow: each program takes its part of the keys that
+are there, and returns where there is none. A head whose stick the newest splits have spent reads nothing older.
 
-Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K room for keys, D head_dim.
+Shape suffixes: B slots, H query heads, G key/value heads, K room for keys, D head_dim.
 """
 
 import dataclasses
@@ -19,11 +18,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sbeval.attention.impl.triton.decode import MARGIN_LOG2, _newer_left, _tile
 from sbeval.attention.impl.triton.hardware import has_assembly, multiprocessors, starts_early
 from sbeval.attention.impl.triton.launch import LOG2_E
-from sbeval.attention.impl.triton.primitives import fetch_ahead
 
 MOST_SPLITS = 128
 _FIRST_KEYS = 2048
-_JOINED_NUMBERS = 4096
+_TOGETHER = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +29,7 @@ class SlotParameters:
     """What the kernels are compiled and launched with.
 
     Attributes:
-        block_rows: rows of a tile, the queries of the heads that share a key head, padded.
+        block_rows: rows of a tile, the query heads that share a key head, padded.
         block_keys: keys of a tile.
         block_head_dim: head_dim padded to a power of two, at least 16.
         chunk_tiles: most tiles between two looks at what is left of the stick.
@@ -54,7 +52,7 @@ class SlotParameters:
 def slot_parameters(
     *, rows: int, room: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int
 ) -> SlotParameters:
-    """Parameters for `rows` queries a key head, of which there are `key_heads` (slots times heads)."""
+    """Parameters for `rows` query heads a key head, of which there are `key_heads` (slots times heads)."""
     padded = max(16, 1 << (head_dim - 1).bit_length())
     row_bytes = padded * element_bytes
     block_keys = 64 if row_bytes <= 256 and element_bytes == 2 else 32
@@ -78,106 +76,59 @@ def slot_parameters(
 
 @triton.jit
 def _tiles_of(length_ptr, batch, splits, FEWEST: tl.constexpr, BLOCK_N: tl.constexpr, ATTEND_CURRENT: tl.constexpr):
-    """Number of keys the newest query sees, their tiles, and how many of these a split takes."""
+    """Number of keys the query sees, their tiles, and how many of these a split takes."""
     seen = tl.load(length_ptr + batch).to(tl.int32) - (0 if ATTEND_CURRENT else 1)
     tiles = tl.cdiv(seen, BLOCK_N)
     return seen, tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST)
 
 
-@triton.jit
-def _join(
-    parts, sticks, out_at, rem_at, used_splits, rows, log2_threshold,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, JOINED: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """Writes what the splits of a key head make together; others wrote it, so it is read past the first-level cache."""
-    row = tl.arange(0, JOINED)
-    dim = tl.arange(0, BLOCK_D)
-    inside = row < rows
-    out = tl.zeros([JOINED, BLOCK_D], tl.float32)
-    left = tl.zeros([JOINED], tl.float32)
-    split = 0
-    spent_out = log2_threshold > 1.0
-    while (spent_out == 0) & (split < used_splits):
-        at = split + tl.arange(0, TOGETHER)
-        row_at = at[:, None] * ROWS + row[None, :]
-        known = tl.load(
-            sticks + row_at, mask=(at < used_splits)[:, None] & inside[None, :], other=0.0, cache_modifier=".cg"
-        )
-        through = tl.cumsum(known, 0) + left[None, :]
-        before = through - known
-        # rows stop together, where the last one has less than the threshold left; what lies behind may be unwritten
-        ahead = tl.max(tl.where(inside[None, :], before, float("-inf")), 1) < log2_threshold
-        used = at < tl.min(tl.where(ahead, at, used_splits), 0)
-        part = tl.load(
-            parts + row_at[:, :, None] * HEAD_DIM + dim[None, None, :],
-            mask=((at < used_splits)[:, None] & inside[None, :])[:, :, None] & (dim < HEAD_DIM)[None, None, :],
-            other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        weight = tl.where(used[:, None], tl.exp2(before), 0.0)
-        out += tl.sum(tl.where(used[:, None, None], weight[:, :, None] * part, 0.0), 0)
-        left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
-        spent_out = tl.max(tl.where(inside, left, float("-inf")), 0) < log2_threshold
-        split += TOGETHER
-    tl.store(out_at, out.to(out_at.dtype.element_ty), mask=inside[:, None] & (dim < HEAD_DIM)[None, :])
-    tl.store(rem_at, tl.exp2(left), mask=inside)
-
-
-@triton.jit(do_not_specialize=["groups", "shared", "queries", "first_split", "first_splits", "splits"])
+@triton.jit(do_not_specialize=["groups", "shared", "first_split", "first_splits", "splits"])
 def _split_kernel(
-    q_ptr, k_ptr, v_ptr, part_ptr, stick_ptr, arrived_ptr, out_ptr, rem_ptr, length_ptr,
-    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
-    out_stride_b, out_stride_h, out_stride_l,
-    groups, shared, queries, first_split, first_splits, splits, qk_scale, log2_threshold,
+    q_ptr, k_ptr, v_ptr, part_ptr, stick_ptr, length_ptr,
+    q_stride_b, q_stride_h, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
+    groups, shared, first_split, first_splits, splits, qk_scale, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     FIRST_POWER: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr, FEWEST: tl.constexpr,
-    JOINED: tl.constexpr, TOGETHER: tl.constexpr, ATTEND_CURRENT: tl.constexpr, EXACT: tl.constexpr,
-    ASSEMBLY: tl.constexpr, LOOK: tl.constexpr, EARLY: tl.constexpr,
+    ATTEND_CURRENT: tl.constexpr, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr, LOOK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     split = first_split + tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    k_base = k_ptr + batch * k_stride_b + group * k_stride_h
-    v_base = v_ptr + batch * v_stride_b + group * v_stride_h
-    # lengths are those of the whole step; the newest keys and queries are what the kernel before leaves
     seen, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
-    block = tiles - split * split_tiles
+    # lengths are those of the whole step; all else is what the kernel before leaves
     if EARLY:
-        if block > 0 and not LOOK:
-            key = tl.minimum((block - 1) * BLOCK_N + tl.arange(0, BLOCK_N), seen - 1).to(tl.int64)
-            fetch_ahead(k_base + key * k_stride_l)
-            fetch_ahead(v_base + key * v_stride_l)
         gdc_wait()
         gdc_launch_dependents()
-    # the first split is there without keys too, which leave a whole stick
-    if (block <= 0) & (split > 0):
+    block = tiles - split * split_tiles
+    if block <= 0:
         return
-    rows = shared * queries
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, BLOCK_D)
-    inside = row < rows
-    head, query = group * shared + row // queries, row % queries
+    inside = row < shared
     sticks = stick_ptr + pair * splits * ROWS
-    parts = part_ptr + pair * splits * ROWS * HEAD_DIM
-    q_at = q_ptr + batch * q_stride_b + head * q_stride_h + query * q_stride_l
+    if LOOK:
+        # the first splits were another launch, and all of them hold keys where this one does
+        newer_left = _newer_left(sticks, first_splits, inside, ROWS, FIRST_POWER)
+        if newer_left < log2_threshold - MARGIN_LOG2:
+            return
+    q_at = q_ptr + batch * q_stride_b + (group * shared + row) * q_stride_h
     q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
-    row_limit = tl.where(inside, seen - queries + query, -1)
+    k_base = k_ptr + batch * k_stride_b + group * k_stride_h
+    v_base = v_ptr + batch * v_stride_b + group * v_stride_h
+    row_limit = tl.where(inside, seen - 1, -1)
     tile = tl.arange(0, BLOCK_N)
     minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
     out = tl.zeros([ROWS, BLOCK_D], tl.float32)
     stick = tl.zeros([ROWS], tl.float32)
     stick_lo = tl.zeros([ROWS], tl.float32)
+
     oldest = tl.maximum(block - split_tiles, 0)
-    if LOOK:
-        # the first splits were another launch, and all of them hold keys where this one does; where they leave too
-        # little there is nothing to do, as the join does not look this far
-        newer_left = _newer_left(sticks, first_splits, inside, ROWS, FIRST_POWER)
-        oldest = tl.where(newer_left < log2_threshold - MARGIN_LOG2, block, oldest)
-    # tiles that not every query sees, or that keys do not fill
-    while (block > oldest) & (block * BLOCK_N > seen - queries + 1):
+    if block * BLOCK_N > seen:
         block -= 1
         out, stick, stick_lo = _tile(
-            q, k_base, v_base, k_stride_l, v_stride_l, block, seen, row_limit, 0, minus_newer,
-            out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
+            q, k_base, v_base, k_stride_l, v_stride_l, block, seen, row_limit, 0, minus_newer, out, stick, stick_lo,
+            qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
         )  # fmt: skip
     # compared so that a row that is not a number goes on
     spent_out = tl.max(tl.where(inside, stick, float("-inf")), 0) < log2_threshold
@@ -193,69 +144,112 @@ def _split_kernel(
             )  # fmt: skip
         block -= steps
         spent_out = tl.max(tl.where(inside, stick, float("-inf")), 0) < log2_threshold
-    at = split * ROWS + row
-    tl.store(parts + at[:, None] * HEAD_DIM + dim[None, :], out,
+
+    part_at = (pair * splits + split) * ROWS + row
+    tl.store(part_ptr + part_at[:, None] * HEAD_DIM + dim[None, :], out,
              mask=inside[:, None] & (dim < HEAD_DIM)[None, :])  # fmt: skip
-    tl.store(sticks + at, stick + stick_lo, mask=inside)
-    used_splits = tl.maximum(tl.cdiv(tiles, split_tiles), 1)
-    # every thread has written before one of them says so
-    tl.debug_barrier()
-    if tl.atomic_add(arrived_ptr + pair, 1, sem="acq_rel") == used_splits - 1:
-        tl.store(arrived_ptr + pair, 0)
-        each = tl.arange(0, JOINED)
-        out_head = group * shared + each // queries
-        out_at = out_ptr + batch * out_stride_b + out_head * out_stride_h + each % queries * out_stride_l
-        _join(parts, sticks, out_at[:, None] + dim[None, :], rem_ptr + pair * rows + each, used_splits, rows,
-              log2_threshold, HEAD_DIM, BLOCK_D, ROWS, JOINED, TOGETHER)  # fmt: skip
+    tl.store(sticks + split * ROWS + row, stick + stick_lo, mask=inside)
+
+
+@triton.jit(do_not_specialize=["groups", "shared", "splits"])
+def _join_kernel(
+    part_ptr, stick_ptr, out_ptr, rem_ptr, length_ptr, out_stride_b, out_stride_h, groups, shared, splits,
+    log2_threshold,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TOGETHER: tl.constexpr,
+    FEWEST: tl.constexpr, ATTEND_CURRENT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0).to(tl.int64)
+    mine = tl.program_id(1)
+    batch, group = pair // groups, pair % groups
+    _, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
+    # lengths are those of the whole step; all else is what the kernel before leaves
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    used_splits = tl.cdiv(tiles, split_tiles)
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, BLOCK_D)
+    inside = row < shared
+    sticks = stick_ptr + pair * splits * ROWS
+    parts = part_ptr + (pair * splits * ROWS + mine) * HEAD_DIM
+    out = tl.zeros([BLOCK_D], tl.float32)
+    left = tl.zeros([ROWS], tl.float32)
+    split = 0
+    spent_out = log2_threshold > 1.0
+    while (spent_out == 0) & (split < used_splits):
+        at = split + tl.arange(0, TOGETHER)
+        known = tl.load(
+            sticks + at[:, None] * ROWS + row[None, :], mask=(at < used_splits)[:, None] & inside[None, :], other=0.0
+        )
+        through = tl.cumsum(known, 0) + left[None, :]
+        before = through - known
+        # rows stop together, where the last one has less than the threshold left; what lies behind may be unwritten
+        ahead = tl.max(tl.where(inside[None, :], before, float("-inf")), 1) < log2_threshold
+        used = (tl.cumsum(ahead.to(tl.int32), 0) == 0) & (at < used_splits)
+        part = tl.load(
+            parts + at.to(tl.int64)[:, None] * (ROWS * HEAD_DIM) + dim[None, :],
+            mask=used[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
+        )  # fmt: skip
+        own = tl.sum(tl.where(row[None, :] == mine, before, 0.0), 1)
+        out += tl.sum(tl.where(used, tl.exp2(own), 0.0)[:, None] * part, 0)
+        left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
+        spent_out = tl.max(tl.where(inside, left, float("-inf")), 0) < log2_threshold
+        split += TOGETHER
+    head = group * shared + mine
+    tl.store(out_ptr + batch * out_stride_b + head * out_stride_h + dim, out.to(out_ptr.dtype.element_ty),
+             mask=dim < HEAD_DIM)  # fmt: skip
+    tl.store(rem_ptr + pair * shared + mine, tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0)))
 
 
 def decode_slots(
-    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, attend_current: bool,
-    log2_threshold: float, *, arrived_BG: Tensor | None = None, parameters: SlotParameters | None = None,
+    q_BHD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, attend_current: bool,
+    log2_threshold: float, *, parameters: SlotParameters | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention of each slot's newest positions over its keys, without a gradient.
+    """Attention of each slot's newest position over its keys, without a gradient.
 
     Args:
-        q_BHQD: queries, last dimension contiguous; H / G * Q is at most 64.
+        q_BHD: queries, last dimension contiguous.
         k_BGKD: room for keys, last dimension contiguous; what lies beyond a slot's length may be anything finite.
         v_BGKD: like k.
-        length_B: integers on the device: how many keys each slot holds, those of the queries among them, at least Q.
+        length_B: integers on the device: how many keys each slot holds, the query's own among them.
         scale: factor of the logits.
         attend_current: whether a query attends its own position.
         log2_threshold: log2 of the stick below which older keys are not visited.
-        arrived_BG: int32 zeros, in which programs count and which they leave at zero; None makes new ones.
         parameters: how to launch; None chooses.
 
     Returns:
-        Output [B, H, Q, D] in q's dtype and remainder [B, H, Q] in fp32.
+        Output [B, H, D] in q's dtype and remainder [B, H] in fp32.
     """
-    batch, heads, queries, head_dim = q_BHQD.shape
+    batch, heads, head_dim = q_BHD.shape
     groups, room = k_BGKD.shape[1], k_BGKD.shape[2]
     shared = heads // groups
     p = parameters or slot_parameters(
-        rows=shared * queries, room=room, head_dim=head_dim, element_bytes=q_BHQD.element_size(),
-        key_heads=batch * groups, multiprocessors=multiprocessors(q_BHQD),
+        rows=shared, room=room, head_dim=head_dim, element_bytes=q_BHD.element_size(), key_heads=batch * groups,
+        multiprocessors=multiprocessors(q_BHD),
     )  # fmt: skip
-    if arrived_BG is None:
-        arrived_BG = torch.zeros((batch, groups), dtype=torch.int32, device=q_BHQD.device)
-    out = torch.empty((batch, queries, heads, head_dim), dtype=q_BHQD.dtype, device=q_BHQD.device).transpose(1, 2)
-    remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)
-    part = torch.empty((batch * groups, p.splits, p.block_rows, head_dim), dtype=torch.float32, device=q_BHQD.device)
-    stick = torch.empty((batch * groups, p.splits, p.block_rows), dtype=torch.float32, device=q_BHQD.device)
-    early = starts_early(q_BHQD)
-    joined = 1 << (shared * queries - 1).bit_length()
+    out = torch.empty_like(q_BHD, memory_format=torch.contiguous_format)
+    remainder = torch.empty((batch, heads), dtype=torch.float32, device=q_BHD.device)
+    part = torch.empty((batch * groups, p.splits, p.block_rows, head_dim), dtype=torch.float32, device=q_BHD.device)
+    stick = torch.empty((batch * groups, p.splits, p.block_rows), dtype=torch.float32, device=q_BHD.device)
+    early = starts_early(q_BHD)
+    options = {"launch_pdl": True} if early else {}
     for first, last in ((0, p.first_splits), (p.first_splits, p.splits)):
         if first == last:
             continue
         _split_kernel[(batch * groups, last - first)](
-            q_BHQD, k_BGKD, v_BGKD, part, stick, arrived_BG, out, remainder, length_B,
-            *q_BHQD.stride()[:3], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3], *out.stride()[:3],
-            groups, shared, queries, first, p.first_splits, p.splits, scale * LOG2_E, log2_threshold,
+            q_BHD, k_BGKD, v_BGKD, part, stick, length_B,
+            *q_BHD.stride()[:2], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3],
+            groups, shared, first, p.first_splits, p.splits, scale * LOG2_E, log2_threshold,
             HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
             FIRST_POWER=1 << (p.first_splits - 1).bit_length() if first else 1,
             CHUNK=p.chunk_tiles, STAGES=p.num_stages, FEWEST=p.fewest_tiles,
-            JOINED=joined, TOGETHER=max(1, min(32, _JOINED_NUMBERS // (joined * p.block_head_dim))),
-            ATTEND_CURRENT=attend_current, EXACT=q_BHQD.dtype == torch.float32, ASSEMBLY=has_assembly(q_BHQD),
-            LOOK=first > 0, EARLY=early, num_warps=4, **({"launch_pdl": True} if early else {}),
+            ATTEND_CURRENT=attend_current, EXACT=q_BHD.dtype == torch.float32, ASSEMBLY=has_assembly(q_BHD),
+            LOOK=first > 0, EARLY=early, num_warps=4, **options,
         )  # fmt: skip
+    _join_kernel[(batch * groups, shared)](
+        part, stick, out, remainder, length_B, *out.stride()[:2], groups, shared, p.splits, log2_threshold,
+        HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
+        TOGETHER=_TOGETHER, FEWEST=p.fewest_tiles, ATTEND_CURRENT=attend_current,
+        EARLY=early, num_warps=4, **options,
+    )  # fmt: skip
     return out, remainder

@@ -1,4 +1,4 @@
-"""What kernels share: which rows a program works on, loads of tiles, additions to them, and what is fetched ahead."""
+"""What the forward and backward kernels share: which rows a program works on, loads of tiles, additions to them."""
 
 import triton
 import triton.language as tl
@@ -18,14 +18,6 @@ def place(blocks, all_heads, heads_at_once):
     together = tl.minimum(heads_at_once, all_heads - first)
     rest = program - first * blocks
     return blocks - 1 - rest // together, first + rest % together
-
-
-@triton.jit
-def fetch_ahead(at):
-    """Brings the cache lines of addresses into the second-level cache, which another kernel may still write to."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
