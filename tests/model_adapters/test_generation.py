@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from sbeval.errors import UserError
+from sbeval.corpora import tokenizers as tokenizers_module
 from sbeval.model_adapters.decoding import texts as texts_module
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances
@@ -91,7 +92,7 @@ def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(c
 def test_prompts_encoded_together_are_those_encoded_alone(
     add_bos_token: bool | None, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts_module, "ENCODED_TOGETHER", 2)
+    monkeypatch.setattr(tokenizers_module, "_ENCODED_TOGETHER", 2)
     folder = checkpoint("llama", adds_bos=True)
     lm = StickBreakingLM(str(folder), device="cpu", dtype="float32", add_bos_token=add_bos_token)
     texts = [*LINES[:3], f"<s>{LINES[3]}", ""]
