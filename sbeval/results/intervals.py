@@ -13,7 +13,7 @@ is stable, gain less than a point for wider intervals.
 
 Where sizes differ more, no resampling mends it: what is missing is the large document that was not drawn, and a sample
 without it looks certain. `uneven` says where that is so, and whoever shows such an interval says so beside it
-(`research/interval_studies/coverage.py` has what they cover).
+(`research/interval_studies/coverage.py` has what they cover, `uneven_rules.py` what a wider rule does).
 
 An interval is resampled until another seed would show the same thousandths, give or take one; where half its width is
 more than about 0.2, that takes more than `RESAMPLES`, and it may move by a few. `resampled_until` and
@@ -38,7 +38,7 @@ PRECISION = 1.5e-4
 thousandth, since they spread over some four standard errors."""
 UNEVEN_LOG_DEVIATION = 1.0
 """Standard deviation of log sizes above which intervals over documents are doubtful."""
-UNEVEN_COVERAGE = "77 to 94%"
+UNEVEN_COVERAGE = "77 to 95%"
 """What 95 % intervals and bands over such documents cover (`research/interval_studies/coverage.py`)."""
 _FIRST_RESAMPLES = 4000
 _MOST_DRAWS = 640_000_000
@@ -124,11 +124,12 @@ def uneven(sizes: ArrayLike) -> bool:
     """Says whether clusters differ so much in size that intervals over them are doubtful, see `UNEVEN_LOG_DEVIATION`.
 
     Args:
-        sizes: [C] such as tokens; clusters of size zero have no part.
+        sizes: [C] such as tokens; clusters of size zero have no part. Where too few are left for an interval, there is
+            none to doubt.
     """
     x_C = np.asarray(sizes, np.float64)
     x_C = x_C[x_C > 0]
-    return len(x_C) > 1 and float(np.log(x_C).std(ddof=1)) > UNEVEN_LOG_DEVIATION
+    return len(x_C) >= MINIMUM_CLUSTERS and float(np.log(x_C).std(ddof=1)) > UNEVEN_LOG_DEVIATION
 
 
 def resampled_until(
