@@ -140,7 +140,12 @@ def end_to_end(arguments: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder, timed_parts() as parts:
             os.environ["SBEVAL_CACHE"] = folder
             output = arguments.keep or f"{folder}/out"
-            command = ["--model_args", f"pretrained={arguments.model},dtype={dtype}", "--tasks", task]
+            command = [
+                "--model_args",
+                f"pretrained={arguments.model},dtype={dtype},{arguments.arguments}".rstrip(","),
+                "--tasks",
+                task,
+            ]
             options = ["--metadata", metadata, "--output_path", output, *arguments.options.split()]
             total = seconds(lambda command=command, options=options: lm_eval_command.run([*command, *options]))
             newest = max(Path(output).glob("**/results_*.json"), key=lambda file: file.stat().st_mtime)
@@ -191,6 +196,7 @@ def main() -> None:
     parser.add_argument("--model", help="checkpoint of whole runs")
     parser.add_argument("--samples", type=int, default=None, help="for each length")
     parser.add_argument("--options", default="", help="more options of sbeval run")
+    parser.add_argument("--arguments", default="", help="more of --model_args")
     parser.add_argument("--together", action="store_true", help="all tasks in one run")
     parser.add_argument("--keep", default=None, metavar="FOLDER", help="where to leave results and samples")
     parser.add_argument("--lengths", default="16384,65536")
