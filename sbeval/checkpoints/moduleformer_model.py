@@ -16,7 +16,7 @@ from sbeval.attention import stickbreaking_attention
 from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
 from sbeval.models.attention import StickBreakingKernels
-from sbeval.models.blocks import activate
+from sbeval.models.mlp.dense import activate
 from sbeval.models.padding import sequence_starts
 
 
@@ -24,7 +24,7 @@ class ModuleFormerConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """What of a ModuleFormer configuration evaluation needs; `hidden_size` and so on are its `n_embd` and so on."""
 
     model_type: ClassVar[str] = "moduleformer"
-    attention: ClassVar[str] = "stickbreaking"
+    scheme: ClassVar[str] = "stickbreaking"
 
     vocab_size: int = 50295
     hidden_size: int = 1024
