@@ -62,6 +62,8 @@ def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str,
         if chosen > experts:
             raise UserError(f"expected at most as many experts chosen as there are, found {chosen} of {experts}")
     tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in _names(config).items()}
+    # there an expert's matrix is (in, out)
+    tensors = {name: tensor.mT if name.endswith("experts.weight") else tensor for name, tensor in tensors.items()}
     weights.drop(f"transformer.h.{layer}.{name}" for layer in range(config.num_hidden_layers) for name in _BUFFERS)
     refuse_left_over(weights.left_over(), "ModuleFormer")
     return MODEL_TYPE, config, tensors
