@@ -193,6 +193,8 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
         UserError: naming the keys.
     """
     parts = [config, *(config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict))]
+    overrides = config.get("layer_overrides")
+    parts += [{**config, **one} for one in overrides if isinstance(one, dict)] if isinstance(overrides, list) else []
     for part in parts:
         for name in (*_LAYERS, *_WIDTHS, *_HEADS, *_ROWS):
             value = part.get(name)
@@ -211,6 +213,10 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
             if fits(layers := part.get(name), int) and layers > tensors:
                 raise _too_large(f"{name} {layers}", f"{tensors} tensors")
         rows = {name: part.get(name) for name in (*_ROWS, *_HEADS, _POSITION_ROWS.get(str(part.get("model_type")), ""))}
+        rows["shared_intermediate_size"] = part.get("shared_intermediate_size")
+        experts, inner = part.get("num_experts"), part.get("intermediate_size")
+        if fits(experts, int) and fits(inner, int) and part.get("model_type") == "sbeval":
+            rows["num_experts times intermediate_size"] = experts * inner
         heads = next((rows[name] for name in _HEADS if fits(rows[name], int)), 1)
         for width_name in _WIDTHS:
             for name, found in rows.items():
