@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
+from sbeval.models.mlp import experts as mlp_experts
 from sbeval.models.mlp.experts import Assignment, Experts
 from tests.checkpoints.layouts import dolomite, dolomite_logits, save, tokens
 from tests.checkpoints.mixtures import EXPERTS, mixture_output, with_experts
@@ -80,6 +81,15 @@ def test_generation_with_a_cache_is_generation_without(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     cached = model.generate(tokens(), **options)
     assert torch.equal(cached, model.generate(tokens(), use_cache=False, **options))
+
+
+@torch.no_grad()
+def test_tokens_may_go_through_experts_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, tensors = with_experts(*dolomite(**SB, model_type="gpt_base"), shared=8)
+    model: Any = load_checkpoint(save(tmp_path, config, tensors)).model
+    whole = model(tokens()).logits
+    monkeypatch.setattr(mlp_experts, "MOST_TOKENS", 5)
+    assert_close(model(tokens()).logits, whole)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from sbeval.models.mlp.dense import MLP, activate, gated
 
 _GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ROW_BYTES = 16
+MOST_TOKENS = 16384
+"""Tokens that go through experts at once where no gradient is kept: each is held as often as it has experts."""
 
 
 class Experts(nn.Module):
@@ -96,6 +98,14 @@ class Mixture(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, L, E] to the same."""
         x_NE = hidden.flatten(0, -2)
+        if torch.is_grad_enabled() or len(x_NE) <= MOST_TOKENS:
+            return self._mixed(x_NE).view(hidden.shape)
+        output_NE = torch.empty_like(x_NE)
+        for start in range(0, len(x_NE), MOST_TOKENS):
+            output_NE[start : start + MOST_TOKENS] = self._mixed(x_NE[start : start + MOST_TOKENS])
+        return output_NE.view(hidden.shape)
+
+    def _mixed(self, x_NE: Tensor) -> Tensor:
         weight_NT, index_NT = self.choose(x_NE)
         assigned = Assignment(index_NT, self.up_proj.weight.shape[0])
         x_SE = x_NE[assigned.token_S]
@@ -105,9 +115,7 @@ class Mixture(nn.Module):
         else:
             inner_SI = gated(self.activation, self.gate_proj(x_SE, assigned.end_X), inner_SI)
         output_NE = assigned.mixed(self.down_proj(inner_SI, assigned.end_X), weight_NT)
-        if self.shared is not None:
-            beside_NE = self.shared(x_NE)
-            output_NE = output_NE + (
-                beside_NE if self.shared_gate is None else beside_NE * self.shared_gate(x_NE).sigmoid()
-            )
-        return output_NE.view(hidden.shape)
+        if self.shared is None:
+            return output_NE
+        beside_NE: Tensor = self.shared(x_NE)
+        return output_NE + (beside_NE if self.shared_gate is None else beside_NE * self.shared_gate(x_NE).sigmoid())
