@@ -57,10 +57,7 @@ DOLOMITE_FLAT: Ignored = {
     **_any_value("attention_softmax_in_fp32 scale_attention_softmax_in_fp32 upcast_logits_for_loss"),
     "forget_gate": (False,),
 }
-DOLOMITE_FLAT_MIXTURE: Ignored = {
-    **_any_value("router_aux_loss_coef output_router_logits"),
-    "use_aux_free_moe": (False,),
-}
+DOLOMITE_FLAT_MIXTURE: Ignored = _any_value("router_aux_loss_coef output_router_logits")
 DOLOMITE_BLOCKS: Ignored = _any_value(
     """embedding_dropout initializer_range init_method embedding_init_method use_depth_scaled_init router_aux_loss_coef
     upcast_logits_for_loss"""

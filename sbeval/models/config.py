@@ -81,6 +81,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         shared_intermediate_size: width of an MLP beside the experts that every token goes through, or None.
         shared_expert_gating: multiply that one's output by the sigmoid of a linear map of the token.
         normalize_expert_weights: a softmax over the chosen experts' logits; otherwise over all of them.
+        balanced_experts: choose experts by their probabilities and a learned bias, which is no part of their weights.
         layer_overrides: for each layer an object of the fields it has otherwise (`LAYER_FIELDS`), or None.
         tie_word_embeddings: use the embedding as the head.
         attention_multiplier: factor of the attention logits; None means head_dim ** -0.5.
@@ -121,6 +122,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     shared_intermediate_size: int | None = None
     shared_expert_gating: bool = False
     normalize_expert_weights: bool = True
+    balanced_experts: bool = False
     layer_overrides: list[dict[str, Any]] | None = None
     tie_word_embeddings: bool = False
     attention_multiplier: float | None = None
@@ -271,6 +273,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
                 f"num_experts_per_token must be at least 1 and at most num_experts {self.num_experts}, got "
                 f"{self.num_experts_per_token}"
             )
+        if self.balanced_experts and not self.normalize_expert_weights:
+            raise UserError("balanced_experts needs normalize_expert_weights")
         if self.num_experts is not None and "mlp" in self.bias:
             raise UserError(f"experts have no bias, got bias={shown(self.bias)}; leave mlp out")
         if self.rope_parameters is not None:

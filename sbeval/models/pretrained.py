@@ -13,7 +13,7 @@ from sbeval.errors import UserError
 from sbeval.models.attention import HeadNorm, StickBreakingKernels, StickBreakingMixer
 from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
-from sbeval.models.mlp.experts import Experts
+from sbeval.models.mlp.experts import Experts, Mixture
 from sbeval.models.rope import RopeFrequencies, rope_frequencies
 
 
@@ -44,6 +44,8 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
                 init.zeros_(module.bias)
         elif isinstance(module, Experts):
             init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+        elif isinstance(module, Mixture) and module.balance is not None:
+            init.zeros_(module.balance)
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm | HeadNorm):
             init.ones_(module.weight)
             if not isinstance(module, nn.RMSNorm):

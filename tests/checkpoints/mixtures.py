@@ -44,6 +44,8 @@ def with_experts(
             return 0.3 * torch.randn(*shape, generator=generator)
 
         tensors[f"{new}.gate.weight"] = rand(EXPERTS, D)
+        if block.get("use_aux_free_moe"):
+            tensors[f"{new}.bias"] = rand(EXPERTS)
         tensors[f"{new}.c_fc.weight"] = rand(EXPERTS, rows * INNER, D)
         tensors[f"{new}.c_proj.weight"] = rand(EXPERTS, D, INNER)
         if shared:
@@ -68,7 +70,8 @@ def mlp_output(x: Tensor, first: Tensor, last: Tensor, activation: str, *, inter
 def mixture_output(x: Tensor, t: dict[str, Tensor], name: str, block: dict[str, Any], *, interleaved: bool) -> Tensor:
     """Returns a mixture's output for one token [D], expert by expert; `name` is the module's."""
     logits = t[f"{name}.gate.weight"] @ x
-    order = logits.argsort(descending=True)[: block["num_experts_per_tok"]].tolist()
+    order_by = logits.softmax(0) + t[f"{name}.bias"] if block.get("use_aux_free_moe") else logits
+    order = order_by.argsort(descending=True)[: block["num_experts_per_tok"]].tolist()
     among = order if block.get("normalized_topk", True) else range(EXPERTS)
     total = sum(float(logits[expert].exp()) for expert in among)
     output = torch.zeros(D)

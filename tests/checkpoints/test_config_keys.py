@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from sbeval.checkpoints import ignored, load_checkpoint
@@ -149,3 +150,12 @@ class Other:
 """
     assert declared_keys(source, ("SoftmaxAttentionArgs",)) == {"head_dim", "softcap"}
     assert declared_keys(source, ("CommonConfig",)) == {"hidden_size", "m_emb", "multi_query"}
+
+
+def test_what_transformers_writes_into_every_configuration_is_known() -> None:
+    written = transformers.PretrainedConfig().to_dict()
+    known = ignored.OF_TRANSFORMERS
+    read = {"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"}
+    assert set(written) - read <= set(known)
+    limited = {key: values for key, values in known.items() if values is not None}
+    assert all(value in limited[key] for key, value in written.items() if key in limited)

@@ -163,7 +163,7 @@ def _activation(config: dict[str, Any]) -> None:
         (_mixed, "'mamba2' of layer 1"),
         (_mixture, "'Hash' of layer 1"),
         (_wider, r"h\.1\.mlp_block\.c_proj\.weight should be \[32, 99\]"),
-        (_other_heads, "heads is 4 in layer 0, 2 in layer 1"),
+        (_other_heads, "num_attention_heads is 4 in layer 0, 2 in layer 1"),
         (_activation, "'mish'"),
         (lambda config: config.update(attention_blocks=[]), "attention_blocks"),
         (lambda config: config.update(num_layers=3), "num_layers is 3"),
@@ -201,6 +201,13 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     del tensors["transformer.h.1.attn.head_bias"]
     with pytest.raises(UserError, match=r"attn\.head_bias is True in layer 0, False in layer 1"):
         load_checkpoint(save(tmp_path / "head_bias", config, tensors))
+
+
+def test_a_head_norm_that_the_tensors_do_not_have_is_refused(tmp_path: Path) -> None:
+    config, tensors = dolomite(**C)
+    load_checkpoint(save(tmp_path, {**config, "head_norm": True}, tensors))
+    with pytest.raises(UserError, match=r"expected attn\.norm as head_norm False"):
+        load_checkpoint(save(tmp_path, {**config, "head_norm": False}, tensors))
 
 
 def test_an_unknown_sharing_is_refused(tmp_path: Path) -> None:

@@ -95,5 +95,5 @@ def test_layers_with_other_windows_are_refused(tmp_path: Path) -> None:
     config, tensors = lm_engine()
     first, second = config["sequence_mixer_blocks"]
     config["sequence_mixer_blocks"] = [first, second | {"sliding_window": 4}]
-    with pytest.raises(UserError, match="sliding_window_tokens is None in layer 0, 5 in layer 1"):
+    with pytest.raises(UserError, match="sliding_window, counting the query itself, is None in layer 0, 5 in layer 1"):
         load_checkpoint(save(tmp_path, config, tensors))

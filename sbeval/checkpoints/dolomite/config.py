@@ -135,8 +135,8 @@ def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) ->
         UserError: layers differ in more than this family has.
     """
 
-    def shared(parts: list[Any], name: str) -> Any:
-        return same_in_all_layers([getattr(part, name) for part in parts], name)
+    def shared(parts: list[Any], name: str, key: str | None = None) -> Any:
+        return same_in_all_layers([getattr(part, name) for part in parts], key or name)
 
     layers = []
     for mixer, mlp in zip(source.mixers, source.mlps, strict=True):
@@ -157,16 +157,17 @@ def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) ->
     overrides = [{name: value for name, value in one.items() if value != usual[name]} for one in layers]
     mixtures = [mlp for mlp in source.mlps if mlp.experts]
     return usual | {
-        "num_attention_heads": shared(source.mixers, "heads"),
-        "num_key_value_heads": shared(source.mixers, "key_value_heads"),
+        "num_attention_heads": shared(source.mixers, "heads", "num_attention_heads"),
+        "num_key_value_heads": shared(source.mixers, "key_value_heads", "num_key_value_heads"),
         "head_dim": shared(source.mixers, "head_dim"),
-        "attention_multiplier": shared(source.mixers, "multiplier"),
-        "sliding_window": shared(source.mixers, "sliding_window_tokens"),
-        "exclusive_self_attention": shared(source.mixers, "exclusive"),
-        "attention_gate": shared(source.mixers, "gated"),
-        "activation": shared(source.mlps, "activation"),
-        "shared_expert_gating": bool(mixtures) and shared(mixtures, "shared_gated"),
-        "normalize_expert_weights": not mixtures or shared(mixtures, "renormalised"),
+        "attention_multiplier": shared(source.mixers, "multiplier", "attention_multiplier"),
+        "sliding_window": shared(source.mixers, "sliding_window_tokens", "sliding_window, counting the query itself,"),
+        "exclusive_self_attention": shared(source.mixers, "exclusive", "exclusive_self_attention"),
+        "attention_gate": shared(source.mixers, "gated", "attention_gate"),
+        "activation": shared(source.mlps, "activation", "activation_function"),
+        "shared_expert_gating": bool(mixtures) and shared(mixtures, "shared_gated", "shared_expert_gating"),
+        "normalize_expert_weights": not mixtures or shared(mixtures, "renormalised", "normalized_topk"),
+        "balanced_experts": bool(mixtures) and shared(mixtures, "balanced"),
         "layer_overrides": overrides if any(overrides) else None,
     }
 

@@ -58,6 +58,7 @@ class DolomiteMLP:
         shared_interleaved: `interleaved`, of that one.
         shared_gated: whether that one's output is gated for each token.
         renormalised: whether the weights of chosen experts add up to 1.
+        balanced: experts are chosen by their probabilities and a bias, which is no part of their weights.
     """
 
     width: int
@@ -69,6 +70,7 @@ class DolomiteMLP:
     shared_interleaved: bool = False
     shared_gated: bool = False
     renormalised: bool = True
+    balanced: bool = False
 
 
 def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, DolomiteMLP]:
@@ -92,6 +94,7 @@ def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, Do
         experts=config.count("num_experts", default=8) if experts else None,
         chosen=config.count("num_experts_per_tok", default=2) if experts else None,
         shared_width=config.count("shared_n_inner", default=None) if experts else None,
+        balanced=experts and config.get("use_aux_free_moe", bool, False),
     )
     return mixer, mlp
 

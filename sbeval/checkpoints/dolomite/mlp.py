@@ -24,6 +24,8 @@ def mlp_tensors(config: SbevalConfig, mlp: DolomiteMLP, weights: Weights, name: 
     if mlp.experts is None:
         return _maps(config, weights, (f"{name}.c_fc", f"{name}.c_proj"), (mlp.width,), interleaved=mlp.interleaved)
     tensors = {"router.weight": weights.take(f"{name}.gate.weight", (mlp.experts, hidden))}
+    if mlp.balanced:
+        tensors["balance"] = weights.take(f"{name}.bias", (mlp.experts,))
     names = (f"{name}.c_fc", f"{name}.c_proj")
     tensors |= _maps(config, weights, names, (mlp.experts, mlp.width), interleaved=mlp.interleaved)
     if mlp.shared_width is not None:
@@ -48,11 +50,11 @@ def _maps(
     if "mlp" in config.bias:
         tensors["down_proj.bias"] = weights.take(f"{last}.bias", (*experts, hidden))
     for part in ("weight", "bias") if "mlp" in config.bias else ("weight",):
-        shape = (*experts, inner, hidden) if part == "weight" else (*experts, inner)
-        rows = weights.take(f"{first}.{part}", shape).movedim(len(experts), 0)
-        up, gate = (rows[1::2], rows[::2]) if interleaved else rows.chunk(2) if gated else (rows, None)
-        tensors[f"up_proj.{part}"] = up.movedim(0, len(experts)) if gated else rows.movedim(0, len(experts))
-        if gated:
-            assert gate is not None
-            tensors[f"gate_proj.{part}"] = gate.movedim(0, len(experts))
+        both = weights.take(f"{first}.{part}", (*experts, inner, hidden) if part == "weight" else (*experts, inner))
+        if not gated:
+            tensors[f"up_proj.{part}"] = both
+            continue
+        rows = both.movedim(len(experts), 0)
+        up, gate = (rows[1::2], rows[::2]) if interleaved else rows.chunk(2)
+        tensors[f"up_proj.{part}"], tensors[f"gate_proj.{part}"] = (x.movedim(0, len(experts)) for x in (up, gate))
     return tensors

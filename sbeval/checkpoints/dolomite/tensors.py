@@ -53,7 +53,8 @@ def read_dolomite(
             f"layer {broken[0]}: stick-breaking layers of generation C have {mixer}.head_bias and {mixer}.norm"
         )
     if source.has_head_norm not in (None, has_norm):
-        raise UserError(f"expected {mixer}.norm as head_norm {source.has_head_norm} of the configuration has it")
+        found = "tensors of that name" if has_norm else "none"
+        raise UserError(f"expected {mixer}.norm as head_norm {source.has_head_norm} of config.json says, found {found}")
     remainder = "none"
     if source.has_remainder:
         remainder = "head_bias" if has_head_bias else "value"

@@ -77,6 +77,7 @@ class Mixture(nn.Module):
         self.activation = config.activation
         self.chosen, self.normalizes = config.num_experts_per_token, config.normalize_expert_weights
         self.router = nn.Linear(width, config.num_experts, bias=False)
+        self.balance = nn.Parameter(torch.zeros(config.num_experts)) if config.balanced_experts else None
         is_gated = config.activation in GATED_ACTIVATIONS
         self.gate_proj = Experts(config.num_experts, width, inner) if is_gated else None
         self.up_proj = Experts(config.num_experts, width, inner)
@@ -89,6 +90,9 @@ class Mixture(nn.Module):
         """Returns weights and indices of each token's experts, [N, T] each."""
         logits_NX = self.router(x_NE)
         exact = torch.promote_types(logits_NX.dtype, torch.float32)
+        if self.balance is not None:
+            index_NT = (logits_NX.softmax(-1, dtype=exact) + self.balance).topk(self.chosen, dim=-1).indices
+            return logits_NX.gather(-1, index_NT).softmax(-1, dtype=exact).to(x_NE.dtype), index_NT
         if self.normalizes:
             logit_NT, index_NT = logits_NX.topk(self.chosen, dim=-1)
             return logit_NT.softmax(-1, dtype=exact).to(x_NE.dtype), index_NT
