@@ -271,7 +271,7 @@ class Stepper:
 
 def _rope(model: Any) -> RopeFrequencies | None:
     """What a model of this family is told in each step: the frequencies in force, on its device."""
-    if not isinstance(model, SbevalForCausalLM) or model.config.attention != "rope":
+    if not isinstance(model, SbevalForCausalLM) or model.config.rope_parameters is None:
         return None
     # those of any length: where they depend on it, they are held
     frequencies = model.model.held_rope_frequencies or model.model.rope_frequencies_for(1)

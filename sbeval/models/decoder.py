@@ -27,7 +27,9 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList([DecoderBlock(config, index) for index in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList(
+            [DecoderBlock(config.of_layer(index), index) for index in range(config.num_hidden_layers)]
+        )
         self.norm = make_norm(config)
         self.gradient_checkpointing = False
         self.held_rope_frequencies: RopeFrequencies | None = None
@@ -111,7 +113,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             position_ids = index if seq_start is None else (index - seq_start[:, None]).clamp_min(0)
         elif new > 1 and not growing and bool((position_ids.diff(dim=-1) < 0).any()):
             raise UserError("position_ids fall within a row: say where packed texts begin with cu_seqlens")
-        if self.config.attention != "rope":
+        if self.config.rope_parameters is None:
             return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
         frequencies = frequencies or self.held_rope_frequencies
         if frequencies is None:

@@ -55,7 +55,10 @@ def in_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     "architecture",
-    ["stickbreaking", "rope", "llama", "qwen3", "mistral", "gemma3", "gpt_neox", "granite", "cohere", "gpt2"],
+    [
+        *("stickbreaking", "rope", "mixture beside rope", "gated exclusive", "llama", "qwen3", "mistral", "gemma3"),
+        *("gpt_neox", "granite", "cohere", "gpt2"),
+    ],
 )
 def test_answers_are_those_of_transformers_own_loop(
     architecture: str, checkpoint: Checkpoints, in_slots: list[int]
