@@ -60,11 +60,12 @@ def main() -> None:
         with file.open(encoding="utf-8") as lines:
             for line in lines:
                 sample = json.loads(line)
-                prompt = tokenizer.encode(sample["arguments"]["gen_args_0"]["arg_0"])
-                answer = tokenizer.encode(sample["resps"][0][0], add_special_tokens=False)
-                if answer:
-                    taken = steps(prompt, answer, drafts=arguments.drafts, match=arguments.match)
-                    counts[1 << round(len(prompt)).bit_length()].append((len(answer), taken))
+                for asked, (text, *_) in zip(sample["arguments"].values(), sample["resps"], strict=True):
+                    prompt = tokenizer.encode(asked["arg_0"])
+                    answer = tokenizer.encode(text, add_special_tokens=False)
+                    if answer:
+                        taken = steps(prompt, answer, drafts=arguments.drafts, match=arguments.match)
+                        counts[1 << len(prompt).bit_length()].append((len(answer), taken))
         for length, found in sorted(counts.items()):
             tokens, taken = (sum(numbers) for numbers in zip(*found, strict=True))
             name = file.name.removeprefix("samples_").rpartition("_")[0]
