@@ -21,6 +21,9 @@ from sbeval.models import SbevalConfig
 _LOG = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 
+_HAS = {True: "has", False: "lacks"}
+
+
 def read_dolomite(
     source: DolomiteConfig, weights: Weights, kv_expand: KvExpand
 ) -> tuple[str, SbevalConfig, dict[str, Tensor]]:
@@ -58,25 +61,14 @@ def read_dolomite(
     remainder = "none"
     if source.has_remainder:
         remainder = "head_bias" if has_head_bias else "value"
-    biased = {"qkv": [f"{mixer}.c_attn"] * len(layers), "output": [f"{mixer}.c_proj"] * len(layers)}
-    biased["mlp"] = [f"{name}.c_proj" for name in mlp_names]
-    for mlp_layer, name in zip(source.mlps, biased["mlp"], strict=True):
-        if mlp_layer.experts and any(f"{place}.{name}.bias" in weights for place in layers):
-            raise UserError(f"experts with biases are not supported, found {name}.bias; supported are those without")
+    modules = [(f"{layer}.{mixer}", f"{layer}.{name}") for layer, name in zip(layers, mlp_names, strict=True)]
     config = SbevalConfig(
         vocab_size=source.vocab_size,
         hidden_size=source.hidden_size,
         num_hidden_layers=len(layers),
         norm=source.norm,
         norm_eps=source.norm_eps,
-        bias=[
-            part
-            for part, names in biased.items()
-            if same_in_all_layers(
-                [f"{layer}.{name}.bias" in weights for layer, name in zip(layers, names, strict=True)],
-                f"having a bias of {part}",
-            )
-        ],
+        bias=_biases(source, weights, modules),
         tie_word_embeddings=source.tied,
         embedding_multiplier=source.embedding_multiplier,
         residual_multiplier=source.residual_multiplier,
@@ -105,6 +97,28 @@ def read_dolomite(
         weights.drop(["lm_head.weight"])
     refuse_left_over(weights.left_over(), f"dolomite {generation}")
     return f"dolomite:{generation}", config, tensors
+
+
+def _biases(source: DolomiteConfig, weights: Weights, modules: list[tuple[str, str]]) -> list[str]:
+    """Which linear maps have a bias, as tensors and the configuration agree; `modules` are each layer's two names."""
+    stated = {
+        "qkv": [
+            (f"{name}.c_attn.bias", mixer.qkv_bias) for (name, _), mixer in zip(modules, source.mixers, strict=True)
+        ],
+        "output": [
+            (f"{name}.c_proj.bias", mixer.output_bias) for (name, _), mixer in zip(modules, source.mixers, strict=True)
+        ],
+        "mlp": [(f"{name}.c_proj.bias", mlp.bias) for (_, name), mlp in zip(modules, source.mlps, strict=True)],
+    }
+    for (name, _), mlp in zip(stated["mlp"], source.mlps, strict=True):
+        if mlp.experts and (name in weights or mlp.bias):
+            raise UserError(f"experts with biases ({name}, add_bias) are not supported; supported are those without")
+    found = {part: [name in weights for name, _ in names] for part, names in stated.items()}
+    for part, names in stated.items():
+        for (name, said), has in zip(names, found[part], strict=True):
+            if said not in (None, has):
+                raise UserError(f"the configuration says add_bias {said} for {name}, which the checkpoint {_HAS[has]}")
+    return [part for part, has in found.items() if same_in_all_layers(has, f"having a bias of {part}")]
 
 
 def _training_length(source: DolomiteConfig) -> int:
