@@ -13,7 +13,7 @@ from sbeval.checkpoints.dolomite.config import DolomiteConfig, family_layers
 from sbeval.checkpoints.dolomite.mlp import mlp_tensors
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.files import Weights
-from sbeval.checkpoints.layers import refuse_left_over, same_in_all_layers, tiled_head_order
+from sbeval.checkpoints.layers import check_tied_head, refuse_left_over, same_in_all_layers, tiled_head_order
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig
 
@@ -93,8 +93,8 @@ def read_dolomite(
             tensors[f"{place}.mlp.{key}"] = tensor
         if layer in broken and remainder != "head_bias" and has_head_bias:
             weights.drop([f"{name}.{mixer}.head_bias"])
-    if config.tie_word_embeddings and "lm_head.weight" in weights:
-        weights.drop(["lm_head.weight"])
+    if config.tie_word_embeddings:
+        check_tied_head(weights, tensors["model.embed_tokens.weight"])
     refuse_left_over(weights.left_over(), f"dolomite {generation}")
     return f"dolomite:{generation}", config, tensors
 
