@@ -43,17 +43,20 @@ def read_dolomite(
     mixer, mlp = ("sequence_mixer", "mlp_block") if source.blocks else ("attn", "mlp")
     mlp_names = ["moe" if one.experts and not source.blocks else mlp for one in source.mlps]
     layers = [f"transformer.h.{layer}" for layer in range(len(source.mixers))]
-    broken = [layer for layer, one in enumerate(source.mixers) if one.kind == "stickbreaking"]
+    stickbreaking = [layer for layer, one in enumerate(source.mixers) if one.kind == "stickbreaking"]
 
     def everywhere(name: str, among: Sequence[int] = range(len(layers))) -> bool:
         return bool(among) and same_in_all_layers(
             {layer: f"{layers[layer]}.{name}" in weights for layer in among}, f"having {name}"
         )
 
-    has_head_bias, has_norm = everywhere(f"{mixer}.head_bias", broken), everywhere(f"{mixer}.norm.weight", broken)
-    if source.blocks and broken and not (has_head_bias and has_norm):
+    has_head_bias, has_norm = (
+        everywhere(f"{mixer}.head_bias", stickbreaking),
+        everywhere(f"{mixer}.norm.weight", stickbreaking),
+    )
+    if source.blocks and stickbreaking and not (has_head_bias and has_norm):
         raise UserError(
-            f"layer {broken[0]}: stick-breaking layers of generation C have {mixer}.head_bias and {mixer}.norm"
+            f"layer {stickbreaking[0]}: stick-breaking layers of generation C have {mixer}.head_bias and {mixer}.norm"
         )
     if source.has_head_norm not in (None, has_norm):
         found = "tensors of that name" if has_norm else "none"
@@ -86,12 +89,12 @@ def read_dolomite(
         own, place = config.of_layer(layer), f"model.layers.{layer}"
         for ours, theirs in (("input_norm", "ln_1"), ("post_attention_norm", "ln_2")):
             tensors.update(_norm(config, weights, f"{name}.{theirs}", f"{place}.{ours}"))
-        order_H = _head_order(own, tiled=tiled and layer in broken)
+        order_H = _head_order(own, tiled=tiled and layer in stickbreaking)
         for key, tensor in _attention_tensors(own, weights, f"{name}.{mixer}", order_H).items():
             tensors[f"{place}.self_attn.{key}"] = tensor
         for key, tensor in mlp_tensors(own, source.mlps[layer], weights, f"{name}.{mlp_names[layer]}").items():
             tensors[f"{place}.mlp.{key}"] = tensor
-        if layer in broken and remainder != "head_bias" and has_head_bias:
+        if layer in stickbreaking and remainder != "head_bias" and has_head_bias:
             weights.drop([f"{name}.{mixer}.head_bias"])
     if config.tie_word_embeddings:
         check_tied_head(weights, tensors["model.embed_tokens.weight"])
@@ -140,10 +143,10 @@ def _generation(source: DolomiteConfig, has_head_bias: bool, has_norm: bool) -> 
 
 
 def _is_tiled(source: DolomiteConfig, generation: str, kv_expand: KvExpand) -> bool:
-    broken = [mixer for mixer in source.mixers if mixer.kind == "stickbreaking"]
+    stickbreaking = [mixer for mixer in source.mixers if mixer.kind == "stickbreaking"]
     if kv_expand not in ("auto", "interleave", "tile"):
         raise UserError(f"kv_expand must be auto, interleave or tile, got {kv_expand!r}")
-    if not any(1 < mixer.key_value_heads < mixer.heads for mixer in broken):
+    if not any(1 < mixer.key_value_heads < mixer.heads for mixer in stickbreaking):
         return False
     if kv_expand != "auto":
         _LOG.info("kv_expand=%s, as asked for", kv_expand)
