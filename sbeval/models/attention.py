@@ -90,10 +90,10 @@ class StickBreakingMixer(nn.Module):
         )
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGKD[:, :, -q_BHQD.shape[2] :])
 
-    def step(self, q_BH1D: Tensor, v_BG1D: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
-        """Returns [B, H, 1, D] of the newest positions; `v_BG1D` are their own values, `k` and `v` what slots hold."""
-        output_BH1D, remainder_BH1 = stickbreaking_decode(
-            q_BH1D,
+    def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
+        """Returns [B, H, Q, D] of the newest positions; `v_BGQD` are their own values, `k` and `v` what slots hold."""
+        output_BHQD, remainder_BHQ = stickbreaking_decode(
+            q_BHQD,
             k_BGKD,
             v_BGKD,
             slots.length_B,
@@ -102,7 +102,7 @@ class StickBreakingMixer(nn.Module):
             skip_threshold=self.kernels.skip_threshold,
             impl=self.kernels.impl,
         )
-        return self._with_remainder(output_BH1D, remainder_BH1, v_BG1D)
+        return self._with_remainder(output_BHQD, remainder_BHQ, v_BGQD)
 
     def _with_remainder(self, output_BHQD: Tensor, remainder_BHQ: Tensor, own_v_BGQD: Tensor) -> Tensor:
         if self.remainder == "none":
@@ -153,15 +153,15 @@ class SoftmaxMixer(nn.Module):
             position_ids_BQ=positions.position_ids,
         )
 
-    def step(self, q_BH1D: Tensor, v_BG1D: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
-        """Returns [B, H, 1, D] of the newest positions over what slots hold, which is a window where there is one.
+    def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
+        """Returns [B, H, Q, D] of the newest positions over what slots hold, which is a window where there is one.
 
         Raises:
             ValueError: there is a bias, which needs to know where keys are.
         """
         if self.bias is not None:
             raise ValueError("slots do not say where keys are, which ALiBi and FIRE need: generate with another cache")
-        return softmax_decode(q_BH1D, k_BGKD, v_BGKD, slots.length_B, scale=self.scale)
+        return softmax_decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, scale=self.scale)
 
 
 def without_part_along(output_BHQD: Tensor, v_BGQD: Tensor) -> Tensor:
