@@ -53,6 +53,8 @@ class LengthClaims:
         steps: against the length before, one for each length but the shortest, with a band over them.
         clusters: documents compared.
         doubtful: whether the documents' sizes are so uneven that the bands cover less often than they say.
+        by_document: with too few documents for a band, each one's own difference of the longest length to the
+            reference, ascending.
         obstacle: why nothing can be said; empty where something can.
     """
 
@@ -65,6 +67,7 @@ class LengthClaims:
     steps: tuple[LengthDifference, ...] = ()
     clusters: int = 0
     doubtful: bool = False
+    by_document: tuple[float, ...] = ()
     obstacle: str = ""
 
     @property
@@ -103,9 +106,11 @@ def length_claims(sums: SumsByDocument | None, training_length_tokens: int | Non
     nll, tokens = sums.nll_nats[same], sums.tokens[same, 0]
     reference = _reference(lengths, training_length_tokens)
     differences: tuple[LengthDifference, ...] = ()
-    raises_from = None
+    raises_from, own = None, np.empty(0)
     if reference is not None:
         earlier = lengths.index(reference)
+        if few:
+            own = (nll[:, -1] - nll[:, earlier]) / tokens
         others = [index for index in range(len(lengths)) if index != earlier]
         differences = _differences(nll, tokens, lengths, [(earlier, index) for index in others])
         longer = [item for item in differences if item.context_length_tokens > reference]
@@ -122,6 +127,7 @@ def length_claims(sums: SumsByDocument | None, training_length_tokens: int | Non
         steps=steps,
         clusters=clusters,
         doubtful=uneven(tokens),
+        by_document=tuple(sorted(map(float, own))),
         obstacle=TOO_FEW if few else "",
     )
 

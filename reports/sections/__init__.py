@@ -2,6 +2,7 @@
 
 - `section`: what is a section made of, and from what?
 - `curves`: perplexity against context length
+- `differences`: what the same targets gain or lose beyond the training length
 - `positions`: NLL by position
 - `ruler`: RULER against length
 - `needles`: needle heatmaps

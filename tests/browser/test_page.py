@@ -1,5 +1,6 @@
 """The report in a real browser (Debian's chromium through playwright); run by naming this folder to pytest."""
 
+import itertools
 import re
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from experiment_files import write_everything
 from playwright.sync_api import sync_playwright
+from result_files import CURVES, model_record, perplexity_task, write_run
 
 from sbeval.reports import build_report
 
@@ -76,7 +78,7 @@ def test_the_page_loads_offline_without_complaints_and_asks_the_network_for_noth
 
 def test_the_legend_hides_a_line_and_shows_it_again(opened: Opened) -> None:
     page = opened.page
-    button = page.locator("#curves .legend button", has_text="demo-rope")
+    button = page.locator("#curves .legend button", has_text="demo-rope").first
     before = drawn_lines(page)
     assert before == 2
     button.click()
@@ -93,8 +95,8 @@ def test_the_legend_hides_a_line_and_shows_it_again(opened: Opened) -> None:
 
 def test_a_hidden_line_stays_hidden_when_the_metric_changes(opened: Opened) -> None:
     page = opened.page
-    page.locator("#curves .legend button", has_text="demo-rope").click()
-    page.get_by_text("Perplexity", exact=True).click()
+    page.locator("#curves .legend button", has_text="demo-rope").first.click()
+    page.get_by_text("Perplexity", exact=True).first.click()
     page.wait_for_selector("#curves .chart[data-drawn=token_perplexity]")
     assert drawn_lines(page) == 1
 
@@ -103,10 +105,10 @@ def test_the_switch_changes_the_axis(opened: Opened) -> None:
     page = opened.page
     chart = page.locator("#curves .chart").first
     assert "NLL (nats per token)" in chart.text_content()
-    page.get_by_text("Perplexity", exact=True).click()
+    page.get_by_text("Perplexity", exact=True).first.click()
     page.wait_for_selector("#curves .chart[data-drawn=token_perplexity]")
     assert "perplexity per token (log scale)" in chart.text_content()
-    page.get_by_text("Bits per byte", exact=True).click()
+    page.get_by_text("Bits per byte", exact=True).first.click()
     page.wait_for_selector("#curves .chart[data-drawn=bits_per_byte]")
     assert "bits per byte" in chart.text_content()
 
@@ -235,3 +237,71 @@ def test_names_beside_lines_neither_touch_nor_stand_on_the_axis(opened: Opened) 
     boxes = [chart.locator("g.mark-text text", has_text=name).last.bounding_box() for name in ("demo-sb", "demo-rope")]
     upper, lower = sorted(boxes, key=lambda box: box["y"])
     assert upper["y"] + upper["height"] <= lower["y"] + 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)], ids=["wide", "phone"])
+def test_the_first_screen_shows_the_curve(browser: Any, page_path: Path, width: int, height: int) -> None:
+    opened = Opened(browser, page_path)
+    opened.page.set_viewport_size({"width": width, "height": height})
+    opened.page.wait_for_timeout(600)
+    lines = opened.page.locator("#curves .chart").first.locator("g.mark-line path")
+    boxes = [lines.nth(index).bounding_box() for index in range(lines.count())]
+    assert len(boxes) >= 2
+    assert max(box["y"] + box["height"] for box in boxes) < height
+    assert opened.page.locator(".card").first.bounding_box()["y"] > max(box["y"] for box in boxes)
+    opened.context.close()
+
+
+TEXTS = """() => [...document.querySelectorAll('.chart svg')].flatMap((svg) => {
+  const own = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll('text')].filter((text) => {
+    const box = text.getBoundingClientRect();
+    return box.width && (box.right > own.right + 0.5 || box.left < own.left - 0.5);
+  }).map((text) => text.textContent);
+})"""
+NAMES = """() => [...document.querySelector('#curves .chart').querySelectorAll('g.mark-text text')]
+  .filter((text) => text.textContent.startsWith('a model of') && text.getBoundingClientRect().width)
+  .map((text) => [text.getBoundingClientRect().top, text.getBoundingClientRect().bottom])
+  .sort((one, other) => one[0] - other[0])"""
+
+
+@pytest.fixture(scope="module")
+def alike_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page on five models with long names, whose lines end close to each other but for one."""
+    folder = tmp_path_factory.mktemp("alike")
+    for index in range(5):
+        model = model_record("rope", name=f"a model of long name {index}", checkpoint_sha256=str(index) * 64)
+        curve = [value + 0.004 * index + (index == 4) * place for place, value in enumerate(CURVES["alibi"])]
+        write_run(folder / "r" / str(index), model, [perplexity_task("fixed_target", curve, seed=index)])
+    return build_report([folder / "r"], folder / "report", image_formats=())
+
+
+@pytest.mark.parametrize("width", [520, 760, 1000, 1400])
+def test_no_words_of_a_figure_are_cut_off(browser: Any, alike_path: Path, width: int) -> None:
+    opened = Opened(browser, alike_path)
+    opened.page.set_viewport_size({"width": width, "height": 900})
+    opened.page.wait_for_timeout(600)
+    assert opened.page.evaluate(TEXTS) == []
+    opened.context.close()
+
+
+def test_names_beside_lines_do_not_touch_when_a_line_is_hidden(browser: Any, alike_path: Path) -> None:
+    opened = Opened(browser, alike_path)
+    assert len(opened.page.evaluate(NAMES)) == 5
+    opened.page.locator("#curves .legend button").last.click()
+    opened.page.wait_for_timeout(400)
+    boxes = opened.page.evaluate(NAMES)
+    assert len(boxes) == 4
+    assert all(upper[1] <= lower[0] + 1 for upper, lower in itertools.pairwise(boxes))
+    opened.context.close()
+
+
+def test_the_words_below_a_figure_follow_the_metric(opened: Opened) -> None:
+    page = opened.page
+    words = page.locator("#curves .finding").first
+    assert words.text_content().startswith("NLL: demo-sb goes from ")
+    page.get_by_text("Perplexity", exact=True).first.click()
+    page.wait_for_selector("#curves .chart[data-drawn=token_perplexity]")
+    assert words.text_content().startswith("Perplexity: demo-sb goes from ")
+    chosen = page.locator(".segmented input:checked")
+    assert {chosen.nth(index).get_attribute("value") for index in range(chosen.count())} == {"token_perplexity"}
