@@ -50,6 +50,12 @@ def test_title_labels_baseline_and_choice_reach_the_page(results: Path, tmp_path
     assert "fixed_target" not in table
 
 
+def test_the_last_line_of_a_report_says_what_to_open(results: Path, tmp_path: Path) -> None:
+    found = command("report", results, "-o", tmp_path / "a folder", "--only", "*_stream")
+    page = tmp_path / "a folder" / "index.html"
+    assert found.stdout.splitlines()[-1] == f"Next: open {page.as_uri()} in a browser"
+
+
 def test_two_models_of_a_folder_are_compared(results: Path) -> None:
     found = command("report", results, "--compare", "demo-sb", "demo-rope")
     assert found.exit_code == 0, found.output

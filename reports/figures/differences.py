@@ -6,7 +6,8 @@ from typing import Any
 
 from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.figures.curves import training_marks
-from sbeval.reports.figures.lines import SYMLOG_CONSTANT, Axes, line_figure
+from sbeval.reports.figures.labels import SYMLOG_CONSTANT
+from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
 

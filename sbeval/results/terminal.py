@@ -24,7 +24,7 @@ def compact_table(results: Mapping[str, Any], others: Callable[[dict[str, Any]],
     if column == "groups":
         rows = {name: row for name, row in rows.items() if name not in results["results"]}
     nll = {name: found for name, row in rows.items() if (found := _by_length(row, "nll"))}
-    scores = {name: found for name, row in rows.items() if name not in nll and (found := _scores(name, row))}
+    scores = {name: shares for name, row in rows.items() if name not in nll and (shares := _scores(name, row))}
     parts = []
     names = list(nll)
     for start in range(0, len(names), _TASKS_ABREAST):

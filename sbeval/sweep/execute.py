@@ -198,5 +198,7 @@ def _summary(sweep: Sweep, total: int, done: int, complete: int, failures: Seque
     for failure in failures:
         reason = failure.reason if len(failure.reason) <= 4 * width else f"{failure.reason[: 4 * width]} ..."
         print(f"{failure.run}: {reason} (log: {failure.run.log_file})")
-    if done + complete:
+    if dry_run:
+        say_next("the same without --dry-run")
+    elif done + complete:
         say_next(f"sbeval report {shlex.quote(sweep.output)}")
