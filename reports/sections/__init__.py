@@ -9,6 +9,7 @@
 - `recall`: recall probes
 - `spans`: attention spans
 - `inputs`: ordinary tasks at several input lengths
+- `samples`: single documents and answers
 - `tables`: ordinary tasks and the paper's tables
 - `runs`: what each run cost, and where every number comes from
 """
