@@ -286,6 +286,11 @@ def _compare(
     chosen = {} if least_effect is None else {"least_effect": least_effect}
     comparison = _load("sbeval.reports", "compare")(*pair, paths=paths, labels=labels, **chosen)
     print(comparison.text())
+    if fail_if_worse and not comparison.judged:
+        raise UserError(
+            "Expected results on 20 documents or more with --fail-if-worse, found fewer, so that nothing is certain: "
+            "evaluate more text."
+        )
     if fail_if_worse and comparison.worse:
         raise typer.Exit(1)
 

@@ -62,6 +62,17 @@ def test_two_models_of_a_folder_are_compared(results: Path) -> None:
     assert "demo-rope minus demo-sb" in found.stdout
 
 
+def test_a_guard_that_cannot_judge_does_not_pass(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        task = perplexity_task("fixed_target", CURVES["rope"], documents=5)
+        write_run(tmp_path / name, model_record("rope", checkpoint_sha256=name * 64), [task])
+    compared = ("report", "--compare", tmp_path / "a", tmp_path / "b")
+    assert command(*compared).exit_code == 0
+    guarded = command(*compared, "--fail-if-worse")
+    assert isinstance(guarded.exception, UserError)
+    assert "20 documents" in str(guarded.exception)
+
+
 @pytest.mark.parametrize(("candidate", "code"), [("rope", 1), ("stickbreaking", 0)])
 def test_a_worse_candidate_fails_where_that_is_asked_for(results: Path, candidate: str, code: int) -> None:
     found = command("report", "--compare", results / "stickbreaking", results / candidate, "--fail-if-worse")

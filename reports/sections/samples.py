@@ -131,7 +131,6 @@ def _answer_rows(answers: Mapping[str, Sequence[Answer]]) -> list[Row]:
 def _answer_cell(answer: Answer | None) -> Cell:
     if answer is None:
         return NOT_MEASURED
-    verdict = (
-        None if answer.score is None else "better" if answer.score >= 1 else "worse" if answer.score <= 0 else None
-    )
-    return Cell(answer.text or "(nothing)", verdict=verdict, quiet=not answer.text)
+    text, score = answer.text or "(nothing)", answer.score
+    right, wrong = score is not None and score >= 1, score is not None and score <= 0
+    return Cell(text, verdict="better" if right else "worse" if wrong else None, quiet=not answer.text)
