@@ -93,9 +93,8 @@ def _y_scale(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[st
     if max(largest) < _UNEQUAL * max(min(largest), SYMLOG_CONSTANT):
         return {}
     values = [row[key] for row in rows for key in ("y", "low", "high") if row[key] is not None]
-    low, high = min(values), max(values)
-    ticks = sorted({0.0, *_SYMLOG_TICKS, *(-tick for tick in _SYMLOG_TICKS)})
-    first = max((tick for tick in ticks if tick <= low), default=low)
-    last = min((tick for tick in ticks if tick >= high), default=high)
-    shown = tuple(tick for tick in ticks if first <= tick <= last)
-    return {"y_scale": "symlog", "y_domain": (first, last), "y_values": shown, "y_format": "~g"}
+    low, high = 1.15 * min(values), 1.15 * max(values)
+    ticks = tuple(
+        tick for tick in (*(-tick for tick in reversed(_SYMLOG_TICKS)), 0.0, *_SYMLOG_TICKS) if low <= tick <= high
+    )
+    return {"y_scale": "symlog", "y_domain": (low, high), "y_values": ticks, "y_format": "~g"}

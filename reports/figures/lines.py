@@ -155,7 +155,7 @@ def _y(axes: Axes) -> dict[str, Any]:
     if axes.y_format:
         axis["format"] = axes.y_format
     if axes.y_values:
-        axis["values"] = list(axes.y_values)
+        axis |= {"values": list(axes.y_values), "labelOverlap": False}
     return {"field": "y", "type": "quantitative", "title": axes.y_title, "scale": scale, "axis": axis}
 
 

@@ -26,7 +26,7 @@ def differences_figure(
     folded: bool,
 ) -> Figure:
     """Returns the figure of a panel's differences; `claims` holds the models that have some."""
-    title = f"{panel.title}: paired difference"
+    title = f"{panel.title}: difference"
     finding = listed([_finding(label, claim) for label, claim in claims.items()])
     words = "Below zero, the longer context helps."
     spec = difference_figure(

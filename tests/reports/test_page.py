@@ -45,7 +45,7 @@ def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_car
 
 def test_differences_are_drawn_with_their_band_and_zero_at_the_training_length(tmp_path: Path) -> None:
     report = report_on(write_pair(tmp_path))
-    spec = figure_named(report, "paired difference").variants["nll"]
+    spec = figure_named(report, ": difference").variants["nll"]
     rows = {(row["setting"], row["x"]): row for row in spec["data"]["values"]}
     for attention, label in (("stickbreaking", "demo-sb"), ("rope", "demo-rope")):
         assert rows[label, 1024]["y"] == rows[label, 1024]["low"] == 0
@@ -57,7 +57,7 @@ def test_differences_are_drawn_with_their_band_and_zero_at_the_training_length(t
 
 
 def test_a_small_difference_stays_visible_beside_a_huge_one(tmp_path: Path) -> None:
-    spec = figure_named(report_on(write_pair(tmp_path)), "paired difference").variants["nll"]
+    spec = figure_named(report_on(write_pair(tmp_path)), ": difference").variants["nll"]
     scale = spec["layer"][-1]["encoding"]["y"]["scale"]
     (low, high), constant = scale["domain"], scale["constant"]
 
@@ -82,7 +82,7 @@ def test_few_documents_get_their_difference_how_many_agree_and_why_there_is_no_i
     assert ("1 document is" if documents == 1 else f"{documents} documents are") in words
     if documents > 1:
         assert f"higher in {documents} of them (by document from +3." in words
-    figure = figure_named(report, "paired difference")
+    figure = figure_named(report, ": difference")
     assert "No bands" in figure.explanation
     assert all(row["low"] is None for row in figure.variants["nll"]["data"]["values"])
 
