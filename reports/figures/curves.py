@@ -12,9 +12,9 @@ from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.rows import by_model
 
 METRICS = {
-    "nll": ("NLL (nats per token)", "linear", ".4f"),
-    "token_perplexity": ("perplexity per token (log scale)", "log", ",.3f"),
-    "bits_per_byte": ("bits per byte", "linear", ".4f"),
+    "nll": ("NLL (nats per token)", "linear", ".3f"),
+    "token_perplexity": ("perplexity per token (log scale)", "log", ",.2f"),
+    "bits_per_byte": ("bits per byte", "linear", ".3f"),
 }
 """A metric's axis, its scale and the digits of its numbers."""
 METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}

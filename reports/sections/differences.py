@@ -57,13 +57,14 @@ def _bands(claims: Sequence[LengthClaims]) -> str:
         return f"{'Not every line has a band' if len(without) < len(claims) else 'No bands'}: they take " + (
             f"{MINIMUM_CLUSTERS} documents, and {documents} scored at every length."
         )
-    doubt = f"; {DOUBTFUL_WORDS}" if any(claim.doubtful for claim in claims) else ""
+    doubt = f". {DOUBTFUL}: {DOUBTFUL_WORDS}" if any(claim.doubtful for claim in claims) else ""
     return f"Bands: 95%, simultaneous over a line{doubt}."
 
 
 def _finding(label: str, claim: LengthClaims) -> str:
     last = claim.differences[-1]
     found = signed(last.estimate) if math.isnan(last.low) else difference_text(last)
+    found += f" {DOUBTFUL}" if claim.doubtful and not math.isnan(last.low) else ""
     return f"{in_words(label)} {found} nats at {length_text(last.context_length_tokens)}"
 
 
