@@ -19,7 +19,7 @@ from sbeval.attention.impl.reference import log_weights
 from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
 from sbeval.reports.figures.images import ImageWriter
 
-SIDE_PIXELS = 420
+SIDE_PIXELS = 300
 LEAST_SHARE = 0.01
 
 
