@@ -128,8 +128,10 @@ def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
     """Returns horizontal lines, with words where there are some."""
     if not levels:
         return []
-    rows = [{"y": value, "text": text} for value, text in levels.items()]
-    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": "top", "dx": 4, "dy": 4}
+    # words below the highest line stay within the plot, and words above a lower one off the axis' names
+    rows = [{"y": value, "text": text, "above": value < max(levels)} for value, text in levels.items()]
+    baseline, dy = {"expr": "datum.above ? 'bottom' : 'top'"}, {"expr": "datum.above ? -4 : 4"}
+    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": baseline, "dx": 4, "dy": dy}
     rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
     worded = [row for row in rows if row["text"]]
     words = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}

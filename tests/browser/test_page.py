@@ -296,6 +296,36 @@ def test_names_beside_lines_do_not_touch_when_a_line_is_hidden(browser: Any, ali
     opened.context.close()
 
 
+DISTANCES = """() => {
+  const chart = document.querySelector('#curves .chart');
+  const ends = [...chart.querySelectorAll('g.mark-line path')].filter((path) => path.getTotalLength()).map((path) => {
+    return path.getPointAtLength(path.getTotalLength()).matrixTransform(path.getScreenCTM()).y;
+  });
+  const names = [...chart.querySelectorAll('g.mark-text text')];
+  const shown = names.filter((text) => text.textContent.startsWith('a model of') && text.getBoundingClientRect().width);
+  return shown.map((text) => {
+    const box = text.getBoundingClientRect();
+    return Math.min(...ends.map((end) => Math.abs(end - (box.top + box.bottom) / 2)));
+  });
+}"""
+
+
+def test_names_go_back_to_their_lines_when_those_around_them_are_hidden(browser: Any, alike_path: Path) -> None:
+    opened = Opened(browser, alike_path)
+    buttons = opened.page.locator("#curves .legend button")
+    assert max(opened.page.evaluate(DISTANCES)) > 10
+    for index in (1, 2, 3):
+        buttons.nth(index).click()
+    opened.page.wait_for_timeout(400)
+    for metric in ("token_perplexity", "nll"):
+        distances = opened.page.evaluate(DISTANCES)
+        assert len(distances) == 2
+        assert max(distances) < 4
+        opened.page.locator(f".segmented input[value={metric}]").first.check(force=True)
+        opened.page.wait_for_selector(f"#curves .chart[data-drawn={metric}]")
+    opened.context.close()
+
+
 def test_the_words_below_a_figure_follow_the_metric(opened: Opened) -> None:
     page = opened.page
     words = page.locator("#curves .finding").first

@@ -89,7 +89,8 @@
   const placeNames = async (view, spec) => {
     const ends = spec.datasets?.ends;
     if (ends && spec.layer.some((layer) => layer.data?.name === "ends")) {
-      await view.data("ends", apart(ends, view.scale("y"), view.height())).runAsync();
+      // Vega marks the rows it has read as known, so they are given anew as copies without its marks
+      await view.data("ends", apart(structuredClone(ends), view.scale("y"), view.height())).runAsync();
     }
   };
 
