@@ -77,8 +77,8 @@ def _rows(label: str, claim: LengthClaims) -> list[dict[str, Any]]:
                 "y": item.estimate,
                 "low": item.low if measured else None,
                 "high": item.high if measured else None,
-                "value_text": f"{item.estimate:+.4f}",
-                "interval_text": f"{item.low:+.4f} to {item.high:+.4f}" if measured else "none: too few documents",
+                "value_text": f"{item.estimate:+.3f}",
+                "interval_text": f"{item.low:+.3f} to {item.high:+.3f}" if measured else "none: too few documents",
             }
         )
     if not any(row["low"] for row in rows):

@@ -126,7 +126,7 @@ def test_a_point_tells_its_numbers_under_the_pointer(opened: Opened) -> None:
     assert abs(shown["x"] - hovered["x"]) < 250
     assert abs(shown["y"] - hovered["y"]) < 250
     assert "scored tokens" in words
-    assert re.search(r"\d\.\d{4} to \d\.\d{4}", words)
+    assert re.search(r"\d\.\d{3} to \d\.\d{3}", words)
     assert "documents" in words
 
 
