@@ -1,6 +1,7 @@
 """The `sbeval` command: the rooms of the package put together, each imported when its sub-command runs."""
 
 import importlib
+import shlex
 import signal
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sbeval.ending import AskedToEnd, told_in_one_sentence
+from sbeval.ending import EVALUATE, AskedToEnd, say_next, told_in_one_sentence
 from sbeval.errors import UserError
 
 app = typer.Typer(
@@ -158,7 +159,7 @@ def report(
     if watch:
         _watch(paths, build)
     else:
-        build()
+        say_next(f"open {build().resolve().as_uri()} in a browser")
 
 
 @app.command()
@@ -178,6 +179,7 @@ def convert(
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)
     print(f"{source}, of the format {loaded.format}, is now in {destination.resolve()}")
+    say_next(EVALUATE.format(shlex.quote(str(destination))))
 
 
 @app.command()
@@ -200,7 +202,8 @@ def demo(
     with tempfile.TemporaryDirectory() as stored:
         _load("sbeval.demo.extension", "unpack")(Path(stored))
         _build_report([Path(stored)], output / "extension", title, labels=labels, replace=replace)
-    _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
+    page = _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
+    say_next(f"open {page.resolve().as_uri()} in a browser; your own model: {EVALUATE.format('FOLDER')}")
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")
@@ -283,6 +286,11 @@ def _compare(
     chosen = {} if least_effect is None else {"least_effect": least_effect}
     comparison = _load("sbeval.reports", "compare")(*pair, paths=paths, labels=labels, **chosen)
     print(comparison.text())
+    if fail_if_worse and not comparison.judged:
+        raise UserError(
+            "Expected results on 20 documents or more with --fail-if-worse, found fewer, so that nothing is certain: "
+            "evaluate more text."
+        )
     if fail_if_worse and comparison.worse:
         raise typer.Exit(1)
 

@@ -19,6 +19,10 @@ _NO_ROOM = (
 )
 
 
+EVALUATE = "sbeval run --model_args pretrained={} --tasks sb_stdlib_fixed_target --limit 40 --output_path results"
+"""What a checkpoint just made can be tried with: a task that needs no data of its own."""
+
+
 class AskedToEnd(SystemExit):
     """This process was asked to end; the exit code is the one a shell gives for the signal."""
 
@@ -28,6 +32,12 @@ class AskedToEnd(SystemExit):
 
     def __str__(self) -> str:
         return f"Ended by {self.signal.name}; the same command can be run again."
+
+
+def say_next(step: str) -> None:
+    """Prints, as a command's last line, what to do next; the first of several processes does so alone."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"Next: {step}", flush=True)
 
 
 @contextlib.contextmanager

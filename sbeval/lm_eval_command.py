@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import logging
 import os
+import shlex
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from urllib.parse import quote
 
 from sbeval import plugin
 from sbeval.checkpoints.facts import longest_input_tokens
+from sbeval.ending import say_next
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import parse_json, read_yaml
 from sbeval.results.saving import saved_whole
@@ -97,11 +99,18 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
     if said.get("use_cache"):
         check_response_cache(Path(f"{said['use_cache']}_rank{os.environ.get('LOCAL_RANK', '0')}.db"))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(plugin.compact_tables())
         if said.get("output_path") and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
             chosen.output_path = stack.enter_context(saved_whole(said["output_path"]))
         if not own_tasks_needed:
             stack.enter_context(plugin.packaged_tasks_alone())
         HarnessCLI().execute(chosen)
+    if said.get("output_path"):
+        say_next(f"sbeval report {shlex.quote(str(said['output_path']))}")
+    else:
+        say_next(
+            "the same with `--output_path results` keeps these numbers, `sbeval report results` makes a page of them"
+        )
 
 
 def check_response_cache(file: Path) -> None:

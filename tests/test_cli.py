@@ -171,6 +171,7 @@ def test_run_is_lm_eval_with_any_of_its_models_and_tasks(tmp_path: Path) -> None
     (results,) = out.rglob("results_*.json")
     assert "tiny" in json.loads(results.read_text())["results"]
     assert len(list(out.rglob("samples_tiny_*.jsonl"))) == 1
+    assert process.stdout.splitlines()[-1] == f"Next: sbeval report {out}"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@
 - `models`: which runs are of one model under test?
 - `measurements`: the tidy table, one row a number
 - `samples`: sums by document, and scores of single samples
+- `answers`: a few samples as a person reads them
 - `positions`: NLL by position
 - `spans`: attention spans
 - `rows`: what a reader is, and how training seeds become one row

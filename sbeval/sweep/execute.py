@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from sbeval.ending import say_next
 from sbeval.errors import UserError
 from sbeval.results import outputs
 from sbeval.sweep.child import run_to_end
@@ -197,5 +198,7 @@ def _summary(sweep: Sweep, total: int, done: int, complete: int, failures: Seque
     for failure in failures:
         reason = failure.reason if len(failure.reason) <= 4 * width else f"{failure.reason[: 4 * width]} ..."
         print(f"{failure.run}: {reason} (log: {failure.run.log_file})")
-    if done + complete:
-        print(f"The page: sbeval report {shlex.quote(sweep.output)} -o report")
+    if dry_run:
+        say_next("the same without --dry-run")
+    elif done + complete:
+        say_next(f"sbeval report {shlex.quote(sweep.output)}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from sbeval.ending import EVALUATE, say_next
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.settings import Count, read_value
@@ -36,7 +37,7 @@ def train_command(arguments: Sequence[str] | None = None) -> None:
     recipe = TrainRecipe.read(_with_changes(mapping, changes), place="the recipe", source=file.name)
     from sbeval.training.train import train
 
-    train(
+    checkpoint = train(
         recipe,
         options.out or Path("build/runs") / recipe.name,
         max_seconds=options.max_seconds,
@@ -45,6 +46,7 @@ def train_command(arguments: Sequence[str] | None = None) -> None:
         fsdp=options.fsdp,
         replace=options.replace,
     )
+    _say_next(checkpoint)
 
 
 def extend_command(arguments: Sequence[str] | None = None) -> None:
@@ -108,7 +110,7 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
     command = shlex.join(["sbeval", "extend", *(sys.argv[1:] if arguments is None else arguments)])
     from sbeval.training.extend import extend
 
-    extend(
+    checkpoint = extend(
         extension,
         options.out,
         max_seconds=options.max_seconds,
@@ -116,6 +118,12 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
         fsdp=options.fsdp,
         replace=options.replace,
     )
+    _say_next(checkpoint)
+
+
+def _say_next(checkpoint: Path | None) -> None:
+    if checkpoint is not None:
+        say_next(EVALUATE.format(shlex.quote(str(checkpoint))))
 
 
 def _with_changes(mapping: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path, capsys: pyte
     assert failures[0].reason == "exit code 3: CUDAError: out of memory on device 0"
     printed = capsys.readouterr().out
     assert "[3/3] two/t" in printed
+    assert printed.splitlines()[-1] == f"Next: sbeval report {tmp_path}"
     assert "3 runs: 2 done, 0 complete before, 1 failed" in printed
     assert f"broken/t: exit code 3: CUDAError: out of memory on device 0 (log: {tmp_path}/broken/t/log.txt)" in printed
 
@@ -58,7 +59,9 @@ def test_what_is_complete_is_skipped_and_what_failed_is_tried_again(
 def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_sweep(sweep(tmp_path), dry_run=True) == []
     assert not list(tmp_path.iterdir())
-    assert "1 to run" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1 to run" in printed
+    assert printed.splitlines()[-1] == "Next: the same without --dry-run"
 
 
 def test_a_killed_run_is_named_by_its_signal(tmp_path: Path) -> None:

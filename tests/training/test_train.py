@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import yaml
 from training_problems import STEPS, tiny_recipe, weights
 from training_processes import run_processes
 
+from sbeval import lm_eval_command
 from sbeval.errors import UserError
 from sbeval.training.command import train_command
 from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
@@ -73,6 +75,18 @@ def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(resumed).items())
     curves = ([point["loss_nats"] for point in points(folder)] for folder in (tmp_path / "whole", out))
     assert next(curves) == next(curves)
+
+
+def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data_folder, capsys):
+    recipe = tiny_recipe(steps=1)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    train_command([str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(tmp_path / "a run")])
+    last = capsys.readouterr().out.splitlines()[-1]
+    program, *arguments = shlex.split(last.removeprefix("Next: sbeval "))
+    assert (program, lm_eval_command.parse(arguments).model_args["pretrained"]) == (
+        "run",
+        str(tmp_path / "a run" / recipe.name),
+    )
 
 
 def points(folder):

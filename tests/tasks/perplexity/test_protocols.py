@@ -107,7 +107,7 @@ def test_stream_scores_the_same_targets_at_every_length(corpus: Path, bos: str, 
         assert {name: row[0] for name, row in sums.items()} == pytest.approx(expected, rel=1e-6)
         assert found["values"][f"tokens@{length:07d}"] == cut
         assert found["values"][f"clusters@{length:07d}"] == len(expected)
-        assert not any("context_gain" in key for key in found["values"])
+        assert not any("nll_change" in key for key in found["values"])
     assert found["record"]["bos"] == bos
     assert found["record"]["separator"] == "</s>"
 
@@ -136,14 +136,17 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus: Path
             assert tokens == targets
             assert nats == pytest.approx(nll_of(inputs, stream[start:stop]).sum(), rel=1e-6)
     short, long = row_sums(found["samples"], 8), row_sums(found["samples"], 64)
-    gain = ratio_interval(
-        [short[name][0] - long[name][0] for name in sorted(long)],
+    change = ratio_interval(
+        [long[name][0] - short[name][0] for name in sorted(long)],
         [long[name][1] for name in sorted(long)],
         seed=found["record"]["seed"],
     )
-    assert found["values"]["context_gain@0000064"] == pytest.approx(gain.estimate)
-    assert found["values"]["context_gain@0000064"] > 0
-    assert "context_gain@0000008" not in found["values"]
+    assert found["values"]["nll_change@0000064"] == pytest.approx(change.estimate)
+    nll = [found["values"][f"nll@{length:07d}"] for length in (64, 8)]
+    assert found["values"]["nll_change@0000064"] == pytest.approx(nll[0] - nll[1])
+    assert found["values"]["nll_change@0000064"] < 0
+    assert found["whole"]["higher_is_better"]["sb_stdlib_fixed_target"]["nll_change@0000064"] is False
+    assert "nll_change@0000008" not in found["values"]
     assert found["record"]["own_document_share"] == {"8": 1.0, "16": 1.0, "64": 1.0}
 
 
