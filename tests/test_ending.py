@@ -119,3 +119,16 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     process.send_signal(signal.SIGHUP)
     process.communicate(timeout=30)
     assert process.returncode == 0
+
+
+def test_ctrl_c_while_the_command_s_own_modules_are_imported_is_silent() -> None:
+    for module in ("sbeval.errors", "sbeval.plugin", "sbeval.ending", "typer"):
+        # a line for each module that has been imported
+        command = [sys.executable, "-X", "importtime", "-m", "sbeval", "tasks"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        next(line for line in process.stderr if line.split()[-1] == module)
+        process.send_signal(signal.SIGINT)
+        said = [line for line in process.communicate(timeout=60)[1].splitlines() if "import time:" not in line]
+        assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT), module
+        assert said in ([], ["Ended by SIGINT; the same command can be run again."]), module
