@@ -28,6 +28,7 @@ from sbeval.model_adapters.loading import (
     refuse_transformers_arguments,
     say_format,
     warn_of_other_tokens,
+    whole_adapter,
 )
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.model_adapters.record import choose_kernels, model_record
@@ -188,7 +189,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             refuse_transformers_arguments(self.loaded.format, kwargs)
         own_class = self.AUTO_MODEL_CLASS
         self.AUTO_MODEL_CLASS = WholeFrom(own_class) if self.loaded is None else InPlaceOfAutoClass(self.loaded)
-        with loading(pretrained, "a model's weights"):
+        with loading(pretrained, "a model's weights"), whole_adapter(kwargs.get("peft")):
             super()._create_model(pretrained, **kwargs)
         self.AUTO_MODEL_CLASS = own_class
 

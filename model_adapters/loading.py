@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import logging
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,24 @@ def loading(name: Any, what: str) -> Iterator[None]:
             reason = f"{name} is no folder here, and cannot be loaded from the hub ({first_line(error)})"
             remedy = "correct the name, or check the network and the access rights"
         raise UserError(f"Expected {what} at pretrained={name}, but {reason}: {remedy}.") from error
+
+
+@contextlib.contextmanager
+def whole_adapter(name: str | None) -> Iterator[None]:
+    """Refuses a PEFT adapter that lacks weights: peft warns, and goes on with random ones.
+
+    Raises:
+        UserError: naming the adapter and what is missing.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
+        try:
+            yield
+        except UserWarning as warning:
+            raise UserError(
+                f"Expected an adapter that holds all its weights at peft={name}, found some missing "
+                f"({first_line(warning)}): check that it was saved completely and belongs to this model."
+            ) from warning
 
 
 def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:

@@ -178,7 +178,7 @@ def _task_result(
         name=name,
         record=record,
         metrics=metrics,
-        samples=samples_file(path, name),
+        samples=samples_file(path, name, notes),
         few_shot=few_shot if fits(few_shot, int) else None,
         version=None if version is None else str(version),
         higher_is_better={key: value for key, value in better.items() if isinstance(value, bool)},
