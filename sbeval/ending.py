@@ -17,6 +17,7 @@ _NO_ROOM = (
     *("No space left", "Disk quota exceeded", "database or disk is full"),
     *("inline_container.cc", "PytorchStreamWriter failed"),
 )
+_NETWORK_PACKAGES = ("httpx", "httpcore", "requests", "urllib3", "aiohttp")
 
 
 class AskedToEnd(SystemExit):
@@ -99,14 +100,25 @@ def _sentence(error: Exception) -> str | None:
         )
     if isinstance(error, BrokenPipeError):
         return None
-    if isinstance(error, ConnectionError | TimeoutError):
-        return f"Expected an answer over the network, found: {error.strerror or first_line(error)}: try it again."
+    if _is_of_the_network(error):
+        reason = getattr(error, "strerror", None) or first_line(error)
+        return (
+            f"Expected an answer over the network, found: {reason}: check the name and the network, and try it again."
+        )
     if isinstance(error, OSError) and error.strerror:
         at = f" at {str(error.filename)!r}" if error.filename is not None else ""
         return f"Expected files and folders that can be read and written, found: {error.strerror}{at}: correct that."
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         return _no_utf8(error.object)
     return None
+
+
+def _is_of_the_network(error: Exception) -> bool:
+    import socket
+    import urllib.error
+
+    kinds = (ConnectionError, TimeoutError, socket.gaierror, socket.herror, urllib.error.URLError)
+    return isinstance(error, kinds) or type(error).__module__.partition(".")[0] in _NETWORK_PACKAGES
 
 
 def _check_arguments() -> None:

@@ -60,6 +60,11 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
             "an answer over the network, found: C",
         ),
         ("raise TimeoutError('timed out')", "an answer over the network, found: timed out"),
+        (
+            "import socket; raise socket.gaierror(-2, 'Name or service not known')",
+            "an answer over the network, found: Name or service not known: check the name",
+        ),
+        ("import urllib.error; raise urllib.error.URLError('no host')", "the network, found: <urlopen error no host>"),
         ("open('/', 'w')", "Is a directory at '/'"),
         (
             "os.environ['TMPDIR'] = '/no'; import tempfile; tempfile._candidate_tempdir_list = lambda: ['/no']; "

@@ -9,7 +9,7 @@ from typing import Any
 from sbeval.errors import UserError
 from sbeval.fingerprint.evaluation import data_revisions, run_inputs
 from sbeval.fingerprint.parts import changes
-from sbeval.foreign_files import read_json_object, read_yaml
+from sbeval.foreign_files import MOST_RESULTS_BYTES, read_json_object, read_yaml
 from sbeval.results import outputs
 from sbeval.results.saving import date_of, what_is_cut_off
 from sbeval.sweep.plan import PlannedRun
@@ -157,7 +157,7 @@ def _tasks(run: PlannedRun) -> dict[str, Any]:
     """Returns `configs` of a run's results file, nothing where there is none."""
     try:
         (file,) = results_files(run.folder)
-        found = read_json_object(file, "results of lm-eval").get("configs")
+        found = read_json_object(file, "results of lm-eval", most=MOST_RESULTS_BYTES).get("configs")
     except ValueError:  # none, several, or one that cannot be read
         return {}
     return found if isinstance(found, dict) else {}
