@@ -81,7 +81,7 @@ def in_the_way(run: PlannedRun) -> str | None:
         return None
     if not run.folder.is_dir():
         return f"{run.folder} is no folder"
-    files = [file for file in _files(run.folder) if file.name != outputs.LOCK]
+    files = [file for file in _files(run.folder) if file.name != outputs.LOCK and not outputs.is_unfinished(file.name)]
     if not files:
         return None
     record = [run.folder / name for name in _OWN_FILES]
@@ -90,9 +90,7 @@ def in_the_way(run: PlannedRun) -> str | None:
             f"its folder holds {_shown_files(run.folder, files)}, and no record (run.yaml) that a sweep put that there"
         )
     measured = [file for file in files if file.match("results_*.json") or file.match("samples_*.jsonl")]
-    others = [
-        file for file in files if file not in record and file not in measured and not outputs.is_unfinished(file.name)
-    ]
+    others = [file for file in files if file not in record and file not in measured]
     if others:
         return f"its folder holds {_shown_files(run.folder, others)}, which no sweep put there"
     if not measured:
