@@ -28,6 +28,7 @@ from sbeval.model_adapters.loading import (
     refuse_transformers_arguments,
     say_format,
     warn_of_other_tokens,
+    warn_of_weights,
     whole_adapter,
 )
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
@@ -78,6 +79,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         if self.backend == "causal":
             fit_tokenizer(self.model, self.tokenizer)
             check_tokenizer(self)
+            warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
             if self.device.type == "cuda":

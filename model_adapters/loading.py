@@ -20,6 +20,7 @@ from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError, first_line, panics_as_errors, raised_here, shown
 from sbeval.foreign_files import read_json_object
 from sbeval.model_adapters.batching import out_of_memory
+from sbeval.scoring.non_finite import non_finite_weights
 
 logger = logging.getLogger(__name__)
 # below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
@@ -167,6 +168,13 @@ def check_tokenizer(lm: Any) -> None:
         )
     if isinstance(lm.pretrained, str):
         _check_recorded_tokenizer(Path(lm.pretrained))
+
+
+def warn_of_weights(model: nn.Module) -> None:
+    """Says where weights are NaN or infinite: not every answer shows it."""
+    if names := non_finite_weights(model):
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        logger.warning("the checkpoint holds NaN or infinity in %s%s: copy it again", ", ".join(names[:3]), more)
 
 
 def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:

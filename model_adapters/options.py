@@ -138,9 +138,9 @@ def _is_on_the_hub(name: str, arguments: Mapping[str, Any]) -> bool:
     """Whether the hub has a repository, or where it cannot be reached, whether its configuration is kept here."""
     from huggingface_hub import errors, hf_hub_download
 
-    places = {key: str(arguments[key]) for key in ("revision", "cache_dir") if arguments.get(key)}
+    revision, folder = (str(value) if (value := arguments.get(key)) else None for key in ("revision", "cache_dir"))
     try:
-        hf_hub_download(name, "config.json", **places)
+        hf_hub_download(name, "config.json", revision=revision, cache_dir=folder)
     except errors.GatedRepoError:
         return True
     except (errors.RepositoryNotFoundError, errors.HFValidationError, errors.LocalEntryNotFoundError):

@@ -14,7 +14,7 @@ _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 # the operating system's words, SQLite's, and those of torch's writer, which a short write surprises at a file's end
 _NO_ROOM = (
-    *("No space left", "Disk quota exceeded", "database or disk is full"),
+    *("No space left", "Disk quota exceeded", "File too large", "database or disk is full"),
     *("inline_container.cc", "PytorchStreamWriter failed"),
 )
 _NETWORK_PACKAGES = ("httpx", "httpcore", "requests", "urllib3", "aiohttp")

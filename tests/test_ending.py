@@ -53,6 +53,7 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
         ("raise UserError('Expected a, found b: mend it.')", "Expected a, found b: mend it."),
         (f"raise OSError({errno.ENOSPC}, 'No space left on device', '/x')", "a full disk"),
         (f"raise OSError({errno.EDQUOT}, 'Disk quota exceeded')", "a full disk"),
+        ("raise RuntimeError('I/O error: File too large (os error 27)')", "a full disk"),
         ("raise RuntimeError('[enforce fail at inline_container.cc:664]')", "a full disk"),
         ("open('/no/such/folder/file', 'w')", "No such file or directory at '/no/such/folder/file'"),
         (

@@ -7,6 +7,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -260,7 +261,8 @@ def _depths(document: object) -> dict[int, float]:
     """Returns context lengths in tokens to the mean depth of the needles; raises a `ValueError` for other things."""
     if not isinstance(document, Mapping) or document.get("depths_percent") is None:
         return {}
-    lengths, percents = document.get("lengths"), document["depths_percent"]
+    lengths: Any = document.get("lengths")
+    percents: Any = document["depths_percent"]
     if not fits(lengths, list[int]) or not fits(percents, list[list[float]]) or len(lengths) != len(percents):
         raise ValueError
     return {length: sum(needles) / len(needles) for length, needles in zip(lengths, percents, strict=True) if needles}

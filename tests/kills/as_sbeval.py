@@ -2,12 +2,17 @@
 
     python as_sbeval.py MOMENT ARGUMENT...
 
-MOMENT is "-", or the number of a write and of a signal: "12:9". A sweep starts it too, with `-m sbeval ARGUMENT...`.
+MOMENT is "-", or the number of a write and of a signal: "12:9". "12:full" is a disk that is full from that write on,
+"1000:size" one that takes no file of more bytes, "0:temporary" a machine without a folder for temporary files. A sweep
+starts it too, with `-m sbeval ARGUMENT...`.
 Nothing but Python's own start comes before the file `began`.
 """
 
+import errno
 import os
+import resource
 import sys
+import tempfile
 
 WRITES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "sqlite3.connect")
 
@@ -24,9 +29,15 @@ def main(moment: str, arguments: list[str]) -> None:
         )
         if writing and values and str(values[0]).startswith(f"{folder}/work"):
             writes += 1
-            if str(writes) == last:
+            if number == "full" and writes >= int(last):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(values[0]))
+            if str(writes) == last and number.isdecimal():
                 os.kill(os.getpid(), int(number))
 
+    if number == "size":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(last), int(last)))
+    if number == "temporary":
+        tempfile._candidate_tempdir_list = lambda: [f"{os.devnull}/none"]  # type: ignore[attr-defined]
     sys.addaudithook(count)
     sys.argv = [f"{folder}/sbeval", *arguments]
     if moment:

@@ -71,10 +71,15 @@ class Kills:
         self.command.prepare(self.work)
         self.before = self.command.left(self.work)
 
-    def _start(self, moment: str) -> subprocess.Popen[bytes]:
+    def _environment(self) -> dict[str, str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-        environment |= {"SBEVAL_CACHE": str(self.work / "cache"), "SBEVAL_KILLS": str(self.folder)}
-        words = [sys.executable, str(_AS_SBEVAL), moment, *self.command.arguments(self.work)]
+        return environment | {"SBEVAL_CACHE": str(self.work / "cache"), "SBEVAL_KILLS": str(self.folder)}
+
+    def _words(self, moment: str) -> list[str]:
+        return [sys.executable, str(_AS_SBEVAL), moment, *self.command.arguments(self.work)]
+
+    def _start(self, moment: str) -> subprocess.Popen[bytes]:
+        environment, words = self._environment(), self._words(moment)
         began = self.folder / "began"
         began.unlink(missing_ok=True)
         with (self.folder / "output").open("wb") as output:
