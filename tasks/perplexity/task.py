@@ -11,8 +11,9 @@ from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 
 from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
-from sbeval.corpora.windows import Window, own_document_share
+from sbeval.corpora.windows import Window, own_document_share, targets_by_document
 from sbeval.errors import UserError
+from sbeval.results.intervals import uneven
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
@@ -174,14 +175,15 @@ class PerplexityTask(BaseTask):
                 f"{len(chosen)} at context length {self.lengths.scored[-1]}: use fewer processes, a larger --limit, "
                 "or shorter context_lengths."
             )
-        self.config.metadata["sbeval"]["own_document_share"] = {
-            str(length): own_document_share(
-                [window for block in chosen for window in self.windows(block, length)],
-                self.corpus.starts,
-                lead_in=self.lead_in.is_text,
-            )
-            for length in self.lengths.scored
+        starts, record = self.corpus.starts, self.config.metadata["sbeval"]
+        windows = {
+            length: [w for block in chosen for w in self.windows(block, length)] for length in self.lengths.scored
         }
+        record["own_document_share"] = {
+            str(length): own_document_share(own, starts, lead_in=self.lead_in.is_text)
+            for length, own in windows.items()
+        }
+        record["uneven_documents"] = any(uneven(targets_by_document(own, starts)) for own in windows.values())
         # lm-eval's request cache knows nothing of corpus, tokenizer or lengths
         kwargs["cache_requests"] = False
         super().build_all_requests(limit=limit, samples=samples, **kwargs)
