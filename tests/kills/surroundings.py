@@ -34,9 +34,9 @@ class Surroundings(Kills):
     def visit(self) -> None:
         """Runs the command in each."""
         for name, moment, changed in self._places():
-            self._in_new_folder(name, moment, changed)
-        self._in_new_folder("another process", "-", {}, processes=2)
-        self._in_new_folder("nobody reads", "-", {}, read=False)
+            self.visit_one(name, moment, changed)
+        self.visit_one("another process", "-", {}, processes=2)
+        self.visit_one("nobody reads", "-", {}, read=False)
 
     def _places(self) -> Iterator[tuple[str, str, dict[str, str]]]:
         for write in sorted({1, self.writes // 3, 2 * self.writes // 3, self.writes}):
@@ -57,9 +57,10 @@ class Surroundings(Kills):
             cwd=self.folder,
         )
 
-    def _in_new_folder(
+    def visit_one(
         self, name: str, moment: str, changed: dict[str, str], *, processes: int = 1, read: bool = True
     ) -> None:
+        """Runs the command in one of them, and once more where it could not do its work."""
         self._begin()
         self.counts["surroundings"] += 1
         started = [self._started(moment, changed) for _ in range(processes)]
