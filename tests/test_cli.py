@@ -117,6 +117,7 @@ def test_parsing_leaves_the_command_line_of_this_process_alone() -> None:
         ("--tasks sb_stdlib_steam", "Expected the name of a task, found 'sb_stdlib_steam'"),
         ("--tasks helaswag", "Expected the name of a task, found 'helaswag'"),
         ("--tasks sb_stdlib_stream --model_args pretrained=/no/such", "there is no such folder: /no/such"),
+        ("--tasks sb_stdlib_stream --model_args pretrained=models/typo", "there is no such folder: models/typo"),
         ("--tasks sb_stdlib_stream --model_args pretrained=x,dtype=bfloat61", "found 'bfloat61'"),
         ("--tasks sb_stdlib_stream --model_args pretrained=x,max_length=a", "Expected max_length"),
         ("--tasks sb_stdlib_stream --model_args pretrained=x,device=cpu", "use --device."),
@@ -131,12 +132,13 @@ def test_parsing_leaves_the_command_line_of_this_process_alone() -> None:
         ("--tasks sb_stdlib_stream --model hf --model_args pretrained=x", "Expected the model sb"),
     ],
 )
-def test_what_cannot_run_is_refused_before_torch_is_imported(options: str, sentence: str) -> None:
+def test_what_cannot_run_is_refused_before_torch_is_imported(options: str, sentence: str, tmp_path: Path) -> None:
     code = (
-        f"import sys\nfrom sbeval.cli import main\nsys.argv[1:] = {['run', *options.split()]!r}\ntry:\n    main()\n"
-        "finally:\n    print('torch' in sys.modules)"
+        "import sys\nfrom sbeval.cli import main\n"
+        f"sys.argv[1:] = {['run', *options.split()]!r}\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules)"
     )
-    process = run([sys.executable, "-c", code])
+    (tmp_path / "models").mkdir()
+    process = run([sys.executable, "-c", code], folder=tmp_path)
     assert (process.returncode, process.stdout) == (1, "False\n")
     assert sentence in process.stderr
     assert len(process.stderr.splitlines()) == 1

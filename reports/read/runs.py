@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
-from sbeval.foreign_files import fits, parse_json, read_bytes, usable_number
+from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes, usable_number
 from sbeval.reports.read.fields import read_record, telling_name
 from sbeval.reports.read.files import Notes, samples_file
 from sbeval.results.records import ModelRecord, TaskRecord
@@ -80,7 +80,7 @@ def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
     NaN, Infinity and fields of a newer lm-eval are no obstacle; a truncated, empty or foreign file is a note.
     """
     try:
-        raw = read_bytes(path)
+        raw = read_bytes(path, MOST_RESULTS_BYTES)
     except UserError as error:
         notes.add(path, f"left out: the file cannot be read ({error}).")
         return None
@@ -178,7 +178,7 @@ def _task_result(
         name=name,
         record=record,
         metrics=metrics,
-        samples=samples_file(path, name),
+        samples=samples_file(path, name, notes),
         few_shot=few_shot if fits(few_shot, int) else None,
         version=None if version is None else str(version),
         higher_is_better={key: value for key, value in better.items() if isinstance(value, bool)},
