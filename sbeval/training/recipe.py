@@ -97,7 +97,9 @@ class TrainingSettings(Settings):
 
     optimization: OptimizationSettings = Field(description="How it is learnt.")
     precision: Literal["bfloat16", "float32"] = Field(
-        default="bfloat16", description='"bfloat16" (autocast over fp32 weights) or "float32".'
+        default="bfloat16",
+        description='"bfloat16" (autocast over fp32 weights) or "float32". The checkpoint is saved in float32 where '
+        "that is asked for, else in bfloat16, or in its parent's type where it extends one.",
     )
     seed: WholeNumber = Field(default=0, description="Of random draws.")
     log_every_steps: Count = Field(default=50, description="Distance of the loss curve's points.")
@@ -155,7 +157,7 @@ class Extension(TrainingSettings):
     """A context extension."""
 
     checkpoint: Text = Field(description="Folder or hub id of the parent.")
-    data: LocalPath = Field(description="Token arrays or text (`extension`).")
+    data: LocalPath = Field(description="Token arrays or text (`extend`).")
     context_tokens: Tokens = Field(description="The new context.")
     documents: Documents = Field(
         default="separate", description='"separate" (documents do not see each other) or "joined".'

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
+from sbeval.training.claim import claimed
 from sbeval.training.distributed import is_first_process
 from sbeval.training.recipe import TrainRecipe
 from sbeval.training.record import RunParts, training_record
@@ -49,9 +50,7 @@ def train(
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
     data = data_folder or Path(recipe.data.folder)
-    run = TrainingRun(
-        out=out, settings=recipe, max_seconds=max_seconds, command=command, fsdp=fsdp, replace=replace, inputs=(data,)
-    )
+    run = TrainingRun(out=out, settings=recipe, max_seconds=max_seconds, command=command, fsdp=fsdp)
     arrays = load_arrays(data)
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
     windows = TrainingWindows(
@@ -82,7 +81,7 @@ def train(
         "tokens_sha256": arrays.record["tokens_sha256"],
         "inputs": arrays_parts(arrays.tokenizer.parent),
     }
-    with run.claim(identity, checkpoint) as ended:
+    with claimed(out, identity, checkpoint, replace=replace, inputs=[data]) as ended:
         if ended:
             if is_first_process():
                 print(f"{checkpoint}: trained before", flush=True)
@@ -99,7 +98,8 @@ def train(
             whole = model.to("cuda" if torch.cuda.is_available() else "cpu")
             return made | {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
 
-        run.finish(model, tokenizer, checkpoint, record)
+        dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
+        run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
         if is_first_process():
             print(
                 f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens",
