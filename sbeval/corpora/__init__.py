@@ -4,6 +4,7 @@
 - `sources`: which texts are on every machine or have a name?
 - `hub`: where does the text lie in a dataset of the hub?
 - `local`: how are local files read?
+- `split`: how are documents cut into smaller ones?
 - `tokenizers`: how is a tokenizer loaded, and what does it add to a text?
 - `encode`: which words and bytes fall to each token?
 - `tokens`: how do the tokens of a corpus lie on disk?
@@ -18,6 +19,7 @@ from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_word
 from sbeval.corpora.hub import KNOWN, HubText, hub_corpus, hub_text
 from sbeval.corpora.local import local_corpus, read_text
 from sbeval.corpora.sources import split_wikitext_pages, stdlib_corpus, wikitext_corpus
+from sbeval.corpora.split import Split, split_corpus
 from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
 from sbeval.corpora.tokens import Layout, TargetSums, TokenizedCorpus
@@ -28,6 +30,7 @@ __all__ = [
     "Document",
     "HubText",
     "Layout",
+    "Split",
     "TargetSums",
     "TokenizedCorpus",
     "adds_bos",
@@ -42,6 +45,7 @@ __all__ = [
     "read_text",
     "resolve_tokens",
     "separator_ids",
+    "split_corpus",
     "split_wikitext_pages",
     "stdlib_corpus",
     "token_key",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.corpora.windows import Window, own_document_share
 from sbeval.errors import UserError
+from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
@@ -122,7 +123,7 @@ class PerplexityTask(BaseTask):
         self.options = PerplexityOptions.of_task(name, metadata)
         tokenizer = model_tokenizer(metadata, name)
         try:
-            source = load_corpus(self.config.dataset_name, self.options)
+            source = load_corpus(self.config.dataset_name, self.options, tokenizer)
             separator = self.separator(tokenizer)
             self.corpus = tokenize_corpus(source, tokenizer, Layout(separator, self.special_tokens))
         except UserError as error:
@@ -182,9 +183,28 @@ class PerplexityTask(BaseTask):
             )
             for length in self.lengths.scored
         }
+        self._warn_of_few_documents(chosen)
         # lm-eval's request cache knows nothing of corpus, tokenizer or lengths
         kwargs["cache_requests"] = False
         super().build_all_requests(limit=limit, samples=samples, **kwargs)
+
+    def _warn_of_few_documents(self, blocks: Sequence[Mapping[str, Any]]) -> None:
+        length = self.lengths.scored[-1]
+        windows = (window for block in blocks for window in self.windows(block, length))
+        documents = len({number for window in windows for number in self._scored_documents(window)})
+        if documents < MINIMUM_CLUSTERS:
+            log.warning(
+                "%s: %d document%s scored, and an interval needs %d, so there will be none; a larger --limit, more "
+                'text, or text cut into documents with --metadata \'{"split": "paragraph"}\' gives more',
+                self.config.task,
+                documents,
+                " is" if documents == 1 else "s are",
+                MINIMUM_CLUSTERS,
+            )
+
+    def _scored_documents(self, window: Window) -> range:
+        first, last = (self.corpus.document_at(at) for at in (window.stop - window.scored, window.stop - 1))
+        return range(first, last + 1)
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns one request for each distinct window of the block."""

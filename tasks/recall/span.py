@@ -48,7 +48,7 @@ class SpanTask(BaseTask):
         self.lengths, dropped = options.lengths_of(name, DEFAULT_LENGTHS, metadata.get("pretrained"))
         self.queries = options.queries
         tokenizer = load_counter(metadata, name).tokenizer
-        source = load_corpus(self.config.dataset_name, options)
+        source = load_corpus(self.config.dataset_name, options, tokenizer)
         self.corpus: TokenizedCorpus = tokenize_corpus(source, tokenizer, Layout(separator_ids(tokenizer, None), False))
         longest, total = self.lengths[-1], self.corpus.total_tokens
         if total < longest:
