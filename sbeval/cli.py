@@ -209,8 +209,11 @@ def train(
         list[str] | None, typer.Argument(metavar="RECIPE [OPTIONS]", help="`sbeval train --help` shows them.")
     ] = None,
 ) -> None:
-    """Train a small model from a recipe, or go on with it."""
-    _load("sbeval.training.command", "train_command")(arguments or ["--help"])
+    """Train a small model from a recipe or on a text of yours, or go on with it."""
+    held_out = _load("sbeval.training.command", "train_command")(arguments or ["--help"])
+    if held_out is not None:
+        results = _load("sbeval.training.command", "evaluate_held_out")(held_out)
+        _build_report([results], results.parent / "report", None)
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")

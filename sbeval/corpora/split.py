@@ -33,6 +33,11 @@ _EXPECTED = f"{PARAGRAPH}, a number of tokens such as '512 tokens', or a regular
 Split = Annotated[str, Expected(_EXPECTED, _read)]
 
 
+def counts_tokens(split: str) -> bool:
+    """Whether documents are split by tokens, for which a tokenizer is needed."""
+    return _TOKENS.fullmatch(split) is not None
+
+
 def split_corpus(corpus: Corpus, split: str, tokenizer: Any) -> Corpus:
     """Returns a corpus whose documents are pieces of another's.
 

@@ -1,7 +1,6 @@
 """`sbeval extend CKPT`: continue training at a longer context (Tan et al. 2025, appendix C.1)."""
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.checkpoints.weight_files import weights_sha256
-from sbeval.corpora import local_corpus
 from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_sha256
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
@@ -21,6 +19,7 @@ from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.recipe import Extension, OptimizationSettings
 from sbeval.training.record import RunParts, extension_record
 from sbeval.training.run import TrainingRun
+from sbeval.training.text.own_text import OwnText, tokenised_text
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, arrays_parts, load_arrays
 
@@ -196,7 +195,7 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
     """Reads the text to extend on.
 
     Args:
-        source: a folder of token arrays (`sbeval.training.tokenised`), a .txt or .jsonl file, or a folder of those.
+        source: a folder of token arrays (`sbeval.training.tokenised`), a file or folder of text, or a hub data set.
         tokenizer: the checkpoint's.
 
     Returns:
@@ -215,18 +214,8 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
                 f"{source}; tokenise the text again or give the text itself"
             )
         return arrays.tokens, separator, arrays.record
-    corpus = local_corpus(source)
-    parts = []
-    for document in corpus.documents():
-        parts.append(np.asarray([*tokenizer.encode(document.text, add_special_tokens=False), separator], np.int32))
-    tokens = np.concatenate(parts)
-    record = {
-        "source": source.name,
-        "files": len(parts),
-        "unique_tokens": len(tokens),
-        "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
-    }
-    return tokens, separator, record
+    arrays = load_arrays(tokenised_text(OwnText(source=str(source)), tokenizer, holding_out=False))
+    return arrays.tokens, separator, arrays.record
 
 
 def check_documents(tokens: NDArray[Any], separator: int, context_tokens: int) -> None:

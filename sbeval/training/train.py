@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
@@ -14,6 +13,7 @@ from sbeval.training.distributed import is_first_process
 from sbeval.training.recipe import TrainRecipe
 from sbeval.training.record import RunParts, training_record
 from sbeval.training.run import TrainingRun
+from sbeval.training.text.tokenizer import Tokens
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, arrays_parts, load_arrays
 
@@ -111,7 +111,7 @@ def train(
 FORWARD_TOKENS = 65536
 
 
-def split_validation(tokens: NDArray[np.uint16], recipe: TrainRecipe) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+def split_validation(tokens: Tokens, recipe: TrainRecipe) -> tuple[Tokens, Tokens]:
     """Cuts the joined documents into those to train on and the last `validation_tokens`.
 
     Raises:
@@ -127,7 +127,7 @@ def split_validation(tokens: NDArray[np.uint16], recipe: TrainRecipe) -> tuple[N
 
 
 @torch.no_grad()
-def validation_loss(model: Any, tokens: NDArray[np.uint16], length_tokens: int) -> dict[str, Any] | None:
+def validation_loss(model: Any, tokens: Tokens, length_tokens: int) -> dict[str, Any] | None:
     """Returns the mean loss over the disjoint windows of a text.
 
     Args:

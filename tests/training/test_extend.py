@@ -83,7 +83,7 @@ def test_text_files_serve_as_data(tmp_path, parent, source_texts):
         learning_rate=1e-3, total_tokens=256, batch_tokens=256, warmup_steps=0, schedule="extension"
     )
     checkpoint = extend(tiny_extension(parent, tmp_path / "texts", optimization=one_step), tmp_path / "run")
-    assert json.loads((checkpoint / "training_record.json").read_text())["data"]["files"] == len(
+    assert json.loads((checkpoint / "training_record.json").read_text())["data"]["documents"] == len(
         [text for text in source_texts if text]
     )
 
