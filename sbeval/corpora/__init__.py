@@ -19,7 +19,6 @@ from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_word
 from sbeval.corpora.hub import KNOWN, HubText, hub_corpus, hub_text
 from sbeval.corpora.local import local_corpus, read_text
 from sbeval.corpora.sources import split_wikitext_pages, stdlib_corpus, wikitext_corpus
-from sbeval.corpora.split import Split, split_corpus
 from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
 from sbeval.corpora.tokens import Layout, TargetSums, TokenizedCorpus
@@ -30,7 +29,6 @@ __all__ = [
     "Document",
     "HubText",
     "Layout",
-    "Split",
     "TargetSums",
     "TokenizedCorpus",
     "adds_bos",
@@ -45,7 +43,6 @@ __all__ = [
     "read_text",
     "resolve_tokens",
     "separator_ids",
-    "split_corpus",
     "split_wikitext_pages",
     "stdlib_corpus",
     "token_key",

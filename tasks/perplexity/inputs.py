@@ -10,11 +10,11 @@ from sbeval.corpora import (
     hub_corpus,
     hub_text,
     local_corpus,
-    split_corpus,
     split_wikitext_pages,
     stdlib_corpus,
     wikitext_corpus,
 )
+from sbeval.corpora.split import split_corpus
 from sbeval.errors import UserError
 from sbeval.tasks.perplexity.options import CorpusOptions
 

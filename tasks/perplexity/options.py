@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from sbeval.corpora import Split
+from sbeval.corpora.split import Split
 from sbeval.errors import UserError
 from sbeval.settings import Count, LocalPath, Text, WholeNumber
 from sbeval.tasks.metadata import PERPLEXITY_SEED, TaskOptions

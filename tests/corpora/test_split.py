@@ -7,7 +7,8 @@ from corpus_problems import corpus_of, tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbeval.corpora import Split, corpus_sha256, local_corpus, split, split_corpus
+from sbeval.corpora import corpus_sha256, local_corpus, split
+from sbeval.corpora.split import Split, split_corpus
 from sbeval.errors import UserError
 from sbeval.settings import read_value
 

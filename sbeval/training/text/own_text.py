@@ -15,9 +15,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from sbeval.corpora import Corpus, Document, corpus_sha256, hub_corpus, hub_text, local_corpus, split_corpus
+from sbeval.corpora import Corpus, Document, corpus_sha256, hub_corpus, hub_text, local_corpus
 from sbeval.corpora.cache import cache_folder, writing_to
-from sbeval.corpora.split import counts_tokens
+from sbeval.corpora.split import counts_tokens, split_corpus
 from sbeval.corpora.store import batches
 from sbeval.corpora.tokenizers import all_cores, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
