@@ -1,6 +1,7 @@
 """The `sbeval` command: the rooms of the package put together, each imported when its sub-command runs."""
 
 import importlib
+import importlib.metadata
 import signal
 import sys
 import tempfile
@@ -15,7 +16,6 @@ from sbeval.errors import UserError
 
 app = typer.Typer(
     name="sbeval",
-    help="What happens to a language model when its context grows past its training length?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,6 +27,16 @@ _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": [], "allow_in
 _Replace = Annotated[
     bool, typer.Option("--replace", help="Move what lies in the way to NAME.old-TIME beside it; nothing is deleted.")
 ]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"sbeval {importlib.metadata.version('sbeval')}")
+        raise typer.Exit
+
+
+@app.callback(help="What happens to a language model when its context grows past its training length?")
+def _options(version: Annotated[bool, typer.Option("--version", callback=_print_version)] = False) -> None: ...
 
 
 def main() -> None:
@@ -41,10 +51,7 @@ def run(
         list[str] | None, typer.Argument(metavar="OPTIONS", help="Options of `lm_eval run`, passed on as they are.")
     ] = None,
 ) -> None:
-    """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set.
-
-    Samples are logged whenever --output_path is given, since paired differences need them.
-    """
+    """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set."""
 
     def check(asked: Any) -> bool:
         _load("sbeval.tasks.packaged", "check_names")(asked.tasks, asked.folders)
@@ -55,7 +62,11 @@ def run(
         _load("sbeval.tasks.ruler.corpora", "check_corpora")(asked.tasks, asked.metadata)
         return not _load("sbeval.tasks.packaged", "are_all_packaged")(asked.tasks)
 
-    _load("sbeval.lm_eval_command", "run")(arguments or ["--help"], check)
+    if not arguments or {"-h", "--help"} & {*arguments}:
+        own = _load("sbeval.model_adapters.options", "AdapterOptions")
+        print(_load("sbeval.lm_eval_command", "help_text")(own, _load("sbeval.tasks.help", "metadata_keys")()))
+        return
+    _load("sbeval.lm_eval_command", "run")(arguments, check)
 
 
 @app.command()
@@ -85,12 +96,7 @@ def sweep(
 
     A run that fails does not end the others: it is named at the end, with exit code 1.
     """
-    options = {
-        "output": output,
-        "context_lengths": context_lengths,
-        "limit": limit,
-        "model_args": model_args,
-    }
+    options = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
     settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
     if _load("sbeval.sweep", "run_sweep")(settings, dry_run=dry_run, replace=replace):
         raise typer.Exit(1)
