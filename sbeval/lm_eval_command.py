@@ -191,9 +191,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def asked(chosen: argparse.Namespace) -> Asked:
     """Returns what parsed arguments ask for."""
+    return asked_by({**_configured(chosen), **{key: value for key, value in vars(chosen).items() if value}})
+
+
+def asked_by(said: Mapping[str, Any]) -> Asked:
+    """Returns what a configuration of lm-eval asks for."""
     from lm_eval.utils import simple_parse_args_string
 
-    said = {**_configured(chosen), **{key: value for key, value in vars(chosen).items() if value}}
     parts = (said.get("model_args") or {}, said.get("metadata") or {})
     model_args, metadata = (simple_parse_args_string(part) if isinstance(part, str) else part for part in parts)
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []

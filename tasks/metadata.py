@@ -14,7 +14,7 @@ from pydantic import Field
 
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError
-from sbeval.settings import Count, Lengths, Settings, Tokens, WholeNumber, read_value, unknown_key
+from sbeval.settings import Count, Lengths, Name, Settings, Tokens, WholeNumber, read_value, unknown_key
 from sbeval.tasks.packaged import PREFIX, definitions, is_group
 
 # Numbers that are published were made with these: lm-eval's own seed of numpy for the perplexity tasks, and RULER's own
@@ -39,6 +39,8 @@ class TaskOptions(Settings):
         default=None,
         description="Longest input the model takes, in tokens: an argument of the model, which tasks read too.",
     )
+
+    label: Name | None = Field(default=None, description="Name of the model in reports, in place of its checkpoint's.")
 
     @classmethod
     def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:
