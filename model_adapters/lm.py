@@ -1,7 +1,9 @@
 """The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in `hf`'s place."""
 
 import dataclasses
+import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import has_bos_prefix
 from torch import Tensor
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints import LoadedCheckpoint, check_weights, register_fla_models
 from sbeval.checkpoints.values import check_generation
+from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError
 from sbeval.model_adapters import generation, probing, scoring
 from sbeval.model_adapters.answers import check_scores
@@ -61,6 +65,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         self.loaded: LoadedCheckpoint | None = None
         self.skip_threshold: float | None = None
         self.session: Session | None = None
+        self._encoded: dict[str, list[int]] = {}
         find_processes()
         if isinstance(pretrained, str) and pretrained.startswith("~"):
             pretrained = str(Path(pretrained).expanduser())
@@ -96,12 +101,33 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Returns the log-likelihood of each continuation in nats, and whether it is the most probable one."""
-        found = super().loglikelihood(requests, disable_tqdm=disable_tqdm)  # ends in `_loglikelihood_tokens`
+        if self.session is not None:
+            self._encode_together([request.args for request in requests], quiet=disable_tqdm or self.session.quiet)
+        try:
+            found = super().loglikelihood(requests, disable_tqdm=disable_tqdm)  # ends in `_loglikelihood_tokens`
+        finally:
+            self._encoded = {}
         if self.session is not None:
             return scoring.loglikelihood(self.session, requests, found, quiet=disable_tqdm)
         scores: list[tuple[float, bool]] = found
         check_scores(requests, [score for score, _ in scores])
         return scores
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Returns a text's tokens as `hf` encodes it, those of texts that were encoded together among them."""
+        known = self._encoded.get(string) if add_special_tokens is None and not kwargs else None
+        if known is not None:
+            return list(known)
+        found: list[int] = super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs)
+        return found
+
+    def _encode_together(self, pairs: Sequence[tuple[str, str]], *, quiet: bool) -> None:
+        """Encodes what `hf` will ask for one text after another: contexts, and contexts with what continues them."""
+        whole = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
+        bos = self.tokenizer.decode(self.prefix_token_id)
+        texts = [text for text in dict.fromkeys(itertools.chain(*whole)) if not has_bos_prefix(text, bos)]
+        options = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
+        self._encoded = dict(zip(texts, encode_together(self.tokenizer, texts, quiet=quiet, **options), strict=True))
 
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:
         # where `hf`'s loglikelihood ends: it has checked and encoded the requests, which we score ourselves

@@ -1,4 +1,4 @@
-"""A step of Llama-style blocks in six or seven kernels each, where a model's own parts are some twenty.
+"""A step of Llama-style blocks in six kernels each, where a model's own parts are some twenty.
 
 Norms, biases, activations and the residual stream are part of the kernels of the linear maps beside them, which read
 the model's own weights. What is taken for such a block is told by the names of its parts; whether it computes the same
@@ -80,10 +80,10 @@ class FusedBlocks:
         angles: dict[str, Tensor] = {}
         if own and rope is not None:
             cos, sin = cos_sin(rope, position_11)
-            angles = {"cos_BF": cos[:, 0, 0], "sin_BF": sin[:, 0, 0]}
+            angles = {"cos_F": cos[0, 0, 0], "sin_F": sin[0, 0, 0]}
         elif not own:
             cos, sin = model.model.rotary_emb(hidden_1E[:, None], position_ids=position_11)
-            angles = {"cos_BF": cos[:, 0, : cos.shape[-1] // 2], "sin_BF": sin[:, 0, : sin.shape[-1] // 2]}
+            angles = {"cos_F": cos[0, 0, : cos.shape[-1] // 2], "sin_F": sin[0, 0, : sin.shape[-1] // 2]}
         layers: list[Any] = cache.layers
         for block, layer in zip(self._blocks, layers, strict=True):
             self._step(block, hidden_1E, layer, cache, angles)
@@ -94,7 +94,7 @@ class FusedBlocks:
     def _step(
         self, block: _Block, hidden_1E: Tensor, layer: SlotLayer, cache: SlotCache, angles: dict[str, Tensor]
     ) -> None:
-        from sbeval.models.kernels.one_row import map_row, place_heads
+        from sbeval.models.kernels.one_row import Slot, map_row
 
         head_dim = block.head_dim
         query_width, key_width = (block.maps[i].out_features for i in (0, 1))
@@ -102,14 +102,14 @@ class FusedBlocks:
         before, after = block.norms
         weights = [part.weight for part in block.maps]
         biases = None if block.maps[0].bias is None else [part.bias for part in block.maps]
-        map_row(hidden_1E, weights, biases, out=heads_1T, norm_E=before.weight, eps=_eps(before))  # type: ignore[arg-type]
         q_1H1D = heads_1T[:, :query_width].view(1, -1, 1, head_dim)
         v_1G1D = heads_1T[:, query_width + key_width :].view(1, -1, 1, head_dim)
         if not layer.is_initialized:
             layer.lazy_initialization(v_1G1D, v_1G1D)
         assert layer.keys is not None
         assert layer.values is not None
-        place_heads(heads_1T, layer.keys, layer.values, cache.position_B, query_heads=query_width // head_dim, **angles)
+        slot = Slot(k_GKD=layer.keys[0], v_GKD=layer.values[0], position_1=cache.position_B, **angles)
+        map_row(hidden_1E, weights, biases, out=heads_1T, norm_E=before.weight, eps=_eps(before), slot=slot)  # type: ignore[arg-type]
         keys, values = layer.attended()
         if hasattr(block.attention, "mixer"):
             mixed = block.attention.mixer.step(q_1H1D, v_1G1D, cache, keys, values)
@@ -160,7 +160,7 @@ def _block_of(layer: Any, config: Any) -> _Block | None:
         (first.bias is None) != (part.bias is None) for first, *others in (maps, gated) for part in others
     ):
         return None
-    if getattr(getattr(attention, "mixer", None), "bias", None) is not None:
+    if getattr(getattr(attention, "mixer", None), "bias", None) is not None or head_dim % 2:
         return None
     return _Block(
         attention=attention,

@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
-from tqdm import tqdm
 
-from sbeval.corpora.tokenizers import all_cores
+from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError
 from sbeval.scoring.non_finite import NoText
-
-ENCODED_TOGETHER = 64
 
 
 def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
@@ -18,23 +15,18 @@ def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[i
 
     Args:
         hf: lm-eval's Hugging Face model.
-        texts: the prompts, which are handed to the tokenizer many at a time, as it encodes them on all cores.
+        texts: the prompts.
         quiet: shows no progress bar.
     """
     bos = getattr(hf.tokenizer, "bos_token", None)
     begins = [has_bos_prefix(text, bos) for text in texts]
     encoded: dict[int, list[int]] = {}
-    with tqdm(total=len(texts), desc="Tokenizing prompts", disable=quiet) as bar:
-        for has_bos in (True, False):
-            adds = False if has_bos else hf.add_bos_token
-            options = {} if adds is None else {"add_special_tokens": adds}
-            chosen = [index for index, begin in enumerate(begins) if begin is has_bos]
-            for start in range(0, len(chosen), ENCODED_TOGETHER):
-                some = chosen[start : start + ENCODED_TOGETHER]
-                with all_cores():
-                    found = hf.tokenizer([texts[index] for index in some], **options)["input_ids"]
-                encoded.update(zip(some, found, strict=True))
-                bar.update(len(some))
+    for has_bos in (True, False):
+        adds = False if has_bos else hf.add_bos_token
+        options = {} if adds is None else {"add_special_tokens": adds}
+        chosen = [index for index, begin in enumerate(begins) if begin is has_bos]
+        found = encode_together(hf.tokenizer, [texts[index] for index in chosen], quiet=quiet, **options)
+        encoded.update(zip(chosen, found, strict=True))
     return [encoded[index] or [hf.prefix_token_id] for index in range(len(texts))]
 
 

@@ -52,7 +52,8 @@ class LengthClaims:
             there are too few documents.
         steps: against the length before, one for each length but the shortest, with a band over them.
         clusters: documents compared.
-        doubtful: whether the documents' sizes are so uneven that the bands cover less often than they say.
+        doubtful: whether the documents' sizes are so uneven that intervals and bands cover less often than they say;
+            known without samples where the run recorded it.
         obstacle: why nothing can be said; empty where something can.
     """
 
@@ -84,7 +85,10 @@ def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
             continue
         sums = results[DOCUMENT_SUMS].get((label, task))
         trained = results.model(label).record.training_length_tokens
-        claims[label, corpus, protocol] = length_claims(sums, trained)
+        found = length_claims(sums, trained)
+        if sums is None and results.model(label).uneven_documents(task):
+            found = dataclasses.replace(found, doubtful=True)
+        claims[label, corpus, protocol] = found
     return claims
 
 
@@ -93,12 +97,14 @@ def length_claims(sums: SumsByDocument | None, training_length_tokens: int | Non
     if sums is None:
         return LengthClaims(obstacle="samples were not logged (--log_samples), so lengths cannot be compared in pairs")
     lengths = tuple(sums.lengths)
+    doubtful = uneven(sums.tokens.max(axis=1))
     if len(lengths) < 2:
-        return LengthClaims(lengths=lengths, obstacle="only one context length was evaluated")
+        return LengthClaims(lengths=lengths, doubtful=doubtful, obstacle="only one context length was evaluated")
     same = (sums.tokens == sums.tokens[:, :1]).all(axis=1) & (sums.tokens[:, 0] > 0)
     clusters = int(same.sum())
     if clusters == 0:
-        return LengthClaims(lengths=lengths, obstacle="the lengths were not scored on the same targets")
+        obstacle = "the lengths were not scored on the same targets"
+        return LengthClaims(lengths=lengths, doubtful=doubtful, obstacle=obstacle)
     few = clusters < MINIMUM_CLUSTERS
     nll, tokens = sums.nll_nats[same], sums.tokens[same, 0]
     reference = _reference(lengths, training_length_tokens)
@@ -121,7 +127,7 @@ def length_claims(sums: SumsByDocument | None, training_length_tokens: int | Non
         differences=differences,
         steps=steps,
         clusters=clusters,
-        doubtful=uneven(tokens),
+        doubtful=doubtful,
         obstacle=TOO_FEW if few else "",
     )
 

@@ -85,12 +85,13 @@ def _row(label: str, claim: LengthClaims) -> tuple[str, ...]:
     longest = max(claim.lengths)
     further = claim.reference_tokens is not None and longest > claim.reference_tokens
     lowers, raises = claim.lowers_to_tokens, claim.raises_from_tokens
+    mark = f" {DOUBTFUL}" if claim.doubtful else ""
     return (
         label,
         length_text(trained) if trained else "not recorded",
         "none" if lowers is None else length_text(lowers) + (", the longest" if lowers == longest else ""),
         (length_text(raises) if raises else f"nowhere up to {length_text(longest)}") if further else "not evaluated",
-        f"{length_text(longest)}: {difference_text(last)}" if further and last is not None else "not evaluated",
+        f"{length_text(longest)}: {difference_text(last)}{mark}" if further and last is not None else "not evaluated",
     )
 
 
@@ -124,7 +125,7 @@ def caveats(
             "whole 95% band, simultaneous over the differences compared (max-t, bootstrap over documents), is on one "
             "side of zero."
         )
-    if doubtful := dict.fromkeys(key[1:] for key in claims if key in usable and claims[key].doubtful):
+    if doubtful := dict.fromkeys(key[1:] for key in claims if claims[key].doubtful):
         remarks.append(
             f"{DOUBTFUL}: intervals and bands for "
             f"{_joined([f'{protocol} on {CORPUS_WORDS.get(corpus, corpus)}' for corpus, protocol in doubtful])} are "

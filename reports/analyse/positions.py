@@ -10,16 +10,25 @@ import pandas as pd
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.read.positions import Bin, SumsByPosition, scored_targets
 from sbeval.reports.read.rows import records
-from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
+
+
+def doubtful_positions(sums: SumsByPosition) -> bool:
+    """Says whether one model's intervals by position are doubtful in some bin."""
+    return any(uneven(list(scored_targets(documents).values())) for documents in sums.sums.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PositionBand:
-    """One model minus another on identical targets in one bin; the band is simultaneous over the bins."""
+    """One model minus another on identical targets in one bin; the band is simultaneous over the bins.
+
+    It is doubtful where documents differ so much in size that it covers less often than it says.
+    """
 
     low: float
     high: float
     documents: int
+    doubtful: bool = False
 
 
 def difference_to_baseline(
@@ -75,7 +84,7 @@ def position_bands(own: SumsByPosition, base: SumsByPosition) -> tuple[dict[Bin,
             tokens_CK[row[document], column] = tokens
     band = simultaneous_band(differences_CK, tokens_CK)
     found = {
-        place: PositionBand(low=float(low), high=float(high), documents=len(own.sums[place]))
+        place: PositionBand(low=float(low), high=float(high), documents=len(own.sums[place]), doubtful=band.doubtful)
         for place, low, high in zip(enough, band.lows, band.highs, strict=True)
     }
     return found, obstacle

@@ -35,6 +35,13 @@ def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
     return rows[[*RECALL_COLUMNS, *seeds]].reset_index(drop=True)
 
 
+def intervals(scores: pd.DataFrame, model: str, column: str) -> dict[int, tuple[str, str]]:
+    """Returns what a column counts to the ends of one model's interval, as shares are written."""
+    own = scores[(scores["setting"] == model) & scores["ci95_low"].notna()]
+    rows = own[[column, "ci95_low", "ci95_high"]].itertuples(index=False, name=None)
+    return {int(count): (f"{low:.1%}", f"{high:.1%}") for count, low, high in rows}
+
+
 def is_drawn(metric: str) -> bool:
     """Whether `recall_scores` holds a metric of a recall task."""
     return _METRIC.fullmatch(metric) is not None

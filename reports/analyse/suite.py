@@ -19,10 +19,11 @@ _LOWER_IS_BETTER = ("perplexity", "nll", "bits_per_byte")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteCell:
-    """One number with its standard error, NaN where unknown."""
+    """One number with its standard error and number of samples, NaN where unknown."""
 
     value: float
     stderr: float
+    samples: float
 
 
 class SuiteDifference(NamedTuple):
@@ -148,7 +149,12 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
                     if (row["setting"], task) in results[SAMPLE_SCORES]
                 },
                 cells={
-                    row["setting"]: SuiteCell(value=float(row["value"]), stderr=float(row["stderr"])) for row in own
+                    row["setting"]: SuiteCell(
+                        value=float(row["value"]),
+                        stderr=float(row["stderr"]),
+                        samples=math.nan if pd.isna(row["samples"]) else float(row["samples"]),
+                    )
+                    for row in own
                 },
             )
         )

@@ -13,9 +13,9 @@ from sbeval.reports.read.rows import by_model
 
 DEFAULT_LONGEST_TOKENS = 131_072
 METRICS = {
-    "nll": ("NLL (nats per token)", "linear", ".4f"),
-    "token_perplexity": ("perplexity per token (log scale)", "log", ",.3f"),
-    "bits_per_byte": ("bits per byte", "linear", ".4f"),
+    "nll": ("NLL (nats per token)", "linear", ".3f"),
+    "token_perplexity": ("perplexity per token (log scale)", "log", ",.2f"),
+    "bits_per_byte": ("bits per byte", "linear", ".3f"),
 }
 _TOOLTIP = {
     "setting": "model",

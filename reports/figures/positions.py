@@ -46,7 +46,7 @@ def position_figure(
         difference: True where `nll` holds differences to a baseline.
     """
     order = [label for label in looks if label in set(table["setting"])]
-    rows = [_row(row, perplexity) for row in records(table)]
+    rows = [_row(row, perplexity, end_digits=".3f" if difference else ",.2f") for row in records(table)]
     positions = [row["x"] for row in rows]
     words = "perplexity per token (log scale)" if perplexity else "NLL (nats per token)"
     quantity = "difference in NLL (nats per token)" if difference else words
@@ -69,14 +69,13 @@ def position_figure(
     )
 
 
-def _row(row: Mapping[str, Any], perplexity: bool) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], perplexity: bool, *, end_digits: str) -> dict[str, Any]:
     first, last = float(row["first"]), float(row["last"])
     measured = math.isfinite(row["ci95_low"])
     value, low, high = (
         math.exp(min(row[key], LARGEST_NATS)) if perplexity else float(row[key])
         for key in ("nll", "ci95_low", "ci95_high")
     )
-    digits = ",.3f" if perplexity else ".4f"
     return {
         "setting": row["setting"],
         "x": math.sqrt(max(1.0, first) * max(1.0, last)),
@@ -84,8 +83,8 @@ def _row(row: Mapping[str, Any], perplexity: bool) -> dict[str, Any]:
         "range_text": f"{int(first):,} to {int(last):,}",
         "low": low if measured else None,
         "high": high if measured else None,
-        "value_text": format(value, digits),
-        "interval_text": f"{low:{digits}} to {high:{digits}}" if measured else "none",
+        "value_text": format(value, ",.2f" if perplexity else ".3f"),
+        "interval_text": f"{low:{end_digits}} to {high:{end_digits}}" if measured else "none",
         "tokens_text": f"{int(row['tokens']):,}",
         "clusters_text": count_text(row["clusters"]),
     }

@@ -43,6 +43,11 @@ class EvaluatedModel:
         found = [(run, task) for run in self.runs for task in run.tasks]
         return sorted(found, key=lambda pair: (_samples_allowed(pair[1]), pair[0].date), reverse=True)
 
+    def uneven_documents(self, task: str) -> bool:
+        """Says whether a run recorded of a task that its documents are too uneven for sure intervals."""
+        records = [one.record for _, one in self.task_runs() if shown_name(one.name) == task]
+        return any(record.uneven_documents for record in records if record is not None)
+
 
 def _samples_allowed(task: TaskResult) -> float:
     return math.inf if task.limit_samples is None else task.limit_samples

@@ -1,6 +1,5 @@
 """The section on ordinary tasks run at several input lengths, such as BABILong: their scores against that length."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -66,7 +65,7 @@ def input_table(rows: Sequence[SuiteRow]) -> tuple[pd.DataFrame, bool]:
         for label, cell in row.cells.items():
             low, high = cell.value - 1.96 * cell.stderr, cell.value + 1.96 * cell.stderr
             if shares:
-                low, high = map(float, score_interval(cell.value, cell.stderr, math.nan))
+                low, high = map(float, score_interval(cell.value, cell.stderr, cell.samples))
             found[label, length] = [label, length, cell.value, low, high]
     table = pd.DataFrame(list(found.values()), columns=_COLUMNS)
     return table.sort_values(["setting", "context_length_tokens"], kind="stable").reset_index(drop=True), by_text

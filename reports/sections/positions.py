@@ -6,8 +6,15 @@ from typing import Any
 
 import pandas as pd
 
+from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
+from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
-from sbeval.reports.analyse.positions import PositionBand, difference_to_baseline, position_bands
+from sbeval.reports.analyse.positions import (
+    PositionBand,
+    difference_to_baseline,
+    doubtful_positions,
+    position_bands,
+)
 from sbeval.reports.figures.positions import position_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
@@ -37,7 +44,8 @@ def positions_section(material: Material) -> Section | None:
         bases = _bases(table, {model.label: model.record.rope_scaling for model in material.results.models})
         name = CORPUS_WORDS.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
         stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
-        figures.append(_levels(material, table, looks, f"{name}: NLL by position", stem, bases))
+        remarks = " ".join(part for part in (_doubt(material, table), bases) if part)
+        figures.append(_levels(material, table, looks, f"{name}: NLL by position", stem, remarks))
         paired, unpaired = _bands(table, material.results[POSITION_SUMS], baseline)
         others = difference_to_baseline(table, baseline, paired)
         if not others.empty:
@@ -91,7 +99,20 @@ def _bands(
 def _band_words(bands: Mapping[str, Mapping[Bin, PositionBand]]) -> str:
     if not any(bands.values()):
         return ""
-    return "Bands: 95%, paired by document on identical targets, simultaneous over the positions."
+    words = "Bands: 95%, paired by document on identical targets, simultaneous over the positions."
+    doubtful = any(band.doubtful for own in bands.values() for band in own.values())
+    return f"{words} {DOUBTFUL}: {DOUBTFUL_WORDS}." if doubtful else words
+
+
+def _doubt(material: Material, table: pd.DataFrame) -> str:
+    """Says whether intervals are doubtful, by the sums by position or, without samples, by what the run recorded."""
+    for row in records(table.drop_duplicates("setting")):
+        sums = material.results[POSITION_SUMS].get((row["setting"], row["task"]))
+        logged = None if sums is None or sums.obstacle else sums
+        recorded = material.results.model(row["setting"]).uneven_documents(row["task"])
+        if recorded if logged is None else doubtful_positions(logged):
+            return f"{DOUBTFUL}: {DOUBTFUL_WORDS}."
+    return ""
 
 
 def _comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
@@ -129,7 +150,7 @@ def _bases(table: pd.DataFrame, rope_scalings: Mapping[str, Mapping[str, Any] | 
 
 
 def _levels(
-    material: Material, table: pd.DataFrame, looks: Mapping[str, Look], title: str, stem: str, bases: str
+    material: Material, table: pd.DataFrame, looks: Mapping[str, Look], title: str, stem: str, remarks: str
 ) -> Figure:
     finding = _level_finding(table, list(looks), material.training_lengths)
     variants = {
@@ -138,13 +159,13 @@ def _levels(
             looks=looks,
             training_lengths=material.training_lengths,
             title=title,
-            subtitle=bases or f"One pass at {_passes(table)}",
+            subtitle=remarks or f"One pass at {_passes(table)}",
             description=f"{title}. {finding}",
             perplexity=metric == "token_perplexity",
         )
         for metric in ("nll", "token_perplexity")
     }
-    return material.figure(variants, stem, title=title, finding=finding, explanation=bases)
+    return material.figure(variants, stem, title=title, finding=finding, explanation=remarks)
 
 
 def _differences(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from sbeval.reports.analyse.panels import safe_stem
-from sbeval.reports.analyse.recall import SOLVED, recall_scores, solved_up_to
+from sbeval.reports.analyse.recall import SOLVED, intervals, recall_scores, solved_up_to
 from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.figures.curves import curve_tooltip, length_domain, length_rows, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
@@ -150,12 +150,13 @@ def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, lab
     best = {count: exact[exact[column] == count]["value"].max() if several else None for count in counts}
     rows = []
     for label in labels:
-        values = by_length(exact, label, column)
+        values, ends = by_length(exact, label, column), intervals(exact, label, column)
         answers = by_length(scores[scores["metric"] == "answer_nll"], label, column)
         if values:
             cells = [
                 Cell(
                     f"{values[count]:.1%}",
+                    interval=ends.get(count),
                     bold=values[count] == best[count],
                     small=(f"{answers[count]:.3f} nats",) if count in answers else (),
                 )
@@ -170,6 +171,7 @@ def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, lab
         caption=f"{title}: exact answers by {counted or 'context length'}",
         header=texts("model", *[_count(count, counted) for count in counts]),
         rows=tuple(rows),
-        explanation="Best in bold. Small print: negative log-likelihood of an answer.",
+        explanation="Best in bold. Small print: 95% interval, Wilson's; negative log-likelihood of an answer.",
+        interval="95% interval",
         folded=f"Numbers: {title}",
     )

@@ -135,7 +135,7 @@ def _ordinary_cell(own: SuiteRow, label: str, baseline: str) -> Cell:
     small = [] if cell.stderr != cell.stderr else [f"± {cell.stderr:.4f}"]
     if (difference := own.difference(label, baseline)) is not None:
         unpaired = "" if difference.samples else " unpaired"
-        small.append(f"{difference.estimate:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]{unpaired}")
+        small.append(f"{difference.estimate:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]{unpaired}")
     return Cell(
         f"{cell.value:.4f}" if abs(cell.value) < 10 else f"{cell.value:,.2f}",
         bold=label in own.best,

@@ -2,6 +2,7 @@
 
 - `lengths_rule`: rules for naming the longest context that lowers NLL, and how often each names a length wrongly
 - `coverage`: what intervals and bands over documents cover, and how far a seed of the resampling moves them
-- `guard`: how often `--fail-if-worse` fails models that are equally good, and seeds of one recipe
+- `uneven_rules`: another rule for intervals over documents of uneven sizes
+- `guard`: how often `--fail-if-worse` fails models that are equally good or worse, and seeds of one recipe
 - `score_intervals`: intervals of scores between 0 and 1, and of their mean over tasks
 """

@@ -77,8 +77,8 @@ def claims_page(found: Found) -> str:
         "scale of [extrapolation](extrapolation/README.md): models of a few million parameters on Python source text, "
         'far smaller than the paper\'s. "Holds" means at this scale. A claim that rests on one seed, on unequal '
         'numbers of tokens or on `stream` alone holds in part at most, and what one seed does not show is "not shown", '
-        "which is less than that it does not hold. Intervals on `stream` are doubtful, since its files differ much in "
-        "size. `claims.py` holds the rules, `write_pages.py` applies them to the result files.",
+        "which is less than that it does not hold. Intervals with a dagger are doubtful, since the files of `stream` "
+        "differ much in size. `claims.py` holds the rules, `write_pages.py` applies them to the result files.",
         "",
         "| where | claim | found | numbers (NLL in nats per token; differences with 95% intervals over files) |",
         "|---|---|---|---|",
@@ -114,8 +114,8 @@ def _keeps(found: Found) -> Claim:
         return Claim(where=where, claim=claim, verdict=OPEN, evidence="")
     kept = [end <= start for end, start in ends]
     lines = "; ".join(_nlls(found, run, STREAM, (1, 4, 16, 32, 64)) for run in runs)
-    rises = [found.gain((run, 64), (run, 16), STREAM) for run in runs]
-    evidence = f"`stream` alone, seed by seed: {lines}. 64x against 16x: {'; '.join(map(signed, rises))}"
+    rises = [signed(found.gain((run, 64), (run, 16), STREAM), found.doubt(run, STREAM)) for run in runs]
+    evidence = f"`stream` alone, seed by seed: {lines}. 64x against 16x: {'; '.join(rises)}"
     return Claim(where=where, claim=claim, verdict=judged(kept, seeds=len(kept), full=False), evidence=evidence)
 
 
@@ -131,8 +131,8 @@ def _at_training_length(found: Found) -> Claim:
     better = [high < 0 for own in gains.values() for _, _, high in own]
     verdict = judged(better, seeds=len(pairs))
     evidence = "stick-breaking minus RoPE at 1x, seed by seed: " + ", ".join(
-        f"{'; '.join(map(signed, own))} ({name})"
-        for name, own in zip(("`stream`", "identical targets"), gains.values(), strict=True)
+        f"{'; '.join(signed(gain, found.doubt('stickbreaking', task)) for gain in own)} ({name})"
+        for name, (task, own) in zip(("`stream`", "identical targets"), gains.items(), strict=True)
     )
     return Claim(where=where, claim=claim, verdict=verdict, evidence=evidence)
 

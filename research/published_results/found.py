@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.samples import SumsByDocument, read_document_sums
+from sbeval.results.intervals import uneven
 
 STREAM, FIXED = "sb_stdlib_stream", "sb_stdlib_fixed_target"
 NAMES = {
@@ -102,6 +104,11 @@ class Found:
         band = simultaneous_band((nats - other_nats)[seen, None], tokens[seen])
         return float(band.estimates[0]), float(band.lows[0]), float(band.highs[0])
 
+    def doubt(self, scheme: str, task: str) -> str:
+        """The mark beside an interval over documents so uneven that it is doubtful; nothing where it is not."""
+        sums = self.sums.get((scheme, task))
+        return f" {DOUBTFUL}" if sums is not None and uneven(sums.tokens.max(axis=1)) else ""
+
 
 def read_tasks(
     folder: Path,
@@ -172,11 +179,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None or not np.isfinite(value) else f"{value:.{digits}f}"
 
 
-def signed(found: tuple[float, float, float] | None) -> str:
+def signed(found: tuple[float, float, float] | None, doubt: str = "") -> str:
     if found is None:
         return "not measured"
     estimate, low, high = found
-    return f"{estimate:+.3f}" + (f" [{low:+.3f}, {high:+.3f}]" if np.isfinite(low) else "")
+    return f"{estimate:+.3f}" + (f" [{low:+.3f}, {high:+.3f}]{doubt}" if np.isfinite(low) else "")
 
 
 def multiple_name(multiple: float) -> str:

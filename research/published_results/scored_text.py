@@ -2,7 +2,7 @@
 
 from research.published_results.found import FIXED, NAMES, STREAM, Found, multiple_name, table
 from sbeval.reports.analyse.overview import DOUBTFUL
-from sbeval.results.intervals import UNEVEN_COVERAGE, ratio_interval, uneven
+from sbeval.results.intervals import UNEVEN_COVERAGE, ratio_interval
 
 DOUBTFUL_NOTE = (
     f"{DOUBTFUL} doubtful: these files differ so much in size that 95% intervals cover {UNEVEN_COVERAGE} in "
@@ -48,4 +48,4 @@ def interval(found: Found, scheme: str, task: str, multiple: float) -> str:
     estimate = ratio_interval(nll, tokens, seed=0)
     if estimate.low is None or estimate.high is None:
         return "-"
-    return f"{estimate.low:.3f} to {estimate.high:.3f}" + (f" {DOUBTFUL}" if uneven(tokens) else "")
+    return f"{estimate.low:.3f} to {estimate.high:.3f}{found.doubt(scheme, task)}"

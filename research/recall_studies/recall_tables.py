@@ -1,5 +1,7 @@
 """Tables of RULER, recall probes and attention spans from the files of finished runs, in Markdown.
 
+Scores between 0 and 1 have their 95% interval, other means one standard error.
+
 Each folder below FOLDER is one model and holds any number of `--output_path` folders with logged samples.
 
     python -m research.recall_studies.recall_tables FOLDER > tables.md
@@ -12,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+from sbeval.reports.analyse.statistics import score_interval
 
 RULER = (
     *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
@@ -71,7 +75,8 @@ def by_length(models: dict[str, list[Run]], tasks: Sequence[str], metric: str, d
                 for key, value in results.items():
                     if match := re.fullmatch(rf"{metric}@(\d+),none", key):
                         error = results[f"{metric}@{match[1]}_stderr,none"]
-                        cell = shown(value, error, results["sample_len"], digits)
+                        share = metric in ("score", "exact_match")
+                        cell = (shown_share if share else shown)(value, error, results["sample_len"], digits)
                         found.setdefault((label, model), {})[int(match[1])] = cell
     lengths = sorted({length for cells in found.values() for length in cells})
     rows = [[*names, *(cells.get(length, "") for length in lengths)] for names, cells in found.items()]
@@ -82,6 +87,14 @@ def shown(value: float, error: float | str, count: int, digits: int) -> str:
     if count < FEWEST_FOR_AN_ERROR or isinstance(error, str):
         return f"{value:.{digits}f}"
     return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def shown_share(value: float, error: float | str, count: int, digits: int) -> str:
+    """Writes a score between 0 and 1 with its 95% interval; a single sample has none."""
+    if count < 2 or isinstance(error, str):
+        return f"{value:.{digits}f}"
+    low, high = score_interval(value, error, count)
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def depth_grid(models: dict[str, list[Run]], task: str, metric: str) -> str:
@@ -109,7 +122,6 @@ def conditions(models: dict[str, list[Run]], task: str, note: Callable[[Run], st
     for model, own in models.items():
         for run in own:
             results = run[1]["results"].get(task, {})
-            enough = results.get("sample_len", 0) >= FEWEST_FOR_AN_ERROR
             for key in results:
                 metric, _, length = key.removesuffix(",none").partition("@")
                 if metric.startswith("exact_match") and not length.endswith("_stderr") and key.endswith(",none"):
@@ -119,8 +131,8 @@ def conditions(models: dict[str, list[Run]], task: str, note: Callable[[Run], st
                         results.get(f"{name}{metric.removeprefix('exact_match')}@{length},none")
                         for name in ("chance", "answer_nll", "retrieval_gain")
                     ]
-                    error = results.get(f"{metric}@{length}_stderr,none")
-                    exact = f"{results[key]:.3f}" + (f" ± {error:.3f}" if enough and isinstance(error, float) else "")
+                    error = results.get(f"{metric}@{length}_stderr,none", "N/A")
+                    exact = shown_share(results[key], error, results.get("sample_len", 0), 3)
                     rest = ["" if value is None else f"{value:.5g}" for value in other]
                     rows.append([back.strip() or note(run), keys, size(int(length)), model, exact, *rest])
     rows.sort(key=lambda row: (row[0], int((row[1].split() or ["0"])[0]), tokens_of(row[2]), row[3]))

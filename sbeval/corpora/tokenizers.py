@@ -2,15 +2,19 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tqdm import tqdm
+
 from sbeval.errors import UserError, first_line, panics_as_errors
 from sbeval.fingerprint.contents import file_sha256
+
+_ENCODED_TOGETHER = 256
 
 _hashes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
@@ -51,6 +55,25 @@ def all_cores() -> Iterator[None]:
             del os.environ["TOKENIZERS_PARALLELISM"]
         else:
             os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def encode_together(tokenizer: Any, texts: Sequence[str], *, quiet: bool, **options: Any) -> list[list[int]]:
+    """Returns the tokens of each text, which are encoded many at a time and on all cores.
+
+    Args:
+        tokenizer: of transformers.
+        texts: what to encode.
+        quiet: shows no progress bar.
+        options: of the tokenizer's call, `add_special_tokens` among them.
+    """
+    found: list[list[int]] = []
+    with tqdm(total=len(texts), desc="Tokenizing", disable=quiet or not texts) as bar:
+        for start in range(0, len(texts), _ENCODED_TOGETHER):
+            some = texts[start : start + _ENCODED_TOGETHER]
+            with all_cores():
+                found += tokenizer(list(some), **options)["input_ids"]
+            bar.update(len(some))
+    return found
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:

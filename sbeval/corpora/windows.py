@@ -146,6 +146,25 @@ def own_document_targets(window: Window, starts: NDArray[np.int64], *, lead_in: 
     return int(np.clip(own_stop - (window.stop - window.scored), 0, window.scored))
 
 
+def targets_by_document(windows: Sequence[Window], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns [C] how many scored targets each document has.
+
+    Args:
+        windows: some windows.
+        starts: [C + 1] first token of each document, and the total.
+    """
+
+    def up_to_starts(tokens: list[int]) -> NDArray[np.int64]:
+        """Returns for each start the sum of its distances from the tokens before it."""
+        sums = np.concatenate([[0], np.cumsum(sorted(tokens))])
+        before = np.searchsorted(sorted(tokens), starts, side="right")
+        below: NDArray[np.int64] = starts * before - sums[before]
+        return below
+
+    firsts, stops = [window.stop - window.scored for window in windows], [window.stop for window in windows]
+    return np.diff(up_to_starts(firsts) - up_to_starts(stops))
+
+
 def own_document_share(windows: Sequence[Window], starts: NDArray[np.int64], *, lead_in: bool) -> float:
     """Returns the share of scored targets whose whole left context lies in their own document.
 

@@ -13,14 +13,16 @@ is stable, gain less than a point for wider intervals.
 
 Where sizes differ more, no resampling mends it: what is missing is the large document that was not drawn, and a sample
 without it looks certain. `uneven` says where that is so, and whoever shows such an interval says so beside it
-(`research/interval_studies/coverage.py` has what they cover).
+(`research/interval_studies/coverage.py` has what they cover, `uneven_rules.py` what a wider rule does).
 
-An interval is resampled until another seed would show the same thousandths, give or take three. `resampled_until` and
+An interval is resampled until another seed would show the same thousandths, give or take one; where half its width is
+more than about 0.2, that takes more than `RESAMPLES`, and it may move by a few. `resampled_until` and
 `linearised_errors` are the bootstrap itself; the bands of a report are built on them too.
 
 Legend: C clusters, B resamples, K ratios, W denominators a cluster: 1, or one for each ratio.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,17 +31,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 MINIMUM_CLUSTERS = 20
-RESAMPLES = 64_000
-"""At most; `PRECISION` ends most intervals earlier."""
-PRECISION = 2.5e-4
-"""Standard error that resampling leaves in an interval's ends, in the unit of the ratio: a quarter of a thousandth."""
+RESAMPLES = 2_048_000
+"""At most; `PRECISION` ends most intervals earlier, and many clusters do (`_MOST_DRAWS`)."""
+PRECISION = 1.5e-4
+"""Standard error that resampling leaves in an interval's ends, in the unit of the ratio. Thirty seeds then lie within a
+thousandth, since they spread over some four standard errors."""
 UNEVEN_LOG_DEVIATION = 1.0
 """Standard deviation of log sizes above which intervals over documents are doubtful."""
-UNEVEN_COVERAGE = "77 to 94%"
+UNEVEN_COVERAGE = "77 to 95%"
 """What 95 % intervals and bands over such documents cover (`research/interval_studies/coverage.py`)."""
-_FIRST_RESAMPLES = 2000
-_CHUNK_ELEMENTS = 2_000_000
-_KEPT_ELEMENTS = 16_000_000
+_FIRST_RESAMPLES = 4000
+_MOST_DRAWS = 640_000_000
+"""Resamples times clusters of one interval at most: 64,000 resamples of ten thousand clusters."""
+_CHUNK_ELEMENTS = 100_000  # fits a core's cache
+_KEPT_RESAMPLES, _KEPT_ELEMENTS = 16_000, 40_000_000
 
 
 class RatioEstimate(NamedTuple):
@@ -119,11 +124,12 @@ def uneven(sizes: ArrayLike) -> bool:
     """Says whether clusters differ so much in size that intervals over them are doubtful, see `UNEVEN_LOG_DEVIATION`.
 
     Args:
-        sizes: [C] such as tokens; clusters of size zero have no part.
+        sizes: [C] such as tokens; clusters of size zero have no part. Where too few are left for an interval, there is
+            none to doubt.
     """
     x_C = np.asarray(sizes, np.float64)
     x_C = x_C[x_C > 0]
-    return len(x_C) > 1 and float(np.log(x_C).std(ddof=1)) > UNEVEN_LOG_DEVIATION
+    return len(x_C) >= MINIMUM_CLUSTERS and float(np.log(x_C).std(ddof=1)) > UNEVEN_LOG_DEVIATION
 
 
 def resampled_until(
@@ -140,19 +146,24 @@ def resampled_until(
         settled: says of all values so far whether they are enough.
         statistic: from how often each cluster is in each resample, [b, C], to one value a resample.
         clusters: C.
-        resamples: most resamples.
+        resamples: most resamples; fewer where they take more than `_MOST_DRAWS`.
         seed: seed of the resampling.
 
     Returns:
         The values, one a resample.
     """
+    resamples = min(resamples, max(_FIRST_RESAMPLES, _MOST_DRAWS // clusters))
     parts: list[NDArray[np.float64]] = []
-    total = 0
-    while total < resamples and not (parts and settled(np.concatenate(parts))):
-        batch = min(total or _FIRST_RESAMPLES, resamples - total)
-        parts += [statistic(counts_BC) for counts_BC in _counts(clusters, batch, (seed, total))]
-        total += batch
-    return np.concatenate(parts)
+    total, next_look = 0, _FIRST_RESAMPLES
+    for counts_BC in _resamples(clusters, seed):
+        parts.append(statistic(counts_BC[: resamples - total]))
+        total += len(counts_BC)
+        if total >= min(next_look, resamples):
+            values = np.concatenate(parts)
+            if total >= resamples or settled(values):
+                return values
+            next_look = 2 * total
+    raise AssertionError("resamples have no end")
 
 
 def quantile_error(values_B: NDArray[np.float64], level: float) -> float:
@@ -162,30 +173,32 @@ def quantile_error(values_B: NDArray[np.float64], level: float) -> float:
     return float(high - low) / 2
 
 
-def _counts(clusters: int, resamples: int, seed: tuple[int, int]) -> Iterator[NDArray[np.float64]]:
-    """Yields how often each cluster is in each resample, in chunks [b, C] that keep memory flat."""
+def _resamples(clusters: int, seed: int) -> Iterator[NDArray[np.float64]]:
+    """Yields how often each cluster is in each resample, without end, in chunks [b, C] that keep memory flat.
+
+    What was drawn is dealt to the clusters again and again, each time in another random order: drawing takes several
+    times as long as what is done with the counts, and which counts a resample has says little about its statistic.
+    """
+    kept_BC = _kept_counts(clusters, seed)
     rows = max(1, _CHUNK_ELEMENTS // clusters)
-    if clusters * resamples > _KEPT_ELEMENTS:
-        yield from _drawn_counts(clusters, resamples, seed, rows)
-        return
-    kept_BC = _kept_counts(clusters, resamples, seed)
-    for start in range(0, resamples, rows):
-        yield kept_BC[start : start + rows].astype(np.float64)
+    for deal in itertools.count():
+        order_C = np.random.default_rng((seed, deal)).permutation(clusters)
+        for start in range(0, len(kept_BC), rows):
+            yield kept_BC[start : start + rows][:, order_C].astype(np.float64)
 
 
-@lru_cache(maxsize=12)
-def _kept_counts(clusters: int, resamples: int, seed: tuple[int, int]) -> NDArray[np.uint16]:
+@lru_cache(maxsize=8)
+def _kept_counts(clusters: int, seed: int) -> NDArray[np.uint8]:
     """Kept between calls: a task or a report asks for the same resamples for every metric, length and model."""
-    rows = max(1, _CHUNK_ELEMENTS // clusters)
-    drawn = [counts.astype(np.uint16) for counts in _drawn_counts(clusters, resamples, seed, rows)]
-    return np.concatenate(drawn)
-
-
-def _drawn_counts(clusters: int, resamples: int, seed: tuple[int, int], rows: int) -> Iterator[NDArray[np.float64]]:
     generator = np.random.default_rng(seed)
-    share_C = np.full(clusters, 1 / clusters)
-    for done in range(0, resamples, rows):
-        yield generator.multinomial(clusters, share_C, size=min(rows, resamples - done)).astype(np.float64)
+    kept_BC = np.empty((min(_KEPT_RESAMPLES, max(1, _KEPT_ELEMENTS // clusters)), clusters), np.uint8)
+    starts_B1 = np.arange(0, max(_CHUNK_ELEMENTS, clusters), clusters)[:, None]
+    for start in range(0, len(kept_BC), len(starts_B1)):
+        part_BC = kept_BC[start : start + len(starts_B1)]
+        drawn_BC = generator.integers(0, clusters, part_BC.shape) + starts_B1[: len(part_BC)]
+        # a cluster is drawn once on average, so that no count comes near 256
+        part_BC[:] = np.bincount(drawn_BC.ravel(), minlength=part_BC.size).reshape(part_BC.shape)
+    return kept_BC
 
 
 def linearised_errors(

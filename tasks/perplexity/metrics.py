@@ -83,7 +83,7 @@ class Shown(tuple[Any, ...]):
 
     def __repr__(self) -> str:
         if len(self) == 2 and all(isinstance(item, float) for item in self):
-            return f"[{self[0]:.4f}, {self[1]:.4f}]"
+            return f"[{self[0]:.3f}, {self[1]:.3f}]"
         return f"{len(self)} bins"
 
     __str__ = __repr__

@@ -11,9 +11,9 @@ from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 
 from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
-from sbeval.corpora.windows import Window, own_document_share
+from sbeval.corpora.windows import Window, own_document_share, targets_by_document
 from sbeval.errors import UserError
-from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
@@ -175,23 +175,22 @@ class PerplexityTask(BaseTask):
                 f"{len(chosen)} at context length {self.lengths.scored[-1]}: use fewer processes, a larger --limit, "
                 "or shorter context_lengths."
             )
-        self.config.metadata["sbeval"]["own_document_share"] = {
-            str(length): own_document_share(
-                [window for block in chosen for window in self.windows(block, length)],
-                self.corpus.starts,
-                lead_in=self.lead_in.is_text,
-            )
-            for length in self.lengths.scored
+        starts, record = self.corpus.starts, self.config.metadata["sbeval"]
+        windows = {
+            length: [w for block in chosen for w in self.windows(block, length)] for length in self.lengths.scored
         }
-        self._warn_of_few_documents(chosen)
+        record["own_document_share"] = {
+            str(length): own_document_share(own, starts, lead_in=self.lead_in.is_text)
+            for length, own in windows.items()
+        }
+        targets = [targets_by_document(own, starts) for own in windows.values()]
+        record["uneven_documents"] = any(map(uneven, targets))
+        self._warn_of_few_documents(min(int((of_length > 0).sum()) for of_length in targets))
         # lm-eval's request cache knows nothing of corpus, tokenizer or lengths
         kwargs["cache_requests"] = False
         super().build_all_requests(limit=limit, samples=samples, **kwargs)
 
-    def _warn_of_few_documents(self, blocks: Sequence[Mapping[str, Any]]) -> None:
-        length = self.lengths.scored[-1]
-        windows = (window for block in blocks for window in self.windows(block, length))
-        documents = len({number for window in windows for number in self._scored_documents(window)})
+    def _warn_of_few_documents(self, documents: int) -> None:
         if documents < MINIMUM_CLUSTERS:
             log.warning(
                 "%s: %d document%s scored, and an interval needs %d, so there will be none; a larger --limit, more "
@@ -201,10 +200,6 @@ class PerplexityTask(BaseTask):
                 " is" if documents == 1 else "s are",
                 MINIMUM_CLUSTERS,
             )
-
-    def _scored_documents(self, window: Window) -> range:
-        first, last = (self.corpus.document_at(at) for at in (window.stop - window.scored, window.stop - 1))
-        return range(first, last + 1)
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns one request for each distinct window of the block."""

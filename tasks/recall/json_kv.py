@@ -112,6 +112,9 @@ class JsonKvGenerator(NiahGenerator):
 class JsonKvTask(NiahTask):
     """JSON key-value retrieval by generation."""
 
+    def steps(self, length: int) -> None:
+        """Returns None: NVIDIA's scripts have no such task."""
+
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of objects."""
         return JsonKvGenerator(self.options, task=name, counter=self.counter)

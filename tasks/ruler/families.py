@@ -23,7 +23,7 @@ class NiahTask(RulerTask):
 
     options: NiahOptions
 
-    def steps(self, length: int) -> Steps:
+    def steps(self, length: int) -> Steps | None:
         """Returns 500 words of essays, or 25 lines (5 at short lengths)."""
         return Steps(500 if self.options.type_haystack == "essay" else 25 if length >= SHORT_TOKENS else 5)
 

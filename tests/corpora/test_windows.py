@@ -17,6 +17,7 @@ from sbeval.corpora.windows import (
     sliding_windows,
     stream_target_blocks,
     target_window,
+    targets_by_document,
 )
 
 
@@ -117,6 +118,18 @@ def test_own_document_targets_are_those_whose_inputs_are_all_of_their_document(
         expected += all(document == document_of[target] for document in inputs)
     window = Window(begin, begin + length, scored)
     assert own_document_targets(window, starts, lead_in=lead_in) == expected
+
+
+@given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=8), data=st.data())
+def test_every_scored_target_counts_for_its_document(sizes: list[int], data: st.DataObject) -> None:
+    starts = np.cumsum([0, *sizes])
+    document_of = np.repeat(np.arange(len(sizes)), sizes)
+    ends = data.draw(st.lists(st.tuples(st.integers(0, int(starts[-1])), st.integers(0, int(starts[-1]))), max_size=5))
+    windows = [Window(0, max(pair), max(pair) - min(pair)) for pair in ends]
+    expected = sum(
+        (np.bincount(document_of[min(pair) : max(pair)], minlength=len(sizes)) for pair in ends), np.zeros(len(sizes))
+    )
+    assert targets_by_document(windows, starts).tolist() == expected.tolist()
 
 
 @given(total=st.integers(0, 5000), longest=st.integers(64, 1024), targets=st.integers(1, 64))

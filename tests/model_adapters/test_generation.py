@@ -3,12 +3,16 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from lm_eval.models.huggingface import HFLM
 
+from sbeval.corpora import tokenizers as tokenizers_module
 from sbeval.errors import UserError
+from sbeval.model_adapters import scoring
 from sbeval.model_adapters.decoding import texts as texts_module
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances
@@ -91,7 +95,7 @@ def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(c
 def test_prompts_encoded_together_are_those_encoded_alone(
     add_bos_token: bool | None, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts_module, "ENCODED_TOGETHER", 2)
+    monkeypatch.setattr(tokenizers_module, "_ENCODED_TOGETHER", 2)
     folder = checkpoint("llama", adds_bos=True)
     lm = StickBreakingLM(str(folder), device="cpu", dtype="float32", add_bos_token=add_bos_token)
     texts = [*LINES[:3], f"<s>{LINES[3]}", ""]
@@ -100,6 +104,30 @@ def test_prompts_encoded_together_are_those_encoded_alone(
     begins = [tokens[0] == 0 for tokens in together]
     assert begins == ([False] * 3 + [True] * 2 if add_bos_token is False else [True] * 5)
     assert together[3].count(0) == 1
+
+
+@pytest.mark.parametrize("add_bos_token", [None, True, False])
+def test_contexts_and_continuations_encoded_together_are_those_of_hf(
+    add_bos_token: bool | None, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint("llama", adds_bos=True)
+    pairs = [
+        *((LINES[0], f" {line}") for line in LINES[:3]),
+        (f"{LINES[1]}  ", "spaces"),
+        (f"<s>{LINES[2]}", " begins"),
+        ("", LINES[3]),
+        ("   ", "nothing before"),
+    ]
+    found: list[list[Any]] = []
+    for kind in (HFLM, StickBreakingLM):
+        lm = kind(str(folder), device="cpu", dtype="float32", add_bos_token=add_bos_token)
+        pairs_of: list[Any] = []
+        monkeypatch.setattr(lm, "_loglikelihood_tokens", lambda requests, pairs=pairs_of, **_: pairs.extend(requests))
+        monkeypatch.setattr(scoring, "loglikelihood", lambda *_, **__: [])
+        lm.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True)
+        found.append(pairs_of)
+    assert found[0] == found[1]
+    assert len(found[0]) == len(pairs)
 
 
 def test_no_stop_sequence_may_be_written_as_null(checkpoint: Checkpoints) -> None:

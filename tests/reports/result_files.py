@@ -56,12 +56,13 @@ def perplexity_task(
     lengths: list[int] = LENGTHS,
     corpus: str = "stdlib",
     documents: int = 60,
+    size_log_deviation: float = 0.7,
     seed: int = 0,
     **record: Any,
 ) -> tuple[str, dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
     """Returns (task name, results, config metadata, samples) of one perplexity task."""
     generator = np.random.default_rng(seed)
-    document_tokens = np.maximum(64, generator.lognormal(8.2, 0.7, documents).astype(int))
+    document_tokens = np.maximum(64, generator.lognormal(8.2, size_log_deviation, documents).astype(int))
     level = generator.normal(0.0, 0.25, documents)
     model_noise = np.random.default_rng(seed + int(1000 * curve[0]))
     results: dict[str, Any] = {"alias": f"sb_{corpus}_{protocol}"}
@@ -233,7 +234,12 @@ def write_demo_pair(folder: Path) -> None:
 
 
 def position_task(
-    curve: list[float], *, corpus: str = "stdlib", longest: int = 65536, by_document: bool = True
+    curve: list[float],
+    *,
+    corpus: str = "stdlib",
+    longest: int = 65536,
+    by_document: bool = True,
+    uneven_documents: bool | None = None,
 ) -> tuple[str, dict, dict, list]:
     """Returns one `position` task: NLL by position follows the curve over lengths, harder at the start.
 
@@ -256,6 +262,7 @@ def position_task(
         lengths=[longest],
         tokenizer_sha256=TOKENIZER,
         bos="text",
+        uneven_documents=uneven_documents,
     )
     results = {
         "alias": name,

@@ -1,7 +1,17 @@
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from result_files import model_record, perplexity_task, position_task, write_run
 
-from sbeval.reports.analyse.claims import length_claims
+from sbeval.reports import build_report
+from sbeval.reports.analyse.claims import length_claims, longest_shown
+from sbeval.reports.analyse.overview import DOUBTFUL
+from sbeval.reports.analyse.positions import doubtful_positions, position_bands
+from sbeval.reports.read.positions import SumsByPosition
 from sbeval.reports.read.samples import SumsByDocument
 
 LENGTHS = [256, 512, 1024, 2048, 4096]
@@ -133,13 +143,104 @@ def test_a_pause_before_a_gain_is_not_named_in_its_place() -> None:
     assert length_claims(sums([2.2, 2.1, 2.1, 2.1, 2.0], noise=0.08, seed=2), 1024).lowers_to_tokens in (512, 4096)
 
 
-def test_documents_of_very_unequal_sizes_make_intervals_doubtful() -> None:
-    table = sums([2.2, 2.1, 2.0, 1.9, 1.8])
-    assert not length_claims(table, 1024).doubtful
-    sizes = np.random.default_rng(0).lognormal(0, 1.5, len(table.clusters))[:, None]
-    table.tokens *= sizes
-    table.nll_nats *= sizes
-    assert length_claims(table, 1024).doubtful
+def uneven_sums(*, lengths: int = 5, documents: int = 40) -> SumsByDocument:
+    sizes = np.random.default_rng(0).lognormal(0, 1.5, documents)
+    even = sums([2.2, 2.1, 2.0, 1.9, 1.8], documents=documents)
+    columns = [sizes * even.nll_nats.T, sizes * even.tokens.T, sizes * even.bytes.T]
+    return SumsByDocument(
+        {
+            length: dict(zip(even.clusters, np.stack([column[index] for column in columns], axis=1), strict=True))
+            for index, length in enumerate(LENGTHS[:lengths])
+        }
+    )
+
+
+def test_documents_of_very_unequal_sizes_make_intervals_doubtful_whatever_else_is_in_the_way() -> None:
+    assert not length_claims(sums([2.2, 2.1, 2.0, 1.9, 1.8]), 1024).doubtful
+    assert length_claims(uneven_sums(), 1024).doubtful
+    one = length_claims(uneven_sums(lengths=1), 1024)
+    assert one.doubtful
+    assert one.obstacle
+    elsewhere = uneven_sums()
+    elsewhere.tokens += np.arange(5)
+    assert length_claims(elsewhere, 1024).obstacle == "the lengths were not scored on the same targets"
+    assert length_claims(elsewhere, 1024).doubtful
+
+
+def test_where_there_are_too_few_documents_for_an_interval_none_is_doubtful() -> None:
+    assert not length_claims(uneven_sums(documents=12), 1024).doubtful
+
+
+CURVE = [2.2, 2.1, 2.0, 1.9]
+
+
+@pytest.mark.parametrize(
+    ("task", "log_samples", "doubted"),
+    [
+        (perplexity_task("stream", CURVE, lengths=LENGTHS[:4], size_log_deviation=1.6), True, True),
+        (perplexity_task("stream", CURVE[:1], lengths=[512], size_log_deviation=1.6), True, True),
+        (perplexity_task("stream", CURVE, lengths=LENGTHS[:4], uneven_documents=True), False, True),
+        (position_task([2.0] * 9, by_document=False, uneven_documents=True), False, True),
+        (perplexity_task("stream", CURVE, lengths=LENGTHS[:4], uneven_documents=False), False, False),
+        (perplexity_task("stream", CURVE, lengths=LENGTHS[:4]), True, False),
+        (position_task([2.0] * 9), True, False),
+    ],
+    ids=["uneven", "one length", "not logged", "by position", "even, not logged", "even", "even by position"],
+)
+def test_the_summary_marks_intervals_over_uneven_documents(
+    tmp_path: Path, task: Any, log_samples: bool, doubted: bool
+) -> None:
+    write_run(tmp_path / "runs", model_record("stickbreaking"), [task], log_samples=log_samples)
+    build_report([tmp_path / "runs"], tmp_path / "report", image_formats=())
+    for name in ("summary.md", "index.html"):
+        text = (tmp_path / "report" / name).read_text(encoding="utf-8")
+        assert (DOUBTFUL in text) is doubted
+        assert ("doubtful" in text) is doubted
+
+
+def test_intervals_by_position_over_uneven_documents_are_doubtful() -> None:
+    random = np.random.default_rng(0)
+    for deviation, expected in ((0.2, False), (1.6, True)):
+        tokens = np.maximum(1, 200 * random.lognormal(0, deviation, 40)).round()
+        own, base = (
+            SumsByPosition(
+                sums={
+                    (first, first + 9): {
+                        f"document {index}": np.array([nll * count, count])
+                        for index, (nll, count) in enumerate(zip(random.normal(2, 0.1, 40), tokens, strict=True))
+                    }
+                    for first in (1, 11)
+                }
+            )
+            for _ in range(2)
+        )
+        assert doubtful_positions(own) is expected
+        bands, obstacle = position_bands(own, base)
+        assert not obstacle
+        assert [band.doubtful for band in bands.values()] == [expected, expected]
+
+
+def test_the_length_named_may_lie_beyond_a_pause_but_not_beyond_an_upward_step() -> None:
+    """Gains after NLL has measurably risen, however large, do not move the length named."""
+    for curve, named in (
+        ([2.2, 2.1, 2.15, 2.0, 1.7], 512),
+        ([2.2, 2.1, 2.1, 2.0, 2.05], 2048),
+        ([2.2, 2.3, 2.0, 1.9, 1.7], None),
+        ([2.2, 2.1, 2.0, 1.9, 1.7], 4096),
+    ):
+        found = length_claims(sums(curve, noise=0.005), 1024)
+        assert found.lowers_to_tokens == named
+        up = next((step.context_length_tokens for step in found.steps if step.low > 0), 8192)
+        assert named is None or named < up
+
+
+@given(signs=st.lists(st.sampled_from([-1, 0, 1]), max_size=8))
+def test_the_step_named_is_the_last_gain_before_the_first_loss(signs: list[int]) -> None:
+    named = longest_shown(signs)
+    assert 1 not in signs[:named]
+    assert named == 0 or signs[named - 1] == -1
+    until_loss = [*signs, 1].index(1)
+    assert -1 not in signs[named:until_loss]
 
 
 def test_noise_alone_is_called_a_gain_no_more_often_than_the_band_says() -> None:

@@ -15,6 +15,7 @@ from result_files import CURVES, LENGTHS, model_record, perplexity_task, positio
 from sbeval.reports import load_results
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.positions import PositionBand, difference_to_baseline
+from sbeval.reports.analyse.statistics import wilson_interval
 from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.curves import curve_figure
 from sbeval.reports.figures.labels import end_labels, nice_domain, spread
@@ -200,6 +201,18 @@ def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everythin
     assert [row["x"] for row in spec["data"]["values"] if row["setting"] == "demo-sb"] == [32, 64, 96, 128, 160, 192]
     levels = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "zero-line"]
     assert [row["y"] for row in levels[0]] == [0.99, 1 / 4096]
+
+
+def test_recall_scores_have_wilsons_interval_in_the_table(tmp_path: Path) -> None:
+    task, metrics, metadata, samples = mqrar_task(1024, pairs=(32, 64), samples=50)
+    metrics |= {key: 1.0 for key in metrics if key.startswith("exact_match_32") and "stderr" not in key}
+    metrics |= {key: 0.0 for key in metrics if key.startswith("exact_match_32") and "stderr" in key}
+    write_run(tmp_path, model_record("stickbreaking"), [(task, metrics, metadata, samples)])
+    (table,) = (table for stem, table in tables(tmp_path).items() if stem.startswith("recall-"))
+    (cell,) = (cell for row in table.rows for cell in row.cells if cell.text == "100.0%")
+    low, high = (f"{float(end):.1%}" for end in wilson_interval(1.0, 50))
+    assert cell.interval == (low, high)
+    assert f"100.0% [{low}, {high}] (0.001 nats)" in words(table)
 
 
 def test_phrases_are_drawn_by_their_distance(tmp_path: Path) -> None:

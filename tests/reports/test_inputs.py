@@ -6,6 +6,7 @@ from result_files import model_record, ordinary_task, write_run
 
 from sbeval.reports import compare, load_results
 from sbeval.reports.analyse.selection import pool_seeds
+from sbeval.reports.analyse.statistics import wilson_interval
 from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.assemble import assemble
 from sbeval.reports.read.runs import text_length
@@ -55,6 +56,16 @@ def test_runs_of_one_task_at_several_max_lengths_are_rows_and_a_curve(tmp_path: 
         (65536, 0.2),
     ]
     assert not load_results([tmp_path]).notes
+
+
+def test_a_score_of_one_has_the_interval_of_its_number_of_samples(tmp_path: Path) -> None:
+    for longest in (4096, 16384):
+        write(tmp_path, "rope", longest, 1.0)
+    shown = section(tmp_path)
+    assert shown is not None
+    values = shown.figures[0].variants["score"]["data"]["values"]
+    least = float(wilson_interval(1.0, 100)[0])
+    assert [(row["low"], row["high"]) for row in values] == [pytest.approx((least, 1.0), abs=0.02)] * 2
 
 
 def test_differences_at_one_max_length_are_paired_with_that_length(tmp_path: Path) -> None:

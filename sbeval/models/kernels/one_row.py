@@ -1,16 +1,18 @@
 """Linear maps of one row, with what stands around them in a block: each weight is read once, and little else.
 
 A step of generating one text multiplies every weight by one row. What takes time beside reading the weights are small
-kernels that each wait for the one before. So the norm before a map, the activation of a gated MLP and the residual
-stream behind a map are part of the map's kernel, and a kernel starts on its weights while the one before it ends.
+kernels that each wait for the one before. So the norm before a map, the activation of a gated MLP, the residual stream
+behind a map, and turning queries and keys and placing keys and values behind theirs, are part of the map's kernel, and
+a kernel starts on its weights while the one before it ends.
 
-Shape suffixes: E inputs of a map, F outputs, B slots, H query heads, G key/value heads, K room for keys, D head_dim.
+Shape suffixes: E inputs of a map, F outputs or angles, G key/value heads, K room for keys, D head_dim.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 
@@ -40,23 +42,37 @@ class MapParameters:
     num_stages: int
 
 
-@triton.jit(do_not_specialize=["outputs_0", "outputs_1", "outputs_2", "width"])
+@triton.jit(do_not_specialize=["outputs_0", "outputs_1", "outputs_2", "width", "room"])
 def _map_kernel(
     x_ptr, norm_ptr, weight_0, weight_1, weight_2, bias_0, bias_1, bias_2, out_ptr,
+    k_ptr, v_ptr, position_ptr, cos_ptr, sin_ptr,
     inputs, outputs_0, outputs_1, outputs_2, width, norm_inputs, eps, scale,
-    weight_stride_0, weight_stride_1, weight_stride_2,
+    weight_stride_0, weight_stride_1, weight_stride_2, room, k_h, k_l, v_h, v_l,
     BLOCK_F: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
     ACTIVATION: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK_F
-    column = first + tl.arange(0, BLOCK_F)
-    weight, bias, outputs, weight_stride, start = weight_0, bias_0, outputs_0, weight_stride_0, 0
+    each = tl.arange(0, BLOCK_F)
+    weight, bias, outputs, weight_stride, start, part = weight_0, bias_0, outputs_0, weight_stride_0, 0, 0
     if PARTS > 1 and first >= outputs_0:
         weight, bias, outputs, weight_stride, start = weight_1, bias_1, outputs_1, weight_stride_1, outputs_0
+        part = 1
         if PARTS > 2 and first >= outputs_0 + outputs_1:
             weight, bias, outputs, weight_stride = weight_2, bias_2, outputs_2, weight_stride_2
             start = outputs_0 + outputs_1
-    own = column - start
+            part = 2
+    own = first - start + each
+    if HEAD_DIM > 0:
+        head = (first - start) // HEAD_DIM
+        dim = (first - start) % HEAD_DIM
+        # angle f turns numbers f and f + PAIRS of a head, which one program computes; those behind 2 * PAIRS stay
+        turns = (part < 2) & (dim < 2 * PAIRS)
+        HALF: tl.constexpr = BLOCK_F // 2
+        angle = dim // 2 + each % HALF
+        dim = tl.where(turns, angle + each // HALF * PAIRS, dim + each)
+        own = head * HEAD_DIM + dim
+    column = start + own
     real = own < outputs
     weight_at = weight + own.to(tl.int64)[:, None] * weight_stride
     other_at = weight_1 + own.to(tl.int64)[:, None] * weight_stride_1
@@ -105,14 +121,61 @@ def _map_kernel(
     result *= scale
     if ADD:
         result += tl.load(out_ptr + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + column, result.to(out_ptr.dtype.element_ty), mask=mask)
+    result = result.to(out_ptr.dtype.element_ty)
+    at = out_ptr + column
+    if HEAD_DIM > 0:
+        if PAIRS > 0:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
+            if turns:
+                a, b = tl.split(tl.trans(tl.reshape(result.to(tl.float32), [2, HALF])))
+                own_angle = (first - start) % HEAD_DIM // 2 + tl.arange(0, HALF)
+                c = tl.load(cos_ptr + own_angle).to(tl.float32)
+                s = tl.load(sin_ptr + own_angle).to(tl.float32)
+                turned = tl.join(a * c - b * s, b * c + a * s)
+                result = tl.reshape(tl.trans(turned), [BLOCK_F]).to(out_ptr.dtype.element_ty)
+        if part > 0:
+            tl.store(at, result, mask=mask)
+            # a room smaller than the text is a ring of its newest keys
+            place = tl.load(position_ptr).to(tl.int64) % room
+            at = k_ptr + head * k_h + place * k_l + dim
+            if part > 1:
+                at = v_ptr + head * v_h + place * v_l + dim
+    tl.store(at, result, mask=mask)
 
 
-def map_parameters(*, gated: bool) -> MapParameters:
-    """How to launch a map: what was fastest on an H200, of maps of 1536 to 5632 numbers."""
+def map_parameters(*, outputs: int, inputs: int, gated: bool) -> MapParameters:
+    """How to launch a map: what made a whole step fastest on an H200, for maps of 1536 to 5632 numbers."""
     if os.environ.get("TRITON_INTERPRET") == "1":  # which takes as long for a small program as for a large one
         return MapParameters(block_outputs=32, block_inputs=512, num_warps=4, num_stages=2)
-    return MapParameters(block_outputs=8, block_inputs=512, num_warps=4, num_stages=2 if gated else 4)
+    if gated:
+        block_inputs, num_stages = (256, 4) if inputs < 2048 else (512, 2)
+        return MapParameters(block_outputs=8, block_inputs=block_inputs, num_warps=4, num_stages=num_stages)
+    if outputs > inputs:
+        return MapParameters(block_outputs=4, block_inputs=512, num_warps=2, num_stages=4)
+    return MapParameters(block_outputs=8, block_inputs=2048, num_warps=8, num_stages=2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """Where keys and values of the newest position of a text belong.
+
+    Attributes:
+        k_GKD: room for keys, last dimension contiguous.
+        v_GKD: likewise.
+        position_1: integers on the device; the place is this modulo the room.
+        cos_F: cosine of the angles, which turn the first 2 F numbers of each query and key; None turns none.
+        sin_F: likewise.
+    """
+
+    k_GKD: Tensor
+    v_GKD: Tensor
+    position_1: Tensor
+    cos_F: Tensor | None = None
+    sin_F: Tensor | None = None
+
+    @property
+    def pairs(self) -> int:
+        """F, 0 where nothing turns."""
+        return 0 if self.cos_F is None else len(self.cos_F)
 
 
 def map_row(
@@ -126,6 +189,7 @@ def map_row(
     activation: str = "",
     scale: float = 1.0,
     add: bool = False,
+    slot: Slot | None = None,
     parameters: MapParameters | None = None,
 ) -> Tensor:
     """Writes linear maps of one row into `out`, and returns it.
@@ -141,95 +205,35 @@ def map_row(
         activation: "silu" or "gelu", for a gated map; "" for none.
         scale: factor of the result.
         add: add to what `out` holds.
+        slot: the three maps are those of queries, keys and values: queries and keys are turned, keys and values placed
+            as well. None does neither.
         parameters: how to launch; None chooses.
     """
     outputs = [len(weight) for weight in weights_FE]
-    p = parameters or map_parameters(gated=bool(activation))
+    p = parameters or map_parameters(outputs=sum(outputs), inputs=x_1E.shape[1], gated=bool(activation))
     width = out.shape[1] if activation else sum(outputs)
     weights = [*weights_FE, *[weights_FE[0]] * (3 - len(weights_FE))]
     biases = [*biases_F, *[biases_F[0]] * (3 - len(biases_F))] if biases_F else weights
     counts = [*outputs, *[0] * (3 - len(outputs))]
     early = starts_early(x_1E)
+    block_outputs, head_dim, places = p.block_outputs, 0, (out, out, out, out, out)
+    strides: tuple[int, ...] = (1, 0, 0, 0, 0)
+    if slot is not None:
+        head_dim = slot.k_GKD.shape[2]
+        # a program's outputs are of one head, and all of them turn or none
+        block_outputs = math.gcd(block_outputs, head_dim, 2 * slot.pairs)
+        cos, sin = (out, out) if slot.cos_F is None or slot.sin_F is None else (slot.cos_F, slot.sin_F)
+        places = (slot.k_GKD, slot.v_GKD, slot.position_1, cos, sin)
+        strides = (slot.k_GKD.shape[1], *slot.k_GKD.stride()[:2], *slot.v_GKD.stride()[:2])
     with torch.cuda.device(x_1E.device) if x_1E.is_cuda else contextlib.nullcontext():
-        _map_kernel[(-(-width // p.block_outputs),)](
-            x_1E, x_1E if norm_E is None else norm_E, *weights, *biases, out,
+        _map_kernel[(-(-width // block_outputs),)](
+            x_1E, x_1E if norm_E is None else norm_E, *weights, *biases, out, *places,
             x_1E.shape[1], *counts, width, x_1E.shape[1] if norm_E is None else len(norm_E), eps, scale,
-            *(weight.stride(0) for weight in weights),
-            BLOCK_F=p.block_outputs, BLOCK_E=p.block_inputs, STAGES=p.num_stages,
+            *(weight.stride(0) for weight in weights), *strides,
+            BLOCK_F=block_outputs, BLOCK_E=p.block_inputs, STAGES=p.num_stages,
             PARTS=1 if activation else len(weights_FE), ACTIVATION=activation, NORM=norm_E is not None,
-            BIAS=bool(biases_F), ADD=add, EARLY=early, num_warps=p.num_warps,
+            BIAS=bool(biases_F), ADD=add, EARLY=early,
+            HEAD_DIM=head_dim, PAIRS=0 if slot is None else slot.pairs, num_warps=p.num_warps,
             **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out
-
-
-@triton.jit(do_not_specialize=["room"])
-def _place_kernel(
-    heads_ptr, k, v, cos_ptr, sin_ptr, position_ptr, row_stride, room, k_b, k_h, k_l, v_b, v_h, v_l, angle_stride,
-    QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    dim = tl.arange(0, BLOCK_D)
-    inside = dim < HEAD_DIM
-    here = heads_ptr + row * row_stride + head * HEAD_DIM
-    x = tl.load(here + dim, mask=inside, other=0.0)
-    is_value = head >= QUERY_HEADS + KEY_HEADS
-    if PAIRS > 0:
-        # angle f turns numbers f and f + PAIRS; those behind 2 * PAIRS stay
-        turned = (dim < 2 * PAIRS) & (is_value == 0)
-        second = dim >= PAIRS
-        angle = tl.where(second, dim - PAIRS, dim)
-        c = tl.load(cos_ptr + row * angle_stride + angle, mask=turned, other=1.0).to(tl.float32)
-        s = tl.load(sin_ptr + row * angle_stride + angle, mask=turned, other=0.0).to(tl.float32)
-        partner = tl.load(here + tl.where(second, dim - PAIRS, dim + PAIRS), mask=turned, other=0.0).to(tl.float32)
-        x = (x.to(tl.float32) * c + tl.where(second, partner, -partner) * s).to(x.dtype)
-    # every number is read before any is written
-    tl.debug_barrier()
-    place = tl.load(position_ptr + row).to(tl.int64) % room
-    if head < QUERY_HEADS:
-        if PAIRS > 0:
-            tl.store(here + dim, x, mask=inside)
-    elif is_value:
-        tl.store(v + row * v_b + (head - QUERY_HEADS - KEY_HEADS) * v_h + place * v_l + dim, x, mask=inside)
-    else:
-        tl.store(k + row * k_b + (head - QUERY_HEADS) * k_h + place * k_l + dim, x, mask=inside)
-
-
-def place_heads(
-    heads_BT: Tensor,
-    k_BGKD: Tensor,
-    v_BGKD: Tensor,
-    position_B: Tensor,
-    *,
-    query_heads: int,
-    cos_BF: Tensor | None = None,
-    sin_BF: Tensor | None = None,
-) -> None:
-    """Rotates queries in place, and writes rotated keys, and values, to their positions in slots.
-
-    Args:
-        heads_BT: [B, (H + 2 G) D] queries, keys and values side by side.
-        k_BGKD: room for keys, last dimension contiguous.
-        v_BGKD: likewise.
-        position_B: integers; the place is this modulo the room.
-        query_heads: H.
-        cos_BF: cosine of the angles, which turn the first 2 F numbers of a head; None turns none.
-        sin_BF: likewise.
-    """
-    batch, groups, room, head_dim = k_BGKD.shape
-    first = 0 if cos_BF is not None else query_heads
-    cos, sin = (heads_BT, heads_BT) if cos_BF is None or sin_BF is None else (cos_BF, sin_BF)
-    early = starts_early(k_BGKD)
-    with torch.cuda.device(k_BGKD.device) if k_BGKD.is_cuda else contextlib.nullcontext():
-        _place_kernel[(batch, query_heads - first + 2 * groups)](
-            heads_BT[:, first * head_dim :], k_BGKD, v_BGKD, cos, sin, position_B, heads_BT.stride(0), room,
-            *k_BGKD.stride()[:3], *v_BGKD.stride()[:3], cos.stride(0),
-            QUERY_HEADS=query_heads - first, KEY_HEADS=groups, HEAD_DIM=head_dim,
-            PAIRS=0 if cos_BF is None else cos_BF.shape[1], BLOCK_D=triton.next_power_of_2(head_dim), EARLY=early,
-            num_warps=1, **({"launch_pdl": True} if early else {}),
-        )  # fmt: skip

@@ -32,13 +32,14 @@ def _split_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     FEWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
     split = tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
     keys = tl.load(length_ptr + batch).to(tl.int32)
+    # lengths are those of the whole step; all else is what the kernel before leaves
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     tiles = tl.cdiv(keys, BLOCK_N)
     split_tiles = tl.maximum(tl.cdiv(tiles, splits), FEWEST)
     first = split * split_tiles
@@ -81,13 +82,14 @@ def _join_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
     TOGETHER: tl.constexpr, FEWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
     pair = tl.program_id(0).to(tl.int64)
     mine = tl.program_id(1)
     batch, group = pair // groups, pair % groups
     tiles = tl.cdiv(tl.load(length_ptr + batch).to(tl.int32), BLOCK_N)
+    # lengths are those of the whole step; all else is what the kernel before leaves
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     used = tl.cdiv(tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST))
     dim = tl.arange(0, BLOCK_D)
     first = pair * splits * ROWS + mine

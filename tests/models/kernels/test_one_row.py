@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, rms_norm, silu
 
-from sbeval.models.kernels.one_row import MapParameters, map_row, place_heads
+from sbeval.models.kernels.one_row import MapParameters, Slot, map_row
 from sbeval.models.rope import rotate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,21 +44,23 @@ def test_a_map_is_scaled_and_added_to_the_residual_stream() -> None:
 
 
 @pytest.mark.parametrize("pairs", [0, 4, 6])
-def test_queries_are_rotated_and_keys_and_values_placed(pairs: int) -> None:
-    heads = normal(3, 8 * 12, seed=0)  # four heads of queries, two of keys, two of values
-    k, v = (torch.zeros(3, 2, 10, 12, device=DEVICE) for _ in range(2))
-    positions = [0, 9, 24]
-    q_BHD, k_BGD, v_BGD = (part.clone() for part in heads.view(3, 8, 12).split([4, 2, 2], dim=1))
-    angle = normal(3, pairs, seed=1)
-    options = {"cos_BF": angle.cos(), "sin_BF": angle.sin()} if pairs else {}
-    place_heads(heads, k, v, torch.tensor(positions, dtype=torch.int32, device=DEVICE), query_heads=4, **options)
+@pytest.mark.parametrize("position", [0, 9, 24])
+def test_queries_and_keys_are_turned_and_keys_and_values_placed(pairs: int, position: int) -> None:
+    x, norm = normal(1, 40, seed=0), normal(40, seed=1)
+    weights = [normal(count * 12, 40, seed=2 + count) for count in (8, 4, 4)]  # heads of 12 numbers
+    biases = [normal(len(weight), seed=len(weight)) for weight in weights]
+    k, v = (torch.zeros(4, 10, 12, device=DEVICE) for _ in range(2))
+    angle = normal(pairs, seed=1).cpu()
+    angles = {"cos_F": angle.cos().to(DEVICE), "sin_F": angle.sin().to(DEVICE)} if pairs else {}
+    slot = Slot(k_GKD=k, v_GKD=v, position_1=torch.tensor([position], dtype=torch.int32, device=DEVICE), **angles)
+    found = map_row(x, weights, biases, out=x.new_empty(1, 16 * 12), norm_E=norm, eps=1e-5, slot=slot, parameters=SMALL)
+    normed = rms_norm(x, (40,), norm, 1e-5)
+    q_HD, k_GD, v_GD = (linear(normed, weight, bias).view(-1, 12) for weight, bias in zip(weights, biases, strict=True))
     if pairs:
-        q_BHD, k_BGD = (
-            rotate(x[:, :, None].cpu(), *(a.cpu()[:, None, None] for a in options.values()))[:, :, 0].to(DEVICE)
-            for x in (q_BHD, k_BGD)
+        q_HD, k_GD = (
+            rotate(y[None, :, None].cpu(), angle.cos(), angle.sin())[0, :, 0].to(DEVICE) for y in (q_HD, k_GD)
         )
-    torch.testing.assert_close(heads.view(3, 8, 12)[:, :4], q_BHD)
-    for row, position in enumerate(positions):
-        torch.testing.assert_close(k[row, :, position % 10], k_BGD[row])
-        torch.testing.assert_close(v[row, :, position % 10], v_BGD[row])
-    assert int(k.any(-1).sum()) == int(v.any(-1).sum()) == 6
+    torch.testing.assert_close(found.view(16, 12), torch.cat([q_HD, k_GD, v_GD]), rtol=1e-4, atol=1e-4)
+    for room, new in ((k, k_GD), (v, v_GD)):
+        torch.testing.assert_close(room[:, position % 10], new, rtol=1e-4, atol=1e-4)
+        assert int(room.any(-1).sum()) == 4

@@ -122,6 +122,21 @@ def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(
         assert shown.targets_T.tolist() == replaced.targets_T.tolist()
 
 
+def test_forced_needles_fill_prompts_as_the_generated_task_does_under_nvidias_scripts(folder: Path) -> None:
+    options = {"tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [4200], "num_samples": 12}
+    shown, generated = {}, {}
+    for scripts in (None, "nvidia"):
+        name = "sb_niah_multikey_2"
+        generated[scripts] = prompts(load_task(name, options | {"scripts": scripts}))
+        task = load_task(f"{name}_forced", options | {"scripts": scripts})
+        shown[scripts] = sequences(task, limit=12)[::2]
+        for number, text in enumerate(generated[scripts]):
+            (value,) = task.eval_docs[number]["references"]
+            whole = task.counter.tokenizer(f"{text} {value}")["input_ids"]
+            assert [*shown[scripts][number].inputs_L.tolist(), int(shown[scripts][number].targets_T[-1])] == whole
+    assert generated[None] != generated["nvidia"]
+
+
 class Half(PartialModel):
     """Gives every target one nat, two where values were replaced, and gets every second answer right."""
 

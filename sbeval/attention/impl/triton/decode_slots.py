@@ -92,13 +92,14 @@ def _split_kernel(
     ATTEND_CURRENT: tl.constexpr, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr, LOOK: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
     split = first_split + tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
     seen, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
+    # lengths are those of the whole step; all else is what the kernel before leaves
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     block = tiles - split * split_tiles
     if block <= 0:
         return
@@ -157,13 +158,14 @@ def _join_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TOGETHER: tl.constexpr,
     FEWEST: tl.constexpr, ATTEND_CURRENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
     pair = tl.program_id(0).to(tl.int64)
     mine = tl.program_id(1)
     batch, group = pair // groups, pair % groups
     _, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
+    # lengths are those of the whole step; all else is what the kernel before leaves
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     used_splits = tl.cdiv(tiles, split_tiles)
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, BLOCK_D)
