@@ -98,6 +98,7 @@ def most_drafts(model: Any) -> int:
     if not isinstance(model, SbevalForCausalLM) or any(window is not None for window in windows):
         return 0
     config = model.config
+    assert config.num_key_value_heads is not None
     return MOST_QUERIES // (config.num_attention_heads // config.num_key_value_heads) - 1
 
 
