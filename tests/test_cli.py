@@ -1,5 +1,6 @@
 """The `sbeval` command: what it passes on, what it prints, and how it fails."""
 
+import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,13 @@ from tiny_task import TINY_TASK
 from sbeval import lm_eval_command
 from sbeval.errors import UserError
 from sbeval.plugin import tasks_folder
+from sbeval.settings import described
+from sbeval.tasks import help as task_help
+from sbeval.tasks import metadata as task_metadata
+from sbeval.tasks.metadata import TaskOptions
+from sbeval.tasks.perplexity import options as perplexity_options
+
+OPTION_MODULES = (task_metadata, perplexity_options, task_help.recall, task_help.ruler)
 
 SBEVAL = Path(sys.executable).with_name("sbeval")
 
@@ -29,11 +37,38 @@ def test_tasks_prints_the_folder_for_include_path(command: list[str | Path]) -> 
     assert run([*command, "tasks"]).stdout == f"{tasks_folder()}\n"
 
 
-def test_help_of_run_is_that_of_lm_eval() -> None:
-    process = run([SBEVAL, "run", "--help"])
-    assert process.returncode == 0
-    assert "--include_path" in process.stdout
-    assert run([SBEVAL, "run"]).stdout == process.stdout
+def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
+    from sbeval.model_adapters.options import AdapterOptions
+    from sbeval.tasks.help import metadata_keys
+
+    code = (
+        "import sys\nfrom sbeval.cli import main\nsys.argv[1:] = ['run', '--help']\ntry:\n    main()\n"
+        "finally:\n    print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    lines = run_code(code)
+    assert lines[-1] == "False False"
+    assert lines[0].startswith("usage: sbeval run")
+    text = " ".join(" ".join(lines).split())
+    assert "--include_path" in text
+    assert "(default: sb, which loads what hf loads)" in text
+    assert "lm-eval run" not in text
+    assert "(default: hf)" not in text
+    metadata = [line for _, keys in metadata_keys() for line in keys]
+    for name, meaning in [*described(AdapterOptions), *metadata]:
+        assert f"{name} {meaning}" in text
+    shown = {name for name, _ in metadata}
+    assert {"context_lengths", "data_path", "split", "num_samples", "depths", "n_back", "distances"} <= shown
+    assert run([SBEVAL, "run"]).stdout == run([SBEVAL, "run", "--tasks", "tiny", "-h"]).stdout
+
+
+def test_help_of_metadata_knows_the_options_of_every_packaged_task() -> None:
+    options = [getattr(module, name) for module in OPTION_MODULES for name in dir(module)]
+    kinds = {kind for kind in options if isinstance(kind, type) and issubclass(kind, TaskOptions)}
+    assert kinds - {task_help.ruler.QaOptions} == {kind for _, kind in task_help._OF}
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert run([SBEVAL, "--version"]).stdout == f"sbeval {importlib.metadata.version('sbeval')}\n"
 
 
 def test_an_unknown_option_of_run_is_refused() -> None:

@@ -15,7 +15,7 @@ from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes, usable_number
 from sbeval.reports.read.fields import read_record, telling_name
 from sbeval.reports.read.files import Notes, samples_file
-from sbeval.results.records import ModelRecord, TaskRecord
+from sbeval.results.records import LABEL, ModelRecord, TaskRecord
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +55,7 @@ class EvaluationRun:
         path: the file.
         date: when the run started, in UTC.
         record: the evaluated model's facts.
+        label: what the run called its model, None where it did not.
         model_source: lm-eval's model name, such as "sb" or "hf".
         model_args: model arguments as the user wrote them.
         described: False where the file holds no model record and `record` was filled from lm-eval's own fields.
@@ -66,6 +67,7 @@ class EvaluationRun:
     path: Path
     date: datetime.datetime
     record: ModelRecord
+    label: str | None
     model_source: str
     model_args: str
     described: bool
@@ -103,10 +105,12 @@ def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
     if not tasks:
         notes.add(path, "left out: the run holds no metric.")
         return None
+    label = next((text for task in tasks if isinstance(text := task.metadata.get(LABEL), str) and text), None)
     return EvaluationRun(
         path=path,
         date=_date(content, path),
-        record=model,
+        record=model if label is None else dataclasses.replace(model, name=label),
+        label=label,
         model_source=str(content.get("model_source") or config.get("model") or "unknown"),
         model_args=_arguments_text(config.get("model_args")),
         described=described,

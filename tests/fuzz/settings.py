@@ -22,9 +22,8 @@ from sbeval.sweep import load_sweep
 from sbeval.sweep.plan import plan
 from sbeval.tasks.metadata import TaskOptions
 from sbeval.tasks.perplexity.options import PerplexityOptions
-from sbeval.tasks.recall.flipflop import FlipFlopOptions
-from sbeval.tasks.recall.mqrar import MqrarOptions
-from sbeval.tasks.ruler.niah import NiahOptions
+from sbeval.tasks.recall.options import FlipFlopOptions, MqrarOptions
+from sbeval.tasks.ruler.options import NiahOptions
 from sbeval.training.recipe import Extension, TrainRecipe, load_recipe
 from tests.fuzz.mutations import ABSENT, Change, changed_bytes, changed_tree, put_in_place_of, same_kind
 from tests.fuzz.outcomes import Silent
