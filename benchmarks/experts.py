@@ -5,7 +5,7 @@
 A window is scored as perplexity tasks score it: one pass, every target, without [length, vocabulary] logits. Random
 weights leave logits around zero, where sticks break within some hundred tokens and attention stops there; for the row
 `whole` queries and keys are constants of which no stick breaks, so that every key is visited. A random router spreads
-tokens about evenly over experts. The last column is what the experts of all layers take by themselves, of all time.
+tokens about evenly over experts.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import torch
 from measuring import machine
 
 from sbeval.models import SbevalForCausalLM, preset
-from sbeval.models.mlp.experts import Mixture
 from sbeval.scoring.scorer import TokenScorer
 
 STICK_LOGIT = -9.0
@@ -65,13 +64,11 @@ def main() -> None:
     model = random_model(arguments.preset, arguments.layers, device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{machine()}\n\n{arguments.preset}, {parameters / 1e9:.2f} billion parameters, bf16, random weights\n")
-    print("| sticks | window, tokens | tokens a second | weights, GiB | at most held, GiB | in experts |")
-    print("|---|---|---|---|---|---|")
+    print("| sticks | window, tokens | tokens a second | weights, GiB | at most held, GiB |")
+    print("|---|---|---|---|---|")
     length = arguments.length
     ids = torch.randint(0, model.config.vocab_size, (1, length + 1), device=device)
     rows, positions = torch.zeros(length, dtype=torch.int64), torch.arange(length)
-    mixture = next(module for module in model.modules() if isinstance(module, Mixture))
-    hidden = torch.randn(1, length, model.config.hidden_size, device=device, dtype=torch.bfloat16)
     weights_gib = sum(one.numel() * one.element_size() for one in model.parameters()) / 2**30
     for sticks in ("breaking", "whole"):
         if sticks == "whole":
@@ -86,10 +83,7 @@ def main() -> None:
             torch.cuda.reset_peak_memory_stats()
         taken = statistics.median(seconds_of(window, device) for _ in range(arguments.windows))
         held = f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if device == "cuda" else ""
-        mixture(hidden)
-        experts = statistics.median(seconds_of(lambda: mixture(hidden), device) for _ in range(arguments.windows))
-        share = experts * model.config.num_hidden_layers / taken
-        print(f"| {sticks} | {length} | {length / taken:.0f} | {weights_gib:.1f} | {held} | {share:.0%} |", flush=True)
+        print(f"| {sticks} | {length} | {length / taken:.0f} | {weights_gib:.1f} | {held} |", flush=True)
 
 
 if __name__ == "__main__":
