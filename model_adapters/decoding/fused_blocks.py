@@ -154,7 +154,8 @@ def _block_of(layer: Any, config: Any) -> _Block | None:
     plain = all(type(part) in (nn.Linear, AlignedLinear) for part in linears)
     if not plain or activation not in _ACTIVATIONS or any(_eps(norm) is None for norm in norms):
         return None
-    if any(getattr(attention, name, None) is not None for name in ("q_norm", "k_norm")):
+    more = (getattr(attention, name, None) for name in ("q_norm", "k_norm", "head_gate"))
+    if any(part is not None for part in more) or getattr(attention, "exclusive", False):
         return None
     if any(part.out_features % _WIDTH_MULTIPLE for part in maps) or any(
         (first.bias is None) != (part.bias is None) for first, *others in (maps, gated) for part in others
