@@ -59,6 +59,10 @@ class FusedBlocks:
         layers = getattr(getattr(model, "model", None), "layers", None)
         if not isinstance(layers, nn.ModuleList) or model.dtype not in _DTYPES:
             return None
+        # angles are those of all layers or of none
+        attentions = [getattr(layer, "self_attn", None) for layer in layers]
+        if len({bool(getattr(part, "rotates", getattr(part, "use_rope", True))) for part in attentions}) > 1:
+            return None
         blocks = [_block_of(layer, model.config) for layer in layers]
         found = [block for block in blocks if block is not None]
         return cls(model, found) if found and len(found) == len(blocks) else None

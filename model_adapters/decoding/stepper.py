@@ -69,7 +69,11 @@ def sliding_windows(model: Any) -> list[int | None] | None:
     """Returns each layer's window, None for layers that see everything; None where some keep more than keys."""
     try:
         layers = DynamicCache(config=model.config).layers
+        config = model.config.get_text_config()
     except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    # what transformers keeps like a window and is none: a chunk's first token does not see the one before it
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return None
     if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
         return None

@@ -69,7 +69,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Returns what a step attends to, of which the first `SlotCache.length_B` are there."""
         assert self.keys is not None
         assert self.values is not None
-        self._of.length_B = self._of.seen_B.clamp_max(self.room_tokens) if self.is_sliding else self._of.seen_B
+        self._of.length_B = self._of.lengths_B[self.room_tokens]
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
@@ -100,7 +100,7 @@ class SlotCache(Cache):
 
     Attributes:
         position_B: int32, where the next step writes. Written by who steps.
-        seen_B: int32, positions of each text with those of the step, set by `begin_step`.
+        lengths_B: int32 [B] for each size of room: how many keys are there in the step, set by `begin_step`.
         length_B: how many keys of the layer updated last are there.
         filling: slots and lengths of the prompts that are being filled in, None outside `fill`.
     """
@@ -110,9 +110,12 @@ class SlotCache(Cache):
     ) -> None:
         self.slots, self.room_tokens = slots, room_tokens
         self.position_B = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.length_B = self.seen_B = self.position_B + 1
+        self.length_B = self.position_B + 1
+        self.lengths_B: dict[int, Tensor] = {}
         self.filling: tuple[Tensor, Tensor] | None = None
-        super().__init__(layers=[SlotLayer(self, window) for window in sliding_windows])
+        layers = [SlotLayer(self, window) for window in sliding_windows]
+        self._rooms = {layer.room_tokens for layer in layers}
+        super().__init__(layers=layers)
 
     @contextlib.contextmanager
     def fill(self, slots_N: Tensor, length_N: Tensor) -> Iterator[None]:
@@ -130,7 +133,9 @@ class SlotCache(Cache):
 
     def begin_step(self, new: int = 1) -> None:
         """Makes the lengths with the step's positions."""
-        self.seen_B = self.position_B + new
+        seen_B = self.position_B + new
+        # kernels that start early look at these before the one before them has ended, so they are all made here
+        self.lengths_B = {room: seen_B.clamp_max(room) for room in self._rooms}
 
 
 def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, *, scale: float) -> Tensor:

@@ -77,6 +77,20 @@ def test_the_public_function_sees_no_key_beyond_a_slot_s_length(impl: str) -> No
         torch.testing.assert_close(found.output[slot], exact.output[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("left_behind", [1e30, -3e38, math.nan])
+def test_what_memory_held_before_is_in_no_result(left_behind: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = torch.full
+    monkeypatch.setattr(torch, "empty", lambda shape, **options: full(shape, left_behind, **options))
+    for seed in range(5):
+        p = problem(batch=1, heads=1, groups=1, queries=1, keys=200, dtype=torch.float32, logit_scale=4.0, seed=seed)
+        scale = p.q.shape[-1] ** -0.5
+        (exact,) = one_by_one(p.to(torch.float64), [200], scale=scale)
+        for first_splits in (1, 2, 3):  # where they spend the stick, older ones give up
+            chosen = launch(p, splits=4, first_splits=first_splits)
+            found = decode_slots(p.q, p.k, p.v, on_device([200]), scale, False, math.log2(1e-5), parameters=chosen)
+            assert relative_error(found[0].double(), exact.output) < 1e-3
+
+
 def test_keys_behind_a_spent_stick_are_not_read() -> None:
     p = problem(batch=2, queries=1, keys=600, dtype=torch.float32, logit_scale=0.2)
     p.q[..., 0], p.k[..., 0] = 3.0, -3.0

@@ -112,6 +112,8 @@ def _split_kernel(
         # the first splits were another launch, and all of them hold keys where this one does
         newer_left = _newer_left(sticks, first_splits, inside, ROWS, FIRST_POWER)
         if newer_left < log2_threshold - MARGIN_LOG2:
+            # the join adds it up before it knows that it needs none of it
+            tl.store(sticks + split * ROWS + row, tl.zeros([ROWS], tl.float32), mask=inside)
             return
     q_at = q_ptr + batch * q_stride_b + head * q_stride_h + query * q_stride_l
     q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
