@@ -91,6 +91,7 @@ def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], d
         batches=BatchLimits(),
         own_batches=BatchLimits(),
         slots=None,
+        draft_tokens=0,
         batches_ahead=ahead,
         cache_hook=CacheHook(None),
         quiet=True,
