@@ -64,11 +64,11 @@ def ruler_differences(
         Context length to difference, and the tasks compared.
     """
     tasks = [task for task in own if short_name(task) in TASKS and task in base]
-    lengths = [set(_by_length(own[task])) & set(_by_length(base[task])) for task in tasks]
+    lengths = [set(scores_by_length(own[task])) & set(scores_by_length(base[task])) for task in tasks]
     shared = sorted(set.intersection(*lengths)) if lengths else []
     rows, weights, compared = [], [], []
     for task in tasks:
-        mine, theirs = _by_length(own[task]), _by_length(base[task])
+        mine, theirs = scores_by_length(own[task]), scores_by_length(base[task])
         tables = [side[length] for side in (mine, theirs) for length in shared]
         keys = [key for key in tables[0] if all(key in table for table in tables)] if tables else []
         if keys:
@@ -83,11 +83,12 @@ def ruler_differences(
     return dict(zip(shared, compared_lengths, strict=True)), tuple(compared)
 
 
-def _by_length(scores: SampleScores) -> dict[int, Mapping[SampleKey, float]]:
+def scores_by_length(scores: SampleScores, wanted: str = "score") -> dict[int, Mapping[SampleKey, float]]:
+    """Returns context length to the scores of the samples, of one metric."""
     found = {}
     for (metric, _), values in scores.scores.items():
         parsed = context_metric(metric)
-        if parsed is not None and parsed[0] == "score":
+        if parsed is not None and parsed[0] == wanted:
             found[parsed[1]] = values
     return found
 

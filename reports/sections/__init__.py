@@ -7,6 +7,7 @@
 - `needles`: needle heatmaps
 - `recall`: recall probes
 - `spans`: attention spans
+- `numbers`: one number for each curve
 - `inputs`: ordinary tasks at several input lengths
 - `tables`: ordinary tasks and the paper's tables
 - `runs`: what each run cost, and where every number comes from

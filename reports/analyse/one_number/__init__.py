@@ -1,0 +1,6 @@
+"""One number for a whole curve, with its interval.
+
+- `areas`: what is the area under a curve over log length?
+- `effective`: how far is more context known to lower NLL?
+- `models`: what are these numbers of every model?
+"""
