@@ -52,8 +52,8 @@ def numbers_section(material: Material) -> Section | None:
 
 def _nll_row(one: CurveNumber) -> Row:
     area = one.area
-    verdict = "better" if area.high < 0 else "worse" if area.low > 0 else None
-    change = Cell(area.text + (f" {DOUBTFUL}" if area.doubtful else ""), verdict=verdict)
+    text = area.text + (f" {DOUBTFUL}" if area.doubtful else "")
+    change = Cell(text, verdict="better" if area.high < 0 else "worse" if area.low > 0 else None)
     effective = "" if one.effective is None else one.effective.text
     return row(Cell(name=one.setting), [CORPUS_WORDS.get(one.corpus, one.corpus), _lengths(one), change, effective])
 

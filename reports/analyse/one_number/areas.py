@@ -65,7 +65,7 @@ def change_weights(lengths: Sequence[int], reference_tokens: int | None) -> NDAr
 
     They add up to 0: each length beyond the reference counts as in `octave_weights`, the reference is subtracted.
     """
-    if reference_tokens not in lengths or reference_tokens == lengths[-1]:
+    if reference_tokens is None or reference_tokens not in lengths[:-1]:
         return None
     weights_K = np.zeros(len(lengths))
     start = list(lengths).index(reference_tokens)
@@ -119,7 +119,8 @@ def score_area(
         return None
     weights_K = octave_weights(lengths)
     estimate = float(weights_K @ [means[length] for length in lengths])
-    parts, count = [], 0
+    parts: list[tuple[float, float, float]] = []
+    count = 0
     for by_length in samples:
         shared = set.intersection(*(set(by_length.get(length, {})) for length in lengths))
         own_C = np.array([[by_length[length][key] for length in lengths] for key in sorted(shared)])

@@ -84,7 +84,8 @@ def _recall(results: Results) -> list[CurveNumber]:
     rows = table[(table["family"] == "recall") & (table["metric"] == _RECALL_METRIC)]
     rows = rows.dropna(subset=["context_length_tokens"])
     found = []
-    for (label, task), own in rows.groupby(["setting", "task"], sort=False):
+    for label, task in dict.fromkeys(rows[["setting", "task"]].itertuples(index=False, name=None)):
+        own = rows[(rows["setting"] == label) & (rows["task"] == task)]
         logged = results[SAMPLE_SCORES].get((label, task))
         samples = [scores_by_length(logged, _RECALL_METRIC)] if logged is not None else []
         area = score_area(by_length(own, label), samples)

@@ -1,3 +1,4 @@
+import itertools
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ def test_a_report_holds_one_number_a_curve_in_its_overview_its_tables_and_a_file
     numbers = pd.read_csv(folder / "numbers.csv").set_index(["setting", "metric"])
     for name, attention in (("demo-sb", "stickbreaking"), ("demo-rope", "rope")):
         beyond = CURVES[attention][2:]
-        middles = [(left + right) / 2 - beyond[0] for left, right in zip(beyond, beyond[1:], strict=False)]
+        middles = [(left + right) / 2 - beyond[0] for left, right in itertools.pairwise(beyond)]
         change = numbers.loc[(name, "nll_change")]
         assert change["value"] == pytest.approx(sum(middles) / len(middles), abs=0.02)
         assert change["ci95_low"] < change["value"] < change["ci95_high"]
