@@ -1,6 +1,7 @@
 """Compares two models on identical targets, length by length, for a person or for a CI job that guards a checkpoint."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import Results
 from sbeval.reports.read.rows import records
 from sbeval.reports.read.samples import DOCUMENT_SUMS
-from sbeval.results.intervals import UNEVEN_COVERAGE
+from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
 
 LEAST_EFFECT = 0.02
 """Nats a token, bits a byte or a score's own unit; seeds of one recipe stay within it at lengths they cope with."""
@@ -47,6 +48,12 @@ class Comparison:
     least_effect: float = LEAST_EFFECT
 
     @property
+    def judged(self) -> bool:
+        """Whether anything has a band, without which nothing is known to be worse or not."""
+        lows = [one.low for one in self.lengths] + [one.low for one in self.scores]
+        return not all(map(math.isnan, lows))
+
+    @property
     def worse(self) -> bool:
         """Whether the candidate is worse than the reference anywhere, by more than the least effect for certain."""
         everything: list[ComparedLength | ComparedScore] = [*self.lengths, *self.scores]
@@ -61,12 +68,15 @@ class Comparison:
         ]
         for corpus, protocol, unit in dict.fromkeys((one.corpus, one.protocol, one.unit) for one in self.lengths):
             own = [one for one in self.lengths if (one.corpus, one.protocol) == (corpus, protocol)]
-            lines += ["", f"{corpus}, {protocol} ({unit}, {own[0].clusters} documents; above zero is worse)"]
+            documents = "1 document" if own[0].clusters == 1 else f"{own[0].clusters} documents"
+            lines += ["", f"{corpus}, {protocol} ({unit}, {documents}; above zero is worse)"]
+            if math.isnan(own[0].low):
+                lines.append(f"  no intervals and no verdicts: they take {MINIMUM_CLUSTERS} documents")
             if own[0].doubtful:
                 lines.append(f"  doubtful bands: the documents differ much in size, so that 95% are {UNEVEN_COVERAGE}")
             for one in own:
                 verdict = "better" if one.high < 0 else self._verdict(one)
-                interval = f"[{one.low:+.3f}, {one.high:+.3f}]"
+                interval = "" if math.isnan(one.low) else f"[{one.low:+.3f}, {one.high:+.3f}]"
                 length = one.context_length_tokens
                 context = f"{length_text(length):>6}" if length else BEYOND
                 lines.append(f"  {context}  {one.estimate:+.3f}  {interval}  {verdict}".rstrip())

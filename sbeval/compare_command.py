@@ -50,4 +50,9 @@ def compare_command(
     chosen = {} if least_effect is None else {"least_effect": least_effect}
     comparison = reports.compare(*pair, paths=paths, labels=labels, **chosen)
     print(comparison.text())
+    if fail_if_worse and not comparison.judged:
+        raise UserError(
+            "Expected results on 20 documents or more with --fail-if-worse, found fewer, so that nothing is certain: "
+            "evaluate more text."
+        )
     return int(fail_if_worse and comparison.worse)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.schedule import Answer, Terms, Text, generate
-from sbeval.model_adapters.decoding.served import fused_blocks, why_not_model, why_not_setting
+from sbeval.model_adapters.decoding.served import fused_blocks, most_drafts, why_not_model, why_not_setting
 from sbeval.model_adapters.decoding.stops import StopSequences
 from sbeval.model_adapters.decoding.texts import answer_text, no_text, stop_texts
 from sbeval.model_adapters.session import GPU_BATCH_TOKENS, Session
@@ -48,6 +48,13 @@ class GenerationInSlots:
         with self._session.rope.hold(1):
             return fused_blocks(self._hf.model)
 
+    @functools.cached_property
+    def _drafts(self) -> int:
+        drafts = min(self._session.draft_tokens, most_drafts(self._hf.model))
+        if drafts < self._session.draft_tokens:
+            logger.warning("draft_tokens=%d: this model's steps look up %d", self._session.draft_tokens, drafts)
+        return drafts
+
     def generate(
         self,
         same: Mapping[int, Sequence[int]],
@@ -76,6 +83,7 @@ class GenerationInSlots:
             most_tokens=session.batches.max_tokens if session.device.type == "cpu" or session.slots else None,
             prompt_tokens=session.own_batches.max_tokens or GPU_BATCH_TOKENS,
             fused=self._fused_blocks,
+            drafts=self._drafts,
         )
         started = time.perf_counter()
 

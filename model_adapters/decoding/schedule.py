@@ -62,6 +62,7 @@ class Terms:
         most_tokens: most tokens of all slots and of prompts read at once, None for no limit beside memory.
         prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
         fused: the model's blocks for steps of one slot on a GPU, None where it has none.
+        drafts: most tokens looked up in a text for each step.
     """
 
     end_tokens: Sequence[int]
@@ -71,6 +72,7 @@ class Terms:
     most_tokens: int | None
     prompt_tokens: int
     fused: FusedBlocks | None = None
+    drafts: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +158,8 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
         most_new_tokens=most_new_tokens,
         end_tokens=terms.end_tokens,
         fewest_new_tokens=terms.fewest_new_tokens,
-        fused=terms.fused if slots == 1 else None,
+        fused=terms.fused if slots == 1 and not terms.drafts else None,
+        drafts=terms.drafts,
     )
     steps = most_new_tokens * -(-len(texts) // slots)
     # launches that wait for their kernels cannot be recorded

@@ -9,7 +9,6 @@ import numpy as np
 from sbeval.reports.analyse.one_number.areas import change_weights
 from sbeval.reports.analyse.statistics import CONFIDENCE, simultaneous_band
 from sbeval.reports.read.samples import SumsByDocument
-from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 NATS = "nats per token"
 RISE_SHARE = 0.2
@@ -28,7 +27,8 @@ class ComparedLength:
         context_length_tokens: the context length; None for the mean over octaves beyond the reference's training
             length, less the difference there.
         estimate: paired difference.
-        low: lower end of the band that is simultaneous over this corpus and protocol's lengths.
+        low: lower end of the band that is simultaneous over this corpus and protocol's lengths; NaN where there are too
+            few documents.
         high: its upper end.
         clusters: documents compared.
         reference_rise: by how much the reference itself is worse here than at its training length, 0 where it is not.
@@ -112,8 +112,8 @@ def _pair(first: Measured, second: Measured, confidence: float) -> tuple[list[Co
     own_size, other_size = sizes[0][mine], sizes[1][theirs]
     same = (own_size == other_size).all(axis=1) & (own_size == own_size[:, :1]).all(axis=1) & (own_size[:, 0] > 0)
     clusters = int(same.sum())
-    if clusters < MINIMUM_CLUSTERS:
-        return [], f"only {clusters} documents have identical targets; intervals need {MINIMUM_CLUSTERS}"
+    if clusters == 0:
+        return [], "no document has identical targets"
     differences = (second.sums.nll_nats[theirs] - first.sums.nll_nats[mine])[same]
     scale = 1.0 if same_tokens else math.log(2)
     within = [length for length in shared if length <= (first.training_length_tokens or 0)]

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from sbeval.errors import UserError
@@ -19,6 +19,10 @@ REMEDY = (
     "try dtype=float32 and check the checkpoint's weights, or pass non_finite=null in --model_args to record null for "
     "such answers"
 )
+_SUMMED = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32),
+    torch.float64: torch.float64,
+}
 NEVER = 2**62
 """Stands for no step at all among numbers of tokens."""
 
@@ -38,6 +42,21 @@ class NonFiniteError(UserError):
     def of(self, request: str) -> Self:
         """Returns the same error with the request's name in it."""
         return type(self)(self.found, self.row, request)
+
+
+def non_finite_weights(model: nn.Module) -> list[str]:
+    """Returns the names of the parameters that hold NaN or infinity.
+
+    Attention may turn an infinite key into finite logits, so that no answer shows it. One sum a parameter is taken,
+    which is not finite where a value is not; weights on no device and of whole numbers are not looked at.
+    """
+    found = []
+    for name, weight in model.named_parameters():
+        if weight.is_meta or weight.dtype not in _SUMMED:
+            continue
+        if not weight.sum(dtype=_SUMMED[weight.dtype]).isfinite() and not weight.isfinite().all():
+            found.append(name)
+    return found
 
 
 def check_finite(logprobs_N: Tensor, row_N: Tensor, position_N: Tensor) -> None:
@@ -107,17 +126,20 @@ class FiniteWatch(LogitsProcessor):
         """
         return {"logits_processor": LogitsProcessorList([self]), "remove_invalid_values": False}
 
-    def note(self, logits_BV: Tensor, tokens: Tensor | int) -> Tensor:
+    def note(self, logits_BV: Tensor, tokens: Tensor | int, of_B: Tensor | None = None) -> Tensor:
         """Looks at the logits of one step.
 
         Args:
             logits_BV: floating-point [B, V].
             tokens: how many tokens every row holds before this step, padding included; a number or int64 [] or [B].
+            of_B: bool, the rows that are looked at; None for all.
 
         Returns:
             bool [B], whether a row's logits are none.
         """
         none_B = logits_BV.amax(-1).isfinite().logical_not_()
+        if of_B is not None:
+            none_B &= of_B
         self.first_B.copy_(torch.where(none_B, self.first_B.clamp(max=tokens), self.first_B))
         return none_B
 
