@@ -9,7 +9,7 @@ from sbeval.reports.figures.curves import length_domain, length_rows, training_m
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 
-MEASURES = {
+MEASURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "span50": ("keys that hold half the weight", ",.1f", {"y_scale": "log", "y_format": "~s"}),
     "first_token": ("weight on the first token", ".3f", {"y_domain": (0.0, 1.0), "y_format": ".0%"}),
     "entropy": ("entropy of the weights (nats)", ".2f", {}),
@@ -40,9 +40,8 @@ def attention_figure(
     domain = length_domain(means, marks)
     parts = []
     for number, (column, (words, number_format, axis)) in enumerate(MEASURES.items()):
-        known = means.dropna(subset=[column]).assign(
-            value=lambda rows, column=column: rows[column], ci95_low=float("nan"), ci95_high=float("nan")
-        )
+        known = means.dropna(subset=[column])
+        known = known.assign(value=known[column], ci95_low=float("nan"), ci95_high=float("nan"))
         if known.empty:
             continue
         options: dict[str, Any] = {"x_title": None, "x_octaves": 2, "x_domain": domain, "y_title": None, **axis}

@@ -50,7 +50,8 @@ def spans(weights_HRK: Tensor, newest_R: Tensor) -> Tensor:
 def entropy(weights_HRK: Tensor) -> Tensor:
     """Returns the entropy of each query's weights over their sum, in nats; float64 [H, R], NaN without weight."""
     total_HR = weights_HRK.sum(-1, dtype=torch.float64)
-    return torch.special.entr(weights_HRK).sum(-1, dtype=torch.float64) / total_HR + total_HR.log()
+    entropy_HR: Tensor = torch.special.entr(weights_HRK).sum(-1, dtype=torch.float64) / total_HR + total_HR.log()
+    return entropy_HR
 
 
 @torch.no_grad()
