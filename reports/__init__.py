@@ -9,6 +9,7 @@
 - `table`: one table of typed cells for the page, Markdown and LaTeX
 - `write`: what a report leaves on disk
 - `compare`: two models on identical targets
+- `gate`: a policy over several tasks at once
 - `watch`: a report built again as results appear
 
 Imports run one way: build -> write, assemble -> sections -> figures -> analyse -> read.
@@ -16,6 +17,17 @@ Imports run one way: build -> write, assemble -> sections -> figures -> analyse 
 
 from sbeval.reports.build import build_report, check_output_folder, load_results
 from sbeval.reports.compare import Comparison, compare
+from sbeval.reports.gate import Gate, Rule, gate
 from sbeval.reports.watch import watch
 
-__all__ = ["Comparison", "build_report", "check_output_folder", "compare", "load_results", "watch"]
+__all__ = [
+    "Comparison",
+    "Gate",
+    "Rule",
+    "build_report",
+    "check_output_folder",
+    "compare",
+    "gate",
+    "load_results",
+    "watch",
+]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import find
+from sbeval.reports.analyse.one_number.models import curve_numbers, tabulate_numbers
 from sbeval.reports.analyse.overview import HEADER, Overview, caveats, side_by_side
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import choose_baseline
@@ -14,6 +15,7 @@ from sbeval.reports.read.results import Results
 from sbeval.reports.sections.curves import curves_section
 from sbeval.reports.sections.inputs import inputs_section
 from sbeval.reports.sections.needles import needles_section
+from sbeval.reports.sections.numbers import numbers_section
 from sbeval.reports.sections.positions import positions_section
 from sbeval.reports.sections.recall import recall_section
 from sbeval.reports.sections.ruler import ruler_section
@@ -31,6 +33,7 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     ruler_section,
     recall_section,
     spans_section,
+    numbers_section,
     inputs_section,
     samples_section,
     tables_section,
@@ -56,6 +59,7 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         model.label: model.record.training_length_tokens for model in models if model.record.training_length_tokens
     }
     ruler = rate_ruler(results.measurements, training_lengths)
+    numbers = curve_numbers(results, claims, ruler)
     material = Material(
         results=results,
         looks=choose_looks(models),
@@ -63,12 +67,13 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         baseline=choose_baseline(models, baseline),
         claims=claims,
         ruler=ruler,
+        numbers=numbers,
         ordinary=suite_rows(results),
         folder=folder,
         publish=publish,
     )
     sections = [build(material) for build in SECTIONS]
-    overview = side_by_side(models, claims)
+    overview = side_by_side(models, claims, numbers)
     missing = {label: missing_tasks(ruler.scores, label) for label in material.looks_of(ruler.scores["setting"])}
     many = len(models) > _CARDS_AT_MOST
     return Report(
@@ -80,6 +85,7 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         looks=material.looks,
         counts=f"{_count(len(models), 'model')}, {_count(sum(len(model.runs) for model in models), 'run')}",
         cards_folded=many,
+        numbers=tabulate_numbers(numbers),
         notes=results.notes,
     )
 

@@ -4,12 +4,14 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
 from sbeval.errors import UserError
 from sbeval.reports.analyse.compare_lengths import RISE_SHARE, ComparedLength, Measured, compare_documents
 from sbeval.reports.analyse.compare_scores import ComparedScore, compare_scores
+from sbeval.reports.analyse.one_number.compared import ComparedEffective, compare_effective
 from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results
 from sbeval.reports.read.fields import length_text
@@ -20,6 +22,7 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
 
 LEAST_EFFECT = 0.02
 """Nats a token, bits a byte or a score's own unit; seeds of one recipe stay within it at lengths they cope with."""
+BEYOND, OVER_OCTAVES = "mean change beyond the training length", "mean over octaves"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +33,7 @@ class Comparison:
         reference: label of the first model.
         candidate: label of the second model.
         lengths: one entry a corpus, protocol and length.
+        effective: one entry a corpus with identical targets.
         scores: one entry a length of RULER, and one an ordinary task.
         obstacles: what could not be compared, and why.
         least_effect: what a whole band has to exceed to count, in each number's own unit.
@@ -38,6 +42,7 @@ class Comparison:
     reference: str
     candidate: str
     lengths: tuple[ComparedLength, ...]
+    effective: tuple[ComparedEffective, ...]
     scores: tuple[ComparedScore, ...]
     obstacles: tuple[str, ...]
     least_effect: float = LEAST_EFFECT
@@ -52,7 +57,7 @@ class Comparison:
     def worse(self) -> bool:
         """Whether the candidate is worse than the reference anywhere, by more than the least effect for certain."""
         everything: list[ComparedLength | ComparedScore] = [*self.lengths, *self.scores]
-        return any(one.worse_by(self.least_effect) for one in everything)
+        return any(one.worse_by(self.least_effect) for one in everything) or any(one.worse for one in self.effective)
 
     def text(self) -> str:
         """Returns the comparison as lines for a terminal."""
@@ -72,8 +77,12 @@ class Comparison:
             for one in own:
                 verdict = "better" if one.high < 0 else self._verdict(one)
                 interval = "" if math.isnan(one.low) else f"[{one.low:+.3f}, {one.high:+.3f}]"
-                context = f"{length_text(one.context_length_tokens):>6}"
+                length = one.context_length_tokens
+                context = f"{length_text(length):>6}" if length else BEYOND
                 lines.append(f"  {context}  {one.estimate:+.3f}  {interval}  {verdict}".rstrip())
+        for pair in self.effective:
+            lines += ["", f"{pair.corpus}: effective length {pair.candidate.text}, against {pair.reference.text}"]
+            lines[-1] += "  worse" if pair.worse else ""
         for group in dict.fromkeys(score.group for score in self.scores):
             scores = [score for score in self.scores if score.group == group]
             counted = f", {scores[0].samples} samples" if scores[0].context_length_tokens is not None else ""
@@ -89,7 +98,8 @@ class Comparison:
 
     def _score_line(self, score: ComparedScore) -> str:
         length = score.context_length_tokens
-        place = f"{score.name} ({score.samples} samples)" if length is None else f"{length_text(length):>6}"
+        named = f"{score.name} ({score.samples} samples)" if score.name else OVER_OCTAVES
+        place = f"{length_text(length):>6}" if length else named
         verdict = "better" if score.better else self._verdict(score)
         return f"  {place}  {score.estimate:+.3f}  [{score.low:+.3f}, {score.high:+.3f}]  {verdict}".rstrip()
 
@@ -114,39 +124,62 @@ def compare(
     Raises:
         UserError: a name or folder does not stand for one model, or the two share nothing that can be compared.
     """
+    first, second = pair_of_models(reference, candidate, paths=paths, labels=labels)
+    texts = measured(first), measured(second)
+
+    def compared(
+        confidence: float,
+    ) -> tuple[list[ComparedLength], list[ComparedEffective], list[ComparedScore], list[str]]:
+        lengths, obstacles = compare_documents(*texts, confidence=confidence)
+        effective = compare_effective(*texts, least_effect=least_effect, confidence=confidence)
+        scores, more = compare_scores(first[:2], second[:2], confidence=confidence)
+        return lengths, effective, scores, obstacles + more
+
+    lengths, effective, scores, obstacles = compared(CONFIDENCE)
+    groups = len({(one.corpus, one.protocol) for one in lengths}) + len({score.group for score in scores})
+    groups += len(effective)
+    if groups > 1:
+        lengths, effective, scores, obstacles = compared(1 - (1 - CONFIDENCE) / groups)
+    if not lengths and not scores:
+        reasons = " ".join(obstacles) or "they have no text, protocol or task in common."
+        raise UserError(
+            f"Expected {first.shown} and {second.shown} to share results that can be compared in pairs: {reasons}"
+        )
+    return Comparison(
+        reference=first.shown,
+        candidate=second.shown,
+        lengths=tuple(lengths),
+        effective=tuple(effective),
+        scores=tuple(scores),
+        obstacles=tuple(obstacles),
+        least_effect=least_effect,
+    )
+
+
+class Side(NamedTuple):
+    """One of two models: the results it stands in, its label there, and the name to show."""
+
+    results: Results
+    label: str
+    shown: str
+
+
+def pair_of_models(
+    reference: Path | str,
+    candidate: Path | str,
+    *,
+    paths: Iterable[Path | str] = (),
+    labels: Mapping[str, str] | None = None,
+) -> tuple[Side, Side]:
+    """Finds the two models of a comparison; arguments and errors are those of `compare`."""
     given = list(paths)
     shared = load_results(given, labels=labels) if given else None
     first, first_label = _one_model(reference, shared, labels)
     second, second_label = _one_model(candidate, shared, labels)
-    if first_label == second_label and first is not second:
-        second_label = f"{second_label} ({candidate})"
-        first_label = f"{first_label} ({reference})"
-    own_first = first.models[0].label if first is not shared else first_label
-    own_second = second.models[0].label if second is not shared else second_label
-
-    def compared(confidence: float) -> tuple[list[ComparedLength], list[ComparedScore], list[str]]:
-        lengths, obstacles = compare_documents(
-            _measured(first, own_first), _measured(second, own_second), confidence=confidence
-        )
-        scores, more = compare_scores((first, own_first), (second, own_second), confidence=confidence)
-        return lengths, scores, obstacles + more
-
-    lengths, scores, obstacles = compared(CONFIDENCE)
-    groups = len({(one.corpus, one.protocol) for one in lengths}) + len({score.group for score in scores})
-    if groups > 1:
-        lengths, scores, obstacles = compared(1 - (1 - CONFIDENCE) / groups)
-    if not lengths and not scores:
-        reasons = " ".join(obstacles) or "they have no text, protocol or task in common."
-        raise UserError(
-            f"Expected {first_label} and {second_label} to share results that can be compared in pairs: {reasons}"
-        )
-    return Comparison(
-        reference=first_label,
-        candidate=second_label,
-        lengths=tuple(lengths),
-        scores=tuple(scores),
-        obstacles=tuple(obstacles),
-        least_effect=least_effect,
+    alike = first_label == second_label and first is not second
+    return (
+        Side(first, first_label, f"{first_label} ({reference})" if alike else first_label),
+        Side(second, second_label, f"{second_label} ({candidate})" if alike else second_label),
     )
 
 
@@ -165,17 +198,19 @@ def _one_model(name: Path | str, shared: Results | None, labels: Mapping[str, st
     return results, results.models[0].label
 
 
-def _measured(results: Results, label: str) -> list[Measured]:
-    rows = results.measurements
-    trained = results.model(label).record.training_length_tokens
+def measured(side: Side) -> list[Measured]:
+    """Returns the sums of every text and protocol of a model."""
+    rows, label = side.results.measurements, side.label
+    trained = side.results.model(label).record.training_length_tokens
     own = rows[(rows["setting"] == label) & (rows["family"] == "perplexity") & (rows["protocol"] != "position")]
     return [
         Measured(
+            task=str(row["task"]),
             corpus=str(row["corpus"]),
             corpus_sha256=_text(row["corpus_sha256"]),
             protocol=str(row["protocol"]),
             tokenizer_sha256=_text(row["tokenizer_sha256"]),
-            sums=results[DOCUMENT_SUMS].get((label, row["task"])),
+            sums=side.results[DOCUMENT_SUMS].get((label, row["task"])),
             training_length_tokens=trained,
         )
         for row in records(own.drop_duplicates(["task", "corpus_sha256", "protocol"]))

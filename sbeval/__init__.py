@@ -14,10 +14,12 @@
 - `tasks`: lm-eval's side of a task
 - `model_adapters`: lm-eval's side of a model, `sb`
 - `reports`: results files in, a page out
+- `compare_command`: what does `sbeval report --compare` print, and how does it end?
 - `cli`: what does the command `sbeval` offer?
 - `__main__`: how does it start?
 - `ending`: how does it end?
 - `lm_eval_command`: how does `sbeval run` hand over to lm-eval's own command?
+- `policy`: what may the file of `sbeval report --gate` hold?
 - `plugin`: how does a plain `lm_eval` command learn of model and tasks?
 - `autoload`: what runs when Python starts, before `lm_eval` is imported?
 - `settings`: how is what a user sets read?

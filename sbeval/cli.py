@@ -137,6 +137,14 @@ def report(
             "0.02 if not given.",
         ),
     ] = None,
+    gate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --compare: judge B by the rules of a YAML file; exit code 1 where one fails, 3 where none "
+            "does and one has not enough data.",
+        ),
+    ] = None,
     replace: _Replace = False,
 ) -> None:
     """Turn results files into one self-contained page, figures and tables, or compare two models."""
@@ -145,10 +153,13 @@ def report(
         unused = {"--watch": watch, "--only": only, "--baseline": baseline, "--title": title}
         if given := [name for name, value in unused.items() if value]:
             raise UserError(f"Expected a page or a comparison, found --compare with {', '.join(given)}: leave one out.")
-        _compare(compare, paths or [], labels, fail_if_worse=fail_if_worse, least_effect=least_effect)
+        chosen = {"fail_if_worse": fail_if_worse, "least_effect": least_effect, "policy": gate}
+        reports = importlib.import_module("sbeval.reports")
+        if code := _load("sbeval.compare_command", "compare_command")(reports, compare, paths or [], labels, **chosen):
+            raise typer.Exit(code)
         return
-    if fail_if_worse or least_effect is not None:
-        option = "--fail-if-worse" if fail_if_worse else "--least-effect"
+    if fail_if_worse or least_effect is not None or gate is not None:
+        option = "--fail-if-worse" if fail_if_worse else "--gate" if gate is not None else "--least-effect"
         raise UserError(f"Expected --compare A B with {option}, found it alone: name the two to compare.")
     if not paths:
         raise UserError("Expected results files or folders that hold some, found none: name at least one.")
@@ -277,28 +288,6 @@ def _watch(paths: list[Path], build: Callable[[], Path]) -> None:
         if ended.signal is not signal.SIGINT:
             raise
         print("Watching ended.")
-
-
-def _compare(
-    pair: tuple[str, str],
-    paths: list[Path],
-    labels: dict[str, str],
-    *,
-    fail_if_worse: bool,
-    least_effect: float | None,
-) -> None:
-    if least_effect is not None and not 0 <= least_effect < float("inf"):
-        raise UserError(f"Expected --least-effect of 0 or more, found {least_effect:g}: give a number such as 0.02.")
-    chosen = {} if least_effect is None else {"least_effect": least_effect}
-    comparison = _load("sbeval.reports", "compare")(*pair, paths=paths, labels=labels, **chosen)
-    print(comparison.text())
-    if fail_if_worse and not comparison.judged:
-        raise UserError(
-            "Expected results on 20 documents or more with --fail-if-worse, found fewer, so that nothing is certain: "
-            "evaluate more text."
-        )
-    if fail_if_worse and comparison.worse:
-        raise typer.Exit(1)
 
 
 def _load(module: str, name: str) -> Any:

@@ -87,9 +87,22 @@ def test_what_is_worse_by_less_than_the_least_effect_does_not_fail(results: Path
     assert "worse by too little to count" in found.stdout
 
 
+@pytest.mark.parametrize(("corpus", "change", "code"), [("stdlib", 50, 0), ("stdlib", 0.1, 1), ("wikitext", 50, 3)])
+def test_a_gate_ends_with_a_code_for_its_verdict(
+    results: Path, tmp_path: Path, corpus: str, change: float, code: int
+) -> None:
+    policy = tmp_path / "gate.yaml"
+    policy.write_text(f"rules: [{{task: sb_{corpus}_stream, length: 4096, largest_change: {change}}}]")
+    found = command("report", "--compare", results / "stickbreaking", results / "rope", "--gate", policy)
+    assert found.exit_code == code, found.output
+    assert f"all rules: {['pass', 'fail', '', 'not enough data'][code]}" in found.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--gate", "gate.yaml"], "--compare A B with --gate"),
+        (["--compare", "a", "b", "--gate", "gate.yaml", "--fail-if-worse"], "--gate alone"),
         (["--least-effect", "0.1"], "--compare A B with --least-effect"),
         (["--compare", "a", "b", "--least-effect", "-1"], "--least-effect of 0 or more"),
         (["--label", "one"], "--label OLD=NEW"),

@@ -20,6 +20,7 @@ REPORT_ARROWS = {
     "write": {"sections", "table", "figures", "analyse", "read"},
     "build": {"write", "assemble", "sections", "table", "figures", "analyse", "read"},
     "compare": {"build", "analyse", "read"},
+    "gate": {"compare", "build", "analyse", "read"},
     "watch": set(),
 }
 MAY_NAME_ROOMS = {"sbeval.cli", "sbeval.plugin"}

@@ -5,6 +5,7 @@
 - `panels`: which numbers share an axis?
 - `claims`: does more context help?
 - `findings`: what is said of one model?
+- `one_number`: what is one number for a whole curve?
 - `overview`: what is said of all models together?
 - `names`: how do names stand in sentences?
 - `ruler`: what are RULER's averages and effective lengths?

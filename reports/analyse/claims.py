@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.reports.analyse.statistics import simultaneous_band
+from sbeval.reports.analyse.statistics import CONFIDENCE, simultaneous_band
 from sbeval.reports.read.results import Results
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
@@ -95,8 +95,16 @@ def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
     return claims
 
 
-def length_claims(sums: SumsByDocument | None, training_length_tokens: int | None) -> LengthClaims:
-    """Compares all lengths on the documents whose scored tokens are the same at each of them."""
+def length_claims(
+    sums: SumsByDocument | None, training_length_tokens: int | None, *, confidence: float = CONFIDENCE
+) -> LengthClaims:
+    """Compares all lengths on the documents whose scored tokens are the same at each of them.
+
+    Args:
+        sums: sums by document, None where samples were not logged.
+        training_length_tokens: None where not recorded.
+        confidence: how often each of the two bands holds all its differences at once.
+    """
     if sums is None:
         return LengthClaims(obstacle="samples were not logged (--log_samples), so lengths cannot be compared in pairs")
     lengths = tuple(sums.lengths)
@@ -118,10 +126,10 @@ def length_claims(sums: SumsByDocument | None, training_length_tokens: int | Non
         if few:
             own = (nll[:, -1] - nll[:, earlier]) / tokens
         others = [index for index in range(len(lengths)) if index != earlier]
-        differences = _differences(nll, tokens, lengths, [(earlier, index) for index in others])
+        differences = _differences(nll, tokens, lengths, [(earlier, index) for index in others], confidence)
         longer = [item for item in differences if item.context_length_tokens > reference]
         raises_from = next((item.context_length_tokens for item in longer if item.low > 0), None)
-    steps = _differences(nll, tokens, lengths, list(itertools.pairwise(range(len(lengths)))))
+    steps = _differences(nll, tokens, lengths, list(itertools.pairwise(range(len(lengths)))), confidence)
     last = longest_shown([-1 if step.high < 0 else 1 if step.low > 0 else 0 for step in steps])
     return LengthClaims(
         lengths=lengths,
@@ -154,10 +162,15 @@ def _reference(lengths: Sequence[int], training_length_tokens: int | None) -> in
 
 
 def _differences(
-    nll: NDArray[np.float64], tokens: NDArray[np.float64], lengths: Sequence[int], pairs: Sequence[tuple[int, int]]
+    nll: NDArray[np.float64],
+    tokens: NDArray[np.float64],
+    lengths: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    confidence: float,
 ) -> tuple[LengthDifference, ...]:
     """Subtracts the first of each pair of columns from the second, with one band over all pairs."""
-    band = simultaneous_band(np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1), tokens)
+    differences_CK = np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1)
+    band = simultaneous_band(differences_CK, tokens, confidence=confidence)
     return tuple(
         LengthDifference(
             context_length_tokens=lengths[later], estimate=float(estimate), low=float(low), high=float(high)

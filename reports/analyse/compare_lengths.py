@@ -6,9 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from sbeval.reports.analyse.one_number.areas import change_weights
 from sbeval.reports.analyse.statistics import CONFIDENCE, simultaneous_band
 from sbeval.reports.read.samples import SumsByDocument
 
+NATS = "nats per token"
 RISE_SHARE = 0.2
 """Seeds of one recipe break at the same length by unequal amounts; less than this share of them does not count. It was
 chosen on the twelve pairs of seeds of docs/results/extrapolation, so those do not test it."""
@@ -22,7 +24,8 @@ class ComparedLength:
         corpus: name of the text.
         protocol: how it was scored.
         unit: "nats per token", or "bits per byte" where the tokenizers differ.
-        context_length_tokens: the context length.
+        context_length_tokens: the context length; None for the mean over octaves beyond the reference's training
+            length, less the difference there.
         estimate: paired difference.
         low: lower end of the band that is simultaneous over this corpus and protocol's lengths; NaN where there are too
             few documents.
@@ -35,7 +38,7 @@ class ComparedLength:
     corpus: str
     protocol: str
     unit: str
-    context_length_tokens: int
+    context_length_tokens: int | None
     estimate: float
     low: float
     high: float
@@ -63,6 +66,7 @@ class Measured:
     tokenizer_sha256: str | None
     sums: SumsByDocument | None
     training_length_tokens: int | None = None
+    task: str = ""
 
 
 def compare_documents(
@@ -112,23 +116,29 @@ def _pair(first: Measured, second: Measured, confidence: float) -> tuple[list[Co
         return [], "no document has identical targets"
     differences = (second.sums.nll_nats[theirs] - first.sums.nll_nats[mine])[same]
     scale = 1.0 if same_tokens else math.log(2)
+    within = [length for length in shared if length <= (first.training_length_tokens or 0)]
+    weights = change_weights(shared, within[-1] if within else None)
+    named: list[int | None] = [*shared]
+    if weights is not None:
+        differences, named = np.column_stack([differences, differences @ weights]), [*shared, None]
     band = simultaneous_band(differences / scale, own_size[same, 0], confidence=confidence)
-    within = [length for length in first.sums.lengths if length <= (first.training_length_tokens or 0)]
     compared = [row for (row, _), kept in zip(rows, same, strict=True) if kept]
     levels = first.sums.nll_nats[compared].sum(axis=0) / scale / sizes[0][compared].sum(axis=0)
-    start = levels[len(within) - 1] if within else math.inf
+    trained = [length for length in first.sums.lengths if length <= (first.training_length_tokens or 0)]
+    rises = levels[mine[1][0]] - (levels[len(trained) - 1] if trained else math.inf)
+    rises = rises if weights is None else np.append(rises, levels[mine[1][0]] @ weights)
     return [
         ComparedLength(
             corpus=second.corpus,
             protocol=second.protocol,
-            unit="nats per token" if same_tokens else "bits per byte",
+            unit=NATS if same_tokens else "bits per byte",
             context_length_tokens=length,
             estimate=float(band.estimates[column]),
             low=float(band.lows[column]),
             high=float(band.highs[column]),
             clusters=clusters,
-            reference_rise=max(0.0, float(levels[first.sums.lengths.index(length)] - start)),
+            reference_rise=max(0.0, float(rises[column])),
             doubtful=band.doubtful,
         )
-        for column, length in enumerate(shared)
+        for column, length in enumerate(named)
     ], ""

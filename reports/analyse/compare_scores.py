@@ -18,7 +18,7 @@ class ComparedScore:
     Attributes:
         group: "RULER, mean over N tasks", or "ordinary tasks".
         name: task and metric; empty for RULER's mean.
-        context_length_tokens: None for a task without one.
+        context_length_tokens: None for a task without one, and for the mean over octaves.
         estimate: paired difference.
         low: lower end of the interval, simultaneous over its group.
         high: its upper end.

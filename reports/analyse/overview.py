@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import difference_text
 from sbeval.reports.analyse.names import name_list
+from sbeval.reports.analyse.one_number.areas import Area
+from sbeval.reports.analyse.one_number.effective import effective_nll_length
+from sbeval.reports.analyse.one_number.models import NLL_CHANGE, CurveNumber
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
 from sbeval.reports.read.fields import length_text
@@ -19,8 +22,9 @@ _CAVEATS_NAME_AT_MOST = 5
 HEADER = (
     "model",
     "trained at",
-    "more context lowers NLL up to",
+    "more context lowers NLL up to [95% interval]",
     "worse than at the training length from",
+    "mean change beyond the training length (over octaves, nats per token)",
     "longest context minus training length (nats per token)",
 )
 
@@ -38,8 +42,19 @@ class Overview:
     rows: tuple[tuple[str, ...], ...]
 
 
-def side_by_side(models: Sequence[EvaluatedModel], claims: Mapping[tuple[str, str, str], LengthClaims]) -> Overview:
-    """Compares the models on identical targets, from (model label, corpus, protocol) to what its lengths show."""
+def side_by_side(
+    models: Sequence[EvaluatedModel],
+    claims: Mapping[tuple[str, str, str], LengthClaims],
+    numbers: Sequence[CurveNumber] = (),
+) -> Overview:
+    """Compares the models on identical targets.
+
+    Args:
+        models: all models.
+        claims: (model label, corpus, protocol) to what its lengths show.
+        numbers: one number for each curve of each model.
+    """
+    areas = {(one.setting, one.corpus): one.area for one in numbers if one.metric == NLL_CHANGE}
     usable = {
         (label, corpus): claim
         for (label, corpus, protocol), claim in claims.items()
@@ -53,7 +68,10 @@ def side_by_side(models: Sequence[EvaluatedModel], claims: Mapping[tuple[str, st
             continue
         where = CORPUS_WORDS.get(corpus, corpus)
         sentences.append(_sentence(where, own))
-        rows += [_row(label if len(corpora) == 1 else f"{label} ({where})", claim) for label, claim in own]
+        rows += [
+            _row(label if len(corpora) == 1 else f"{label} ({where})", claim, areas.get((label, corpus)))
+            for label, claim in own
+        ]
     return Overview(sentences=tuple(part for part in sentences if part), rows=tuple(rows))
 
 
@@ -86,17 +104,18 @@ def _sentence(where: str, own: Sequence[tuple[str, LengthClaims]]) -> str:
     return f"On identical targets ({where}, {compared} models), NLL {'; it '.join(parts)}."
 
 
-def _row(label: str, claim: LengthClaims) -> tuple[str, ...]:
+def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
     trained, last = claim.training_length_tokens, claim.differences[-1] if claim.differences else None
     longest = max(claim.lengths)
     further = claim.reference_tokens is not None and longest > claim.reference_tokens
-    lowers, raises = claim.lowers_to_tokens, claim.raises_from_tokens
+    effective, raises = effective_nll_length(claim), claim.raises_from_tokens
     mark = f" {DOUBTFUL}" if claim.doubtful else ""
     return (
         label,
         length_text(trained) if trained else "not recorded",
-        "none" if lowers is None else length_text(lowers) + (", the longest" if lowers == longest else ""),
+        "" if effective is None else effective.text + (", the longest" if effective.tokens == longest else ""),
         (length_text(raises) if raises else f"nowhere up to {length_text(longest)}") if further else "not evaluated",
+        f"{area.text}{mark}" if area is not None else "not evaluated",
         f"{length_text(longest)}: {difference_text(last)}{mark}" if further and last is not None else "not evaluated",
     )
 

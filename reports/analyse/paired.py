@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.reports.analyse.one_number.areas import octave_weights
 from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.analyse.statistics import CONFIDENCE, graded_errors, simultaneous_band
 from sbeval.reports.read.fields import context_metric
@@ -37,19 +38,43 @@ def task_difference(
     own: SampleScores, base: SampleScores, metric: MetricKey, *, confidence: float = CONFIDENCE
 ) -> PairedDifference | None:
     """Compares one metric of an ordinary task; None where the two share no sample."""
-    if metric not in own.scores or metric not in base.scores:
-        return None
-    mine, theirs = own.scores[metric], base.scores[metric]
-    keys = [key for key in mine if key in theirs]
+    return next(iter(metric_differences(own, base, [metric], confidence=confidence)), None)
+
+
+def metric_differences(
+    own: SampleScores,
+    base: SampleScores,
+    metrics: Sequence[MetricKey],
+    *,
+    weights_MK: NDArray[np.float64] | None = None,
+    confidence: float = CONFIDENCE,
+) -> list[PairedDifference]:
+    """Compares metrics of one task on the samples that have all of them, with one band over the differences.
+
+    Args:
+        own: the candidate's scores.
+        base: the reference's.
+        metrics: such as one score at several lengths.
+        weights_MK: sums of metrics that are compared in place of the metrics, such as the mean over octaves.
+        confidence: how often the band holds all differences at once.
+
+    Returns:
+        One difference a metric or sum; empty where the two share no sample.
+    """
+    if not all(metric in side.scores for side in (own, base) for metric in metrics):
+        return []
+    sides = [[side.scores[metric] for metric in metrics] for side in (own, base)]
+    keys = [key for key in sides[0][0] if all(key in scores for side in sides for scores in side)]
     if not keys:
-        return None
-    differences_CK = np.array([[mine[key] - theirs[key]] for key in keys])
-    return _differences(differences_CK, np.ones(len(keys)), confidence)[0]
+        return []
+    mine, theirs = (np.array([[scores[key] for scores in side] for key in keys]) for side in sides)
+    differences = mine - theirs if weights_MK is None else (mine - theirs) @ weights_MK
+    return list(_differences(differences, np.ones(len(keys)), confidence))
 
 
 def ruler_differences(
     own: Mapping[str, SampleScores], base: Mapping[str, SampleScores], *, confidence: float = CONFIDENCE
-) -> tuple[dict[int, PairedDifference], tuple[str, ...]]:
+) -> tuple[dict[int | None, PairedDifference], tuple[str, ...]]:
     """Compares RULER's average over the tasks two models share, with a band simultaneous over the lengths.
 
     Every task weighs the same, whatever its number of samples. Lengths count where every shared task has them. Samples
@@ -61,14 +86,14 @@ def ruler_differences(
         confidence: how often the band holds at all lengths at once.
 
     Returns:
-        Context length to difference, and the tasks compared.
+        Context length to difference, with the mean over octaves under None, and the tasks compared.
     """
     tasks = [task for task in own if short_name(task) in TASKS and task in base]
-    lengths = [set(_by_length(own[task])) & set(_by_length(base[task])) for task in tasks]
+    lengths = [set(scores_by_length(own[task])) & set(scores_by_length(base[task])) for task in tasks]
     shared = sorted(set.intersection(*lengths)) if lengths else []
     rows, weights, compared = [], [], []
     for task in tasks:
-        mine, theirs = _by_length(own[task]), _by_length(base[task])
+        mine, theirs = scores_by_length(own[task]), scores_by_length(base[task])
         tables = [side[length] for side in (mine, theirs) for length in shared]
         keys = [key for key in tables[0] if all(key in table for table in tables)] if tables else []
         if keys:
@@ -79,15 +104,19 @@ def ruler_differences(
     if not rows:
         return {}, ()
     weight = np.concatenate(weights)
-    compared_lengths = _differences(np.concatenate(rows), weight, confidence)
-    return dict(zip(shared, compared_lengths, strict=True)), tuple(compared)
+    differences_CK, named = np.concatenate(rows), list[int | None](shared)
+    if len(shared) > 1:
+        differences_CK = np.column_stack([differences_CK, differences_CK @ octave_weights(shared)])
+        named.append(None)
+    return dict(zip(named, _differences(differences_CK, weight, confidence), strict=True)), tuple(compared)
 
 
-def _by_length(scores: SampleScores) -> dict[int, Mapping[SampleKey, float]]:
+def scores_by_length(scores: SampleScores, wanted: str = "score") -> dict[int, Mapping[SampleKey, float]]:
+    """Returns context length to the scores of the samples, of one metric."""
     found = {}
     for (metric, _), values in scores.scores.items():
         parsed = context_metric(metric)
-        if parsed is not None and parsed[0] == "score":
+        if parsed is not None and parsed[0] == wanted:
             found[parsed[1]] = values
     return found
 

@@ -140,7 +140,7 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
                 name=", ".join(map(str, parts)),
                 task=task,
                 metric=metric,
-                higher_is_better=bool(better[0]) if better else _direction(metric),
+                higher_is_better=bool(better[0]) if better else usual_direction(metric),
                 filter_name=chosen_filter or "none",
                 limit=limit,
                 samples={
@@ -184,7 +184,8 @@ def _limit(row: Mapping[str, Any]) -> InputLimit:
     return InputLimit(*[_known(row[field]) for field in InputLimit._fields])
 
 
-def _direction(metric: str) -> bool | None:
+def usual_direction(metric: str) -> bool | None:
+    """Whether a higher value of a metric of this name is better; None where its name does not say."""
     if any(word in metric for word in _LOWER_IS_BETTER):
         return False
     return True if metric.startswith(("acc", "exact_match", "f1", "score")) else None

@@ -7,6 +7,7 @@
 - `differences`: NLL against the training length's own, in pairs
 - `positions`: NLL by position
 - `heatmaps`: needles by depth and length
+- `attention`: what attention does with its weight, all models beside each other
 - `spans`: attention spans by layer and head
 - `images`: how do images and scripts come about offline?
 - `image_process`: what runs in a process that draws?

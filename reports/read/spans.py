@@ -13,7 +13,10 @@ from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.rows import Reader
 
-SPAN_COLUMNS = ["setting", "task", "context_length_tokens", "layer", "head", "span50", "span90", "span99", "remainder"]
+SPAN_COLUMNS = [
+    *("setting", "task", "context_length_tokens", "layer", "head"),
+    *("span50", "span90", "span99", "remainder", "first_token", "entropy"),
+]
 METRIC = "attention_span"
 
 
@@ -38,10 +41,11 @@ def tabulate_spans(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFra
 
 
 def _head(found: object) -> dict[str, float] | None:
-    if not isinstance(found, list) or len(found) != 6 or not all(type(place) is int for place in found[:2]):
+    # results of earlier versions end with the remaining stick
+    if not isinstance(found, list) or len(found) not in (6, 8) or not all(type(place) is int for place in found[:2]):
         return None
     numbers = [math.nan if (number := usable_number(value)) is None else number for value in found[2:]]
-    return {"layer": found[0], "head": found[1], **dict(zip(SPAN_COLUMNS[5:], numbers, strict=True))}
+    return {"layer": found[0], "head": found[1], **dict(zip(SPAN_COLUMNS[5:], numbers, strict=False))}
 
 
 def _one_seed(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes) -> pd.DataFrame:

@@ -8,6 +8,7 @@
 - `needles`: needle heatmaps
 - `recall`: recall probes
 - `spans`: attention spans
+- `numbers`: one number for each curve
 - `inputs`: ordinary tasks at several input lengths
 - `samples`: single documents and answers
 - `tables`: ordinary tasks and the paper's tables

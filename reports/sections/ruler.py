@@ -184,7 +184,8 @@ def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence
     found = {
         label: ruler_differences(by_task[label], by_task.get(baseline, {})) for label in labels if label != baseline
     }
-    lengths = sorted({length for differences, _ in found.values() for length in differences})
+    known = {length for differences, _ in found.values() for length in differences}
+    lengths = sorted(known, key=lambda length: (length is None, length or 0))
     rows = [
         row(
             Cell(name=label, small=(f"{len(tasks)} tasks",)),
@@ -199,7 +200,7 @@ def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence
         Table(
             stem="ruler-differences",
             caption=f"RULER: difference to {baseline}, paired by sample",
-            header=texts("model", *map(length_text, lengths)),
+            header=texts("model", *(length_text(length) if length else "mean over octaves" for length in lengths)),
             rows=tuple(rows),
             explanation=(
                 "Mean over the tasks both ran, in percentage points; band simultaneous over the lengths (95%), over "

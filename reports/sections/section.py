@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.findings import Finding
+from sbeval.reports.analyse.one_number.models import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
 from sbeval.reports.analyse.suite import SuiteRow
 from sbeval.reports.figures.theme import Look, within
@@ -119,6 +122,7 @@ class Report:
         looks: how each model is drawn.
         counts: how many models and runs.
         cards_folded: True where the models are so many that each one's words are shown on request.
+        numbers: one number for each curve of each model, see `one_number.models.tabulate_numbers`.
         notes: what was left out and why.
     """
 
@@ -130,6 +134,7 @@ class Report:
     looks: Mapping[str, Look]
     counts: str
     cards_folded: bool
+    numbers: pd.DataFrame
     notes: Notes
 
     @property
@@ -156,6 +161,7 @@ class Material:
         baseline: label of the model that differences are taken against.
         claims: what the lengths show, by model label, corpus and protocol.
         ruler: RULER's scores and effective lengths.
+        numbers: one number for each curve of each model.
         ordinary: the rows of ordinary tasks.
         folder: where the page will stand, for links to the result files.
         publish: writes a figure's image files.
@@ -167,6 +173,7 @@ class Material:
     baseline: str
     claims: Mapping[ClaimKey, LengthClaims]
     ruler: RulerScores
+    numbers: Sequence[CurveNumber]
     ordinary: Sequence[SuiteRow]
     folder: Path
     publish: Publish

@@ -6,6 +6,7 @@ import pandas as pd
 
 from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.panels import safe_stem
+from sbeval.reports.figures.attention import MEASURES, attention_figure
 from sbeval.reports.figures.curves import length_domain, length_rows, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.spans import span_figure
@@ -18,7 +19,13 @@ from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
 _MOST_CELLS = 6000
 _SHOWN = 2
-_MEANS = {"span90": "90% of the weight", "remainder": "remaining stick"}
+_MEANS = {
+    "span50": ("half of the weight", ",.1f"),
+    "span90": ("90% of the weight", ",.1f"),
+    "first_token": ("weight on the first token", ".1%"),
+    "entropy": ("entropy in nats", ".2f"),
+    "remainder": ("remaining stick", ".1%"),
+}
 
 
 def spans_section(material: Material) -> Section | None:
@@ -27,7 +34,7 @@ def spans_section(material: Material) -> Section | None:
     if spans.empty:
         return None
     looks = material.looks_of(spans["setting"])
-    figures = [_means_figure(material, spans, looks)]
+    figures = [_why_figure(material, spans, looks), _means_figure(material, spans, looks)]
     for label in looks:
         own = spans[spans["setting"] == label]
         figures.append(_heads_figure(material, label, own, folded=len(figures) > _SHOWN))
@@ -36,11 +43,38 @@ def spans_section(material: Material) -> Section | None:
         title="Effective attention span",
         lead=(
             "How many keys, counted back from the newest, it takes to reach 50, 90 and 99% of a query's weight; mean "
-            "over the last queries of a window. What a stick-breaking head leaves unbroken is its remaining stick."
+            "over the last queries of a window. What a softmax head has no use for often lies on the first token, its "
+            "sink; what a stick-breaking head leaves unbroken is its remaining stick. Entropy is of weights over "
+            "their sum."
         ),
         figures=tuple(figures),
         legend=looks,
         tables=(_table(spans, list(looks)),),
+    )
+
+
+def _why_figure(material: Material, spans: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
+    means = spans.groupby(["setting", "context_length_tokens"], sort=False)[list(MEASURES)].mean().reset_index()
+    title = "Where the weight goes"
+    parts = []
+    for label in looks:
+        own = means[(means["setting"] == label) & means["entropy"].notna()].sort_values("context_length_tokens")
+        if len(own):
+            first, last = own.iloc[0], own.iloc[-1]
+            ends = [length_text(int(row["context_length_tokens"])) for row in (first, last)]
+            sink = f"first token's weight {first['first_token']:.1%} to {last['first_token']:.1%}"
+            change = f"entropy {first['entropy']:.2f} to {last['entropy']:.2f} nats, {sink}"
+            parts.append(f"{in_words(label)} from {ends[0]} to {ends[1]}: {change}")
+    finding = "; ".join(parts[:4]) + "." if parts else "Entropies were not measured: spans and sticks alone."
+    spec = attention_figure(
+        means, looks=looks, training_lengths=material.training_lengths, title=title, description=f"{title}. {finding}"
+    )
+    explanation = (
+        "The same queries at every length, each at the end of its window. A line that bends where windows pass the "
+        "training length shows what breaks."
+    )
+    return material.figure(
+        {"attention": spec}, "attention", title=title, finding=finding, explanation=explanation, wide=True
     )
 
 
@@ -131,8 +165,8 @@ def _table(spans: pd.DataFrame, labels: Sequence[str]) -> Table:
     rows = []
     for label in labels:
         own = spans[spans["setting"] == label]
-        for field, words in _MEANS.items():
-            if field == "remainder" and not (own[field].fillna(0) > 0).any():
+        for field, (words, number_format) in _MEANS.items():
+            if own[field].isna().all() or (field == "remainder" and not (own[field].fillna(0) > 0).any()):
                 continue
             means = {
                 int(mean["context_length_tokens"]): mean[field]
@@ -141,11 +175,11 @@ def _table(spans: pd.DataFrame, labels: Sequence[str]) -> Table:
             cells = [
                 NOT_MEASURED
                 if length not in means or means[length] != means[length]
-                else (f"{means[length]:.1%}" if field == "remainder" else f"{means[length]:,.1f}")
+                else format(means[length], number_format)
                 for length in lengths
             ]
             rows.append(row(Cell(f", {words}", name=label), cells))
-    caption = "Attention span in keys and remaining stick, mean over heads"
+    caption = "Attention: keys, weights, entropy and remaining stick, mean over heads"
     return Table(
         stem="spans",
         caption=caption,

@@ -16,7 +16,7 @@ _OTHER_TYPES: dict[str, ExtensionDtype] = {
     "higher_is_better": pd.BooleanDtype(),
     "targets_per_window": pd.Int64Dtype(),
 }
-TABLE_FILES = ("results.csv", "results.parquet", "summary.md")
+TABLE_FILES = ("results.csv", "results.parquet", "numbers.csv", "summary.md")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN_SPECIAL = "\\`*_{}[]<>#|!~$"
 _MARKDOWN_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
@@ -48,7 +48,7 @@ _DASHES = re.compile("-(?=-)")
 
 
 def write_tables(every_seed: Results, report: Report, folder: Path, *, title: str) -> None:
-    """Writes `results.csv`, `results.parquet`, `summary.md` and `latex/*.tex` into the folder.
+    """Writes `results.csv`, `results.parquet`, `numbers.csv`, `summary.md` and `latex/*.tex` into the folder.
 
     Args:
         every_seed: the tidy table with every training seed by itself, for CSV and Parquet.
@@ -58,6 +58,7 @@ def write_tables(every_seed: Results, report: Report, folder: Path, *, title: st
     """
     _spreadsheet_safe(every_seed.measurements).to_csv(folder / "results.csv", index=False)
     _typed(every_seed.measurements).to_parquet(folder / "results.parquet", index=False)
+    _spreadsheet_safe(report.numbers).to_csv(folder / "numbers.csv", index=False)
     (folder / "summary.md").write_text(markdown_summary(title, report), encoding="utf-8")
     written: set[str] = set()
     for table in report.tables:

@@ -4,5 +4,6 @@
 - `coverage`: what intervals and bands over documents cover, and how far a seed of the resampling moves them
 - `uneven_rules`: another rule for intervals over documents of uneven sizes
 - `guard`: how often `--fail-if-worse` fails models that are equally good or worse, and seeds of one recipe
+- `gates`: how often the verdicts of a policy over several tasks are wrong, and how often there are any
 - `score_intervals`: intervals of scores between 0 and 1, and of their mean over tasks
 """

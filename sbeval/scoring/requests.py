@@ -76,7 +76,8 @@ class AttentionSpanRequest(NamedTuple):
     """Arguments of one request; a plain tuple, as lm-eval expects.
 
     The response is a list with one row for each layer and head: [layer, head, span at 50 %, at 90 %, at 99 %, remaining
-    stick], spans in keys, each the mean over the queries; a span is None where a head gave no weight to any key.
+    stick, weight on the first token, entropy], spans in keys and entropy in nats, each the mean over the queries; spans
+    and entropy are None where a head gave no weight to any key.
 
     Attributes:
         key: names the L inputs (`sbeval.corpora.token_key`).

@@ -1,9 +1,9 @@
-"""How far back attention reaches: effective spans of every layer and head on real text.
+"""Where attention looks: what every layer and head does with its weight on real text.
 
 For a query, weights are added up from the newest key backwards; its span at 90 % is how many keys that takes to reach
-90 % of all its weight. The definition is the same for softmax, whose weights add up to one, and for stick-breaking,
-whose weights leave a remaining stick; the latter's are never stored (`sbeval.attention.effective_span`). Softmax's are
-computed from their definition, for the last queries of a window.
+90 % of all its weight. Beside it stand the weight on the very first token, the entropy of the weights (in nats, divided
+by their sum first), and the stick that nothing took. The definitions are the same for softmax, whose weights add up to
+one, and for stick-breaking. Weights are computed for the last queries of a window, block by block.
 
 Shape suffixes: H query heads, G key/value heads, R queries of a block, K keys, D head dimension.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sbeval.attention import effective_span
+from sbeval.attention.impl.reference import log_weights
 from sbeval.errors import UserError
 from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
 from sbeval.scoring.non_finite import NonFiniteError
@@ -45,6 +45,13 @@ def spans(weights_HRK: Tensor, newest_R: Tensor) -> Tensor:
         found.append((first_HR1[..., 0] + 1 - unseen_R).double())
     spans_HRS = torch.stack(found, dim=-1)
     return torch.where(total_HR1 > 0, spans_HRS, torch.nan)
+
+
+def entropy(weights_HRK: Tensor) -> Tensor:
+    """Returns the entropy of each query's weights over their sum, in nats; float64 [H, R], NaN without weight."""
+    total_HR = weights_HRK.sum(-1, dtype=torch.float64)
+    entropy_HR: Tensor = torch.special.entr(weights_HRK).sum(-1, dtype=torch.float64) / total_HR + total_HR.log()
+    return entropy_HR
 
 
 @torch.no_grad()
@@ -77,9 +84,9 @@ def attention_spans(
         raise NonFiniteError(f"Expected finite {where} of an input of {input_ids.shape[1]} tokens, found none")
     rows: list[list[float | int | None]] = []
     for number, layer in enumerate(layers):
-        for head, (own, rest) in enumerate(zip(layer.spans_HS.tolist(), layer.remainder_H.tolist(), strict=True)):
+        for head, own in enumerate(layer.means_HM.tolist()):
             known = [None if value != value else value for value in own]
-            rows.append([number, head, *([math.nan] * (len(known) + 1) if where is not None else [*known, rest])])
+            rows.append([number, head, *([math.nan] * len(own) if where is not None else known)])
     return rows
 
 
@@ -87,13 +94,11 @@ class Layer(NamedTuple):
     """What one layer's attention was found to do.
 
     Attributes:
-        spans_HS: float64 [H, shares] on the CPU, means over the queries.
-        remainder_H: float64 [H] on the CPU.
+        means_HM: float64 [H, measures] on the CPU, means over the queries, in the order of a response's row.
         not_finite_K: bool [K] on the device, positions whose query, key or weights are not finite.
     """
 
-    spans_HS: Tensor
-    remainder_H: Tensor
+    means_HM: Tensor
     not_finite_K: Tensor
 
 
@@ -117,13 +122,8 @@ def _recorded(model: nn.Module, queries: int, layers: list[Layer]) -> Iterator[N
 
     def look(mixer: nn.Module, args: tuple[Any, ...]) -> None:
         assert isinstance(mixer, StickBreakingMixer | SoftmaxMixer)
-        q_1HQD, k_1GKD = args[0], args[1]
-        if isinstance(mixer, SoftmaxMixer):
-            layers.append(_summary(q_1HQD, k_1GKD, queries, _softmax(mixer)))
-            return
-        looked_at = q_1HQD[:, :, _first_query(q_1HQD, queries) :]
-        found = effective_span(looked_at, k_1GKD, scale=mixer.scale, attend_current=mixer.attend_current, levels=SHARES)
-        layers.append(_layer(q_1HQD, k_1GKD, found.spans[0].double(), found.remainder[0].double()))
+        weights = _softmax(mixer) if isinstance(mixer, SoftmaxMixer) else _stick_breaking(mixer)
+        layers.append(_summary(args[0], args[1], queries, weights))
 
     handles = [mixer.register_forward_pre_hook(look) for mixer in mixers]
     try:
@@ -136,6 +136,14 @@ def _recorded(model: nn.Module, queries: int, layers: list[Layer]) -> Iterator[N
 Weights = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, int]]
 """From queries [1, H, R, D], keys [1, G, K, D] up to the last query, and the first query's position, to weights
 [H, R, K], remaining sticks [H, R], and how many keys back from itself a query's newest key is."""
+
+
+def _stick_breaking(mixer: StickBreakingMixer) -> Weights:
+    def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
+        logs, log_rest = log_weights(q_1HRD, k_1GKD, mixer.scale, mixer.attend_current, None, None)
+        return logs[0].exp(), log_rest[0].exp(), 0 if mixer.attend_current else 1
+
+    return weights
 
 
 def _softmax(mixer: SoftmaxMixer) -> Weights:
@@ -165,24 +173,24 @@ def _summary(q_1HQD: Tensor, k_1GKD: Tensor, queries: int, weights: Weights) -> 
     """Returns what the last queries do, block by block."""
     length, heads = q_1HQD.shape[2], q_1HQD.shape[1]
     rows = max(1, _BLOCK_WEIGHTS // (heads * length))
-    all_spans, all_rests = [], []
+    found = []
     for start in range(_first_query(q_1HQD, queries), length, rows):
         stop = min(length, start + rows)
         own_HRK, rest_HR, back = weights(q_1HQD[:, :, start:stop].float(), k_1GKD[:, :, :stop].float(), start)
         newest_R = torch.arange(start, stop, device=own_HRK.device) - back
-        all_spans.append(spans(own_HRK, newest_R))
-        all_rests.append(rest_HR.double())
-    return _layer(q_1HQD, k_1GKD, torch.cat(all_spans, dim=1), torch.cat(all_rests, dim=1))
+        others = [rest_HR.double(), own_HRK[..., 0].double(), entropy(own_HRK)]
+        found.append(torch.cat([spans(own_HRK, newest_R), torch.stack(others, dim=-1)], dim=-1))
+    return _layer(q_1HQD, k_1GKD, torch.cat(found, dim=1))
 
 
 def _first_query(q_1HQD: Tensor, queries: int) -> int:
     return max(1, q_1HQD.shape[2] - queries)
 
 
-def _layer(q_1HKD: Tensor, k_1GKD: Tensor, spans_HRS: Tensor, rests_HR: Tensor) -> Layer:
+def _layer(q_1HKD: Tensor, k_1GKD: Tensor, measures_HRM: Tensor) -> Layer:
     finite_K = torch.cat([q_1HKD[0], k_1GKD[0]]).isfinite().all(-1).all(0)
-    finite_K[-rests_HR.shape[1] :] &= rests_HR.isfinite().all(0)
-    return Layer(spans_HRS.nanmean(dim=1).cpu(), rests_HR.mean(dim=1).cpu(), ~finite_K)
+    finite_K[-measures_HRM.shape[1] :] &= measures_HRM[..., len(SHARES)].isfinite().all(0)  # remaining sticks
+    return Layer(measures_HRM.nanmean(dim=1).cpu(), ~finite_K)
 
 
 @contextmanager

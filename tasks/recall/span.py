@@ -16,6 +16,8 @@ from sbeval.tasks.perplexity.inputs import load_corpus
 from sbeval.tasks.recall.options import SpanOptions
 from sbeval.tasks.tokens import load_counter
 
+MEANS = {"span50": 2, "span90": 3, "remaining_stick": 5, "first_token_weight": 6, "attention_entropy": 7}
+"""Metrics that are means over all heads, with their place in a row."""
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -26,9 +28,9 @@ class SpanTask(BaseTask):
     """Effective attention spans over the corpus named by the YAML's `dataset_name`.
 
     A document is one block of the longest length; a shorter context is its end, so the same queries are looked at in
-    every one. Metrics at each length: `attention_span`, one row for each layer and head ([layer, head, span at 50 %, at
-    90 %, at 99 % of the weight, remaining stick], averaged over blocks), and their means over all heads, `span90` and
-    `remaining_stick`.
+    every one, and a number at a length is one at that position. Metrics at each length: `attention_span`, one row for
+    each layer and head ([layer, head, span at 50 %, at 90 %, at 99 % of the weight, remaining stick, weight on the
+    first token, entropy in nats], averaged over blocks), and means over all heads, see `MEANS`.
     """
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
@@ -80,16 +82,15 @@ class SpanTask(BaseTask):
         """Returns the rows at every length, and their means."""
         found: dict[str, Any] = {}
         for length, rows in zip(self.lengths, results, strict=True):
-            spans = [row[3] for row in rows if row[3] is not None]
             found[metric_key("attention_span", length)] = rows
-            found[metric_key("span90", length)] = sum(spans) / len(spans) if spans else math.nan
-            rests = [math.nan if row[5] is None else row[5] for row in rows]
-            found[metric_key("remaining_stick", length)] = sum(rests) / len(rests)
+            for metric, place in MEANS.items():
+                known = [value for row in rows if (value := row[place]) is not None]
+                found[metric_key(metric, length)] = sum(known) / len(known) if known else math.nan
         return found
 
     def aggregation(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
         """Returns means over blocks; none is better or worse for being larger."""
-        ways = {"attention_span": average_rows, "span90": mean, "remaining_stick": mean}
+        ways: dict[str, Callable[[Sequence[Any]], Any]] = {"attention_span": average_rows, **dict.fromkeys(MEANS, mean)}
         return {metric_key(metric, length): way for length in self.lengths for metric, way in ways.items()}
 
 

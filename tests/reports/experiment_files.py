@@ -124,7 +124,9 @@ def span_task(attention: str, *, layers: int = 8, heads: int = 3, lengths: Seque
             for head in range(heads):
                 spans: list[float | None] = [min(length * share, width[layer, head] * share) for share in (0.5, 0.9, 1)]
                 rest = 0.3 / (1 + layer) if attention == "stickbreaking" else 0.0
-                rows.append([layer, head, *(spans if (layer, head) != (0, 2) else [None] * 3), rest])
+                sink, entropy = (0.0, 2.0) if attention == "stickbreaking" else (0.3, math.log(length))
+                seen = (layer, head) != (0, 2)
+                rows.append([layer, head, *(spans if seen else [None] * 3), rest, sink, entropy if seen else None])
         results[f"{metric_key('attention_span', length)},none"] = rows
         known = [row[3] for row in rows if row[3] is not None]
         results[f"{metric_key('span90', length)},none"] = sum(known) / len(known)

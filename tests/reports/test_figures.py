@@ -164,6 +164,18 @@ def test_measures_of_recall_that_have_no_figure_stand_in_a_table(tmp_path: Path)
     assert not any("exact_match" in text for text in words(table))
 
 
+def test_one_figure_shows_where_the_weight_of_every_model_goes(everything: dict[str, Figure]) -> None:
+    figure = everything["Where the weight goes"]
+    panels = {part["title"]["text"]: part["data"]["values"] for part in figure.variants["attention"]["concat"]}
+    assert len(panels) == 4
+    for rows in panels.values():
+        assert {row["setting"] for row in rows} == {"demo-sb", "demo-rope"}
+    entropies = {(row["setting"], row["x"]): row["y"] for row in panels["entropy of the weights (nats)"]}
+    assert entropies["demo-rope", 4096] == pytest.approx(math.log(4096))
+    assert entropies["demo-sb", 4096] == pytest.approx(2.0)
+    assert "first token's weight 30.0% to 30.0%" in figure.finding
+
+
 def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weight_empty(
     everything: dict[str, Figure],
 ) -> None:

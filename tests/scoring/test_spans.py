@@ -10,7 +10,7 @@ import transformers
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig
 from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
-from sbeval.scoring.spans import SHARES, attention_spans, spans
+from sbeval.scoring.spans import SHARES, attention_spans, entropy, spans
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
@@ -45,6 +45,35 @@ def looped(weights: list[float]) -> list[float]:
     return found
 
 
+def plain(queries: list[list[float]]) -> list[float]:
+    """Mean weight on the first token and mean entropy in fp64; each query's weights begin with the newest key."""
+    entropies = []
+    for weights in queries:
+        shares = [weight / sum(weights) for weight in weights]
+        entropies.append(-sum(share * math.log(share) for share in shares if share > 0))
+    return [sum(weights[-1] for weights in queries) / len(queries), sum(entropies) / len(entropies)]
+
+
+def test_the_entropy_of_weights_does_not_depend_on_their_sum_and_no_weight_has_none() -> None:
+    weights = torch.tensor([[[0.25, 0.25, 0.0, 0.5], [0.1, 0.1, 0.1, 0.1], [0.0, 0.0, 1.0, 0.0], [0.0] * 4]])
+    found = entropy(weights)
+    assert found[0, :3].tolist() == pytest.approx([1.5 * math.log(2), math.log(4), 0.0], abs=1e-6)
+    assert entropy(weights / 8)[0, :3].tolist() == pytest.approx(found[0, :3].tolist(), abs=1e-6)
+    assert found[0, 3].isnan()
+
+
+@pytest.mark.parametrize("attention", ["stickbreaking", "rope"])
+def test_blocks_of_queries_of_any_size_give_the_same_numbers(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    model = sharpened(transformers.AutoModelForCausalLM.from_config(SbevalConfig(attention=attention, **SIZES)))
+    tokens = torch.randint(50, (1, LENGTH))
+    whole = attention_spans(model, tokens, QUERIES)
+    monkeypatch.setattr("sbeval.scoring.spans._BLOCK_WEIGHTS", 1)
+    by_query = attention_spans(model, tokens, QUERIES)
+    assert [row[2:5] for row in by_query] == [row[2:5] for row in whole]
+    assert torch.tensor(by_query) == pytest.approx(torch.tensor(whole), abs=1e-6)
+
+
 def test_spans_of_known_weights() -> None:
     weights = torch.tensor(
         [[[0.125, 0.0, 0.375, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]], [[0.02, 0.0, 0.0, 0.0, 0.0]] * 2]
@@ -69,6 +98,7 @@ def test_softmax_spans_equal_those_of_the_models_own_weights() -> None:
         expected = torch.tensor([looped(row) for row in rows], dtype=torch.float64).mean(0)
         assert own[:3] == pytest.approx(expected.tolist())
         assert own[3] == 0.0
+        assert own[4:] == pytest.approx(plain(rows), abs=1e-5)
 
 
 @pytest.mark.parametrize("attend_current", [False, True])
@@ -86,7 +116,7 @@ def test_stick_breaking_spans_equal_a_loop_that_breaks_sticks(attend_current: bo
         handle.remove()
     for layer, head, *own in found:
         scale, q, k = seen[int(layer or 0)][:3]
-        expected, rests = [], []
+        expected, rests, own_weights = [], [], []
         for j in range(LENGTH - QUERIES, LENGTH):
             stick, weights = 1.0, []
             for i in range(j if attend_current else j - 1, -1, -1):
@@ -94,9 +124,11 @@ def test_stick_breaking_spans_equal_a_loop_that_breaks_sticks(attend_current: bo
                 weights.append(beta * stick)
                 stick *= 1 - beta
             expected.append(looped(weights))
+            own_weights.append(weights)
             rests.append(stick)
         assert own[:3] == pytest.approx(torch.tensor(expected, dtype=torch.float64).mean(0).tolist(), abs=0.3)
         assert own[3] == pytest.approx(sum(rests) / len(rests), abs=1e-5)
+        assert own[4:] == pytest.approx(plain(own_weights), abs=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["rope", "nope", "alibi", "fire"])

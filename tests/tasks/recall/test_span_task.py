@@ -1,6 +1,7 @@
 """`sb_span` inside lm-eval, on the adapter and a small random model."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def test_rows_of_every_head_at_every_length(checkpoint: Path) -> None:
         assert all(0 < row[2] <= row[3] <= row[4] < length for row in rows)
         assert own[f"span90@{length:07d},none"] == pytest.approx(sum(row[3] for row in rows) / 4)
         assert 0 <= own[f"remaining_stick@{length:07d},none"] < 1
+        assert 0 <= own[f"first_token_weight@{length:07d},none"] < 1
+        assert 0 < own[f"attention_entropy@{length:07d},none"] < math.log(length)
     record = results["configs"]["sb_span"]["metadata"]["sbeval"]
     assert (record["family"], record["lengths"]) == ("span", [64, 256])
     assert len(results["samples"]["sb_span"]) == 3

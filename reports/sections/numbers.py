@@ -1,0 +1,68 @@
+"""The section of one number a curve: mean change of NLL beyond the training length, mean scores, effective lengths."""
+
+import math
+
+from sbeval.reports.analyse.one_number.models import NLL_CHANGE, CurveNumber
+from sbeval.reports.analyse.overview import DOUBTFUL
+from sbeval.reports.analyse.panels import CORPUS_WORDS
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.sections.section import Material, Section
+from sbeval.reports.table import Cell, Row, Table, row, texts
+
+
+def numbers_section(material: Material) -> Section | None:
+    """Builds the section, None where no curve has two lengths to take an area between."""
+    nll = [one for one in material.numbers if one.metric == NLL_CHANGE]
+    scores = [one for one in material.numbers if one.metric != NLL_CHANGE]
+    tables = []
+    if nll:
+        tables.append(
+            Table(
+                stem="numbers-nll",
+                caption="Mean change of NLL beyond the training length, and how far more context lowers NLL",
+                header=texts("model", "text", "lengths", "mean change (nats per token)", "effective length"),
+                rows=tuple(_nll_row(one) for one in nll),
+                interval="95% intervals",
+            )
+        )
+    if scores:
+        tables.append(
+            Table(
+                stem="numbers-scores",
+                caption="Mean score over octaves",
+                header=texts("model", "task", "lengths", "mean score"),
+                rows=tuple(_score_row(one) for one in scores),
+                interval="95% intervals",
+            )
+        )
+    if not tables:
+        return None
+    return Section(
+        identifier="numbers",
+        title="One number a curve",
+        lead=(
+            "The area under each curve over log length, divided by its width, so that every octave weighs the same. Of "
+            "NLL: on identical targets, less NLL at the training length; below zero is better. The effective length is "
+            "the longest one whose own step lowers NLL measurably; its lower end counts every step that is not "
+            "measurable as a loss, its upper end as a gain."
+        ),
+        tables=tuple(tables),
+    )
+
+
+def _nll_row(one: CurveNumber) -> Row:
+    area = one.area
+    text = area.text + (f" {DOUBTFUL}" if area.doubtful else "")
+    change = Cell(text, verdict="better" if area.high < 0 else "worse" if area.low > 0 else None)
+    effective = "" if one.effective is None else one.effective.text
+    return row(Cell(name=one.setting), [CORPUS_WORDS.get(one.corpus, one.corpus), _lengths(one), change, effective])
+
+
+def _score_row(one: CurveNumber) -> Row:
+    area = one.area
+    ends = None if math.isnan(area.low) else (f"{area.low:.1%}", f"{area.high:.1%}")
+    return row(Cell(name=one.setting), [one.task, _lengths(one), Cell(f"{area.estimate:.1%}", interval=ends)])
+
+
+def _lengths(one: CurveNumber) -> str:
+    return f"{length_text(one.area.from_tokens)} to {length_text(one.area.to_tokens)}"
