@@ -45,17 +45,7 @@ def run(
 
     Samples are logged whenever --output_path is given, since paired differences need them.
     """
-
-    def check(asked: Any) -> bool:
-        _load("sbeval.tasks.packaged", "check_names")(asked.tasks, asked.folders)
-        _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
-        if asked.model == "sb":
-            _load("sbeval.model_adapters.options", "check_early")(asked.model_args)
-        _load("sbeval.tasks.metadata", "check_lengths")(asked.metadata)
-        _load("sbeval.tasks.ruler.corpora", "check_corpora")(asked.tasks, asked.metadata)
-        return not _load("sbeval.tasks.packaged", "are_all_packaged")(asked.tasks)
-
-    _load("sbeval.lm_eval_command", "run")(arguments or ["--help"], check)
+    _load("sbeval.lm_eval_command", "run")(arguments or ["--help"], _check_run)
 
 
 @app.command()
@@ -85,12 +75,7 @@ def sweep(
 
     A run that fails does not end the others: it is named at the end, with exit code 1.
     """
-    options = {
-        "output": output,
-        "context_lengths": context_lengths,
-        "limit": limit,
-        "model_args": model_args,
-    }
+    options = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
     settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
     if _load("sbeval.sweep", "run_sweep")(settings, dry_run=dry_run, replace=replace):
         raise typer.Exit(1)
@@ -159,6 +144,16 @@ def report(
         _watch(paths, build)
     else:
         build()
+
+
+@app.command(context_settings=_PASSED_ON, options_metavar="")
+def inspect(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="CHECKPOINT [OPTIONS]", help="`sbeval inspect --help` shows them.")
+    ] = None,
+) -> None:
+    """Say what a checkpoint is, what memory it needs and how long tasks take, without loading its weights."""
+    _load("sbeval.inspection.options", "inspect_command")(arguments or ["--help"], _check_run, _share_windows)
 
 
 @app.command()
@@ -235,14 +230,27 @@ def install_plugin() -> None:
     print(_load("sbeval.autoload", "install")())
 
 
+def _check_run(asked: Any) -> bool:
+    """Checks what a run asks for before torch is imported; returns whether lm-eval's own tasks are needed."""
+    _load("sbeval.tasks.packaged", "check_names")(asked.tasks, asked.folders)
+    _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
+    if asked.model == "sb":
+        _load("sbeval.model_adapters.options", "check_early")(asked.model_args)
+    _load("sbeval.tasks.metadata", "check_lengths")(asked.metadata)
+    _load("sbeval.tasks.ruler.corpora", "check_corpora")(asked.tasks, asked.metadata)
+    return not _load("sbeval.tasks.packaged", "are_all_packaged")(asked.tasks)
+
+
+def _share_windows(*given: Any, **options: Any) -> Any:
+    return _load("sbeval.model_adapters.sharing", "share_windows")(*given, **options)
+
+
 def _labels(given: list[str]) -> dict[str, str]:
-    labels = {}
-    for pair in given:
-        old, equals, new = pair.partition("=")
-        if not (old and equals and new):
-            raise UserError(f"Expected --label OLD=NEW, found {pair!r}: write both names with = between them.")
-        labels[old] = new
-    return labels
+    pairs = [pair.partition("=") for pair in given]
+    for pair in pairs:
+        if not all(pair):
+            raise UserError(f"Expected --label OLD=NEW, found {''.join(pair)!r}: write both names with = between them.")
+    return {old: new for old, _, new in pairs}
 
 
 def _build_report(paths: list[Path], output: Path, title: str | None, **options: Any) -> Path:
