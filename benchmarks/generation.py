@@ -1,6 +1,7 @@
-"""Greedy generation through lm-eval's `hf` and through `sb`, beside the time that its bytes take.
+"""Ordinary tasks through lm-eval's `hf` and through `sb`: greedy generation, and multiple choice with short contexts.
 
     python benchmarks/generation.py [--models llama,stickbreaking] [--batches 1,64] [--words 300] [--peers hf,static]
+    python benchmarks/generation.py --choices 1500 [--models llama,stickbreaking] [--batches 64]
 
 Every row answers the same prompts of `--words` words with exactly `--new` tokens each, through lm-eval's
 `generate_until`; a step is the time of all of them less that of half as many, over the steps between, so that reading
@@ -9,12 +10,20 @@ the keys and values that are there halfway, over the bandwidth of a copy measure
 `cache_implementation=static`, which transformers compiles; its first answers, in which it does, are not timed. `answers
 equal` counts those of the first row of its block. Models have random weights: a Llama of 22 layers and 4 key heads, and
 a stick-breaking preset, whose queries and keys are shifted so that no stick breaks (`stickbreaking`) or are as they
-are, so that sticks break within some twenty tokens (`breaking`). Without a GPU everything is small.
+are, so that sticks break within some twenty tokens (`breaking`).
+
+With `--choices`, that many questions have a context of `--words` words at most and four continuations of two to five.
+`tokens` are those of all requests; `tokenizing` is timed by calling the adapter with everything after it left out, and
+`model` is the rest. `of the matrices` is the share of the throughput of a large product, measured in the same run: two
+operations a weight and token, attention and the vocabulary left out. `read` is how many positions `sb` has the model
+read for each token, padding counted. Without a GPU everything is small.
 """
 
 import argparse
 import gc
+import itertools
 import logging
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,10 +33,12 @@ import transformers
 from harness import DEMO, Row, random_model, shape_of, sources, tokenizer
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from measuring import machine
+from measuring import interleaved, machine
 
+from sbeval.model_adapters import scoring
 from sbeval.model_adapters.decoding.schedule import slot_bytes
 from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.scoring.scorer import TokenScorer
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 32000,
@@ -65,7 +76,7 @@ def prompts(count: int, words: int) -> list[str]:
     return [" ".join(text[start * words : (start + 1) * words]) for start in range(count)]
 
 
-def load(adapter: str, name: str, preset: str, dtype: str, batch: int, max_length: int) -> Any:
+def load(adapter: str, name: str, preset: str, dtype: str, batch: int | str, max_length: int) -> Any:
     """The lm-eval model of a row."""
     shape = LLAMA if name == "llama" and torch.cuda.is_available() else shape_of(preset)
     row = Row(
@@ -141,6 +152,80 @@ def rows(arguments: argparse.Namespace, bandwidth: float) -> Iterator[str]:
                     torch.cuda.empty_cache()
 
 
+def choices(questions: int, most_words: int) -> list[Instance]:
+    """Four continuations for each context."""
+    words, draw = sources().split(), random.Random(0)
+    found = []
+    for _ in range(questions):
+        start, count = draw.randrange(len(words) - 2 * most_words), draw.randint(20, most_words)
+        context = " ".join(words[start : start + count])
+        for extra in range(4):
+            continuation = " " + " ".join(words[start + count : start + count + 2 + extra])
+            found.append(Instance("loglikelihood", {}, (context, continuation), len(found)))
+    return found
+
+
+def matrix_throughput(dtype: torch.dtype) -> float:
+    """Operations a second of a large product."""
+    size = 8192 if torch.cuda.is_available() else 512
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(size, size, device=device, dtype=dtype)
+    return float(2 * size**3 / (interleaved({"product": lambda: x @ x})["product"][1] / 1e3))
+
+
+def choice_seconds(lm: Any, asked: list[Instance]) -> float:
+    """Of all requests."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    lm.loglikelihood(asked, disable_tqdm=True)
+    return time.perf_counter() - started
+
+
+def tokenizing_seconds(adapter: str, lm: Any, asked: list[Instance]) -> float:
+    """Of encoding alone."""
+    if adapter == "hf":
+        lm._loglikelihood_tokens = lambda pairs, **_: [(0.0, False)] * len(pairs)
+        return choice_seconds(lm, asked)
+    whole = scoring.loglikelihood
+    scoring.loglikelihood = lambda *_, **__: []
+    found = choice_seconds(lm, asked)
+    scoring.loglikelihood = whole
+    return found
+
+
+def choice_rows(arguments: argparse.Namespace, throughput: float) -> Iterator[str]:
+    """The lines of `--choices`."""
+    asked = choices(arguments.choices, arguments.words)
+    read = [0]
+    hidden = TokenScorer._hidden
+
+    def counted(scorer: TokenScorer, input_ids: Any, *options: Any) -> Any:
+        read[0] += input_ids.numel()
+        return hidden(scorer, input_ids, *options)
+
+    TokenScorer._hidden = counted  # type: ignore[method-assign]
+    for name in arguments.models.split(","):
+        for adapter, batch in itertools.product([*arguments.peers.split(","), "sb"], arguments.batches.split(",")):
+            if adapter != "sb" and (name != "llama" or batch == "auto"):
+                continue
+            lm = load(adapter, name, arguments.preset, arguments.dtype, batch, arguments.max_length)
+            tokens = sum(len(lm.tok_encode("".join(request.args))) - 1 for request in asked)
+            choice_seconds(lm, asked[:64])
+            read[0] = 0
+            whole = choice_seconds(lm, asked)
+            places = read[0] / tokens if read[0] else float("nan")
+            encoding = tokenizing_seconds(adapter, lm, asked)
+            embeddings = {lm.model.get_input_embeddings().weight, lm.model.get_output_embeddings().weight}
+            weights = sum(x.numel() for x in lm.model.parameters()) - sum(x.numel() for x in embeddings)
+            rate = tokens / (whole - encoding)
+            yield (
+                f"| {name} | {adapter} | {batch} | {whole:.2f} | {encoding:.2f} | {whole - encoding:.2f} | "
+                f"{tokens:,} | {rate:,.0f} | {2 * weights * rate / throughput:.0%} | {places:.2f} |"
+            )
+            del lm
+
+
 def main() -> None:
     """Prints one table."""
     gpu = torch.cuda.is_available()
@@ -152,9 +237,20 @@ def main() -> None:
     parser.add_argument("--peers", default="hf,static" if gpu else "hf")
     parser.add_argument("--preset", default="1b" if gpu else None)
     parser.add_argument("--dtype", default="bfloat16" if gpu else "float32")
+    parser.add_argument("--choices", type=int, default=0)
     parser.add_argument("--max_length", type=int, default=8192)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
+    if arguments.choices:
+        throughput = matrix_throughput(getattr(torch, arguments.dtype))
+        print(f"{machine()}; a product of matrices does {throughput / 1e12:.1f} TFLOP/s\n")
+        print(
+            "| model | adapter | batch | seconds | of these tokenizing | model | tokens | tokens/s of the model | "
+            "of the matrices | read |\n|---|---|---|---|---|---|---|---|---|---|"
+        )
+        for line in choice_rows(arguments, throughput):
+            print(line, flush=True)
+        return
     bandwidth = copy_bandwidth()
     print(f"{machine()}, transformers {transformers.__version__}; a copy moves {bandwidth / 1e12:.2f} TB/s\n")
     print(

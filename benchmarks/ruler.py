@@ -129,21 +129,27 @@ def timed_parts() -> Iterator[dict[str, float]]:
 
 
 def end_to_end(arguments: argparse.Namespace) -> None:
-    """Prints one row a task."""
+    """Prints one row a run: of each task, or of all together."""
     from sbeval import lm_eval_command
 
     lengths = [int(length) for length in arguments.lengths.split(",")]
     own = {"context_lengths": lengths, "num_samples": arguments.samples or 50}
     metadata = json.dumps({**arguments.metadata, **own})
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
-    for task in arguments.tasks.split(","):
+    for task in [arguments.tasks] if arguments.together else arguments.tasks.split(","):
         with tempfile.TemporaryDirectory() as folder, timed_parts() as parts:
             os.environ["SBEVAL_CACHE"] = folder
-            command = ["--model_args", f"pretrained={arguments.model},dtype={dtype}", "--tasks", task]
-            options = ["--metadata", metadata, "--output_path", f"{folder}/out", *arguments.options.split()]
+            output = arguments.keep or f"{folder}/out"
+            command = [
+                "--model_args",
+                f"pretrained={arguments.model},dtype={dtype},{arguments.arguments}".rstrip(","),
+                "--tasks",
+                task,
+            ]
+            options = ["--metadata", metadata, "--output_path", output, *arguments.options.split()]
             total = seconds(lambda command=command, options=options: lm_eval_command.run([*command, *options]))
-            (file,) = Path(folder).glob("out/**/results_*.json")
-            scores = json.loads(file.read_text())["results"][task]
+            newest = max(Path(output).glob("**/results_*.json"), key=lambda file: file.stat().st_mtime)
+            results = json.loads(newest.read_text())["results"]
         row: dict[str, Any] = {
             "task": task,
             "lengths": lengths,
@@ -152,7 +158,8 @@ def end_to_end(arguments: argparse.Namespace) -> None:
         }
         row |= {name: round(taken, 1) for name, taken in parts.items()}
         row["scores"] = {
-            name: round(value, 3) for name, value in scores.items() if isinstance(value, float) and "stderr" not in name
+            name: [round(x, 3) for key, x in found.items() if isinstance(x, float) and "stderr" not in key]
+            for name, found in results.items()
         }
         print(json.dumps(row), flush=True)
 
@@ -189,6 +196,9 @@ def main() -> None:
     parser.add_argument("--model", help="checkpoint of whole runs")
     parser.add_argument("--samples", type=int, default=None, help="for each length")
     parser.add_argument("--options", default="", help="more options of sbeval run")
+    parser.add_argument("--arguments", default="", help="more of --model_args")
+    parser.add_argument("--together", action="store_true", help="all tasks in one run")
+    parser.add_argument("--keep", default=None, metavar="FOLDER", help="where to leave results and samples")
     parser.add_argument("--lengths", default="16384,65536")
     parser.add_argument("--examples-file", default=None, help="labelled texts of sb_many_shot_file")
     parser.add_argument("--tasks", default="niah_single_1,niah_multikey_2,vt")

@@ -29,6 +29,7 @@ DTYPES = frozenset(
         "float4_e2m1fn_x2",
     }
 )
+MOST_DRAFT_TOKENS = 15
 _SOURCE = "--model_args"
 
 
@@ -83,6 +84,21 @@ class AdapterOptions(Settings):
         default="left", description="What happens to prompts that do not fit beside the generation budget."
     )
 
+    draft_tokens: (
+        Annotated[
+            int,
+            Expected(
+                f"a whole number from 0 to {MOST_DRAFT_TOKENS}",
+                lambda value: int(as_number(value, lambda n: n.is_integer() and 0 <= n <= MOST_DRAFT_TOKENS)),
+                "; 0 looks nothing up",
+            ),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Tokens looked up in a text and checked at once in a step of greedy generation, which changes no "
+        "answer; None chooses by the length of prompts, for models of this family without windows.",
+    )
     non_finite: NonFinite = Field(
         default="error",
         description="What happens where the model's logits are no numbers: an error that names the request, or null "

@@ -64,7 +64,7 @@ def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str |
 
 def _stickbreaking_head_dim(config: Any) -> int | None:
     model_type = getattr(config, "model_type", None)
-    if model_type == "sbeval" and config.attention == "stickbreaking":
+    if model_type == "sbeval" and "stickbreaking" in config.schemes:
         return int(config.head_dim)
     if model_type == "moduleformer" and hasattr(config, "attention_width"):
         return int(config.attention_width) // int(config.num_attention_heads)
@@ -85,7 +85,7 @@ def model_record(lm: Any) -> ModelRecord:
     dtype = dtype_of(model)
     on_gpu = device.type == "cuda"
     own = getattr(config, "model_type", None) == "sbeval"
-    attention = config.attention if own else getattr(config, "model_type", None)
+    attention = config.scheme if own else getattr(config, "model_type", None)
     folder = str(loaded.folder) if loaded and loaded.folder else pretrained
     recipe, training_seed = _training(folder)
     return ModelRecord(

@@ -2,19 +2,23 @@
 
 import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.schedule import Answer, Terms, Text, generate
-from sbeval.model_adapters.decoding.served import fused_blocks, why_not_model, why_not_setting
+from sbeval.model_adapters.decoding.served import fused_blocks, most_drafts, why_not_model, why_not_setting
 from sbeval.model_adapters.decoding.stops import StopSequences
 from sbeval.model_adapters.decoding.texts import answer_text, no_text, stop_texts
 from sbeval.model_adapters.session import GPU_BATCH_TOKENS, Session
 from sbeval.model_adapters.truncation import Prompt
 
 logger = logging.getLogger(__name__)
+DRAFTS = 7
+DRAFTS_FROM_TOKENS = {"cuda": 8192}
+"""Length of prompts from which on drafts are looked up unasked, by device: where they were measured to gain."""
 Give = Callable[[str, Sequence[int]], None]
 
 
@@ -76,6 +80,10 @@ class GenerationInSlots:
             most_tokens=session.batches.max_tokens if session.device.type == "cpu" or session.slots else None,
             prompt_tokens=session.own_batches.max_tokens or GPU_BATCH_TOKENS,
             fused=self._fused_blocks,
+            drafts=min(most_drafts(hf.model), DRAFTS if session.draft_tokens is None else session.draft_tokens),
+            drafts_from_tokens=DRAFTS_FROM_TOKENS.get(session.device.type, sys.maxsize)
+            if session.draft_tokens is None
+            else 0,
         )
         started = time.perf_counter()
 

@@ -62,6 +62,8 @@ class Terms:
         most_tokens: most tokens of all slots and of prompts read at once, None for no limit beside memory.
         prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
         fused: the model's blocks for steps of one slot on a GPU, None where it has none.
+        drafts: most tokens looked up in a text for each step.
+        drafts_from_tokens: length of prompts from which on they are.
     """
 
     end_tokens: Sequence[int]
@@ -71,6 +73,8 @@ class Terms:
     most_tokens: int | None
     prompt_tokens: int
     fused: FusedBlocks | None = None
+    drafts: int = 0
+    drafts_from_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +153,7 @@ def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms,
 def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, give: Give) -> None:
     """Generates in slots of one size until every text is done, or memory runs out."""
     most_new_tokens = max(text.budget_tokens for text in texts)
+    drafts = terms.drafts if min(len(text.prompt) for text in texts) >= terms.drafts_from_tokens else 0
     stepper = Stepper(
         model,
         slots=slots,
@@ -156,7 +161,8 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
         most_new_tokens=most_new_tokens,
         end_tokens=terms.end_tokens,
         fewest_new_tokens=terms.fewest_new_tokens,
-        fused=terms.fused if slots == 1 else None,
+        fused=terms.fused if slots == 1 and not drafts else None,
+        drafts=drafts,
     )
     steps = most_new_tokens * -(-len(texts) // slots)
     # launches that wait for their kernels cannot be recorded

@@ -11,6 +11,7 @@ from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.stepper import Stepper, sliding_windows
 from sbeval.model_adapters.speed.replacing import same_but_for_rounding
 from sbeval.models import SbevalForCausalLM
+from sbeval.models.slots import MOST_QUERIES
 
 _OWN = ("stickbreaking", "rope", "nope")
 _SETTINGS = {"until", "max_gen_toks", "min_new_tokens"}
@@ -86,6 +87,18 @@ def why_not_model(hf: Any) -> str | None:
             raise
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return None if same else f"{name} has other logits in slots"
+
+
+def most_drafts(model: Any) -> int:
+    """Returns how many tokens looked up in a text a step of the served model can check, 0 for none.
+
+    A window keeps no more keys than one position sees, and the kernels take so many queries to a key head.
+    """
+    windows = sliding_windows(model) or []
+    if not isinstance(model, SbevalForCausalLM) or any(window is not None for window in windows):
+        return 0
+    config = model.config
+    return MOST_QUERIES // (config.num_attention_heads // config.num_key_value_heads) - 1
 
 
 def fused_blocks(model: Any) -> FusedBlocks | None:

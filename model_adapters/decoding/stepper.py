@@ -1,10 +1,13 @@
-"""A model and the slots it generates in: prompts are read into free slots, and a step adds one token to each.
+"""A model and the slots it generates in: prompts are read into free slots, and a step adds a token to each.
+
+With drafts, a step checks several tokens of each text at once: the newest, and those that followed its last two tokens
+where they stood before. It adds those that are what the model chooses, and one more, so that the answer is the same.
 
 What a step needs lies on the device: the newest tokens, how many there are, which slots go on. So a step can be
 recorded as a CUDA graph and replayed without the host, which only looks at what was written from time to time. A slot
 without a text takes part in every step, with nothing to attend to.
 
-Shape suffixes: B slots, N prompts, L tokens of the longest prompt, V vocabulary, W most new tokens.
+Shape suffixes: B slots, N prompts, T tokens checked in a step, R room for a text, V vocabulary, W most new tokens.
 """
 
 import logging
@@ -83,7 +86,8 @@ class Stepper:
         most_new_tokens: most tokens of an answer.
         end_tokens: tokens that end an answer.
         fewest_new_tokens: of an answer, before which no end token is chosen.
-        fused: the model's blocks, for a single slot; None runs the model as it is.
+        fused: the model's blocks, for a single slot and no drafts; None runs the model as it is.
+        drafts: most tokens looked up in the text for each step, for a model of this family without windows.
     """
 
     def __init__(
@@ -96,12 +100,16 @@ class Stepper:
         end_tokens: Sequence[int] = (),
         fewest_new_tokens: int = 0,
         fused: FusedBlocks | None = None,
+        drafts: int = 0,
     ) -> None:
         windows = sliding_windows(model)
         assert windows is not None
         device = model.device
-        self._model, self._fewest, self._fused = model, fewest_new_tokens, fused
+        self._model, self._fewest, self._fused, self._drafts = model, fewest_new_tokens, fused, drafts
+        room_tokens += drafts  # the last step may check tokens beyond the answer
         self.cache = SlotCache(slots=slots, room_tokens=room_tokens, sliding_windows=windows, device=device)
+        # texts so far, which drafts are looked up in; one column more, for slots that are done
+        self._text_BR = torch.zeros(slots, room_tokens + 1 if drafts else 0, dtype=torch.int64, device=device)
         self._ends = torch.tensor(sorted(set(end_tokens)), dtype=torch.int64, device=device)
         self._token_B1 = torch.zeros(slots, 1, dtype=torch.int64, device=device)
         self._goes_on_B = torch.zeros(slots, dtype=torch.bool, device=device)
@@ -139,6 +147,10 @@ class Stepper:
             with self.cache.fill(slots_N, length_N):
                 body = self._model.base_model
                 body(input_ids=torch.from_numpy(input_ids).to(device), past_key_values=self.cache, use_cache=True)
+        if self._drafts:
+            whole = np.stack([np.append(row, 0) for row in input_ids])
+            whole[range(len(prompts)), [len(prompt) - 1 for prompt in prompts]] = [prompt[-1] for prompt in prompts]
+            self._text_BR[slots_N, : longest + 1] = torch.from_numpy(whole).to(device)
         self.cache.position_B[slots_N] = length_N.int()
         self._token_B1[slots_N, 0] = last_N
         self._budget_B[slots_N] = budget_N
@@ -194,44 +206,72 @@ class Stepper:
     def try_step(self) -> Tensor:
         """Returns the logits [B, V] in fp32 that the next step would choose from, and chooses nothing."""
         with attending_to(self.cache, self._model):
-            return self._logits()
+            return self._logits(self._token_B1)[:, 0]
 
-    def _logits(self) -> Tensor:
-        self.cache.begin_step()
+    def _logits(self, token_BT: Tensor) -> Tensor:
+        """Returns the logits [B, T, V] in fp32 after each of these tokens, the first of which are the newest."""
+        new = token_BT.shape[1]
+        self.cache.begin_step(new)
         if self._fused is not None:
-            return self._fused.logits(self._token_B1, self.cache, self._rope).float()
+            return self._fused.logits(token_BT, self.cache, self._rope).float()[:, None]
         rope = {} if self._rope is None else {"rope_frequencies": self._rope}
+        position_B1 = self.cache.position_B[:, None].long()
         output = self._model(
-            input_ids=self._token_B1,
-            position_ids=self.cache.position_B[:, None].long(),
+            input_ids=token_BT,
+            position_ids=position_B1 + torch.arange(new, device=position_B1.device),
             past_key_values=self.cache,
             use_cache=True,
             **rope,
         )
-        logits_BV: Tensor = output.logits[:, -1].float()
-        return logits_BV
+        logits_BTV: Tensor = output.logits.float()
+        return logits_BTV
+
+    def _looked_up(self) -> Tensor:
+        """Returns tokens [B, drafts] that followed the newest two where they last stood before; any, if nowhere."""
+        position_B1 = self.cache.position_B[:, None].long()
+        before_B1 = self._text_BR.gather(1, (position_B1 - 1).clamp_min(0))
+        place_R = torch.arange(self._text_BR.shape[1], device=position_B1.device)
+        same_BR = (self._text_BR[:, :-1] == before_B1) & (self._text_BR[:, 1:] == self._token_B1)
+        same_BR &= place_R[:-1] < position_B1 - 1
+        start_B1 = torch.where(same_BR, place_R[:-1], 0).amax(1, keepdim=True) + 2
+        return self._text_BR.gather(1, (start_B1 + place_R[: self._drafts]).clamp_max(len(place_R) - 1))
 
     def _step(self) -> None:
-        logits_BV = self._logits()
-        none_B = self._watch.note(logits_BV, self._count_B)
+        token_BT = self._token_B1
+        if self._drafts:
+            token_BT = torch.cat([token_BT, self._looked_up()], dim=1)
+        logits_BTV = self._logits(token_BT)
+        taken_B = self._goes_on_B.clone()
+        for place in range(token_BT.shape[1]):
+            if place:
+                taken_B = taken_B & self._goes_on_B & (self._token_B1[:, 0] == token_BT[:, place])
+            self._take(logits_BTV[:, place], taken_B)
+        self.cache.position_B.mul_(self._goes_on_B)
+
+    def _take(self, logits_BV: Tensor, taken_B: Tensor) -> None:
+        """Adds the token that these logits choose to the texts that take it."""
+        none_B = self._watch.note(logits_BV, self._count_B, taken_B)
         if self._fewest and len(self._ends):
             early_B1 = (self._count_B < self._fewest)[:, None]
             of_ends = logits_BV[:, self._ends]
             logits_BV[:, self._ends] = of_ends.masked_fill(early_B1, -torch.inf)
         chosen_B1 = logits_BV.argmax(-1, keepdim=True)
         unused = self._written_BW.shape[1] - 1
-        place_B = torch.where(self._goes_on_B, self._count_B, unused)
+        place_B = torch.where(taken_B, self._count_B, unused)
         self._written_BW.scatter_(1, place_B[:, None], chosen_B1)
-        self._count_B += self._goes_on_B
-        ended_B = (chosen_B1 == self._ends).any(-1)
+        self._count_B += taken_B
+        self.cache.position_B += taken_B
+        if self._drafts:
+            place_B = torch.where(taken_B, self.cache.position_B, self._text_BR.shape[1] - 1)
+            self._text_BR.scatter_(1, place_B[:, None].long(), chosen_B1)
+        ended_B = (chosen_B1 == self._ends).any(-1) & taken_B
         self._goes_on_B &= ~(ended_B | none_B) & (self._count_B < self._budget_B)
-        self._token_B1.copy_(chosen_B1)
-        self.cache.position_B.add_(1).mul_(self._goes_on_B)
+        self._token_B1.copy_(torch.where(taken_B[:, None], chosen_B1, self._token_B1))
 
 
 def _rope(model: Any) -> RopeFrequencies | None:
     """What a model of this family is told in each step: the frequencies in force, on its device."""
-    if not isinstance(model, SbevalForCausalLM) or model.config.attention != "rope":
+    if not isinstance(model, SbevalForCausalLM) or model.config.rope_parameters is None:
         return None
     # those of any length: where they depend on it, they are held
     frequencies = model.model.held_rope_frequencies or model.model.rope_frequencies_for(1)

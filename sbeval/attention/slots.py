@@ -1,6 +1,6 @@
-"""One new position a text, against keys in slots: room of a fixed size, with the lengths in the device's memory.
+"""The newest positions of texts, against keys in slots: room of a fixed size, with the lengths in the device's memory.
 
-Shape suffixes: B slots, H query heads, G key/value heads, K room for keys, D head_dim.
+Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K room for keys, D head_dim.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from sbeval.attention.api import Implementation, StickBreakingOutput, stickbreak
 
 
 def stickbreaking_decode(
-    q_BH1D: Tensor,
+    q_BHQD: Tensor,
     k_BGKD: Tensor,
     v_BGKD: Tensor,
     length_B: Tensor,
@@ -23,38 +23,37 @@ def stickbreaking_decode(
     skip_threshold: float | None = None,
     impl: Implementation = "auto",
 ) -> StickBreakingOutput:
-    """Stick-breaking attention of each slot's newest position, without a gradient.
+    """Stick-breaking attention of each slot's newest positions, without a gradient.
 
     On a GPU nothing is read back from the device, so that a CUDA graph can record the call and replay it as texts grow.
 
     Args:
-        q_BH1D: queries, one a slot.
-        k_BGKD: room for keys, the query's own position being the last of `length_B`; the rest is not looked at, and
+        q_BHQD: queries, few a slot.
+        k_BGKD: room for keys, the queries' own positions being the last of `length_B`; the rest is not looked at, and
             must be finite.
         v_BGKD: likewise.
-        length_B: integers, at least 1.
+        length_B: integers, at least Q.
         scale: factor of the logits.
         attend_current: whether a query attends its own position.
         skip_threshold: as in `stickbreaking_attention`.
         impl: as there; "auto" takes kernels on a GPU and the definition elsewhere.
 
     Returns:
-        `StickBreakingOutput`: output [B, H, 1, D] and remainder [B, H, 1].
+        `StickBreakingOutput`: output [B, H, Q, D] and remainder [B, H, Q].
     """
-    if impl == "triton" or (impl == "auto" and q_BH1D.is_cuda and q_BH1D.dtype != torch.float64):
+    if impl == "triton" or (impl == "auto" and q_BHQD.is_cuda and q_BHQD.dtype != torch.float64):
         from sbeval.attention.impl.triton.decode_slots import decode_slots
         from sbeval.attention.impl.triton.function import LOG2_NOTHING_LEFT
 
         log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
-        q_BHD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BH1D[:, :, 0], k_BGKD, v_BGKD))
-        with torch.cuda.device(q_BHD.device) if q_BHD.is_cuda else contextlib.nullcontext():
-            output_BHD, remainder_BH = decode_slots(
-                q_BHD, k_BGKD, v_BGKD, length_B, scale, attend_current, log2_threshold
+        q_BHQD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQD, k_BGKD, v_BGKD))
+        with torch.cuda.device(q_BHQD.device) if q_BHQD.is_cuda else contextlib.nullcontext():
+            return StickBreakingOutput(
+                *decode_slots(q_BHQD, k_BGKD, v_BGKD, length_B, scale, attend_current, log2_threshold)
             )
-        return StickBreakingOutput(output_BHD[:, :, None], remainder_BH[:, :, None])
     k_BGKD, v_BGKD, start_B = newest_last(k_BGKD, v_BGKD, length_B)
     return stickbreaking_attention(
-        q_BH1D,
+        q_BHQD,
         k_BGKD,
         v_BGKD,
         scale=scale,

@@ -6,10 +6,10 @@
 - `facts`: what does a configuration say of format, training length and longest input?
 - `files`: are the files whole, and what tensors do they hold?
 - `values`: are a configuration's values of their kinds, and can the files hold so much?
+- `ignored`: which keys of a configuration change nothing at evaluation?
 - `weight_files`: by which hash is a checkpoint known?
 - `layers`: what do the readers of foreign layouts share?
-- `dolomite`: how are dolomite-engine's tensors read?
-- `dolomite_config`: how is its configuration read?
+- `dolomite`: how is dolomite-engine's read?
 - `fla`: how is flash-linear-attention's stick-breaking model read?
 - `moduleformer`: how is ModuleFormer read?
 - `moduleformer_model`: what is its model?

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from sbeval.checkpoints.files import Weights
+from sbeval.checkpoints.ignored import FLA
 from sbeval.checkpoints.layers import refuse_left_over
 from sbeval.checkpoints.values import ConfigValues
-from sbeval.errors import UserError, shown
 from sbeval.models import SbevalConfig
 
 MODEL_TYPE = "stickbreaking_attn"
@@ -23,9 +23,7 @@ def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalCo
         UserError: a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
     """
     given = ConfigValues(source)
-    activation = given.get("hidden_act", str, "swish")
-    if activation not in ("swish", "silu"):
-        raise UserError(f"hidden_act {shown(activation)} of the MLP in layer 0 is not supported; supported is swish")
+    given.one_of("hidden_act", ("swish", "silu"), "swish")
     config = SbevalConfig(
         vocab_size=given.count("vocab_size", default=32000),
         hidden_size=given.count("hidden_size", default=2048),
@@ -44,6 +42,7 @@ def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalCo
         bos_token_id=given.token("bos_token_id", 1),
         eos_token_id=given.token("eos_token_id", 2),
     )
+    given.refuse_unread(FLA, whole=True)
     tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in _names(config).items()}
     if config.tie_word_embeddings and "lm_head.weight" in weights:
         weights.drop(["lm_head.weight"])

@@ -1,6 +1,6 @@
 """What the readers of foreign formats share: refusing parts by layer, and heads in this family's order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -11,19 +11,20 @@ from sbeval.errors import UserError, shown
 T = TypeVar("T")
 
 
-def same_in_all_layers(values: Sequence[T], what: str) -> T:
-    """Returns the value all layers share.
+def same_in_all_layers(values: Sequence[T] | Mapping[int, T], what: str) -> T:
+    """Returns the value that all layers share, or all those of a mapping from layers.
 
     Raises:
         UserError: a layer differs from the first.
     """
-    for layer, value in enumerate(values):
-        if value != values[0]:
+    (first, expected), *others = values.items() if isinstance(values, Mapping) else enumerate(values)
+    for layer, value in others:
+        if value != expected:
             raise UserError(
-                f"layers that differ are not supported: {what} is {shown(values[0])} in layer 0, {shown(value)} in "
-                f"layer {layer}"
+                f"layers that differ in this are not supported: {what} is {shown(expected)} in layer {first}, "
+                f"{shown(value)} in layer {layer}"
             )
-    return values[0]
+    return expected
 
 
 def refuse_left_over(names: list[str], layout: str) -> None:

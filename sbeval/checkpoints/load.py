@@ -118,7 +118,7 @@ def _described(
         format=name or checkpoint_format(config),
         training_length_tokens=training_length_tokens(config),
         extended_from=config.extended_from if isinstance(config, SbevalConfig) else None,
-        attention=config.attention if ours else str(config.model_type),
+        attention=config.scheme if ours else str(config.model_type),
         folder=folder,
         extendable=released is None or released.extendable,
     )

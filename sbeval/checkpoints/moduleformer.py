@@ -6,10 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from sbeval.checkpoints.files import Weights
+from sbeval.checkpoints.ignored import MODULEFORMER
 from sbeval.checkpoints.layers import refuse_left_over
 from sbeval.checkpoints.moduleformer_model import ModuleFormerConfig
 from sbeval.checkpoints.values import ConfigValues
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError
 
 MODEL_TYPE = "moduleformer"
 
@@ -32,14 +33,6 @@ def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str,
         UserError: a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
     """
     given = ConfigValues(source)
-    gate = given.get("gate_type", str, "mlp")
-    if gate not in ("mlp", "linear", "gmm"):
-        raise UserError(f"gate_type {shown(gate)} is not supported; supported are mlp, linear and gmm")
-    activation = given.get("activation_function", str, "gelu_new")
-    if activation not in _ACTIVATIONS:
-        raise UserError(
-            f"activation_function {shown(activation)} is not supported; supported: {', '.join(_ACTIVATIONS)}"
-        )
     config = ModuleFormerConfig(
         vocab_size=given.count("vocab_size", default=50295),
         hidden_size=given.count("n_embd", default=1024),
@@ -51,13 +44,15 @@ def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str,
         attention_chosen=given.count("k_att", default=2),
         mlp_experts=given.count("n_mlp_experts", default=32),
         mlp_chosen=given.count("k_mlp", default=2),
-        gate=gate,
+        gate=given.one_of("gate_type", ("mlp", "linear", "gmm"), "mlp"),
         gate_width=given.count("gating_size", default=256),
-        activation=_ACTIVATIONS[activation],
+        activation=_ACTIVATIONS[given.one_of("activation_function", tuple(_ACTIVATIONS), "gelu_new")],
         max_position_embeddings=given.count("block_size", default=512) + given.count("history_length", default=512),
         bos_token_id=given.token("bos_token_id", 50256),
         eos_token_id=given.token("eos_token_id", 50256),
     )
+    given.token("pad_token_id")
+    given.refuse_unread(MODULEFORMER, whole=True)
     if config.attention_width % config.num_attention_heads:
         raise UserError(f"att_hidden {config.attention_width} is no multiple of n_head {config.num_attention_heads}")
     for chosen, experts in (
@@ -67,6 +62,8 @@ def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str,
         if chosen > experts:
             raise UserError(f"expected at most as many experts chosen as there are, found {chosen} of {experts}")
     tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in _names(config).items()}
+    # there an expert's matrix is (in, out)
+    tensors = {name: tensor.mT if name.endswith("experts.weight") else tensor for name, tensor in tensors.items()}
     weights.drop(f"transformer.h.{layer}.{name}" for layer in range(config.num_hidden_layers) for name in _BUFFERS)
     refuse_left_over(weights.left_over(), "ModuleFormer")
     return MODEL_TYPE, config, tensors

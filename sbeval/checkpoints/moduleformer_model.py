@@ -1,7 +1,8 @@
 """ModuleFormer (MoLM) for evaluation: inclusive stick-breaking attention whose query and output maps are experts.
 
 Shape suffixes: B batch, L new positions, K cached and new positions, N = B * L tokens, E hidden_size, T chosen experts,
-X experts, H key/value heads (each shared by T query heads), D head_dim.
+S = N * T rows sorted by expert, X experts, I width of an expert, H key/value heads (each shared by T query heads),
+D head_dim.
 """
 
 from typing import Any, ClassVar
@@ -16,7 +17,8 @@ from sbeval.attention import stickbreaking_attention
 from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
 from sbeval.models.attention import StickBreakingKernels
-from sbeval.models.blocks import activate
+from sbeval.models.mlp.dense import activate
+from sbeval.models.mlp.experts import Assignment, Experts
 from sbeval.models.padding import sequence_starts
 
 
@@ -24,7 +26,7 @@ class ModuleFormerConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """What of a ModuleFormer configuration evaluation needs; `hidden_size` and so on are its `n_embd` and so on."""
 
     model_type: ClassVar[str] = "moduleformer"
-    attention: ClassVar[str] = "stickbreaking"
+    scheme: ClassVar[str] = "stickbreaking"
 
     vocab_size: int = 50295
     hidden_size: int = 1024
@@ -81,22 +83,6 @@ class Gate(nn.Module):
         return probability_NT, index_NT
 
 
-class Experts(nn.Module):
-    """One matrix an expert, stored (experts, in, out)."""
-
-    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(experts, inputs, outputs))
-
-    def forward(self, x_NTI: Tensor, index_NT: Tensor) -> Tensor:
-        """Maps [N, T, in] to [N, T, out], each entry by its own expert."""
-        output_NTO = x_NTI.new_empty((*index_NT.shape, self.weight.shape[2]))
-        for expert in range(self.weight.shape[0]):
-            token, slot = (index_NT == expert).nonzero(as_tuple=True)
-            output_NTO[token, slot] = x_NTI[token, slot] @ self.weight[expert]
-        return output_NTO
-
-
 class Mixture(nn.Module):
     """A gate with a matrix in and a matrix out for each expert."""
 
@@ -106,16 +92,15 @@ class Mixture(nn.Module):
         self.experts = Experts(experts, config.hidden_size, width)
         self.output_experts = Experts(experts, width, config.hidden_size)
 
-    def enter(self, x_NE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the experts' outputs [N, T, width], their probabilities and indices [N, T]."""
+    def enter(self, x_NE: Tensor) -> tuple[Tensor, Tensor, Assignment]:
+        """Returns the experts' outputs [S, width], their probabilities [N, T], and which row is whose."""
         probability_NT, index_NT = self.gate(x_NE)
-        repeated_NTE = x_NE[:, None].expand(-1, index_NT.shape[1], -1)
-        return self.experts(repeated_NTE, index_NT), probability_NT, index_NT
+        assigned = Assignment(index_NT, self.experts.weight.shape[0])
+        return self.experts(x_NE[assigned.token_S], assigned.end_X), probability_NT, assigned
 
-    def leave(self, x_NTI: Tensor, probability_NT: Tensor, index_NT: Tensor) -> Tensor:
+    def leave(self, x_SI: Tensor, probability_NT: Tensor, assigned: Assignment) -> Tensor:
         """Returns the sum of the experts' outputs by their probabilities, [N, E]."""
-        output_NTE: Tensor = self.output_experts(x_NTI, index_NT)
-        return (output_NTE * probability_NT[..., None]).sum(1)
+        return assigned.mixed(self.output_experts(x_SI, assigned.end_X), probability_NT)
 
 
 class ModuleFormerAttention(nn.Module):
@@ -133,9 +118,9 @@ class ModuleFormerAttention(nn.Module):
     def forward(self, hidden_BLE: Tensor, past_key_values: Cache | None, seq_start_B: Tensor | None) -> Tensor:
         """[B, L, E] to the same."""
         batch, new = hidden_BLE.shape[:2]
-        q_NTI, probability_NT, index_NT = self.q_proj.enter(hidden_BLE.flatten(0, 1))
+        q_SI, probability_NT, assigned = self.q_proj.enter(hidden_BLE.flatten(0, 1))
         # query heads that share a key/value head lie side by side: [B, L, T, H, D] to [B, H * T, L, D]
-        q = q_NTI.view(batch, new, -1, self.heads, self.head_dim).permute(0, 3, 2, 1, 4).flatten(1, 2)
+        q = assigned.by_token(q_SI).view(batch, new, -1, self.heads, self.head_dim).permute(0, 3, 2, 1, 4).flatten(1, 2)
         k = self.k_proj(hidden_BLE).view(batch, new, self.heads, self.head_dim).transpose(1, 2)
         v = self.v_proj(hidden_BLE).view(batch, new, self.heads, self.head_dim).transpose(1, 2)
         if past_key_values is not None:
@@ -151,7 +136,7 @@ class ModuleFormerAttention(nn.Module):
         )
         output = output.view(batch, self.heads, -1, new, self.head_dim)
         mixed_NTI = output.permute(0, 3, 2, 1, 4).flatten(3).flatten(0, 1)
-        return self.q_proj.leave(mixed_NTI, probability_NT, index_NT).view(hidden_BLE.shape)
+        return self.q_proj.leave(assigned.rows(mixed_NTI), probability_NT, assigned).view(hidden_BLE.shape)
 
 
 class ModuleFormerBlock(nn.Module):
@@ -168,8 +153,8 @@ class ModuleFormerBlock(nn.Module):
     def forward(self, hidden_BLE: Tensor, past_key_values: Cache | None, seq_start_B: Tensor | None) -> Tensor:
         """[B, L, E] to the same."""
         hidden_BLE = hidden_BLE + self.attn(self.ln_1(hidden_BLE), past_key_values, seq_start_B)
-        inner_NTI, probability_NT, index_NT = self.mlpf.enter(self.ln_2(hidden_BLE).flatten(0, 1))
-        mixed_NE = self.mlpf.leave(activate(self.activation, inner_NTI), probability_NT, index_NT)
+        inner_SI, probability_NT, assigned = self.mlpf.enter(self.ln_2(hidden_BLE).flatten(0, 1))
+        mixed_NE = self.mlpf.leave(activate(self.activation, inner_SI), probability_NT, assigned)
         return hidden_BLE + mixed_NE.view(hidden_BLE.shape)
 
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sbeval.checkpoints.dolomite import read_dolomite
-from sbeval.checkpoints.dolomite_config import BLOCK_TYPES, FLAT_TYPES, read_dolomite_config
+from sbeval.checkpoints.dolomite.config import BLOCK_TYPES, FLAT_TYPES, read_dolomite_config
+from sbeval.checkpoints.dolomite.tensors import read_dolomite
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.files import Weights
 from sbeval.checkpoints.fla import MODEL_TYPE as FLA_TYPE

@@ -1,8 +1,10 @@
 """The values of a foreign `config.json`: each of its kind, and no more asked for than the weight files can hold."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from sbeval.checkpoints.ignored import OF_TRANSFORMERS, Ignored
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import fits, kind_text
 from sbeval.models.rope import check_rope_values
@@ -40,7 +42,7 @@ _ABOVE_ZERO = ("repetition_penalty", "encoder_repetition_penalty", "num_beams", 
 
 
 class ConfigValues:
-    """The values of a configuration, each checked for its kind as it is asked for.
+    """The values of a configuration, each checked for its kind as it is asked for; those nobody asked for are named.
 
     Args:
         values: the configuration, or a part of it.
@@ -50,6 +52,7 @@ class ConfigValues:
     def __init__(self, values: Mapping[str, Any], place: str = "config.json") -> None:
         self._values = values
         self._place = place
+        self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -65,6 +68,7 @@ class ConfigValues:
         Raises:
             UserError: the value is of another kind.
         """
+        self._read.add(name)
         value = self._values.get(name, default)
         if not fits(value, kind) and not (value is None and default is None):
             raise self._wrong(name, _EXPECTED[kind], value)
@@ -80,6 +84,7 @@ class ConfigValues:
 
     def token(self, name: str, default: int | None = None) -> Any:
         """Returns a special token's id, or a list of ids, or None."""
+        self._read.add(name)
         value = self._values.get(name, default)
         if not fits(value, _TOKENS):
             raise self._wrong(name, "a token's id, a list of them, or null", value)
@@ -94,9 +99,47 @@ class ConfigValues:
         found = self.get(name, list[dict[str, Any]], None) or []
         return [ConfigValues(one, f"{name}[{index}] in {self._place}") for index, one in enumerate(found)]
 
+    def one_of(self, name: str, allowed: Sequence[str], default: str) -> str:
+        """Returns a value that is one of a few words, or the default where the key is absent."""
+        value: str = self.get(name, str, default)
+        if value not in allowed:
+            raise UserError(f"{name} {shown(value)} in {self._place} is not supported; supported: {', '.join(allowed)}")
+        return value
+
+    def refuse_unread(self, ignored: Ignored, *, whole: bool = False) -> None:
+        """Checks that no key is left whose meaning nobody looked at: a number that it changes would be wrong.
+
+        Args:
+            ignored: keys that change nothing at evaluation, None with any value, else with one of these.
+            whole: whether this is a whole configuration, into which transformers writes keys of its own.
+
+        Raises:
+            UserError: naming a key that was not read, its value, and what is supported.
+        """
+        allowed = {**OF_TRANSFORMERS, **ignored} if whole else ignored
+        for name in sorted(set(self._values) - self._read):
+            value = self._values[name]
+            if name not in allowed:
+                known = ", ".join(sorted(self._read | set(ignored)))
+                raise UserError(
+                    f"expected keys whose meaning is known in {self._place}, found {shown(name)} with the value "
+                    f"{shown(value)}, which may change every number; known are {known}"
+                )
+            values = allowed[name]
+            if values is not None and not any(_same(value, one) for one in values):
+                raise UserError(
+                    f"{name} {shown(value)} in {self._place} is not supported; supported: "
+                    f"{', '.join(json.dumps(one) for one in values)}"
+                )
+
     def _wrong(self, name: str, expected: str, value: Any) -> UserError:
         found = "none" if value is None else shown(value)
         return UserError(f"expected {name} in {self._place} to be {expected}, found {found}; mend the configuration")
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two values of JSON are equal, of which `true` is no number."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def check_generation(config: Any, embeddings: int) -> None:
@@ -150,6 +193,8 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
         UserError: naming the keys.
     """
     parts = [config, *(config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict))]
+    overrides = config.get("layer_overrides")
+    parts += [{**config, **one} for one in overrides if isinstance(one, dict)] if isinstance(overrides, list) else []
     for part in parts:
         for name in (*_LAYERS, *_WIDTHS, *_HEADS, *_ROWS):
             value = part.get(name)
@@ -168,6 +213,10 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
             if fits(layers := part.get(name), int) and layers > tensors:
                 raise _too_large(f"{name} {layers}", f"{tensors} tensors")
         rows = {name: part.get(name) for name in (*_ROWS, *_HEADS, _POSITION_ROWS.get(str(part.get("model_type")), ""))}
+        rows["shared_intermediate_size"] = part.get("shared_intermediate_size")
+        experts, inner = part.get("num_experts"), part.get("intermediate_size")
+        if fits(experts, int) and fits(inner, int) and part.get("model_type") == "sbeval":
+            rows["num_experts times intermediate_size"] = experts * inner
         heads = next((rows[name] for name in _HEADS if fits(rows[name], int)), 1)
         for width_name in _WIDTHS:
             for name, found in rows.items():

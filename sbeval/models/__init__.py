@@ -5,6 +5,7 @@
 - `decoder`: how do blocks and head become a model?
 - `pretrained`: how is it loaded, initialised and told its kernels?
 - `blocks`: what is one block?
+- `mlp`: what does it do to each position alone?
 - `attention`: what stands around the mixers of an attention layer?
 - `softmax`: how do the baselines attend?
 - `packed_softmax`: how do they attend within each of several texts in one row?

@@ -90,10 +90,10 @@ class StickBreakingMixer(nn.Module):
         )
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGKD[:, :, -q_BHQD.shape[2] :])
 
-    def step(self, q_BH1D: Tensor, v_BG1D: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
-        """Returns [B, H, 1, D] of the newest positions; `v_BG1D` are their own values, `k` and `v` what slots hold."""
-        output_BH1D, remainder_BH1 = stickbreaking_decode(
-            q_BH1D,
+    def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
+        """Returns [B, H, Q, D] of the newest positions; `v_BGQD` are their own values, `k` and `v` what slots hold."""
+        output_BHQD, remainder_BHQ = stickbreaking_decode(
+            q_BHQD,
             k_BGKD,
             v_BGKD,
             slots.length_B,
@@ -102,7 +102,7 @@ class StickBreakingMixer(nn.Module):
             skip_threshold=self.kernels.skip_threshold,
             impl=self.kernels.impl,
         )
-        return self._with_remainder(output_BH1D, remainder_BH1, v_BG1D)
+        return self._with_remainder(output_BHQD, remainder_BHQ, v_BGQD)
 
     def _with_remainder(self, output_BHQD: Tensor, remainder_BHQ: Tensor, own_v_BGQD: Tensor) -> Tensor:
         if self.remainder == "none":
@@ -153,15 +153,23 @@ class SoftmaxMixer(nn.Module):
             position_ids_BQ=positions.position_ids,
         )
 
-    def step(self, q_BH1D: Tensor, v_BG1D: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
-        """Returns [B, H, 1, D] of the newest positions over what slots hold, which is a window where there is one.
+    def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
+        """Returns [B, H, Q, D] of the newest positions over what slots hold, which is a window where there is one.
 
         Raises:
             ValueError: there is a bias, which needs to know where keys are.
         """
         if self.bias is not None:
             raise ValueError("slots do not say where keys are, which ALiBi and FIRE need: generate with another cache")
-        return softmax_decode(q_BH1D, k_BGKD, v_BGKD, slots.length_B, scale=self.scale)
+        return softmax_decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, scale=self.scale)
+
+
+def without_part_along(output_BHQD: Tensor, v_BGQD: Tensor) -> Tensor:
+    """Returns each head's output less its projection on the position's own value, in fp32 within."""
+    v_BHQD = v_BGQD.repeat_interleave(output_BHQD.shape[1] // v_BGQD.shape[1], dim=1)
+    v_BHQD = v_BHQD.to(torch.promote_types(v_BHQD.dtype, torch.float32))
+    share_BHQ1 = (output_BHQD * v_BHQD).sum(-1, keepdim=True) / v_BHQD.square().sum(-1, keepdim=True)
+    return (output_BHQD - share_BHQ1 * v_BHQD).to(output_BHQD.dtype)
 
 
 class HeadNorm(nn.Module):
@@ -199,6 +207,9 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query_width, config.hidden_size, bias="output" in config.bias)
         self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.head_gate = nn.Linear(config.hidden_size, query_width, bias=qkv_bias) if config.attention_gate else None
+        self.exclusive = config.exclusive_self_attention
+        self.rotates = config.attention == "rope"
         self.head_norm = HeadNorm(config) if config.head_norm else None
         mixer = StickBreakingMixer if config.attention == "stickbreaking" else SoftmaxMixer
         self.mixer: nn.Module = mixer(config)
@@ -214,20 +225,26 @@ class Attention(nn.Module):
                 norm(x.to(norm.weight.dtype)).to(v_BGQD.dtype)
                 for norm, x in ((self.q_norm, q_BHQD), (self.k_norm, k_BGQD))
             )
-        if positions.cos_sin is not None:
+        if self.rotates and positions.cos_sin is not None:
             q_BHQD, k_BGQD = rotate(q_BHQD, *positions.cos_sin), rotate(k_BGQD, *positions.cos_sin)
         k_BGKD, v_BGKD = k_BGQD, v_BGQD
         seq_start_B = positions.seq_start
         if isinstance(past_key_values, SlotCache) and past_key_values.filling is None:
             k_BGKD, v_BGKD = past_key_values.update(k_BGQD, v_BGQD, self.layer_index)
-            return self._projected(self.mixer.step(q_BHQD, v_BGQD, past_key_values, k_BGKD, v_BGKD))  # type: ignore[operator]
+            mixed_BHQD = self.mixer.step(q_BHQD, v_BGQD, past_key_values, k_BGKD, v_BGKD)  # type: ignore[operator]
+            return self._projected(mixed_BHQD, v_BGQD, hidden_BQE)
         if past_key_values is not None:
             seen = int(past_key_values.get_seq_length(self.layer_index)) + hidden_BQE.shape[1]
             k_BGKD, v_BGKD = past_key_values.update(k_BGQD, v_BGQD, self.layer_index)
             seq_start_B = positions.cached_from(seen - k_BGKD.shape[2])
-        return self._projected(self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B))
+        return self._projected(self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B), v_BGQD, hidden_BQE)
 
-    def _projected(self, mixed_BHQD: Tensor) -> Tensor:
+    def _projected(self, mixed_BHQD: Tensor, own_v_BGQD: Tensor, hidden_BQE: Tensor) -> Tensor:
+        if self.exclusive:
+            mixed_BHQD = without_part_along(mixed_BHQD, own_v_BGQD)
+        if self.head_gate is not None:
+            gate_BHQD = self.head_gate(hidden_BQE).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+            mixed_BHQD = mixed_BHQD * gate_BHQD.sigmoid()
         output = mixed_BHQD.transpose(1, 2).flatten(2)
         if self.head_norm is not None:
             output = self.head_norm(output)

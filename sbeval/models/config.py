@@ -1,5 +1,6 @@
 """The configuration of the model family (`model_type: "sbeval"`)."""
 
+import copy
 import dataclasses
 from typing import Any, ClassVar
 
@@ -22,8 +23,19 @@ _KINDS_WITHOUT_ORIGINAL_LENGTH = ("default", "linear", "dynamic")
 _PARENT_KEYS = ("name", "sha256", "training_length_tokens")
 _COUNTS = """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
-    sliding_window training_length_tokens max_position_embeddings
+    sliding_window num_experts num_experts_per_token shared_intermediate_size training_length_tokens
+    max_position_embeddings
 """
+LAYER_FIELDS = (
+    "attention",
+    "remainder",
+    "head_norm",
+    "intermediate_size",
+    "num_experts",
+    "num_experts_per_token",
+    "shared_intermediate_size",
+)
+"""Fields in which layers may differ."""
 _LOADING_KEYS = """
     model_type torch_dtype num_labels name_or_path _name_or_path _commit_hash auto_map output_attentions
     attn_implementation experts_implementation _attn_implementation_internal rope_scaling rope_theta quantization_config
@@ -46,7 +58,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     Attributes:
         vocab_size: entries of the embedding.
         hidden_size: width of the residual stream.
-        intermediate_size: width inside the MLP.
+        intermediate_size: width inside the MLP, or inside each expert.
         num_hidden_layers: number of blocks.
         num_attention_heads: query heads.
         num_key_value_heads: key/value heads, a divisor of the query heads; None means as many as those.
@@ -55,6 +67,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         sliding_window: keys with j - i < window only, for the softmax schemes; None attends everything.
         remainder: what the unbroken part of a stick adds to a head's output: "none", "value" (remainder times the
             position's own value) or "head_bias" (remainder times a learned vector of the head).
+        attention_gate: multiply each head's output by the sigmoid of a linear map of the layer's input.
+        exclusive_self_attention: take from each head's output its part along the position's own value.
         attend_current: let a stick-breaking query attend its own position.
         qk_norm: RMSNorm on the queries and keys of each head.
         head_norm: GroupNorm (one group a head, eps 1e-5, affine) on the concatenated heads, before the output map.
@@ -62,6 +76,13 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         norm_eps: its epsilon.
         bias: which linear maps have one, of "qkv", "output" and "mlp"; True and False stand for all and none.
         activation: of the MLP: gated ("swiglu", "geglu") or plain ("gelu_tanh", "gelu", "silu", "relu").
+        num_experts: MLPs of which a router chooses for each token; None means one MLP for all.
+        num_experts_per_token: how many it chooses.
+        shared_intermediate_size: width of an MLP beside the experts that every token goes through, or None.
+        shared_expert_gating: multiply that one's output by the sigmoid of a linear map of the token.
+        normalize_expert_weights: a softmax over the chosen experts' logits; otherwise over all of them.
+        balanced_experts: choose experts by their probabilities and a learned bias, which is no part of their weights.
+        layer_overrides: for each layer an object of the fields it has otherwise (`LAYER_FIELDS`), or None.
         tie_word_embeddings: use the embedding as the head.
         attention_multiplier: factor of the attention logits; None means head_dim ** -0.5.
         embedding_multiplier: factor of the embeddings; None means 1.
@@ -88,12 +109,21 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     sliding_window: int | None = None
     remainder: str = "none"
     attend_current: bool = False
+    attention_gate: bool = False
+    exclusive_self_attention: bool = False
     qk_norm: bool = False
     head_norm: bool = False
     norm: str = "rmsnorm"
     norm_eps: float = 1e-5
     bias: bool | list[str] = False
     activation: str = "swiglu"
+    num_experts: int | None = None
+    num_experts_per_token: int | None = None
+    shared_intermediate_size: int | None = None
+    shared_expert_gating: bool = False
+    normalize_expert_weights: bool = True
+    balanced_experts: bool = False
+    layer_overrides: list[dict[str, Any]] | None = None
     tie_word_embeddings: bool = False
     attention_multiplier: float | None = None
     embedding_multiplier: float | None = None
@@ -132,9 +162,33 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             if self.rope_parameters.get("rope_type", "default") in _KINDS_WITHOUT_ORIGINAL_LENGTH:
                 self.ignore_keys_at_rope_validation = {"original_max_position_embeddings"}
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
-        if self.attention != "rope":
+        self._check_layers()
+        if "rope" not in self.schemes:
             self.rope_parameters = None
-        self._check_meaning()
+        for layer in range(self.num_hidden_layers if self.layer_overrides else 1):
+            self.of_layer(layer)._check_meaning()
+
+    @property
+    def scheme(self) -> str:
+        """The attention scheme, or those of all layers with a plus between them."""
+        return "+".join(self.schemes)
+
+    @property
+    def schemes(self) -> list[str]:
+        """Attention schemes of the layers, each once, that of most layers (`attention`) first."""
+        overrides = self.layer_overrides or []
+        others = {one.get("attention", self.attention) for one in overrides} - {self.attention}
+        return [self.attention, *sorted(others)]
+
+    def of_layer(self, index: int) -> "SbevalConfig":
+        """Returns the configuration of one layer, which is this one unless the layer overrides a field."""
+        overrides = self.layer_overrides[index] if self.layer_overrides else {}
+        if not overrides:
+            return self
+        own = copy.copy(self)
+        for name, value in overrides.items():
+            setattr(own, name, value)
+        return own
 
     @property
     def attention_scale(self) -> float:
@@ -172,6 +226,21 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
                 "give head_dim"
             )
 
+    def _check_layers(self) -> None:
+        if self.layer_overrides is None:
+            return
+        if len(self.layer_overrides) != self.num_hidden_layers:
+            raise UserError(
+                f"layer_overrides must have an object for each of {self.num_hidden_layers} layers, got "
+                f"{len(self.layer_overrides)}"
+            )
+        for layer, overrides in enumerate(self.layer_overrides):
+            if other := sorted(set(overrides) - set(LAYER_FIELDS)):
+                raise UserError(f"layer {layer} may override {', '.join(LAYER_FIELDS)}, got {shown(other[0])}")
+            self.of_layer(layer)._check_kinds()
+        if unlike := set(self.schemes[1:]) - {"stickbreaking", "rope", "nope"}:
+            raise UserError(f"a layer may have attention stickbreaking, rope or nope, got {shown(sorted(unlike)[0])}")
+
     def _check_meaning(self) -> None:
         for name, allowed in (
             ("attention", ATTENTIONS),
@@ -197,6 +266,17 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
                 f"remainder={shown(self.remainder)}, "
                 f"attend_current={self.attend_current} with attention={shown(self.attention)}"
             )
+        if self.num_experts is None and (self.num_experts_per_token or self.shared_intermediate_size):
+            raise UserError("num_experts_per_token and shared_intermediate_size are for mixtures: give num_experts")
+        if self.num_experts is not None and not 1 <= (self.num_experts_per_token or 0) <= self.num_experts:
+            raise UserError(
+                f"num_experts_per_token must be at least 1 and at most num_experts {self.num_experts}, got "
+                f"{self.num_experts_per_token}"
+            )
+        if self.balanced_experts and not self.normalize_expert_weights:
+            raise UserError("balanced_experts needs normalize_expert_weights")
+        if self.num_experts is not None and "mlp" in self.bias:
+            raise UserError(f"experts have no bias, got bias={shown(self.bias)}; leave mlp out")
         if self.rope_parameters is not None:
             rope_type = self.rope_parameters.get("rope_type")
             if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:

@@ -18,6 +18,7 @@ from sbeval.models.config import SbevalConfig
 from sbeval.models.padding import sequence_starts
 from sbeval.models.pretrained import SbevalPreTrainedModel
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin
+from sbeval.models.slots import SlotCache
 
 
 class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
@@ -26,7 +27,9 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList([DecoderBlock(config, index) for index in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList(
+            [DecoderBlock(config.of_layer(index), index) for index in range(config.num_hidden_layers)]
+        )
         self.norm = make_norm(config)
         self.gradient_checkpointing = False
         self.held_rope_frequencies: RopeFrequencies | None = None
@@ -74,7 +77,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             past_key_values = DynamicCache(config=self.config)
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
         if cu_seqlens is None:
-            positions = self._positions(hidden, attention_mask, position_ids, past, rope_frequencies)
+            growing = isinstance(past_key_values, SlotCache)  # a step that is recorded must not be looked at
+            positions = self._positions(hidden, attention_mask, position_ids, past, rope_frequencies, growing=growing)
         elif attention_mask is not None or position_ids is not None or use_cache or past:
             raise ValueError("cu_seqlens stands for positions and masks: give no attention_mask, position_ids or cache")
         else:
@@ -99,15 +103,17 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         position_ids: Tensor | None,
         past: int,
         frequencies: RopeFrequencies | None,
+        *,
+        growing: bool,
     ) -> Positions:
         new = hidden_BLE.shape[1]
         seq_start = sequence_starts(attention_mask, keys=past + new, has_past=past > 0)
         if position_ids is None:
             index = torch.arange(past, past + new, device=hidden_BLE.device)[None]
             position_ids = index if seq_start is None else (index - seq_start[:, None]).clamp_min(0)
-        elif new > 1 and bool((position_ids.diff(dim=-1) < 0).any()):
+        elif new > 1 and not growing and bool((position_ids.diff(dim=-1) < 0).any()):
             raise UserError("position_ids fall within a row: say where packed texts begin with cu_seqlens")
-        if self.config.attention != "rope":
+        if self.config.rope_parameters is None:
             return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
         frequencies = frequencies or self.held_rope_frequencies
         if frequencies is None:

@@ -13,6 +13,7 @@ from sbeval.errors import UserError
 from sbeval.models.attention import HeadNorm, StickBreakingKernels, StickBreakingMixer
 from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
+from sbeval.models.mlp.experts import Experts, Mixture
 from sbeval.models.rope import RopeFrequencies, rope_frequencies
 
 
@@ -41,6 +42,10 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 init.zeros_(module.bias)
+        elif isinstance(module, Experts):
+            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+        elif isinstance(module, Mixture) and module.balance is not None:
+            init.zeros_(module.balance)
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm | HeadNorm):
             init.ones_(module.weight)
             if not isinstance(module, nn.RMSNorm):
@@ -68,10 +73,10 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             UserError: the model has no stick-breaking attention and something other than the default was asked for.
         """
         kernels = StickBreakingKernels(impl=impl, skip_threshold=skip_threshold)
-        if self.config.attention != "stickbreaking" and kernels != StickBreakingKernels():
+        if "stickbreaking" not in self.config.schemes and kernels != StickBreakingKernels():
             raise UserError(
                 f"kernels can be chosen for stick-breaking attention, got impl={impl!r} and "
-                f"skip_threshold={skip_threshold} for a model with attention={self.config.attention!r}"
+                f"skip_threshold={skip_threshold} for a model with attention={self.config.scheme!r}"
             )
         for module in self.modules():
             if isinstance(module, StickBreakingMixer):
@@ -93,7 +98,7 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         """
         own = self.config.rope_parameters
         if own is None:
-            raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.attention!r}")
+            raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.scheme!r}")
         base: dict[str, Any] = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
         parameters = own if scaling is None else {**base, **scaling}
         original = (

@@ -44,7 +44,7 @@ def held_rope_frequencies(
     found = False
     with ExitStack() as held:
         for module in model.modules():
-            if isinstance(module, SbevalModel) and module.config.attention == "rope":
+            if isinstance(module, SbevalModel) and module.config.rope_parameters is not None:
                 own = module.rope_frequencies_for(length_tokens, scaling, original_length_tokens=original_length_tokens)
                 held.enter_context(_attributes(module, {"held_rope_frequencies": own}))
                 found = True

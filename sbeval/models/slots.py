@@ -1,7 +1,7 @@
 """Keys and values of texts that grow side by side: slots of a fixed size, one a text, with lengths on the device.
 
-A prompt is written into a slot from its beginning, without padding before it, and every step writes one position more.
-Nothing about a step depends on a number that the host would have to know, so that a CUDA graph can replay it.
+A prompt is written into a slot from its beginning, without padding before it, and every step writes a few positions
+more. Nothing about a step depends on a number that the host would have to know, so that a CUDA graph can replay it.
 
 Shape suffixes: B slots, N texts that are being filled in, H query heads, G key/value heads, K room for keys, Q
 positions, D head_dim.
@@ -19,6 +19,9 @@ from transformers.cache_utils import CacheLayerMixin
 
 from sbeval.attention.slots import newest_last
 from sbeval.models.softmax import softmax_attention
+
+MOST_QUERIES = 64
+"""Most queries to a key head in a step: those of the heads that share it, times new positions."""
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -48,7 +51,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes [N, G, Q, D] of prompts and returns them, or [B, G, 1, D] of a step and returns all there is."""
+        """Writes [N, G, Q, D] of prompts and returns them, or [B, G, Q, D] of a step and returns all there is."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
@@ -87,7 +90,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class SlotCache(Cache):
-    """A cache of `slots` texts, for prompts inside `fill`, and outside it for steps of one position a slot.
+    """A cache of `slots` texts, for prompts inside `fill`, and outside it for steps of as many positions in every slot.
 
     Args:
         slots: how many.
@@ -97,7 +100,7 @@ class SlotCache(Cache):
 
     Attributes:
         position_B: int32, where the next step writes. Written by who steps.
-        seen_B: int32, positions of each text with that of the step, set by `begin_step`.
+        seen_B: int32, positions of each text with those of the step, set by `begin_step`.
         length_B: how many keys of the layer updated last are there.
         filling: slots and lengths of the prompts that are being filled in, None outside `fill`.
     """
@@ -125,29 +128,28 @@ class SlotCache(Cache):
         finally:
             self.filling = None
 
-    def begin_step(self) -> None:
-        """Makes the lengths with the step's position."""
-        self.seen_B = self.position_B + 1
+    def begin_step(self, new: int = 1) -> None:
+        """Makes the lengths with the step's positions."""
+        self.seen_B = self.position_B + new
 
 
-def softmax_decode(q_BH1D: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, *, scale: float) -> Tensor:
-    """Returns [B, H, 1, D]: softmax attention of each slot's newest position to all keys that are there.
+def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, *, scale: float) -> Tensor:
+    """Returns [B, H, Q, D]: softmax attention of each slot's newest positions to all keys that are there.
 
     Args:
-        q_BH1D: queries.
+        q_BHQD: queries.
         k_BGKD: room for keys.
         v_BGKD: room for values.
-        length_B: how many keys each slot holds, at least 1.
+        length_B: how many keys each slot holds, those of the queries among them, at least Q.
         scale: factor of the logits.
     """
-    if q_BH1D.is_cuda and q_BH1D.dtype != torch.float64:
+    if q_BHQD.is_cuda and q_BHQD.dtype != torch.float64:
         from sbeval.models.kernels.softmax_decode import kernel_softmax_decode
 
-        q_BHD = q_BH1D[:, :, 0]
-        q_BHD = q_BHD if q_BHD.stride(-1) == 1 else q_BHD.contiguous()
-        return kernel_softmax_decode(q_BHD, k_BGKD, v_BGKD, length_B, scale)[:, :, None]
+        q_BHQD = q_BHQD if q_BHQD.stride(-1) == 1 else q_BHQD.contiguous()
+        return kernel_softmax_decode(q_BHQD, k_BGKD, v_BGKD, length_B, scale)
     k_BGKD, v_BGKD, start_B = newest_last(k_BGKD, v_BGKD, length_B)
-    return softmax_attention(q_BH1D, k_BGKD, v_BGKD, scale=scale, seq_start_B=start_B)
+    return softmax_attention(q_BHQD, k_BGKD, v_BGKD, scale=scale, seq_start_B=start_B)
 
 
 def _fill(room_BGKD: Tensor, new_NGQD: Tensor, slots_N: Tensor, length_N: Tensor) -> None:
@@ -163,13 +165,14 @@ def _fill(room_BGKD: Tensor, new_NGQD: Tensor, slots_N: Tensor, length_N: Tensor
     room_BGKD[slots_N] = new_NGQD.gather(2, taken)
 
 
-def _write(k_BGKD: Tensor, v_BGKD: Tensor, new_k_BG1D: Tensor, new_v_BG1D: Tensor, position_B: Tensor) -> None:
+def _write(k_BGKD: Tensor, v_BGKD: Tensor, new_k_BGQD: Tensor, new_v_BGQD: Tensor, position_B: Tensor) -> None:
     if k_BGKD.is_cuda and k_BGKD.dtype != torch.float64:
         from sbeval.models.kernels.slots import kernel_write
 
-        kernel_write(k_BGKD, v_BGKD, new_k_BG1D[:, :, 0], new_v_BG1D[:, :, 0], position_B)
+        kernel_write(k_BGKD, v_BGKD, new_k_BGQD, new_v_BGQD, position_B)
         return
     slot_B = torch.arange(len(k_BGKD), device=k_BGKD.device)
-    place_B = position_B.long() % k_BGKD.shape[2]
-    k_BGKD[slot_B, :, place_B] = new_k_BG1D[:, :, 0]
-    v_BGKD[slot_B, :, place_B] = new_v_BG1D[:, :, 0]
+    for query in range(new_k_BGQD.shape[2]):
+        place_B = (position_B.long() + query) % k_BGKD.shape[2]
+        k_BGKD[slot_B, :, place_B] = new_k_BGQD[:, :, query]
+        v_BGKD[slot_B, :, place_B] = new_v_BGQD[:, :, query]

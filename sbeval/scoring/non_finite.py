@@ -107,17 +107,20 @@ class FiniteWatch(LogitsProcessor):
         """
         return {"logits_processor": LogitsProcessorList([self]), "remove_invalid_values": False}
 
-    def note(self, logits_BV: Tensor, tokens: Tensor | int) -> Tensor:
+    def note(self, logits_BV: Tensor, tokens: Tensor | int, of_B: Tensor | None = None) -> Tensor:
         """Looks at the logits of one step.
 
         Args:
             logits_BV: floating-point [B, V].
             tokens: how many tokens every row holds before this step, padding included; a number or int64 [] or [B].
+            of_B: bool, the rows that are looked at; None for all.
 
         Returns:
             bool [B], whether a row's logits are none.
         """
         none_B = logits_BV.amax(-1).isfinite().logical_not_()
+        if of_B is not None:
+            none_B &= of_B
         self.first_B.copy_(torch.where(none_B, self.first_B.clamp(max=tokens), self.first_B))
         return none_B
 

@@ -1,4 +1,4 @@
-"""One new position a text against keys in slots: the lengths must show, and how the keys are split must not."""
+"""The newest positions of texts against keys in slots: the lengths must show, and how the keys are split must not."""
 
 import dataclasses
 import math
@@ -18,8 +18,8 @@ EXACT_STOP = -150.0
 
 def launch(p: Problem, **changes: int) -> SlotParameters:
     chosen = slot_parameters(
-        rows=p.q.shape[1] // p.k.shape[1], room=p.k.shape[2], head_dim=p.q.shape[3], element_bytes=p.q.element_size(),
-        key_heads=p.k.shape[0] * p.k.shape[1], multiprocessors=132,
+        rows=p.q.shape[1] // p.k.shape[1] * p.q.shape[2], room=p.k.shape[2], head_dim=p.q.shape[3],
+        element_bytes=p.q.element_size(), key_heads=p.k.shape[0] * p.k.shape[1], multiprocessors=132,
     )  # fmt: skip
     return dataclasses.replace(chosen, **{"block_keys": 16, "chunk_tiles": 2, "fewest_tiles": 1, **changes})
 
@@ -43,26 +43,25 @@ def on_device(lengths: list[int]) -> Tensor:
 
 
 @given(
-    lengths=st.lists(st.integers(1, 140), min_size=1, max_size=3), splits=st.integers(1, 9),
+    lengths=st.lists(st.integers(5, 140), min_size=1, max_size=3), queries=st.integers(1, 5), splits=st.integers(1, 9),
     first_splits=st.integers(1, 9), fewest_tiles=st.integers(1, 3), shared=st.integers(1, 3),
     attend_current=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 @settings(max_examples=12, deadline=None)
 def test_however_the_keys_are_split_each_slot_has_the_result_of_its_own_keys(
-    lengths: list[int], splits: int, first_splits: int, fewest_tiles: int, shared: int, attend_current: bool, seed: int
-) -> None:
+    lengths: list[int], queries: int, splits: int, first_splits: int, fewest_tiles: int, shared: int,
+    attend_current: bool, seed: int,
+) -> None:  # fmt: skip
     p = problem(
-        batch=len(lengths), heads=2 * shared, groups=2, queries=1, keys=140, dtype=torch.float32, logit_scale=0.5,
-        seed=seed,
+        batch=len(lengths), heads=2 * shared, groups=2, queries=queries, keys=140, dtype=torch.float32,
+        logit_scale=0.5, seed=seed,
     )  # fmt: skip
     chosen = launch(p, splits=splits, first_splits=min(first_splits, splits), fewest_tiles=fewest_tiles)
     scale = p.q.shape[-1] ** -0.5
-    found = decode_slots(
-        p.q[:, :, 0], p.k, p.v, on_device(lengths), scale, attend_current, EXACT_STOP, parameters=chosen
-    )
+    found = decode_slots(p.q, p.k, p.v, on_device(lengths), scale, attend_current, EXACT_STOP, parameters=chosen)
     for slot, exact in enumerate(one_by_one(p.to(torch.float64), lengths, attend_current=attend_current)):
-        torch.testing.assert_close(found[0][slot].double(), exact.output[0, :, 0], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found[1][slot].double(), exact.remainder[0, :, 0], rtol=1e-4, atol=1e-30)
+        torch.testing.assert_close(found[0][slot].double(), exact.output[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[1][slot].double(), exact.remainder[0], rtol=1e-4, atol=1e-30)
 
 
 @pytest.mark.parametrize("impl", ["blockwise", "triton"])
@@ -85,8 +84,8 @@ def test_keys_behind_a_spent_stick_are_not_read() -> None:
     lengths, threshold = on_device([600, 400]), math.log2(1e-4)
     chosen = launch(p, splits=8, first_splits=4)
     scale = p.q.shape[-1] ** -0.5
-    everything = decode_slots(p.q[:, :, 0], p.k, p.v, lengths, scale, False, -math.inf, parameters=chosen)
+    everything = decode_slots(p.q, p.k, p.v, lengths, scale, False, -math.inf, parameters=chosen)
     p.k[0, :, :250], p.v[0, :, :250] = torch.nan, torch.nan
-    skipped = decode_slots(p.q[:, :, 0], p.k, p.v, lengths, scale, False, threshold, parameters=chosen)
+    skipped = decode_slots(p.q, p.k, p.v, lengths, scale, False, threshold, parameters=chosen)
     assert relative_error(skipped[0], everything[0]) < 1e-3
     assert (skipped[1] < 1e-4).all()

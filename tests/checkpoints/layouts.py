@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def dolomite(
         t |= {f"{a}.c_attn.weight": rand(rows, D), f"{a}.c_proj.weight": rand(D, D)}
         if attention_bias:
             t |= {f"{a}.c_attn.bias": rand(rows), f"{a}.c_proj.bias": rand(D)}
-        inner = 2 * INNER if activation == "swiglu" else INNER
+        inner = 2 * INNER if activation in ("swiglu", "geglu") else INNER
         t |= {f"{m}.c_fc.weight": rand(inner, D), f"{m}.c_proj.weight": rand(D, INNER)}
         if mlp_bias:
             t |= {f"{m}.c_fc.bias": rand(inner), f"{m}.c_proj.bias": rand(D)}
@@ -91,17 +92,22 @@ def dolomite(
     return config, tensors
 
 
-def dolomite_logits(config: dict[str, Any], t: dict[str, Tensor], ids: Tensor, *, kv: str, remainder: str) -> Tensor:
-    """The layout's forward pass, one query at a time; `kv` is tile or interleave."""
+def dolomite_logits(
+    config: dict[str, Any],
+    t: dict[str, Tensor],
+    ids: Tensor,
+    *,
+    kv: str,
+    remainder: str,
+    mlp_of_layer: Callable[[int], Callable[[Tensor], Tensor] | None] = lambda layer: None,
+) -> Tensor:
+    """The layout's forward pass, one query at a time; `kv` is tile or interleave, an MLP may be given for a token."""
     blocks = "sequence_mixer_blocks" in config
     a, m = ("sequence_mixer", "mlp_block") if blocks else ("attn", "mlp")
     block = config["sequence_mixer_blocks"][0] if blocks else config
     head_type = block["attention_head_type"]
     kv_heads = {"mha": HEADS, "mqa": 1}.get(head_type) or block["num_key_value_heads"]
     group = HEADS // kv_heads
-    softmax = "softmax" in block.get("sequence_mixer_type", "") or (
-        not blocks and config["model_type"] != "stickbreaking"
-    )
     scale = block.get("attention_multiplier") or (1.0 if config.get("scale_attn_weights") is False else HEAD_DIM**-0.5)
     activation = (config["mlp_blocks"][0] if blocks else config)["activation_function"]
     length = ids.shape[1]
@@ -117,6 +123,10 @@ def dolomite_logits(config: dict[str, Any], t: dict[str, Tensor], ids: Tensor, *
     x = t["transformer.wte.weight"][ids[0]] * config.get("m_emb", 1.0)
     for layer in range(LAYERS):
         h = f"transformer.h.{layer}"
+        if blocks:
+            softmax = config["sequence_mixer_blocks"][layer]["sequence_mixer_type"] == "softmax_attention"
+        else:
+            softmax = "stickbreaking" not in config["model_type"]
         qkv = affine(normed(x, f"{h}.ln_1"), f"{h}.{a}.c_attn")
         if head_type == "mha":
             q, k, v = qkv.view(length, HEADS, 3, HEAD_DIM).unbind(2)
@@ -150,6 +160,11 @@ def dolomite_logits(config: dict[str, Any], t: dict[str, Tensor], ids: Tensor, *
             heads = heads * t[f"{h}.{a}.norm.weight"].view(HEADS, HEAD_DIM)
             heads = heads + t[f"{h}.{a}.norm.bias"].view(HEADS, HEAD_DIM)
         x = x + affine(heads.flatten(1), f"{h}.{a}.c_proj") * config.get("m_residual", 1.0)
+        mlp = mlp_of_layer(layer)
+        if mlp is not None:
+            mixed = torch.stack([mlp(token) for token in normed(x, f"{h}.ln_2")])
+            x = x + mixed * config.get("m_residual", 1.0)
+            continue
         inner = affine(normed(x, f"{h}.ln_2"), f"{h}.{m}.c_fc")
         if activation == "swiglu":
             up, gate = inner.chunk(2, -1)
@@ -163,10 +178,10 @@ def dolomite_logits(config: dict[str, Any], t: dict[str, Tensor], ids: Tensor, *
 
 def rotated(x: Tensor, theta: float) -> Tensor:
     out = torch.empty_like(x)
-    half = HEAD_DIM // 2
+    half = x.shape[-1] // 2
     for position in range(x.shape[0]):
         for pair in range(half):
-            angle = position * theta ** (-2 * pair / HEAD_DIM)
+            angle = position * theta ** (-2 * pair / x.shape[-1])
             a, b = x[position, :, pair], x[position, :, pair + half]
             out[position, :, pair] = a * math.cos(angle) - b * math.sin(angle)
             out[position, :, pair + half] = b * math.cos(angle) + a * math.sin(angle)

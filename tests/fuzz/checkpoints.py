@@ -29,7 +29,7 @@ from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.corpora.tokenizers import tokenizer_sha256
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.models import SbevalConfig
-from tests.checkpoints import layouts, test_moduleformer
+from tests.checkpoints import layouts, lm_engine, mixtures, test_moduleformer
 from tests.fuzz.mutations import Change, changed_bytes, damage, put_in_place_of, same_kind
 from tests.fuzz.outcomes import Silent, said
 from tests.model_adapters.small import instances
@@ -111,6 +111,12 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
     ),
     "dolomite softmax": _foreign(
         lambda: layouts.dolomite(model_type="gpt_dolomite", mixer="softmax", flat=True, rope_theta=5000.0)
+    ),
+    "dolomite mixture": _foreign(
+        lambda: mixtures.with_experts(*layouts.dolomite(kv_heads=2, head_bias=True, head_norm=True), shared=16)
+    ),
+    "lm-engine": _foreign(
+        lambda: lm_engine.lm_engine(mixer={"attention_gate": True, "sliding_window": 20}, mlp=lm_engine.MOE)
     ),
     "fla": _foreign(lambda: layouts.fla(qkv_bias=True, qk_norm=True, attend_current=False, kv_heads=2, tied=False)),
     "moduleformer": _foreign(_moduleformer),

@@ -52,6 +52,16 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
         vocab_size=v, attention="stickbreaking", remainder="value", logits_divisor=0.5, **SIZES
     ),
     "rope": lambda v: SbevalConfig(vocab_size=v, attention="rope", training_length_tokens=32, **SIZES),
+    "mixture beside rope": lambda v: SbevalConfig(
+        vocab_size=v,
+        num_experts=4,
+        num_experts_per_token=2,
+        layer_overrides=[{}, {"attention": "rope", "num_experts": None, "num_experts_per_token": None}],
+        **SIZES,
+    ),
+    "gated exclusive": lambda v: SbevalConfig(
+        vocab_size=v, attention="rope", attention_gate=True, exclusive_self_attention=True, **SIZES
+    ),
     "gpt2": lambda v: transformers.GPT2Config(vocab_size=v, n_embd=32, n_layer=2, n_head=4, n_positions=128),
 }
 

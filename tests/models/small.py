@@ -23,6 +23,33 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "alibi": {"attention": "alibi", "num_key_value_heads": 2},
     "alibi-window": {"attention": "alibi", "sliding_window": 5},
     "fire": {"attention": "fire"},
+    "rope-gated-exclusive": {
+        "attention": "rope",
+        "attention_gate": True,
+        "exclusive_self_attention": True,
+        "bias": ["qkv"],
+    },
+    "mixture": {
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "shared_intermediate_size": 16,
+        "shared_expert_gating": True,
+        "normalize_expert_weights": False,
+    },
+    "layers-that-differ": {
+        "remainder": "head_bias",
+        "head_norm": True,
+        "layer_overrides": [
+            {},
+            {
+                "attention": "rope",
+                "remainder": "none",
+                "head_norm": False,
+                "num_experts": 4,
+                "num_experts_per_token": 2,
+            },
+        ],
+    },
     "mup": {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 3.0,

@@ -1,6 +1,8 @@
 import json
 import logging
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,13 @@ from tests.models.small import VARIANTS, small_config, small_model, tokens
 
 @pytest.mark.parametrize(
     ("name", "parameters", "head_dim"),
-    [("350m", 367_526_912, 32), ("1b", 1_208_083_968, 64), ("3b", 3_513_473_280, 64)],
+    [
+        ("350m", 367_526_912, 32),
+        ("1b", 1_208_083_968, 64),
+        ("3b", 3_513_473_280, 64),
+        ("moe-6.5b", 6_541_063_680, 128),
+        ("moe-28.6b", 28_642_631_680, 128),
+    ],
 )
 def test_presets_have_the_papers_parameter_counts(name: str, parameters: int, head_dim: int) -> None:
     config = preset(name)
@@ -27,6 +35,42 @@ def test_preset_overrides_take_effect() -> None:
     config = preset("350m", attention="rope", training_length_tokens=1024)
     assert (config.attention, config.max_position_embeddings) == ("rope", 1024)
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+
+
+@pytest.mark.parametrize(("name", "active_billions"), [("moe-6.5b", 1.3), ("moe-28.6b", 6.0)])
+def test_mixtures_use_as_many_parameters_a_token_as_the_paper_says(name: str, active_billions: float) -> None:
+    config = preset(name, attention="rope")
+    assert (config.remainder, config.head_norm) == ("none", False)
+    assert config.num_experts is not None
+    assert config.num_experts_per_token is not None
+    with torch.device("meta"):
+        sizes = {name: tensor.numel() for name, tensor in SbevalForCausalLM(preset(name)).named_parameters()}
+    experts = sum(size for name, size in sizes.items() if re.search(r"mlp\.(gate|up|down)_proj", name))
+    idle = experts * (1 - config.num_experts_per_token / config.num_experts)
+    assert round((sum(sizes.values()) - idle) / 1e9, 1) == active_billions
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_experts": 4}, "num_experts_per_token must be at least 1 and at most num_experts 4, got None"),
+        ({"num_experts": 4, "num_experts_per_token": 5}, "at most num_experts 4, got 5"),
+        ({"shared_intermediate_size": 8}, "are for mixtures: give num_experts"),
+        ({"num_experts": 4, "num_experts_per_token": 2, "bias": ["mlp"]}, "experts have no bias"),
+        ({"layer_overrides": [{}]}, "an object for each of 2 layers, got 1"),
+        ({"layer_overrides": [{}, {"vocab_size": 3}]}, "layer 1 may override attention, .*, got 'vocab_size'"),
+        ({"layer_overrides": [{}, {"intermediate_size": "wide"}]}, "intermediate_size must be a positive integer"),
+        ({"layer_overrides": [{}, {"intermediate_size": 0}]}, "intermediate_size must be a positive integer, got 0"),
+        (
+            {"layer_overrides": [{"attention": "alibi"}, {}]},
+            "may have attention stickbreaking, rope or nope, got 'alibi'",
+        ),
+        ({"layer_overrides": [{"attention": "rope"}, {}], "remainder": "value"}, "belong to stick-breaking attention"),
+    ],
+)
+def test_mixtures_and_layers_that_cannot_be_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        small_config(**fields)
 
 
 def test_unknown_preset_is_refused() -> None:

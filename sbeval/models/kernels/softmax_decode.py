@@ -1,10 +1,10 @@
-"""Softmax attention of one new position a text, over keys in slots whose lengths are read from the device's memory.
+"""Softmax attention of the newest positions of texts over keys in slots, whose lengths are in the device's memory.
 
 The keys of a text are split over programs, as many as there are keys for, and the parts joined by a second kernel. The
-query heads that share a key head are rows of one tile, so that each key is read once. Nothing is read back, so that a
-CUDA graph replays the same launch while texts grow.
+queries that share a key head are rows of one tile, so that each key is read once. Nothing is read back, so that a CUDA
+graph replays the same launch while texts grow.
 
-Shape suffixes: B slots, H query heads, G key/value heads, K room for keys, D head_dim.
+Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K room for keys, D head_dim.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
@@ -24,11 +24,11 @@ _FEWEST_KEYS = 64
 _LOG2_E = 1.4426950408889634
 
 
-@triton.jit(do_not_specialize=["groups", "shared", "splits"])
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, part_ptr, top_ptr, length_ptr,
-    q_stride_b, q_stride_h, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
-    groups, shared, splits, qk_scale,
+    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
+    groups, shared, queries, splits, qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     FEWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -48,8 +48,9 @@ def _split_kernel(
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, BLOCK_D)
     within = tl.arange(0, BLOCK_N)
-    inside = row < shared
-    q_at = q_ptr + batch * q_stride_b + (group * shared + row) * q_stride_h
+    inside = row < shared * queries
+    head, query = group * shared + row // queries, row % queries
+    q_at = q_ptr + batch * q_stride_b + head * q_stride_h + query * q_stride_l
     q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
     k_base = k_ptr + batch * k_stride_b + group * k_stride_h
     v_base = v_ptr + batch * v_stride_b + group * v_stride_h
@@ -63,22 +64,24 @@ def _split_kernel(
         k = tl.load(k_base + at * k_stride_l + dim[None, :], mask=seen, other=0.0)
         v = tl.load(v_base + at * v_stride_l + dim[None, :], mask=seen, other=0.0)
         z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
-        z = tl.where((key < keys)[None, :], z, float("-inf"))
+        z = tl.where(key[None, :] <= (keys - queries + query)[:, None], z, float("-inf"))
         higher = tl.maximum(top, tl.max(z, 1))
-        weight = tl.exp2(z - higher[:, None])
-        kept = tl.exp2(top - higher)
+        # a split may hold no key that a query sees
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp2(z - base[:, None])
+        kept = tl.exp2(top - base)
         total = total * kept + tl.sum(weight, 1)
         out = tl.dot(weight.to(v.dtype), v, out * kept[:, None], input_precision="ieee")
         top = higher
     part_at = (pair * splits + split) * ROWS + row
-    tl.store(part_ptr + part_at[:, None] * HEAD_DIM + dim[None, :], out / total[:, None],
+    tl.store(part_ptr + part_at[:, None] * HEAD_DIM + dim[None, :], out / tl.where(total == 0.0, 1.0, total)[:, None],
              mask=inside[:, None] & (dim < HEAD_DIM)[None, :])  # fmt: skip
     tl.store(top_ptr + part_at, top + tl.log2(total), mask=inside)
 
 
-@triton.jit(do_not_specialize=["groups", "shared", "splits"])
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _join_kernel(
-    part_ptr, top_ptr, out_ptr, length_ptr, out_stride_b, out_stride_h, groups, shared, splits,
+    part_ptr, top_ptr, out_ptr, length_ptr, out_stride_b, out_stride_h, out_stride_l, groups, shared, queries, splits,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
     TOGETHER: tl.constexpr, FEWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -104,49 +107,50 @@ def _join_kernel(
                        mask=(at < used)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)  # fmt: skip
         out += tl.sum(share[:, None] * part, 0)
         total += tl.sum(share, 0)
-    head = group * shared + mine
-    tl.store(out_ptr + batch * out_stride_b + head * out_stride_h + dim, (out / total).to(out_ptr.dtype.element_ty),
-             mask=dim < HEAD_DIM)  # fmt: skip
+    head = group * shared + mine // queries
+    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + mine % queries * out_stride_l
+    tl.store(out_at + dim, (out / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
 def kernel_softmax_decode(
-    q_BHD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, *, splits: int | None = None
+    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, *, splits: int | None = None
 ) -> Tensor:
-    """Returns [B, H, D] of each slot's newest position, in q's dtype.
+    """Returns [B, H, Q, D] of each slot's newest positions, in q's dtype.
 
     Args:
-        q_BHD: queries in fp16, bf16 or fp32, last dimension contiguous.
+        q_BHQD: queries in fp16, bf16 or fp32, last dimension contiguous; H / G * Q is at most 64.
         k_BGKD: room for keys, last dimension contiguous; what lies beyond a slot's length is not read.
         v_BGKD: like k.
-        length_B: integers on the device, at least 1: how many keys each slot holds.
+        length_B: integers on the device, at least Q: how many keys each slot holds.
         scale: factor of the logits.
         splits: how many programs may share the keys of a key head; None chooses.
     """
-    batch, heads, head_dim = q_BHD.shape
+    batch, heads, queries, head_dim = q_BHQD.shape
     groups, room = k_BGKD.shape[1], k_BGKD.shape[2]
     shared = heads // groups
     block_head_dim = max(16, triton.next_power_of_2(head_dim))
-    row_bytes = block_head_dim * q_BHD.element_size()
-    block_keys = 64 if row_bytes <= 256 and q_BHD.element_size() == 2 else 32
+    row_bytes = block_head_dim * q_BHQD.element_size()
+    block_keys = 64 if row_bytes <= 256 and q_BHQD.element_size() == 2 else 32
     fewest = max(1, _FEWEST_KEYS // block_keys)
     if splits is None:
-        wanted = -(-12 * multiprocessors(q_BHD) // (batch * groups))
+        wanted = -(-12 * multiprocessors(q_BHQD) // (batch * groups))
         splits = max(1, min(wanted, MOST_SPLITS, -(-room // block_keys) // fewest))
-    rows = max(16, triton.next_power_of_2(shared))
-    out = torch.empty_like(q_BHD, memory_format=torch.contiguous_format)
-    part = torch.empty((batch * groups, splits, rows, head_dim), dtype=torch.float32, device=q_BHD.device)
-    top = torch.empty((batch * groups, splits, rows), dtype=torch.float32, device=q_BHD.device)
-    early = starts_early(q_BHD)
+    rows = max(16, triton.next_power_of_2(shared * queries))
+    out = torch.empty((batch, queries, heads, head_dim), dtype=q_BHQD.dtype, device=q_BHQD.device).transpose(1, 2)
+    part = torch.empty((batch * groups, splits, rows, head_dim), dtype=torch.float32, device=q_BHQD.device)
+    top = torch.empty((batch * groups, splits, rows), dtype=torch.float32, device=q_BHQD.device)
+    early = starts_early(q_BHQD)
     options = {"launch_pdl": True} if early else {}
-    with torch.cuda.device(q_BHD.device) if q_BHD.is_cuda else contextlib.nullcontext():
+    with torch.cuda.device(q_BHQD.device) if q_BHQD.is_cuda else contextlib.nullcontext():
         _split_kernel[(batch * groups, splits)](
-            q_BHD, k_BGKD, v_BGKD, part, top, length_B,
-            *q_BHD.stride()[:2], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3], groups, shared, splits, scale * _LOG2_E,
+            q_BHQD, k_BGKD, v_BGKD, part, top, length_B,
+            *q_BHQD.stride()[:3], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3],
+            groups, shared, queries, splits, scale * _LOG2_E,
             HEAD_DIM=head_dim, BLOCK_D=block_head_dim, ROWS=rows, BLOCK_N=block_keys, FEWEST=fewest,
             STAGES=max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes))), EARLY=early, num_warps=4, **options,
         )  # fmt: skip
-        _join_kernel[(batch * groups, shared)](
-            part, top, out, length_B, *out.stride()[:2], groups, shared, splits,
+        _join_kernel[(batch * groups, shared * queries)](
+            part, top, out, length_B, *out.stride()[:3], groups, shared, queries, splits,
             HEAD_DIM=head_dim, BLOCK_D=block_head_dim, ROWS=rows, BLOCK_N=block_keys, SPLITS=MOST_SPLITS,
             TOGETHER=32, FEWEST=fewest, EARLY=early, num_warps=4, **options,
         )  # fmt: skip

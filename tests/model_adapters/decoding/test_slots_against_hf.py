@@ -55,7 +55,10 @@ def in_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     "architecture",
-    ["stickbreaking", "rope", "llama", "qwen3", "mistral", "gemma3", "gpt_neox", "granite", "cohere", "gpt2"],
+    [
+        *("stickbreaking", "rope", "mixture beside rope", "gated exclusive", "llama", "qwen3", "mistral", "gemma3"),
+        *("gpt_neox", "granite", "cohere", "gpt2"),
+    ],
 )
 def test_answers_are_those_of_transformers_own_loop(
     architecture: str, checkpoint: Checkpoints, in_slots: list[int]
@@ -75,6 +78,30 @@ def test_any_number_of_slots_gives_the_same_answers(
     lm = adapter(checkpoint(architecture), batch_size=batch_size)
     assert answers(lm) == answers(adapter(checkpoint(architecture), batch_size=1))
     assert 7 if batch_size == "auto" else batch_size in in_slots
+
+
+@pytest.mark.parametrize("architecture", ["stickbreaking", "rope"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_drafts_change_no_answer_and_save_steps(
+    batch_size: int, architecture: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    original = Stepper._step
+    monkeypatch.setattr(Stepper, "_step", lambda self: (steps.append(1), original(self)))
+    monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 1)
+    folder = checkpoint(architecture)
+    found: list[list[str]] = []
+    counts: list[int] = []
+    for drafts in (0, 1, 5):
+        steps.clear()
+        lm = adapter(folder, batch_size=batch_size, draft_tokens=drafts)
+        lm.model.generation_config.eos_token_id = list(range(100, 103))
+        found.append(answers(lm, {**SETTING, "max_gen_toks": 60}))
+        counts.append(len(steps))
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+    assert len(set(map(len, found[0]))) > 1
+    assert counts[2] < counts[0], "small models repeat themselves, which drafts foresee"
 
 
 def test_a_text_that_is_done_makes_room_for_the_next_prompt(

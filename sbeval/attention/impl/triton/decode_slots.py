@@ -1,10 +1,10 @@
-"""Decode kernels for slots: one new query a text, whose number of keys is read from the device's memory.
+"""Decode kernels for slots: the newest queries of each text, whose number of keys is read from the device's memory.
 
 As in `decode`, the keys of a text are split over programs and the parts joined by a second kernel. Here the host knows
 no length, so that a CUDA graph replays the same launch while texts grow: each program takes its part of the keys that
 are there, and returns where there is none. A head whose stick the newest splits have spent reads nothing older.
 
-Shape suffixes: B slots, H query heads, G key/value heads, K room for keys, D head_dim.
+Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K room for keys, D head_dim.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class SlotParameters:
     """What the kernels are compiled and launched with.
 
     Attributes:
-        block_rows: rows of a tile, the query heads that share a key head, padded.
+        block_rows: rows of a tile, the queries of the heads that share a key head, padded.
         block_keys: keys of a tile.
         block_head_dim: head_dim padded to a power of two, at least 16.
         chunk_tiles: most tiles between two looks at what is left of the stick.
@@ -52,7 +52,7 @@ class SlotParameters:
 def slot_parameters(
     *, rows: int, room: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int
 ) -> SlotParameters:
-    """Parameters for `rows` query heads a key head, of which there are `key_heads` (slots times heads)."""
+    """Parameters for `rows` queries a key head, of which there are `key_heads` (slots times heads)."""
     padded = max(16, 1 << (head_dim - 1).bit_length())
     row_bytes = padded * element_bytes
     block_keys = 64 if row_bytes <= 256 and element_bytes == 2 else 32
@@ -76,17 +76,17 @@ def slot_parameters(
 
 @triton.jit
 def _tiles_of(length_ptr, batch, splits, FEWEST: tl.constexpr, BLOCK_N: tl.constexpr, ATTEND_CURRENT: tl.constexpr):
-    """Number of keys the query sees, their tiles, and how many of these a split takes."""
+    """Number of keys the newest query sees, their tiles, and how many of these a split takes."""
     seen = tl.load(length_ptr + batch).to(tl.int32) - (0 if ATTEND_CURRENT else 1)
     tiles = tl.cdiv(seen, BLOCK_N)
     return seen, tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST)
 
 
-@triton.jit(do_not_specialize=["groups", "shared", "first_split", "first_splits", "splits"])
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "first_split", "first_splits", "splits"])
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, part_ptr, stick_ptr, length_ptr,
-    q_stride_b, q_stride_h, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
-    groups, shared, first_split, first_splits, splits, qk_scale, log2_threshold,
+    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
+    groups, shared, queries, first_split, first_splits, splits, qk_scale, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     FIRST_POWER: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr, FEWEST: tl.constexpr,
     ATTEND_CURRENT: tl.constexpr, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr, LOOK: tl.constexpr,
@@ -105,18 +105,19 @@ def _split_kernel(
         return
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, BLOCK_D)
-    inside = row < shared
+    inside = row < shared * queries
+    head, query = group * shared + row // queries, row % queries
     sticks = stick_ptr + pair * splits * ROWS
     if LOOK:
         # the first splits were another launch, and all of them hold keys where this one does
         newer_left = _newer_left(sticks, first_splits, inside, ROWS, FIRST_POWER)
         if newer_left < log2_threshold - MARGIN_LOG2:
             return
-    q_at = q_ptr + batch * q_stride_b + (group * shared + row) * q_stride_h
+    q_at = q_ptr + batch * q_stride_b + head * q_stride_h + query * q_stride_l
     q = tl.load(q_at[:, None] + dim[None, :], mask=inside[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
     k_base = k_ptr + batch * k_stride_b + group * k_stride_h
     v_base = v_ptr + batch * v_stride_b + group * v_stride_h
-    row_limit = tl.where(inside, seen - 1, -1)
+    row_limit = tl.where(inside, seen - queries + query, -1)
     tile = tl.arange(0, BLOCK_N)
     minus_newer = -(tile[:, None] > tile[None, :]).to(tl.float32 if EXACT else tl.float16)
     out = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -124,7 +125,8 @@ def _split_kernel(
     stick_lo = tl.zeros([ROWS], tl.float32)
 
     oldest = tl.maximum(block - split_tiles, 0)
-    if block * BLOCK_N > seen:
+    # tiles that keys do not fill, or that not every query sees
+    while (block > oldest) & (block * BLOCK_N > seen - queries + 1):
         block -= 1
         out, stick, stick_lo = _tile(
             q, k_base, v_base, k_stride_l, v_stride_l, block, seen, row_limit, 0, minus_newer, out, stick, stick_lo,
@@ -151,10 +153,10 @@ def _split_kernel(
     tl.store(sticks + split * ROWS + row, stick + stick_lo, mask=inside)
 
 
-@triton.jit(do_not_specialize=["groups", "shared", "splits"])
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _join_kernel(
-    part_ptr, stick_ptr, out_ptr, rem_ptr, length_ptr, out_stride_b, out_stride_h, groups, shared, splits,
-    log2_threshold,
+    part_ptr, stick_ptr, out_ptr, rem_ptr, length_ptr, out_stride_b, out_stride_h, out_stride_l,
+    groups, shared, queries, splits, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TOGETHER: tl.constexpr,
     FEWEST: tl.constexpr, ATTEND_CURRENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -169,7 +171,7 @@ def _join_kernel(
     used_splits = tl.cdiv(tiles, split_tiles)
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, BLOCK_D)
-    inside = row < shared
+    inside = row < shared * queries
     sticks = stick_ptr + pair * splits * ROWS
     parts = part_ptr + (pair * splits * ROWS + mine) * HEAD_DIM
     out = tl.zeros([BLOCK_D], tl.float32)
@@ -195,59 +197,59 @@ def _join_kernel(
         left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
         spent_out = tl.max(tl.where(inside, left, float("-inf")), 0) < log2_threshold
         split += TOGETHER
-    head = group * shared + mine
-    tl.store(out_ptr + batch * out_stride_b + head * out_stride_h + dim, out.to(out_ptr.dtype.element_ty),
-             mask=dim < HEAD_DIM)  # fmt: skip
-    tl.store(rem_ptr + pair * shared + mine, tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0)))
+    head = group * shared + mine // queries
+    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + mine % queries * out_stride_l
+    tl.store(out_at + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+    tl.store(rem_ptr + pair * shared * queries + mine, tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0)))
 
 
 def decode_slots(
-    q_BHD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, attend_current: bool,
+    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, attend_current: bool,
     log2_threshold: float, *, parameters: SlotParameters | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention of each slot's newest position over its keys, without a gradient.
+    """Attention of each slot's newest positions over its keys, without a gradient.
 
     Args:
-        q_BHD: queries, last dimension contiguous.
+        q_BHQD: queries, last dimension contiguous; H / G * Q is at most 64.
         k_BGKD: room for keys, last dimension contiguous; what lies beyond a slot's length may be anything finite.
         v_BGKD: like k.
-        length_B: integers on the device: how many keys each slot holds, the query's own among them.
+        length_B: integers on the device: how many keys each slot holds, those of the queries among them, at least Q.
         scale: factor of the logits.
         attend_current: whether a query attends its own position.
         log2_threshold: log2 of the stick below which older keys are not visited.
         parameters: how to launch; None chooses.
 
     Returns:
-        Output [B, H, D] in q's dtype and remainder [B, H] in fp32.
+        Output [B, H, Q, D] in q's dtype and remainder [B, H, Q] in fp32.
     """
-    batch, heads, head_dim = q_BHD.shape
+    batch, heads, queries, head_dim = q_BHQD.shape
     groups, room = k_BGKD.shape[1], k_BGKD.shape[2]
     shared = heads // groups
     p = parameters or slot_parameters(
-        rows=shared, room=room, head_dim=head_dim, element_bytes=q_BHD.element_size(), key_heads=batch * groups,
-        multiprocessors=multiprocessors(q_BHD),
+        rows=shared * queries, room=room, head_dim=head_dim, element_bytes=q_BHQD.element_size(),
+        key_heads=batch * groups, multiprocessors=multiprocessors(q_BHQD),
     )  # fmt: skip
-    out = torch.empty_like(q_BHD, memory_format=torch.contiguous_format)
-    remainder = torch.empty((batch, heads), dtype=torch.float32, device=q_BHD.device)
-    part = torch.empty((batch * groups, p.splits, p.block_rows, head_dim), dtype=torch.float32, device=q_BHD.device)
-    stick = torch.empty((batch * groups, p.splits, p.block_rows), dtype=torch.float32, device=q_BHD.device)
-    early = starts_early(q_BHD)
+    out = torch.empty((batch, queries, heads, head_dim), dtype=q_BHQD.dtype, device=q_BHQD.device).transpose(1, 2)
+    remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)
+    part = torch.empty((batch * groups, p.splits, p.block_rows, head_dim), dtype=torch.float32, device=q_BHQD.device)
+    stick = torch.empty((batch * groups, p.splits, p.block_rows), dtype=torch.float32, device=q_BHQD.device)
+    early = starts_early(q_BHQD)
     options = {"launch_pdl": True} if early else {}
     for first, last in ((0, p.first_splits), (p.first_splits, p.splits)):
         if first == last:
             continue
         _split_kernel[(batch * groups, last - first)](
-            q_BHD, k_BGKD, v_BGKD, part, stick, length_B,
-            *q_BHD.stride()[:2], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3],
-            groups, shared, first, p.first_splits, p.splits, scale * LOG2_E, log2_threshold,
+            q_BHQD, k_BGKD, v_BGKD, part, stick, length_B,
+            *q_BHQD.stride()[:3], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3],
+            groups, shared, queries, first, p.first_splits, p.splits, scale * LOG2_E, log2_threshold,
             HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
             FIRST_POWER=1 << (p.first_splits - 1).bit_length() if first else 1,
             CHUNK=p.chunk_tiles, STAGES=p.num_stages, FEWEST=p.fewest_tiles,
-            ATTEND_CURRENT=attend_current, EXACT=q_BHD.dtype == torch.float32, ASSEMBLY=has_assembly(q_BHD),
+            ATTEND_CURRENT=attend_current, EXACT=q_BHQD.dtype == torch.float32, ASSEMBLY=has_assembly(q_BHQD),
             LOOK=first > 0, EARLY=early, num_warps=4, **options,
         )  # fmt: skip
-    _join_kernel[(batch * groups, shared)](
-        part, stick, out, remainder, length_B, *out.stride()[:2], groups, shared, p.splits, log2_threshold,
+    _join_kernel[(batch * groups, shared * queries)](
+        part, stick, out, remainder, length_B, *out.stride()[:3], groups, shared, queries, p.splits, log2_threshold,
         HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
         TOGETHER=_TOGETHER, FEWEST=p.fewest_tiles, ATTEND_CURRENT=attend_current,
         EARLY=early, num_warps=4, **options,

@@ -1,6 +1,6 @@
 """What a call of attention costs the host: Python and launches, which short texts and generation wait for.
 
-    python benchmarks/host_time.py [--calls 300] [--turns 7]
+    python -m research.kernel_studies.host_time [--calls 300] [--turns 7]
 
 For each shape, in turns: the call as models make it, without gradients; PyTorch's operator around the same kernels, as
 compiled models and gradients use it; and PyTorch's scaled_dot_product_attention. The GPU keeps up at these sizes, and
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print("benchmarks/host_time.py times launches on a GPU and finds none here, so it measures nothing.")
+        print("This times launches on a GPU and finds none here, so it measures nothing.")
         return
     print(f"{machine()}\n\nbf16, 4 heads; microseconds of the host a call, median of {arguments.turns} turns\n")
     print("| shape | head_dim | a model's call | the operator | scaled_dot_product_attention |")

@@ -1,0 +1,4 @@
+"""Experiments on decoding.
+
+- `prompt_lookup`: what drafts looked up in the prompt could gain
+"""

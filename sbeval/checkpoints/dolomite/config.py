@@ -1,0 +1,203 @@
+"""What a dolomite-engine or lm-engine configuration says, with their defaults for absent keys."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sbeval.checkpoints.dolomite.layers import (
+    MIXTURE_FLAT_TYPES,
+    STICKBREAKING_FLAT_TYPES,
+    DolomiteMixer,
+    DolomiteMLP,
+    block_layers,
+    flat_layer,
+)
+from sbeval.checkpoints.ignored import (
+    DOLOMITE_BLOCKS,
+    DOLOMITE_FLAT,
+    DOLOMITE_FLAT_MIXTURE,
+    DOLOMITE_ROPE,
+    DOLOMITE_YARN,
+)
+from sbeval.checkpoints.layers import same_in_all_layers
+from sbeval.checkpoints.values import ConfigValues
+from sbeval.errors import UserError
+
+FLAT_TYPES = (*STICKBREAKING_FLAT_TYPES, "moe_dolomite")
+BLOCK_TYPES = ("gpt_dolomite", "gpt_base")
+_POSITIONS = ("rope", "nope", "alibi", "learned_absolute")
+# keys of configurations since 2026-03-26, three months before lm-engine alternated all gated rows; a key said which
+# configurations did before that
+_INTERLEAVED_SINCE = ("embedding_init_method", "use_depth_scaled_init")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DolomiteConfig:
+    """The facts of a model, in this family's terms.
+
+    Attributes:
+        blocks: whether the configuration lists its blocks (generation C) or is flat (A, and its softmax models).
+        positions: "rope", "nope", "alibi" or "learned_absolute".
+        has_remainder: whether the remainder adds to the output of stick-breaking layers.
+        has_head_norm: whether these are normed by head; None where their tensors say.
+        mixers: attention of each layer.
+        mlps: MLP of each layer.
+    """
+
+    model_type: str
+    blocks: bool
+    positions: str
+    has_remainder: bool
+    has_head_norm: bool | None
+    vocab_size: int
+    hidden_size: int
+    mixers: list[DolomiteMixer]
+    mlps: list[DolomiteMLP]
+    norm: str
+    norm_eps: float
+    embedding_multiplier: float | None
+    residual_multiplier: float | None
+    logits_divisor: float | None
+    tied: bool
+    max_positions: int
+    rope_parameters: dict[str, Any] | None
+    token_ids: dict[str, Any]
+
+
+def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
+    """Reads any generation's `config.json`.
+
+    Raises:
+        UserError: a part is not supported, a key is not known, or a value is of another kind than its key's; the
+            message names both.
+    """
+    if "attention_blocks" in source:
+        raise UserError("dolomite configurations with attention_blocks, between generations A and C, are not supported")
+    config = ConfigValues(source)
+    model_type = config.get("model_type", str, "")
+    if model_type in FLAT_TYPES and "n_embd" not in config and "num_hidden_layers" in config:
+        raise UserError(
+            f"model_type {model_type!r} means one of dolomite-engine's models, but this configuration has other keys "
+            "(hidden_size and num_hidden_layers instead of n_embd and n_layer): it is another architecture of the same "
+            "name, such as Lanni-ni/stickbreaking_pile_4layer, that runs with code of its own and is not supported"
+        )
+    blocks = "sequence_mixer_blocks" in config
+    if blocks:
+        interleaved = model_type == "gpt_base" and any(key in config for key in _INTERLEAVED_SINCE)
+        layers = block_layers(config, interleaved=interleaved)
+        ignored = DOLOMITE_BLOCKS
+        max_positions = config.count("max_position_embeddings", default=1024)
+    else:
+        layers = [flat_layer(config, model_type)] * config.count("n_layer", "num_layers", default=12)
+        ignored = DOLOMITE_FLAT | (DOLOMITE_FLAT_MIXTURE if model_type in MIXTURE_FLAT_TYPES else {})
+        max_positions = config.count("n_positions", "max_position_embeddings", default=1024)
+    mixers, mlps = [mixer for mixer, _ in layers], [mlp for _, mlp in layers]
+    positions = config.one_of("position_embedding_type", _POSITIONS, "learned_absolute")
+    if positions == "learned_absolute" and any(mixer.kind == "softmax" for mixer in mixers):
+        raise UserError(
+            "position_embedding_type learned_absolute of softmax layers is not supported; supported: rope, nope, alibi"
+        )
+    is_stickbreaking = any(mixer.kind == "stickbreaking" for mixer in mixers)
+    rotates = positions == "rope" and any(mixer.kind == "softmax" for mixer in mixers)
+    read = DolomiteConfig(
+        model_type=model_type,
+        blocks=blocks,
+        positions=positions,
+        has_remainder=is_stickbreaking and (blocks or config.get("sb_remainder", bool, True)),
+        has_head_norm=config.get("head_norm", bool, None) if is_stickbreaking and not blocks else None,
+        vocab_size=config.count("vocab_size", default=50304),
+        hidden_size=config.count("hidden_size" if blocks else "n_embd", "hidden_size", default=768),
+        mixers=mixers,
+        mlps=mlps,
+        norm=config.one_of("normalization_function", ("layernorm", "rmsnorm"), "layernorm"),
+        norm_eps=config.get("layer_norm_epsilon", float, 1e-5),
+        embedding_multiplier=config.get("m_emb", float, None),
+        residual_multiplier=config.get("m_residual", float, None),
+        logits_divisor=config.get("m_width", float, None),
+        tied=config.get("tie_word_embeddings", bool, True),
+        max_positions=max_positions,
+        rope_parameters=_rope(config, mixers) if rotates else None,
+        token_ids={name: config.token(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+    )
+    config.refuse_unread({**DOLOMITE_ROPE, **ignored}, whole=True)
+    return read
+
+
+def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) -> dict[str, Any]:
+    """Returns the fields of this family's configuration that say what layers are.
+
+    Args:
+        source: the configuration read.
+        remainder: what stick-breaking layers do with the rest of a stick.
+        head_norm: whether these layers are normed by head.
+
+    Raises:
+        UserError: layers differ in more than this family has.
+    """
+
+    def shared(parts: list[Any], name: str, key: str | None = None) -> Any:
+        return same_in_all_layers([getattr(part, name) for part in parts], key or name)
+
+    layers = []
+    for mixer, mlp in zip(source.mixers, source.mlps, strict=True):
+        broken = mixer.kind == "stickbreaking"
+        layers.append(
+            {
+                "attention": "stickbreaking" if broken else source.positions,
+                "remainder": remainder if broken else "none",
+                "head_norm": broken and head_norm,
+                "intermediate_size": mlp.width,
+                "num_experts": mlp.experts,
+                "num_experts_per_token": mlp.chosen,
+                "shared_intermediate_size": mlp.shared_width,
+            }
+        )
+    # stick-breaking gives a model its name, whichever layer comes first
+    usual = next((one for one in layers if one["attention"] == "stickbreaking"), layers[0])
+    overrides = [{name: value for name, value in one.items() if value != usual[name]} for one in layers]
+    mixtures = [mlp for mlp in source.mlps if mlp.experts]
+    return usual | {
+        "num_attention_heads": shared(source.mixers, "heads", "num_attention_heads"),
+        "num_key_value_heads": shared(source.mixers, "key_value_heads", "num_key_value_heads"),
+        "head_dim": shared(source.mixers, "head_dim"),
+        "attention_multiplier": shared(source.mixers, "multiplier", "attention_multiplier"),
+        "sliding_window": shared(source.mixers, "sliding_window_tokens", "sliding_window, counting the query itself,"),
+        "exclusive_self_attention": shared(source.mixers, "exclusive", "exclusive_self_attention"),
+        "attention_gate": shared(source.mixers, "gated", "attention_gate"),
+        "activation": shared(source.mlps, "activation", "activation_function"),
+        "shared_expert_gating": bool(mixtures) and shared(mixtures, "shared_gated", "shared_expert_gating"),
+        "normalize_expert_weights": not mixtures or shared(mixtures, "renormalised", "normalized_topk"),
+        "balanced_experts": bool(mixtures) and shared(mixtures, "balanced"),
+        "layer_overrides": overrides if any(overrides) else None,
+    }
+
+
+def _rope(config: ConfigValues, mixers: list[DolomiteMixer]) -> dict[str, Any]:
+    head_dim = next(mixer.head_dim for mixer in mixers if mixer.kind == "softmax")
+    if (rotated := config.count("rope_dim", default=None)) not in (None, head_dim):
+        raise UserError(
+            f"rope_dim {rotated} of a softmax model is not supported: its heads have {head_dim} dimensions, and all of "
+            "them are rotated here"
+        )
+    theta = config.get("rope_theta", float, 10000)
+    # transformers' newer form holds both in one object, which is also written where nothing is scaled
+    name = "rope_scaling" if config.get("rope_scaling", dict[str, Any], None) else "rope_parameters"
+    values = config.part(name)
+    config.get(name, dict[str, Any], None)
+    theta = float(values.get("rope_theta", float, theta))
+    kind = values.get("rope_type", str, None) or values.get("type", str, None)
+    factor, original = values.get("factor", float, None), values.count("original_max_position_embeddings", default=None)
+    values.refuse_unread(DOLOMITE_YARN)
+    if kind in (None, "default") and factor is None:
+        return {"rope_type": "default", "rope_theta": theta}
+    if factor is None or original is None:
+        raise UserError(
+            f"expected factor and original_max_position_embeddings in {name}, since dolomite-engine scales by YaRN "
+            f"whatever the type, found {factor} and {original}; mend the configuration"
+        )
+    return {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": factor,
+        "original_max_position_embeddings": original,
+    }

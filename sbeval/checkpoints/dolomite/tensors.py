@@ -1,0 +1,195 @@
+"""Checkpoints of dolomite-engine and lm-engine, generations A1 to C'', stick-breaking and softmax.
+
+Shape suffixes: H query heads, G key/value heads, R query heads a group (H / G), D head_dim, E hidden_size.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sbeval.checkpoints.dolomite.config import DolomiteConfig, family_layers
+from sbeval.checkpoints.dolomite.mlp import mlp_tensors
+from sbeval.checkpoints.facts import KvExpand
+from sbeval.checkpoints.files import Weights
+from sbeval.checkpoints.layers import refuse_left_over, same_in_all_layers, tiled_head_order
+from sbeval.errors import UserError
+from sbeval.models import SbevalConfig
+
+# below lm-eval's own logger, whose level is INFO: elsewhere the lines would not be seen
+_LOG = logging.getLogger("lm_eval.sbeval.checkpoints")
+
+
+def read_dolomite(
+    source: DolomiteConfig, weights: Weights, kv_expand: KvExpand
+) -> tuple[str, SbevalConfig, dict[str, Tensor]]:
+    """Returns the format's name, this family's configuration and its tensors.
+
+    Args:
+        source: the configuration read.
+        weights: the checkpoint's tensors.
+        kv_expand: how grouped stick-breaking heads share keys and values: "interleave" (query head q uses q // R),
+            "tile" (q % G), or "auto": by the generation.
+
+    Raises:
+        UserError: a tensor is missing, misshapen or has no place in the layout.
+    """
+    if "transformer.wpe.weight" in weights:
+        raise UserError("learned absolute positions (transformer.wpe.weight) are not supported")
+    mixer, mlp = ("sequence_mixer", "mlp_block") if source.blocks else ("attn", "mlp")
+    mlp_names = ["moe" if one.experts and not source.blocks else mlp for one in source.mlps]
+    layers = [f"transformer.h.{layer}" for layer in range(len(source.mixers))]
+    broken = [layer for layer, one in enumerate(source.mixers) if one.kind == "stickbreaking"]
+
+    def everywhere(name: str, among: Sequence[int] = range(len(layers))) -> bool:
+        return bool(among) and same_in_all_layers(
+            {layer: f"{layers[layer]}.{name}" in weights for layer in among}, f"having {name}"
+        )
+
+    has_head_bias, has_norm = everywhere(f"{mixer}.head_bias", broken), everywhere(f"{mixer}.norm.weight", broken)
+    if source.blocks and broken and not (has_head_bias and has_norm):
+        raise UserError(
+            f"layer {broken[0]}: stick-breaking layers of generation C have {mixer}.head_bias and {mixer}.norm"
+        )
+    if source.has_head_norm not in (None, has_norm):
+        found = "tensors of that name" if has_norm else "none"
+        raise UserError(f"expected {mixer}.norm as head_norm {source.has_head_norm} of config.json says, found {found}")
+    remainder = "none"
+    if source.has_remainder:
+        remainder = "head_bias" if has_head_bias else "value"
+    biased = {"qkv": [f"{mixer}.c_attn"] * len(layers), "output": [f"{mixer}.c_proj"] * len(layers)}
+    biased["mlp"] = [f"{name}.c_proj" for name in mlp_names]
+    for mlp_layer, name in zip(source.mlps, biased["mlp"], strict=True):
+        if mlp_layer.experts and any(f"{place}.{name}.bias" in weights for place in layers):
+            raise UserError(f"experts with biases are not supported, found {name}.bias; supported are those without")
+    config = SbevalConfig(
+        vocab_size=source.vocab_size,
+        hidden_size=source.hidden_size,
+        num_hidden_layers=len(layers),
+        norm=source.norm,
+        norm_eps=source.norm_eps,
+        bias=[
+            part
+            for part, names in biased.items()
+            if same_in_all_layers(
+                [f"{layer}.{name}.bias" in weights for layer, name in zip(layers, names, strict=True)],
+                f"having a bias of {part}",
+            )
+        ],
+        tie_word_embeddings=source.tied,
+        embedding_multiplier=source.embedding_multiplier,
+        residual_multiplier=source.residual_multiplier,
+        logits_divisor=source.logits_divisor,
+        rope_parameters=source.rope_parameters,
+        training_length_tokens=_training_length(source),
+        max_position_embeddings=source.max_positions,
+        **source.token_ids,
+        **family_layers(source, remainder=remainder, head_norm=has_norm),
+    )
+    generation = _generation(source, has_head_bias, has_norm)
+    tiled = _is_tiled(source, generation, kv_expand)
+    tensors = _model_tensors(config, weights)
+    for layer, name in enumerate(layers):
+        own, place = config.of_layer(layer), f"model.layers.{layer}"
+        for ours, theirs in (("input_norm", "ln_1"), ("post_attention_norm", "ln_2")):
+            tensors.update(_norm(config, weights, f"{name}.{theirs}", f"{place}.{ours}"))
+        order_H = _head_order(own, tiled=tiled and layer in broken)
+        for key, tensor in _attention_tensors(own, weights, f"{name}.{mixer}", order_H).items():
+            tensors[f"{place}.self_attn.{key}"] = tensor
+        for key, tensor in mlp_tensors(own, source.mlps[layer], weights, f"{name}.{mlp_names[layer]}").items():
+            tensors[f"{place}.mlp.{key}"] = tensor
+        if layer in broken and remainder != "head_bias" and has_head_bias:
+            weights.drop([f"{name}.{mixer}.head_bias"])
+    if config.tie_word_embeddings and "lm_head.weight" in weights:
+        weights.drop(["lm_head.weight"])
+    refuse_left_over(weights.left_over(), f"dolomite {generation}")
+    return f"dolomite:{generation}", config, tensors
+
+
+def _training_length(source: DolomiteConfig) -> int:
+    original = (source.rope_parameters or {}).get("original_max_position_embeddings")
+    return int(original or source.max_positions)
+
+
+def _generation(source: DolomiteConfig, has_head_bias: bool, has_norm: bool) -> str:
+    mixed = " mixture" if any(mlp.experts for mlp in source.mlps) else ""
+    if all(mixer.kind == "softmax" for mixer in source.mixers):
+        return ("C'' softmax" if source.model_type == "gpt_base" else "softmax") + mixed
+    if source.blocks:
+        return ("C''" if source.model_type == "gpt_base" else "C") + mixed
+    if has_norm:
+        return f"A4{mixed}"
+    if has_head_bias:
+        return ("A3" if source.mixers[0].heads != source.mixers[0].key_value_heads else "A2") + mixed
+    return f"A1{mixed}"
+
+
+def _is_tiled(source: DolomiteConfig, generation: str, kv_expand: KvExpand) -> bool:
+    broken = [mixer for mixer in source.mixers if mixer.kind == "stickbreaking"]
+    if kv_expand not in ("auto", "interleave", "tile"):
+        raise UserError(f"kv_expand must be auto, interleave or tile, got {kv_expand!r}")
+    if not any(1 < mixer.key_value_heads < mixer.heads for mixer in broken):
+        return False
+    if kv_expand != "auto":
+        _LOG.info("kv_expand=%s, as asked for", kv_expand)
+        return kv_expand == "tile"
+    if generation.startswith("A"):
+        _LOG.info("kv_expand=auto takes tile: all of dolomite's generation %s has it", generation)
+        return True
+    until = "until March 2025" if source.model_type == "gpt_dolomite" else "where it ran without packed texts"
+    _LOG.warning(
+        "kv_expand=auto takes interleave: dolomite's generation %s tiled its grouped heads %s and interleaved them "
+        "otherwise, and the checkpoint does not say which; compare the NLL of a text with kv_expand=tile",
+        generation,
+        until,
+    )
+    return False
+
+
+def _model_tensors(config: SbevalConfig, weights: Weights) -> dict[str, Tensor]:
+    shape = (config.vocab_size, config.hidden_size)
+    tensors = {"model.embed_tokens.weight": weights.take("transformer.wte.weight", shape)}
+    if not config.tie_word_embeddings:
+        tensors["lm_head.weight"] = weights.take("lm_head.weight", shape)
+    return {**tensors, **_norm(config, weights, "transformer.ln_f", "model.norm")}
+
+
+def _norm(config: SbevalConfig, weights: Weights, theirs: str, ours: str) -> dict[str, Tensor]:
+    parts = ("weight", "bias") if config.norm == "layernorm" else ("weight",)
+    return {f"{ours}.{part}": weights.take(f"{theirs}.{part}", (config.hidden_size,)) for part in parts}
+
+
+def _head_order(config: SbevalConfig, *, tiled: bool) -> Tensor:
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    assert groups is not None
+    return tiled_head_order(heads, groups) if tiled else torch.arange(heads)
+
+
+def _attention_tensors(config: SbevalConfig, weights: Weights, name: str, order_H: Tensor) -> dict[str, Tensor]:
+    assert config.head_dim is not None
+    assert config.num_key_value_heads is not None
+    assert isinstance(config.bias, list)
+    heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    width, per_group = heads * head_dim, heads // groups
+    rows = (heads * (1 + config.attention_gate) + 2 * groups) * head_dim
+    tensors: dict[str, Tensor] = {}
+    for part in ("weight", "bias") if "qkv" in config.bias else ("weight",):
+        shape = (rows, config.hidden_size) if part == "weight" else (rows,)
+        grouped = weights.take(f"{name}.c_attn.{part}", shape).view(groups, -1, head_dim, *shape[1:])
+        tensors[f"q_proj.{part}"] = grouped[:, :per_group].flatten(0, 1)[order_H].flatten(0, 1)
+        tensors[f"k_proj.{part}"] = grouped[:, per_group].flatten(0, 1)
+        tensors[f"v_proj.{part}"] = grouped[:, per_group + 1].flatten(0, 1)
+        if config.attention_gate:
+            tensors[f"head_gate.{part}"] = grouped[:, per_group + 2 :].flatten(0, 2)
+    output = weights.take(f"{name}.c_proj.weight", (config.hidden_size, width))
+    tensors["o_proj.weight"] = output.view(-1, heads, head_dim)[:, order_H].flatten(1)
+    if "output" in config.bias:
+        tensors["o_proj.bias"] = weights.take(f"{name}.c_proj.bias", (config.hidden_size,))
+    if config.remainder == "head_bias":
+        tensors["mixer.head_bias"] = weights.take(f"{name}.head_bias", (heads, head_dim))[order_H]
+    if config.head_norm:
+        for part in ("weight", "bias"):
+            norm = weights.take(f"{name}.norm.{part}", (width,))
+            tensors[f"head_norm.{part}"] = norm.view(heads, head_dim)[order_H].flatten()
+    return tensors

@@ -1,0 +1,99 @@
+"""lm-engine's softmax models give the plain definition's logits, or are refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from sbeval.checkpoints import load_checkpoint
+from sbeval.errors import UserError
+from tests.checkpoints.layouts import save, tokens
+from tests.checkpoints.lm_engine import MLP, MOE, lm_engine, lm_engine_logits
+
+CASES: dict[str, dict[str, Any]] = {
+    "as it is now": {},
+    "no positions": {"position_embedding_type": "nope"},
+    "multipliers": {
+        "mixer": {"attention_multiplier_method": None, "attention_multiplier": 0.2},
+        **{"m_emb": 3.0, "m_width": 2.5, "m_residual": 0.4},
+    },
+    "1 / head_dim": {"mixer": {"attention_multiplier_method": "1 / head_dim"}},
+    "head_dim": {"mixer": {"head_dim": 12}},
+    "sliding_window": {"mixer": {"sliding_window": 3}},
+    "exclusive_self_attention": {"mixer": {"exclusive_self_attention": True}},
+    "attention_gate": {"mixer": {"attention_gate": True, "add_bias": True}},
+    "all at once": {
+        "mixer": {
+            "attention_gate": True,
+            "exclusive_self_attention": True,
+            "head_dim": 6,
+            "num_key_value_heads": 1,
+            "sliding_window": 5,
+        },
+        "mlp": MOE | {"shared_expert_gating": True, "normalized_topk": False},
+    },
+    "mixture": {"mlp": MOE | {"shared_intermediate_size": None}},
+    "mixture with a shared expert": {"mlp": MOE | {"num_experts_per_tok": 1}},
+    "rows told by their key": {"mlp": MLP | {"use_interleaved_weights": False}},
+    "a mixture's rows told by their keys": {
+        "mlp": MOE | {"use_interleaved_weights": False, "use_interleaved_weights_for_shared_experts": True}
+    },
+}
+
+
+@torch.no_grad()
+def logits(model: Any, ids: Tensor) -> Tensor:
+    output: Tensor = model(ids).logits[0]
+    return output
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_option_gives_its_definition_s_logits_and_generates_with_a_cache(case: str, tmp_path: Path) -> None:
+    config, tensors = lm_engine(**CASES[case])
+    loaded = load_checkpoint(save(tmp_path, config, tensors))
+    assert loaded.format.startswith("dolomite:C'' softmax")
+    assert_close(logits(loaded.model, tokens()), lm_engine_logits(config, tensors, tokens()), rtol=2e-5, atol=2e-5)
+    model: Any = loaded.model
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    uncached = model.generate(tokens(), use_cache=False, **options)
+    assert torch.equal(model.generate(tokens(), **options), uncached)
+
+
+def test_configurations_before_march_2026_have_gate_behind_up(tmp_path: Path) -> None:
+    config, tensors = lm_engine()
+    older = {
+        key: value for key, value in config.items() if key not in ("embedding_init_method", "use_depth_scaled_init")
+    }
+    found = logits(load_checkpoint(save(tmp_path, older, tensors)).model, tokens())
+    assert_close(found, lm_engine_logits(older, tensors, tokens(), interleaved=False), rtol=2e-5, atol=2e-5)
+    assert (found - lm_engine_logits(config, tensors, tokens())).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mixer": {"attention_multiplier": 0.1}}, "attention_multiplier_method of layer 0"),
+        ({"mixer": {"attention_multiplier_method": None}}, "attention_multiplier_method of layer 0"),
+        ({"mixer": {"attention_multiplier_method": "sqrt"}}, "attention_multiplier_method of layer 0"),
+        ({"rope_dim": 4}, "rope_dim 4 of a softmax model"),
+        ({"position_embedding_type": "learned_absolute"}, "learned_absolute"),
+        ({"mlp": MLP | {"activation_function": "reglu"}}, "activation_function 'reglu' in mlp_blocks"),
+        ({"mixer": {"sequence_mixer_type": "mamba2"}}, "sequence_mixer_type 'mamba2' of layer 0"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "factor and original_max_position_embeddings"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": True}}, "'truncate' with the value True"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        load_checkpoint(save(tmp_path, *lm_engine(**fields)))
+
+
+def test_layers_with_other_windows_are_refused(tmp_path: Path) -> None:
+    config, tensors = lm_engine()
+    first, second = config["sequence_mixer_blocks"]
+    config["sequence_mixer_blocks"] = [first, second | {"sliding_window": 4}]
+    with pytest.raises(UserError, match="sliding_window, counting the query itself, is None in layer 0, 5 in layer 1"):
+        load_checkpoint(save(tmp_path, config, tensors))
