@@ -51,7 +51,12 @@ class Question:
 
 
 def inspect(
-    checkpoint: str, question: Question, *, check: Callable[[Asked], bool], share: Callable[..., Any]
+    checkpoint: str,
+    question: Question,
+    *,
+    check: Callable[[Asked], bool],
+    share: Callable[..., Any],
+    started: float | None = None,
 ) -> Inspection:
     """Finds out what is asked of a checkpoint.
 
@@ -60,10 +65,12 @@ def inspect(
         question: what is asked.
         check: raises a `UserError` for tasks that cannot run, and returns whether lm-eval's own are needed.
         share: the adapter's `share_windows`.
+        started: when the command began, of `time.perf_counter`; None for now.
 
     Raises:
         UserError: the checkpoint cannot be read, or the question cannot be answered.
     """
+    started = time.perf_counter() if started is None else started
     memory_bytes = None if question.memory is None else read_memory(question.memory)
     asked_for = () if question.lengths is None else read_value(Lengths, question.lengths, name="--lengths")
     if question.limit is not None:
@@ -79,7 +86,6 @@ def inspect(
     found = _with_memory(described, memory_bytes, asked_for)
     if run is None or described.sizes is None:
         return found
-    started = time.perf_counter()
     needed = check(run)
     tasks = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=question.limit, packaged=not needed)
     encode = Encode(str(run.model_args.get("tokenizer") or described.folder))

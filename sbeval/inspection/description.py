@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from sbeval.checkpoints.facts import KvExpand, longest_input_tokens, text_config, training_length_tokens
 from sbeval.checkpoints.files import find_folder, read_config
 from sbeval.checkpoints.registry import format_of_type
 from sbeval.corpora.tokenizers import adds_bos, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
+from sbeval.inspection.sizes import Sizes, experts_of, sizes_of
 from sbeval.inspection.weightless import Headers, assemble, quiet_transformers
 from sbeval.models.learned_positions import learned_positions
 
@@ -23,38 +22,6 @@ _LENGTH_KEYS = (
     "n_ctx",
     "max_seq_len",
 )
-_NO_KEYS_KEPT = ("linear_attention", "mamba", "recurrent", "conv")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
-    """Sizes of a decoder, in channels, heads and layers.
-
-    Attributes:
-        inner_size: channels inside the MLP that one token passes, those of every expert it is given to.
-        gated: whether the MLP has a gate beside them.
-        key_windows: for each layer that keeps keys the most of them it keeps, None for all.
-        parameters: numbers in all weights, those shared by embedding and head once.
-        head_parameters: of them, those of the head.
-        other_embedding_parameters: of them, those of an embedding that is not the head too.
-        weight_bytes: what they take.
-        item_bytes: what one number of the residual stream takes.
-    """
-
-    hidden_size: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    head_dim: int
-    inner_size: int
-    gated: bool
-    vocabulary: int
-    key_windows: tuple[int | None, ...]
-    parameters: int
-    head_parameters: int
-    other_embedding_parameters: int
-    weight_bytes: int
-    item_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +120,7 @@ def describe(
         details={} if config is None else _details(config),
         dtype=None if model is None else str(model.dtype).removeprefix("torch."),
         tensors=len(headers.names()),
-        sizes=None if model is None else _sizes(model),
+        sizes=None if model is None else sizes_of(model),
         training_length_tokens=trained,
         training_length_from=_length_source(source, trained),
         longest_input_tokens=longest_input_tokens(str(folder)),
@@ -200,61 +167,10 @@ def _details(config: Any) -> dict[str, Any]:
     names = ("remainder", "head_norm", "attend_current", "qk_norm", "attention_multiplier", "sliding_window")
     found = {name: getattr(config, name, None) for name in names}
     kinds = getattr(config, "layer_types", None)
+    experts, chosen, _, _ = experts_of(config)
+    found["experts"] = f"{chosen} of {experts}" if experts else None
     found["layers"] = {kind: list(kinds).count(kind) for kind in dict.fromkeys(kinds)} if kinds else None
     return {name: value for name, value in found.items() if value not in (None, False, "none")}
-
-
-def _sizes(model: PreTrainedModel) -> Sizes | None:
-    """Returns the sizes of a model, None where its configuration names them otherwise than other models do."""
-    config: Any = text_config(model.config)
-    parameters = dict(model.named_parameters())
-    heads, layers = (_whole(config, name) for name in ("num_attention_heads", "num_hidden_layers"))
-    hidden_size = _whole(config, "hidden_size")
-    if not (heads and layers and hidden_size):
-        return None
-    output, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    head_weight, embedding = getattr(output, "weight", None), getattr(embeddings, "weight", None)
-    head_parameters = 0 if head_weight is None else head_weight.numel()
-    tied = head_weight is embedding
-    return Sizes(
-        hidden_size=hidden_size,
-        layers=layers,
-        heads=heads,
-        # ModuleFormer's chosen experts have query heads of their own, which share its keys
-        key_value_heads=_whole(config, "num_key_value_heads") or heads,
-        head_dim=_whole(config, "head_dim") or hidden_size // heads,
-        inner_size=_inner_size(config, hidden_size),
-        gated=any("gate_proj" in name or "gate_up" in name for name in parameters),
-        vocabulary=_whole(config, "vocab_size") or 0,
-        key_windows=_key_windows(config, layers),
-        parameters=sum(parameter.numel() for parameter in parameters.values()),
-        head_parameters=head_parameters,
-        other_embedding_parameters=0 if tied or embedding is None else embedding.numel(),
-        weight_bytes=sum(parameter.numel() * parameter.itemsize for parameter in parameters.values()),
-        item_bytes=model.dtype.itemsize,
-    )
-
-
-def _whole(config: Any, name: str) -> int | None:
-    value = getattr(config, name, None)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _inner_size(config: Any, hidden_size: int) -> int:
-    chosen = _whole(config, "num_experts_per_tok") or 0
-    of_expert = _whole(config, "moe_intermediate_size") or _whole(config, "expert_intermediate_size")
-    dense = _whole(config, "intermediate_size") or _whole(config, "n_inner") or 4 * hidden_size
-    if width := _whole(config, "mlp_width"):  # ModuleFormer
-        return width * int(config.mlp_chosen)
-    return chosen * (of_expert or dense) + (_whole(config, "shared_intermediate_size") or 0) if chosen else dense
-
-
-def _key_windows(config: Any, layers: int) -> tuple[int | None, ...]:
-    window = _whole(config, "sliding_window") if getattr(config, "use_sliding_window", True) else None
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
-    return tuple(
-        window if "sliding" in kind else None for kind in kinds if not any(part in kind for part in _NO_KEYS_KEPT)
-    )
 
 
 def _length_source(source: Mapping[str, Any], length_tokens: int | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_json_object, usable_number
-from sbeval.inspection.description import Sizes
+from sbeval.inspection.sizes import Sizes
 from sbeval.inspection.work import Encode, ShareWindows, TaskWork, count_work
 from sbeval.results.records import ModelRecord
 
@@ -50,7 +50,7 @@ def operations(sizes: Sizes, parameters: int, tokens: int, *, attention: bool) -
         tokens: of the window.
         attention: whether a token attends to all before it; skipped keys cost nothing.
     """
-    products = 2 * (parameters - sizes.other_embedding_parameters) * tokens
+    products = 2 * (parameters - sizes.other_embedding_parameters - sizes.idle_parameters) * tokens
     seen = sum(min(tokens, window or tokens) for window in sizes.key_windows) / 2
     return products + (4 * sizes.heads * sizes.head_dim * seen * tokens if attention else 0)
 

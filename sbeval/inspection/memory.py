@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from sbeval.errors import UserError
-from sbeval.inspection.description import Sizes
+from sbeval.inspection.sizes import Sizes
 from sbeval.scoring.scorer import CHUNK_LOGITS
 
 KEPT_FREE = 0.1
@@ -78,8 +78,12 @@ def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
     """
     width, query, key = sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.key_value_heads * sizes.head_dim
     in_attention = 2 * width + 3 * query + 3 * key  # projected, rotated, and what attention returns
-    in_mlp = 4 * width + (3 if sizes.gated else 2) * sizes.inner_size
-    body = tokens * max(in_attention, in_mlp) * sizes.item_bytes
+    inner = 3 if sizes.gated else 2
+    # a token stands before each of its experts, and what they return before it is summed
+    to_experts = sizes.chosen_experts * (3 * width + inner * sizes.expert_size)
+    at_once = min(tokens, sizes.tokens_of_experts_at_once or tokens)
+    in_mlp = tokens * (4 * width + inner * sizes.inner_size) + at_once * to_experts
+    body = max(tokens * in_attention, in_mlp) * sizes.item_bytes
     logits = min(scored * sizes.vocabulary, CHUNK_LOGITS[device])
     # on a CPU they are raised to fp32, and their exponentials stand beside them
     of_logit = sizes.item_bytes if device == "cuda" else sizes.item_bytes + 8
@@ -116,7 +120,7 @@ def read_memory(text: str) -> int:
     Raises:
         UserError: it is none.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", text)
+    found = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,6})?)\s*([KMGT]?i?B?)\s*", text)
     size = int(float(found[1]) * _UNITS.get(found[2], 0)) if found else 0
     if not 0 < size < 2**62:
         raise UserError(f"Expected --memory to be a size such as 80GiB, found {text[:50]!r}: correct it.")

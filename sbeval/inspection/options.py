@@ -1,5 +1,6 @@
 """The options of `sbeval inspect`."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,6 +51,7 @@ def inspect_command(arguments: Sequence[str], check: Callable[..., bool], share:
 
         Exit code 1 where it cannot be loaded.
         """
+        started = time.perf_counter()  # imports are a part of what a run takes
         from sbeval.inspection.command import Question, inspect, to_json_text
 
         question = Question(
@@ -64,7 +66,7 @@ def inspect_command(arguments: Sequence[str], check: Callable[..., bool], share:
             measured=measured,
             measure=measure,
         )
-        found = inspect(checkpoint, question, check=check, share=share)
+        found = inspect(checkpoint, question, check=check, share=share, started=started)
         print(to_json_text(found) if as_json else found.to_text())
         if found.description.format is None:
             raise typer.Exit(1)

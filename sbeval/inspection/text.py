@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sbeval.inspection.description import Description, Sizes
+from sbeval.inspection.description import Description
 from sbeval.inspection.duration import Duration
 from sbeval.inspection.memory import Needs
+from sbeval.inspection.sizes import Sizes
 from sbeval.inspection.work import TaskWork
 
 
@@ -37,7 +38,7 @@ class Inspection:
         needs: memory beside the weights, by length; None where the sizes are not known.
         work: of each task, None where none was asked for.
         duration: None where no throughput was asked for.
-        preparing_seconds: what making the tasks and their requests took here, imports included.
+        preparing_seconds: what imports, tasks and their requests took here, as they do in a run.
     """
 
     description: Description
@@ -133,10 +134,11 @@ def _sizes_text(sizes: Sizes) -> str:
     heads = f"{sizes.heads} heads of {sizes.head_dim}"
     if sizes.key_value_heads != sizes.heads:
         heads += f", {sizes.key_value_heads} of keys"
-    return (
-        f"{sizes.layers} layers, width {sizes.hidden_size:,}, {heads}, {'gated ' if sizes.gated else ''}MLP of "
-        f"{sizes.inner_size:,}, {sizes.vocabulary:,} tokens"
-    )
+    of_experts = f"{sizes.chosen_experts} experts a token of {sizes.expert_size:,}" if sizes.chosen_experts else ""
+    of_mlp = f"MLP of {sizes.inner_size:,}" if sizes.inner_size else ""
+    inner = " and ".join(filter(None, (of_mlp, of_experts)))
+    gated = "gated " if sizes.gated else ""
+    return f"{sizes.layers} layers, width {sizes.hidden_size:,}, {heads}, {gated}{inner}, {sizes.vocabulary:,} tokens"
 
 
 def _memory_lines(needs: Sequence[Needs], room: Room | None) -> list[str]:
