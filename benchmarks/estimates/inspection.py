@@ -35,8 +35,8 @@ class Run(NamedTuple):
 
 RUNS = (
     Run("rope", "sb_stdlib_stream", (256, 1024, 4096), 8, "sb_stdlib_stream", (1024,)),
-    Run("stickbreaking", "sb_stdlib_fixed_target", (512, 2048, 8192), 16, "sb_stdlib_stream", (1024,)),
-    Run("rope", "sb_niah_single_1", (1024, 2048), 12, "sb_niah_single_1", (1024,)),
+    Run("stickbreaking", "sb_stdlib_fixed_target", (512, 2048), 12, "sb_stdlib_stream", (1024,)),
+    Run("rope", "sb_niah_single_1", (1024,), 8, "sb_niah_single_1", (512,)),
 )
 
 

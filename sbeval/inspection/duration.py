@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError
-from sbeval.foreign_files import read_json_object, usable_number
+from sbeval.foreign_files import fits, read_json_object, usable_number
 from sbeval.inspection.sizes import Sizes
 from sbeval.inspection.work import Encode, ShareWindows, TaskWork, count_work
 from sbeval.results.records import ModelRecord
@@ -41,16 +41,15 @@ class Duration:
         return sum(self.model_seconds.values())
 
 
-def operations(sizes: Sizes, parameters: int, tokens: int, *, attention: bool) -> float:
+def operations(sizes: Sizes, tokens: int, *, attention: bool) -> float:
     """Returns the floating point operations of reading one window.
 
     Args:
         sizes: of the model.
-        parameters: numbers in its weights, if another than that of `sizes`.
         tokens: of the window.
         attention: whether a token attends to all before it; skipped keys cost nothing.
     """
-    products = 2 * (parameters - sizes.other_embedding_parameters - sizes.idle_parameters) * tokens
+    products = 2 * (sizes.parameters - sizes.other_embedding_parameters - sizes.idle_parameters) * tokens
     seen = sum(min(tokens, window or tokens) for window in sizes.key_windows) / 2
     return products + (4 * sizes.heads * sizes.head_dim * seen * tokens if attention else 0)
 
@@ -67,7 +66,7 @@ def by_results(file: Path, works: Sequence[TaskWork], sizes: Sizes) -> Duration:
         sizes: of the model.
 
     Raises:
-        UserError: the file is none, or records no tokens a second.
+        UserError: the file is none, records no tokens a second, or is of a model of another size.
     """
     results = read_json_object(file, "a results file of lm-eval")
     config = results.get("config")
@@ -82,20 +81,20 @@ def by_results(file: Path, works: Sequence[TaskWork], sizes: Sizes) -> Duration:
             f"Expected a results file of the model sb with its tokens a second at {str(file)!r}, found none in it: "
             "name another with --measured, or have some documents run with --measure."
         )
-    parameters = record.parameters if isinstance(record.parameters, int) else sizes.parameters
+    if record.parameters != sizes.parameters:
+        raise UserError(
+            f"Expected results of a model of {sizes.parameters} parameters at {str(file)!r}, found one of "
+            f"{record.parameters}: name results of this checkpoint or of one of its size, or use --measure."
+        )
     whole = record.skip_threshold is None
     lengths = _token_shares(results)
-    own = sum(
-        share * operations(sizes, parameters, length, attention=whole) / length for length, share in lengths.items()
-    )
+    own = sum(share * operations(sizes, length, attention=whole) / length for length, share in lengths.items())
 
     def seconds(work: TaskWork) -> float:
-        alike = own if lengths else None
-        total = 0.0
-        for piece, count in work.pieces.items():
-            asked = operations(sizes, sizes.parameters, piece.tokens, attention=whole)
-            total += count * (piece.tokens if alike is None else asked / alike)
-        return total / rate
+        if not lengths:
+            return work.tokens / rate
+        asked = (count * operations(sizes, piece.tokens, attention=whole) for piece, count in work.pieces.items())
+        return sum(asked) / own / rate
 
     where = record.gpu or "a CPU"
     return Duration(
@@ -111,11 +110,12 @@ def _token_shares(results: Mapping[str, Any]) -> dict[int, float]:
     for config in configs.values() if isinstance(configs, dict) else ():
         metadata = config.get("metadata") if isinstance(config, dict) else None
         task = metadata.get("sbeval") if isinstance(metadata, dict) else None
-        lengths = task.get("lengths") if isinstance(task, dict) else None
-        for length in lengths if isinstance(lengths, list) else ():
-            if isinstance(length, int) and length > 0:
-                one_each = task.get("protocol") in _ONE_WINDOW_A_LENGTH or task.get("family") != "perplexity"
-                tokens[length] = tokens.get(length, 0.0) + (length if one_each else max(lengths))
+        if not isinstance(task, dict) or not fits(task.get("lengths"), list[int]):
+            continue
+        one_each = task.get("protocol") in _ONE_WINDOW_A_LENGTH or task.get("family") != "perplexity"
+        for length in task["lengths"]:
+            if length > 0:
+                tokens[length] = tokens.get(length, 0.0) + (length if one_each else max(task["lengths"]))
     total = sum(tokens.values())
     return {length: count / total for length, count in tokens.items()}
 

@@ -56,7 +56,8 @@ def sizes_of(model: PreTrainedModel) -> Sizes | None:
     hidden_size = _whole(config, "hidden_size")
     if not (heads and layers and hidden_size):
         return None
-    output, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    embeddings: Any = model.get_input_embeddings()
     head_weight, embedding = getattr(output, "weight", None), getattr(embeddings, "weight", None)
     tied = head_weight is embedding
     experts, chosen, expert_size, inner_size = experts_of(config, hidden_size)

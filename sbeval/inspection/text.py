@@ -143,7 +143,7 @@ def _sizes_text(sizes: Sizes) -> str:
 
 def _memory_lines(needs: Sequence[Needs], room: Room | None) -> list[str]:
     columns = ("tokens", "one window", "fixed_target", "full batch", "generation", "each text more")
-    rows = [columns]
+    rows: list[tuple[str, ...]] = [columns]
     rows += [
         (
             f"{one.length_tokens:,}",

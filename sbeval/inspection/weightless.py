@@ -59,12 +59,12 @@ def quiet_transformers() -> Iterator[None]:
     """Keeps transformers silent: what it would warn of, such as a missing tensor, is found and said by us."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         transformers_logging.set_verbosity(before)
-        transformers_logging.enable_progress_bar()
+        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def assemble(

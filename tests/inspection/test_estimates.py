@@ -101,9 +101,15 @@ def test_longer_windows_take_longer_unless_keys_were_skipped(tmp_path: Path) -> 
     assert skipped.seconds == pytest.approx(long.tokens / 1000)
 
 
+def test_a_throughput_of_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
+    file = results_file(tmp_path, 1000.0, None, [512])
+    with pytest.raises(UserError, match="parameters"):
+        by_results(file, [work_of(512)], dataclasses.replace(SIZES, parameters=1 + SIZES.parameters))
+
+
 @given(tokens=st.integers(1, 2**20), attention=st.booleans())
 def test_operations_grow_at_least_with_the_tokens(tokens: int, attention: bool) -> None:
-    one, two = (operations(SIZES, SIZES.parameters, length, attention=attention) for length in (tokens, 2 * tokens))
+    one, two = (operations(SIZES, length, attention=attention) for length in (tokens, 2 * tokens))
     assert two >= 2 * one > 0
 
 
