@@ -15,7 +15,7 @@ FIRST ?= 0
 KILLS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz test-browser kills check lint types tree editor bench clean
+.PHONY: help setup demo test fuzz test-browser kills surroundings check lint types tree editor bench clean
 
 help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
@@ -23,6 +23,7 @@ help:
 	@echo "make fuzz          read N=10000 damaged files of every kind; SEED=... and FIRST=... choose which"
 	@echo "make test-browser  run the tests of the page in headless chromium"
 	@echo "make kills         kill every command that writes at random moments; KILLS=... of each, COMMANDS=... names some"
+	@echo "make surroundings  run them with a full disk, no home and the like; COMMANDS=... names some"
 	@echo "make check         lint, formatting and types"
 	@echo "make editor        lay build/tree/sbeval out as the package installs, so that editors follow its imports"
 	@echo "make bench         measure what this machine can measure (benchmarks/)"
@@ -55,9 +56,14 @@ test-browser: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet $(EXTRA_PIP) --constraint constraints.txt playwright
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/browser
 
-# KILLS of each command at random moments; COMMANDS=... names some of run, sweep, train, extend, convert, report
+# KILLS of each command at random moments; COMMANDS=... names some of run, sweep, train, extend, convert, report, demo
+# and caches, a run whose tasks keep what they compute
 kills: $(INSTALLED)
 	$(BIN)/python tests/kills/kills.py --kills $(KILLS) $(COMMANDS)
+
+# the same commands with a full disk, no home, no folder for temporary files, a closed pipe, another process
+surroundings: $(INSTALLED)
+	$(BIN)/python tests/kills/surroundings.py $(COMMANDS)
 
 check: lint types
 

@@ -32,6 +32,8 @@ from sbeval.model_adapters.loading import (
     refuse_transformers_arguments,
     say_format,
     warn_of_other_tokens,
+    warn_of_weights,
+    whole_adapter,
 )
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.model_adapters.record import choose_kernels, model_record
@@ -82,6 +84,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         if self.backend == "causal":
             fit_tokenizer(self.model, self.tokenizer)
             check_tokenizer(self)
+            warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
             if self.device.type == "cuda":
@@ -214,7 +217,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             refuse_transformers_arguments(self.loaded.format, kwargs)
         own_class = self.AUTO_MODEL_CLASS
         self.AUTO_MODEL_CLASS = WholeFrom(own_class) if self.loaded is None else InPlaceOfAutoClass(self.loaded)
-        with loading(pretrained, "a model's weights"):
+        with loading(pretrained, "a model's weights"), whole_adapter(kwargs.get("peft")):
             super()._create_model(pretrained, **kwargs)
         self.AUTO_MODEL_CLASS = own_class
 

@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import logging
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError, first_line, panics_as_errors, raised_here, shown
 from sbeval.foreign_files import read_json_object
 from sbeval.model_adapters.batching import out_of_memory
+from sbeval.scoring.non_finite import non_finite_weights
 
 logger = logging.getLogger(__name__)
 # below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
@@ -85,6 +87,24 @@ def loading(name: Any, what: str) -> Iterator[None]:
         raise UserError(f"Expected {what} at pretrained={name}, but {reason}: {remedy}.") from error
 
 
+@contextlib.contextmanager
+def whole_adapter(name: str | None) -> Iterator[None]:
+    """Refuses a PEFT adapter that lacks weights: peft warns, and goes on with random ones.
+
+    Raises:
+        UserError: naming the adapter and what is missing.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
+        try:
+            yield
+        except UserWarning as warning:
+            raise UserError(
+                f"Expected an adapter that holds all its weights at peft={name}, found some missing "
+                f"({first_line(warning)}): check that it was saved completely and belongs to this model."
+            ) from warning
+
+
 def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
     """Checks that the model knows every token id, and gives the tokenizer a padding token that it knows.
 
@@ -148,6 +168,13 @@ def check_tokenizer(lm: Any) -> None:
         )
     if isinstance(lm.pretrained, str):
         _check_recorded_tokenizer(Path(lm.pretrained))
+
+
+def warn_of_weights(model: nn.Module) -> None:
+    """Says where weights are NaN or infinite: not every answer shows it."""
+    if names := non_finite_weights(model):
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        logger.warning("the checkpoint holds NaN or infinity in %s%s: copy it again", ", ".join(names[:3]), more)
 
 
 def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:

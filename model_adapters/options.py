@@ -84,20 +84,17 @@ class AdapterOptions(Settings):
         default="left", description="What happens to prompts that do not fit beside the generation budget."
     )
 
-    draft_tokens: (
-        Annotated[
-            int,
-            Expected(
-                f"a whole number from 0 to {MOST_DRAFT_TOKENS}",
-                lambda value: int(as_number(value, lambda n: n.is_integer() and 0 <= n <= MOST_DRAFT_TOKENS)),
-                "; 0 looks nothing up",
-            ),
-        ]
-        | None
-    ) = Field(
-        default=None,
+    draft_tokens: Annotated[
+        int,
+        Expected(
+            f"a whole number from 0 to {MOST_DRAFT_TOKENS}",
+            lambda value: int(as_number(value, lambda n: n.is_integer() and 0 <= n <= MOST_DRAFT_TOKENS)),
+            "; 0 looks nothing up",
+        ),
+    ] = Field(
+        default=0,
         description="Tokens looked up in a text and checked at once in a step of greedy generation, which changes no "
-        "answer; None chooses by the length of prompts, for models of this family without windows.",
+        "answer in fp32; for models of this family without windows.",
     )
     non_finite: NonFinite = Field(
         default="error",
@@ -139,10 +136,31 @@ def check_early(arguments: Mapping[str, Any]) -> None:
         if given.get(key) is not None and not isinstance(given[key], str):
             raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(given[key])}: correct it.")
     name = given.get("pretrained")
-    if isinstance(name, str) and name.startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
+    if not isinstance(name, str) or Path(name).expanduser().exists():
+        return
+    looks_like_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
+    # an owner and a name on the hub could be meant too: it is asked where a folder of the owner's name is here
+    folder_of_that_name = "/" in name and Path(name).parent.is_dir()
+    if looks_like_path or (folder_of_that_name and not _is_on_the_hub(name, given)):
         raise UserError(
             f"Expected a model at pretrained={name}, but there is no such folder: {name}: correct the path."
         )
+
+
+def _is_on_the_hub(name: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether the hub has a repository, or where it cannot be reached, whether its configuration is kept here."""
+    from huggingface_hub import errors, hf_hub_download
+
+    revision, folder = (str(value) if (value := arguments.get(key)) else None for key in ("revision", "cache_dir"))
+    try:
+        hf_hub_download(name, "config.json", revision=revision, cache_dir=folder)
+    except errors.GatedRepoError:
+        return True
+    except (errors.RepositoryNotFoundError, errors.HFValidationError, errors.LocalEntryNotFoundError):
+        return False
+    except (errors.HfHubHTTPError, errors.EntryNotFoundError, OSError):
+        return True
+    return True
 
 
 def _check_dtypes(arguments: Mapping[str, Any]) -> None:
@@ -150,6 +168,23 @@ def _check_dtypes(arguments: Mapping[str, Any]) -> None:
         dtype = arguments.get(name)
         if isinstance(dtype, str) and dtype not in DTYPES:
             raise UserError(f"Expected {name} to be auto or a type such as bfloat16, found {shown(dtype)}: correct it.")
+
+
+def _check_device(device: Any) -> None:
+    """Refuses a device that `hf` does not know or that this machine has not: it takes another without a word."""
+    import torch
+
+    # lm-eval names cuda:0 where --device is not given, and hf takes the CPU where there is no GPU
+    if device is None or str(device) in ("cpu", "cuda:0"):
+        return
+    known = re.fullmatch(r"cpu|(cuda|mps|npu|xpu|hpu)(?::(\d+))?", str(device))
+    accelerator = torch.accelerator.current_accelerator()
+    there = 0 if accelerator is None else torch.accelerator.device_count()
+    if known is None or accelerator is None or known[1] != accelerator.type or int(known[2] or 0) >= there:
+        raise UserError(
+            f"Expected device to be one there is, such as cpu or cuda:0, found {shown(device)} with {there} "
+            f"{'accelerators' if accelerator is None else f'{accelerator.type} devices'}: correct --device."
+        )
 
 
 def check_shared_arguments(arguments: dict[str, Any]) -> None:
@@ -163,13 +198,7 @@ def check_shared_arguments(arguments: dict[str, Any]) -> None:
     _check_dtypes(arguments)
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
         logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")
-    device = re.fullmatch(r"cuda:(\d+)", str(arguments.get("device")))
-    # lm-eval names cuda:0 where --device is not given, and hf takes the CPU where there is no GPU
-    if device and int(device[1]) >= max(1, torch.cuda.device_count()):
-        raise UserError(
-            f"Expected device to be one there is, found {device[0]} with {torch.cuda.device_count()} CUDA devices: "
-            "correct --device."
-        )
+    _check_device(arguments.get("device"))
     if arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
         raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
     batch_size = arguments.get("batch_size", 1)
@@ -186,3 +215,6 @@ def check_shared_arguments(arguments: dict[str, Any]) -> None:
             raise UserError(
                 f"Expected a folder with {file} at {name}={folder}, found none: correct the path in --model_args."
             )
+        weights = Path(str(folder)) / "adapter_model.safetensors"
+        if looks_like_path and name == "peft" and weights.exists() and not weights.is_file():  # a FIFO is waited for
+            raise UserError(f"Expected weights at {str(weights)!r}, found no regular file: copy the adapter again.")

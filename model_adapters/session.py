@@ -59,7 +59,7 @@ class Session:
         batches: of lm-eval's own request types, as `hf` limits them.
         own_batches: of this project's request types.
         slots: how many texts are generated side by side, None for as many as there is memory for.
-        draft_tokens: most tokens looked up for a step of generation, None to choose.
+        draft_tokens: most tokens looked up for a step of generation.
         batches_ahead: how many batches the device is given while the scores of one are read.
         cache_hook: keeps answers in lm-eval's response cache.
         quiet: shows no progress bars, as in every process but the first.
@@ -76,7 +76,7 @@ class Session:
     batches: BatchLimits
     own_batches: BatchLimits
     slots: int | None
-    draft_tokens: int | None
+    draft_tokens: int
     batches_ahead: int
     cache_hook: CacheHook
     quiet: bool

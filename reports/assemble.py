@@ -18,6 +18,7 @@ from sbeval.reports.sections.positions import positions_section
 from sbeval.reports.sections.recall import recall_section
 from sbeval.reports.sections.ruler import ruler_section
 from sbeval.reports.sections.runs import notes_section, provenance_section, speed_section
+from sbeval.reports.sections.samples import samples_section
 from sbeval.reports.sections.section import Material, Publish, Report, Section
 from sbeval.reports.sections.spans import spans_section
 from sbeval.reports.sections.tables import tables_section
@@ -31,6 +32,7 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     recall_section,
     spans_section,
     inputs_section,
+    samples_section,
     tables_section,
     speed_section,
     provenance_section,

@@ -5,62 +5,21 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from sbeval.errors import UserError
+from sbeval.reports.analyse.compare_lengths import RISE_SHARE, ComparedLength, Measured, compare_documents
 from sbeval.reports.analyse.compare_scores import ComparedScore, compare_scores
-from sbeval.reports.analyse.statistics import CONFIDENCE, simultaneous_band
+from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import Results
 from sbeval.reports.read.rows import records
-from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
+from sbeval.reports.read.samples import DOCUMENT_SUMS
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
 
 LEAST_EFFECT = 0.02
 """Nats a token, bits a byte or a score's own unit; seeds of one recipe stay within it at lengths they cope with."""
-RISE_SHARE = 0.2
-"""Seeds of one recipe break at the same length by unequal amounts; less than this share of them does not count. It was
-chosen on the twelve pairs of seeds of docs/results/extrapolation, so those do not test it."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ComparedLength:
-    """The candidate minus the reference at one context length; above zero is worse.
-
-    Attributes:
-        corpus: name of the text.
-        protocol: how it was scored.
-        unit: "nats per token", or "bits per byte" where the tokenizers differ.
-        context_length_tokens: the context length.
-        estimate: paired difference.
-        low: lower end of the band that is simultaneous over this corpus and protocol's lengths.
-        high: its upper end.
-        clusters: documents compared.
-        reference_rise: by how much the reference itself is worse here than at its training length, 0 where it is not.
-        doubtful: whether the documents' sizes are so uneven that the band covers less often than it says.
-    """
-
-    corpus: str
-    protocol: str
-    unit: str
-    context_length_tokens: int
-    estimate: float
-    low: float
-    high: float
-    clusters: int
-    reference_rise: float
-    doubtful: bool
-
-    @property
-    def worse(self) -> bool:
-        """Whether the whole band is above zero."""
-        return self.low > 0
-
-    def worse_by(self, least_effect: float) -> bool:
-        """Whether the whole band is above a least effect, and above a part of the reference's own rise."""
-        return self.low > max(least_effect, RISE_SHARE * self.reference_rise)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +43,12 @@ class Comparison:
     least_effect: float = LEAST_EFFECT
 
     @property
+    def judged(self) -> bool:
+        """Whether anything has a band, without which nothing is known to be worse or not."""
+        lows = [one.low for one in self.lengths] + [one.low for one in self.scores]
+        return not all(map(math.isnan, lows))
+
+    @property
     def worse(self) -> bool:
         """Whether the candidate is worse than the reference anywhere, by more than the least effect for certain."""
         everything: list[ComparedLength | ComparedScore] = [*self.lengths, *self.scores]
@@ -98,12 +63,15 @@ class Comparison:
         ]
         for corpus, protocol, unit in dict.fromkeys((one.corpus, one.protocol, one.unit) for one in self.lengths):
             own = [one for one in self.lengths if (one.corpus, one.protocol) == (corpus, protocol)]
-            lines += ["", f"{corpus}, {protocol} ({unit}, {own[0].clusters} documents; above zero is worse)"]
+            documents = "1 document" if own[0].clusters == 1 else f"{own[0].clusters} documents"
+            lines += ["", f"{corpus}, {protocol} ({unit}, {documents}; above zero is worse)"]
+            if math.isnan(own[0].low):
+                lines.append(f"  no intervals and no verdicts: they take {MINIMUM_CLUSTERS} documents")
             if own[0].doubtful:
                 lines.append(f"  doubtful bands: the documents differ much in size, so that 95% are {UNEVEN_COVERAGE}")
             for one in own:
                 verdict = "better" if one.high < 0 else self._verdict(one)
-                interval = f"[{one.low:+.3f}, {one.high:+.3f}]"
+                interval = "" if math.isnan(one.low) else f"[{one.low:+.3f}, {one.high:+.3f}]"
                 context = f"{length_text(one.context_length_tokens):>6}"
                 lines.append(f"  {context}  {one.estimate:+.3f}  {interval}  {verdict}".rstrip())
         for group in dict.fromkeys(score.group for score in self.scores):
@@ -180,87 +148,6 @@ def compare(
         obstacles=tuple(obstacles),
         least_effect=least_effect,
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Per-document sums of one model's task, with what makes two of them comparable."""
-
-    corpus: str
-    corpus_sha256: str | None
-    protocol: str
-    tokenizer_sha256: str | None
-    sums: SumsByDocument | None
-    training_length_tokens: int | None = None
-
-
-def compare_documents(
-    first: Iterable[Measured], second: Iterable[Measured], *, confidence: float = CONFIDENCE
-) -> tuple[list[ComparedLength], list[str]]:
-    """Compares all texts and protocols two models share; also says what could not be compared, and why."""
-    known: dict[tuple[str | None, ...], Measured] = {}
-    for one in first:  # the same text first, then whatever goes by its name
-        known[one.corpus, one.protocol, one.corpus_sha256] = one
-        known.setdefault((one.corpus, one.protocol), one)
-    lengths: list[ComparedLength] = []
-    obstacles: list[str] = []
-    for other in second:
-        own = known.get((other.corpus, other.protocol, other.corpus_sha256), known.get((other.corpus, other.protocol)))
-        if own is None:
-            continue
-        found, obstacle = _pair(own, other, confidence)
-        lengths += found
-        if obstacle:
-            obstacles.append(f"{other.corpus}, {other.protocol}: not compared, because {obstacle}.")
-    return lengths, obstacles
-
-
-def _pair(first: Measured, second: Measured, confidence: float) -> tuple[list[ComparedLength], str]:
-    if first.sums is None or second.sums is None:
-        return [], "samples were not logged (--log_samples)"
-    if first.corpus_sha256 != second.corpus_sha256:
-        return [], "the texts differ (corpus hash)"
-    shared = [length for length in first.sums.lengths if length in second.sums.lengths]
-    if not shared:
-        return [], "no context length is shared"
-    same_tokens = first.tokenizer_sha256 == second.tokenizer_sha256
-    rows = [
-        (first.sums.clusters.index(cluster), index)
-        for index, cluster in enumerate(second.sums.clusters)
-        if cluster in set(first.sums.clusters)
-    ]
-    if not rows:
-        return [], "no document is shared"
-    mine = np.ix_([row for row, _ in rows], [first.sums.lengths.index(length) for length in shared])
-    theirs = np.ix_([row for _, row in rows], [second.sums.lengths.index(length) for length in shared])
-    sizes = [sums.tokens if same_tokens else sums.bytes for sums in (first.sums, second.sums)]
-    own_size, other_size = sizes[0][mine], sizes[1][theirs]
-    same = (own_size == other_size).all(axis=1) & (own_size == own_size[:, :1]).all(axis=1) & (own_size[:, 0] > 0)
-    clusters = int(same.sum())
-    if clusters < MINIMUM_CLUSTERS:
-        return [], f"only {clusters} documents have identical targets; intervals need {MINIMUM_CLUSTERS}"
-    differences = (second.sums.nll_nats[theirs] - first.sums.nll_nats[mine])[same]
-    scale = 1.0 if same_tokens else math.log(2)
-    band = simultaneous_band(differences / scale, own_size[same, 0], confidence=confidence)
-    within = [length for length in first.sums.lengths if length <= (first.training_length_tokens or 0)]
-    compared = [row for (row, _), kept in zip(rows, same, strict=True) if kept]
-    levels = first.sums.nll_nats[compared].sum(axis=0) / scale / sizes[0][compared].sum(axis=0)
-    start = levels[len(within) - 1] if within else math.inf
-    return [
-        ComparedLength(
-            corpus=second.corpus,
-            protocol=second.protocol,
-            unit="nats per token" if same_tokens else "bits per byte",
-            context_length_tokens=length,
-            estimate=float(band.estimates[column]),
-            low=float(band.lows[column]),
-            high=float(band.highs[column]),
-            clusters=clusters,
-            reference_rise=max(0.0, float(levels[first.sums.lengths.index(length)] - start)),
-            doubtful=band.doubtful,
-        )
-        for column, length in enumerate(shared)
-    ], ""
 
 
 def _one_model(name: Path | str, shared: Results | None, labels: Mapping[str, str] | None) -> tuple[Results, str]:

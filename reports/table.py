@@ -69,6 +69,7 @@ class Table:
         interval: what the intervals are; the files say it in the caption, since they hold brackets.
         folded: words under which the page shows the table on request, empty to show it at once.
         compact: True for rows of one line, each with the colour of its model.
+        prose: True for cells of running text.
         on_page: False for a table that the page holds in another form.
     """
 
@@ -80,6 +81,7 @@ class Table:
     interval: str = ""
     folded: str = ""
     compact: bool = False
+    prose: bool = False
     on_page: bool = True
 
     @property

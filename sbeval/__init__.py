@@ -28,6 +28,15 @@ Importing this package imports no torch: the public names below are resolved whe
 and lm-eval know the family, the model `sb` and the packaged tasks, each when it is asked for.
 """
 
+import signal
+import sys
+
+# until the command heeds signals itself, Ctrl-C ends it at once and prints nothing
+if (
+    "".join(sys.argv[:1]).rpartition("/")[2] == "sbeval" or (sys.argv[:1] == ["-m"] and "sbeval" in sys.orig_argv)
+) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from typing import TYPE_CHECKING, Any
 
 from sbeval.errors import UserError

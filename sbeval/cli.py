@@ -1,21 +1,19 @@
 """The `sbeval` command: the rooms of the package put together, each imported when its sub-command runs."""
 
 import importlib
-import signal
-import sys
+import importlib.metadata
+import shlex
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from sbeval.ending import AskedToEnd, told_in_one_sentence
+from sbeval.ending import EVALUATE, say_next, told_in_one_sentence
 from sbeval.errors import UserError
 
 app = typer.Typer(
     name="sbeval",
-    help="What happens to a language model when its context grows past its training length?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -24,9 +22,20 @@ app = typer.Typer(
 # for commands whose options are somebody else's
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": [], "allow_interspersed_args": False}
 
+_Arguments = Annotated[list[str] | None, typer.Argument(metavar="OPTIONS")]
 _Replace = Annotated[
     bool, typer.Option("--replace", help="Move what lies in the way to NAME.old-TIME beside it; nothing is deleted.")
 ]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"sbeval {importlib.metadata.version('sbeval')}")
+        raise typer.Exit
+
+
+@app.callback(help="What happens to a language model when its context grows past its training length?")
+def _options(version: Annotated[bool, typer.Option("--version", callback=_print_version)] = False) -> None: ...
 
 
 def main() -> None:
@@ -36,16 +45,13 @@ def main() -> None:
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")
-def run(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="OPTIONS", help="Options of `lm_eval run`, passed on as they are.")
-    ] = None,
-) -> None:
-    """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set.
-
-    Samples are logged whenever --output_path is given, since paired differences need them.
-    """
-    _load("sbeval.lm_eval_command", "run")(arguments or ["--help"], _check_run)
+def run(arguments: _Arguments = None) -> None:
+    """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set."""
+    if not arguments or {"-h", "--help"} & {*arguments}:
+        own = _load("sbeval.model_adapters.options", "AdapterOptions")
+        print(_load("sbeval.lm_eval_command", "help_text")(own, _load("sbeval.tasks.help", "metadata_keys")()))
+        return
+    _load("sbeval.lm_eval_command", "run")(arguments, _check)
 
 
 @app.command()
@@ -68,7 +74,10 @@ def sweep(
     model_args: Annotated[
         str | None, typer.Option(metavar="KEY=VALUE,...", help="With --suite: arguments of every model, as lm_eval's.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    metadata: Annotated[
+        str | None, typer.Option(metavar="JSON", help="With --suite: metadata for the tasks, as lm_eval's.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs, and only say what would be run.")] = False,
     replace: _Replace = False,
 ) -> None:
     """Run a suite over several checkpoints, one results file a run; what is complete is skipped.
@@ -76,8 +85,12 @@ def sweep(
     A run that fails does not end the others: it is named at the end, with exit code 1.
     """
     options = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
-    settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
-    if _load("sbeval.sweep", "run_sweep")(settings, dry_run=dry_run, replace=replace):
+    settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, metadata=metadata, **options)
+
+    def check(config: Any) -> None:
+        _check(_load("sbeval.lm_eval_command", "asked_by")(config))
+
+    if _load("sbeval.sweep", "run_sweep")(settings, dry_run=dry_run, check=check, replace=replace):
         raise typer.Exit(1)
 
 
@@ -141,19 +154,19 @@ def report(
         return _build_report(paths, output, title, labels=labels, baseline=baseline, only=only or [], replace=replace)
 
     if watch:
-        _watch(paths, build)
+        _load("sbeval.reports.watch", "keep_building")(paths, build)
     else:
-        build()
+        say_next(f"open {build().resolve().as_uri()} in a browser")
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")
-def inspect(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="CHECKPOINT [OPTIONS]", help="`sbeval inspect --help` shows them.")
-    ] = None,
-) -> None:
+def inspect(arguments: _Arguments = None) -> None:
     """Say what a checkpoint is, what memory it needs and how long tasks take, without loading its weights."""
-    _load("sbeval.inspection.options", "inspect_command")(arguments or ["--help"], _check_run, _share_windows)
+
+    def share(*windows: Any, **options: Any) -> Any:
+        return _load("sbeval.model_adapters.sharing", "share_windows")(*windows, **options)
+
+    _load("sbeval.inspection.options", "inspect_command")(arguments or ["--help"], _check, share)
 
 
 @app.command()
@@ -173,6 +186,7 @@ def convert(
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)
     print(f"{source}, of the format {loaded.format}, is now in {destination.resolve()}")
+    say_next(EVALUATE.format(shlex.quote(str(destination))))
 
 
 @app.command()
@@ -195,25 +209,21 @@ def demo(
     with tempfile.TemporaryDirectory() as stored:
         _load("sbeval.demo.extension", "unpack")(Path(stored))
         _build_report([Path(stored)], output / "extension", title, labels=labels, replace=replace)
-    _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
+    page = _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
+    say_next(f"open {page.resolve().as_uri()} in a browser; your own model: {EVALUATE.format('FOLDER')}")
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")
-def train(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="RECIPE [OPTIONS]", help="`sbeval train --help` shows them.")
-    ] = None,
-) -> None:
-    """Train a small model from a recipe, or go on with it."""
-    _load("sbeval.training.command", "train_command")(arguments or ["--help"])
+def train(arguments: _Arguments = None) -> None:
+    """Train a small model from a recipe or on a text of yours, or go on with it."""
+    held_out = _load("sbeval.training.command", "train_command")(arguments or ["--help"])
+    if held_out is not None:
+        results = _load("sbeval.training.command", "evaluate_held_out")(held_out)
+        _build_report([results], results.parent / "report", None)
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")
-def extend(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="CHECKPOINT [OPTIONS]", help="`sbeval extend --help` shows them.")
-    ] = None,
-) -> None:
+def extend(arguments: _Arguments = None) -> None:
     """Continue training a checkpoint at a longer context."""
     _load("sbeval.training.command", "extend_command")(arguments or ["--help"])
 
@@ -230,8 +240,8 @@ def install_plugin() -> None:
     print(_load("sbeval.autoload", "install")())
 
 
-def _check_run(asked: Any) -> bool:
-    """Checks what a run asks for before torch is imported; returns whether lm-eval's own tasks are needed."""
+def _check(asked: Any) -> bool:
+    """Refuses a run that cannot start, before torch is imported; returns whether lm-eval's own tasks are needed."""
     _load("sbeval.tasks.packaged", "check_names")(asked.tasks, asked.folders)
     _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
     if asked.model == "sb":
@@ -241,41 +251,20 @@ def _check_run(asked: Any) -> bool:
     return not _load("sbeval.tasks.packaged", "are_all_packaged")(asked.tasks)
 
 
-def _share_windows(*given: Any, **options: Any) -> Any:
-    return _load("sbeval.model_adapters.sharing", "share_windows")(*given, **options)
-
-
 def _labels(given: list[str]) -> dict[str, str]:
-    pairs = [pair.partition("=") for pair in given]
-    for pair in pairs:
-        if not all(pair):
-            raise UserError(f"Expected --label OLD=NEW, found {''.join(pair)!r}: write both names with = between them.")
-    return {old: new for old, _, new in pairs}
+    labels = {}
+    for pair in given:
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new):
+            raise UserError(f"Expected --label OLD=NEW, found {pair!r}: write both names with = between them.")
+        labels[old] = new
+    return labels
 
 
 def _build_report(paths: list[Path], output: Path, title: str | None, **options: Any) -> Path:
     page: Path = _load("sbeval.reports", "build_report")(paths, output, title=title, **options)
     print(f"The page is {page.resolve()}", flush=True)
     return page
-
-
-def _watch(paths: list[Path], build: Callable[[], Path]) -> None:
-    print("Watching for results files; Ctrl-C ends it.", flush=True)
-
-    def build_or_say_why_not() -> Path | None:
-        try:
-            return build()
-        except UserError as error:  # a results file may be half written
-            print(error, file=sys.stderr, flush=True)
-            return None
-
-    try:
-        for _ in _load("sbeval.reports", "watch")(paths, build_or_say_why_not):
-            pass
-    except AskedToEnd as ended:
-        if ended.signal is not signal.SIGINT:
-            raise
-        print("Watching ended.")
 
 
 def _compare(
@@ -291,6 +280,11 @@ def _compare(
     chosen = {} if least_effect is None else {"least_effect": least_effect}
     comparison = _load("sbeval.reports", "compare")(*pair, paths=paths, labels=labels, **chosen)
     print(comparison.text())
+    if fail_if_worse and not comparison.judged:
+        raise UserError(
+            "Expected results on 20 documents or more with --fail-if-worse, found fewer, so that nothing is certain: "
+            "evaluate more text."
+        )
     if fail_if_worse and comparison.worse:
         raise typer.Exit(1)
 

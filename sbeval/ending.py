@@ -14,9 +14,14 @@ _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 # the operating system's words, SQLite's, and those of torch's writer, which a short write surprises at a file's end
 _NO_ROOM = (
-    *("No space left", "Disk quota exceeded", "database or disk is full"),
+    *("No space left", "Disk quota exceeded", "File too large", "database or disk is full"),
     *("inline_container.cc", "PytorchStreamWriter failed"),
 )
+_NETWORK_PACKAGES = ("httpx", "httpcore", "requests", "urllib3", "aiohttp")
+
+
+EVALUATE = "sbeval run --model_args pretrained={} --tasks sb_stdlib_fixed_target --limit 40 --output_path results"
+"""What a checkpoint just made can be tried with: a task that needs no data of its own."""
 
 
 class AskedToEnd(SystemExit):
@@ -28,6 +33,12 @@ class AskedToEnd(SystemExit):
 
     def __str__(self) -> str:
         return f"Ended by {self.signal.name}; the same command can be run again."
+
+
+def say_next(step: str) -> None:
+    """Prints, as a command's last line, what to do next; the first of several processes does so alone."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"Next: {step}", flush=True)
 
 
 @contextlib.contextmanager
@@ -99,14 +110,25 @@ def _sentence(error: Exception) -> str | None:
         )
     if isinstance(error, BrokenPipeError):
         return None
-    if isinstance(error, ConnectionError | TimeoutError):
-        return f"Expected an answer over the network, found: {error.strerror or first_line(error)}: try it again."
+    if _is_of_the_network(error):
+        reason = getattr(error, "strerror", None) or first_line(error)
+        return (
+            f"Expected an answer over the network, found: {reason}: check the name and the network, and try it again."
+        )
     if isinstance(error, OSError) and error.strerror:
         at = f" at {str(error.filename)!r}" if error.filename is not None else ""
         return f"Expected files and folders that can be read and written, found: {error.strerror}{at}: correct that."
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         return _no_utf8(error.object)
     return None
+
+
+def _is_of_the_network(error: Exception) -> bool:
+    import socket
+    import urllib.error
+
+    kinds = (ConnectionError, TimeoutError, socket.gaierror, socket.herror, urllib.error.URLError)
+    return isinstance(error, kinds) or type(error).__module__.partition(".")[0] in _NETWORK_PACKAGES
 
 
 def _check_arguments() -> None:

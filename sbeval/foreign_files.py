@@ -6,6 +6,7 @@ everything behind can hold them, and no alias of YAML stands for more than was w
 
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -16,11 +17,15 @@ import yaml
 
 from sbeval.errors import UserError, first_line
 
-MOST_BYTES = 2**30
+MOST_BYTES = 64 * 2**20
+"""Of a configuration; parsed, a file takes up to twenty times its size."""
+MOST_RESULTS_BYTES = 2**30
+"""Of a results file, and of what a run logs."""
 _MOST_YAML_BYTES = 2**20
 _MOST_NODES = 100_000
 _DEEPEST = 100
 _MOST_BRACKETS = 5000
+_LEAD = re.compile(r"^[-?: \t]+", re.MULTILINE)
 _LARGEST_WHOLE_NUMBER = 2**63
 _LARGEST_NUMBER = 1e100
 
@@ -62,7 +67,7 @@ def parse_json(text: str | bytes, *, nan: bool = True) -> Any:
         raise UserError(f"it is no JSON: {first_line(error)}") from None
 
 
-def read_json(path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True) -> Any:
+def read_json(path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True, most: int = MOST_BYTES) -> Any:
     """Reads a JSON file.
 
     Args:
@@ -70,19 +75,22 @@ def read_json(path: Path, what: str, *, remedy: str = "mend the file", nan: bool
         what: what it is, for messages: "the configuration of a checkpoint".
         remedy: what to do where it cannot be read.
         nan: whether NaN may stand for a number.
+        most: bytes that it may hold.
 
     Raises:
         UserError: there is none, or it is no JSON.
     """
     try:
-        return parse_json(read_bytes(path), nan=nan)
+        return parse_json(read_bytes(path, most), nan=nan)
     except UserError as error:
         raise UserError(f"Expected {what} at {str(path)!r}, found none that can be read ({error}): {remedy}.") from None
 
 
-def read_json_object(path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True) -> dict[str, Any]:
+def read_json_object(
+    path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True, most: int = MOST_BYTES
+) -> dict[str, Any]:
     """Reads a JSON file that holds an object; see `read_json`."""
-    value = read_json(path, what, remedy=remedy, nan=nan)
+    value = read_json(path, what, remedy=remedy, nan=nan, most=most)
     if not isinstance(value, dict):
         raise UserError(f"Expected {what} as a JSON object at {str(path)!r}, found a {type(value).__name__}: {remedy}.")
     return value
@@ -122,9 +130,7 @@ def parse_yaml(text: str) -> Any:
         UserError: it is no YAML, a key stands twice, or its aliases stand for more than can be meant; the message says
             why, to stand in a sentence.
     """
-    # the scanner takes time with the square of them
-    if text.count("[") + text.count("{") > _MOST_BRACKETS:
-        raise UserError(f"it holds more than {_MOST_BRACKETS} brackets")
+    _check_brackets(text)
     try:
         return yaml.load(text, _Loader)  # noqa: S506  a SafeLoader
     except yaml.YAMLError as error:
@@ -134,7 +140,23 @@ def parse_yaml(text: str) -> Any:
         raise UserError(first_line(error)) from None
 
 
-class _Loader(yaml.SafeLoader):
+def _check_brackets(text: str) -> None:
+    # the scanner takes time with the square of them
+    if text.count("[") + text.count("{") > _MOST_BRACKETS:
+        raise UserError(f"it holds more than {_MOST_BRACKETS} brackets")
+
+
+class _Counted:
+    """Refuses aliases that multiply; for a loader of PyYAML's."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()  # type: ignore[misc]
+        if node is not None:
+            _count_nodes(node, {})
+        return node
+
+
+class _Loader(_Counted, yaml.SafeLoader):
     """Refuses what a safe loader lets through: a key given twice, aliases that multiply, and endless nesting."""
 
     depth = 0
@@ -145,12 +167,6 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=f"it is nested more than {_DEEPEST} deep")
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
-        return node
-
-    def get_single_node(self) -> yaml.Node | None:
-        node: yaml.Node | None = super().get_single_node()
-        if node is not None:
-            _count_nodes(node, {})
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -174,7 +190,7 @@ _Loader.yaml_constructors = {
 }
 
 
-class _TaskLoader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
+class _TaskLoader(_Counted, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
     """Reads what a task's `!function` names as the text it is."""
 
 
@@ -185,11 +201,17 @@ def parse_task_yaml(text: str | bytes) -> Any:
     """Returns what the YAML of an lm-eval task holds; nothing that it names is called.
 
     Raises:
-        ValueError: it is no YAML.
+        ValueError: it is no YAML, or its aliases or its nesting are more than can be meant.
     """
+    if isinstance(text, bytes):
+        text = text.decode()
+    _check_brackets(text)
+    # libyaml's recursion ends the process; each level of a block stands at least one column further in
+    if any(len(lead) > _MOST_BRACKETS for lead in _LEAD.findall(text)):
+        raise ValueError("it is nested too deep")
     try:
         return yaml.load(text, _TaskLoader)  # noqa: S506  a SafeLoader
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(first_line(error)) from None
 
 

@@ -4,8 +4,11 @@ import argparse
 import contextlib
 import logging
 import os
+import shlex
+import shutil
 import sqlite3
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -13,10 +16,11 @@ from urllib.parse import quote
 
 from sbeval import plugin
 from sbeval.checkpoints.facts import longest_input_tokens
+from sbeval.ending import say_next
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import parse_json, read_yaml
 from sbeval.results.saving import saved_whole
-from sbeval.settings import Expected, Limit, Names, Text, as_counts, read_value
+from sbeval.settings import Expected, Limit, Names, Settings, Text, as_counts, described, read_value
 
 
 def _arguments(value: Any) -> Any:
@@ -97,11 +101,52 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
     if said.get("use_cache"):
         check_response_cache(Path(f"{said['use_cache']}_rank{os.environ.get('LOCAL_RANK', '0')}.db"))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(plugin.compact_tables())
         if said.get("output_path") and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
             chosen.output_path = stack.enter_context(saved_whole(said["output_path"]))
         if not own_tasks_needed:
             stack.enter_context(plugin.packaged_tasks_alone())
         HarnessCLI().execute(chosen)
+    if said.get("output_path"):
+        say_next(f"sbeval report {shlex.quote(str(said['output_path']))}")
+    else:
+        say_next(
+            "the same with `--output_path results` keeps these numbers, `sbeval report results` makes a page of them"
+        )
+
+
+def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
+    """Returns the help of `sbeval run`: lm-eval's options with what is set here, the model's own, and metadata.
+
+    Args:
+        adapter_options: the model's arguments beyond those of `hf`.
+        metadata: kind of tasks, and name and meaning of each of its keys.
+    """
+    from lm_eval._cli import HarnessCLI
+
+    parser = HarnessCLI()._subparsers.choices["run"]
+    parser.usage = "sbeval run --model_args pretrained=CKPT --tasks TASK,TASK --output_path DIR [options]"
+    parser.description = (
+        "Evaluate: `lm_eval run` with the model sb, the packaged tasks, and samples logged beside an output path."
+    )
+    parser.epilog = None
+    of_sb = {
+        "model": f"Model name (default: {plugin.MODEL_NAME}, which loads what hf loads)",
+        "batch_size": "Batch size: a whole number, or auto (default: what fits the device)",
+        "tasks": "Names of tasks and groups, with commas or spaces between them; `lm-eval ls tasks` and "
+        "`sbeval tasks` say where there are more",
+    }
+    for action in parser._actions:
+        action.help = of_sb.get(action.dest, action.help)
+    parts = [parser.format_help().rstrip()]
+    width = max(60, shutil.get_terminal_size().columns - 2)
+    own = ("--model_args of sb, beside pretrained, dtype, max_length and all others of hf", described(adapter_options))
+    for title, lines in (own, *((f"--metadata of {tasks}", keys) for tasks, keys in metadata)):
+        parts.append(f"\n{title}:")
+        for name, meaning in lines:
+            first = f"  {name:<21} " if len(name) < 22 else f"  {name}\n{'':24}"
+            parts.append(textwrap.fill(meaning, width, initial_indent=first, subsequent_indent=" " * 24))
+    return "\n".join(parts)
 
 
 def check_response_cache(file: Path) -> None:
@@ -155,9 +200,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def asked(chosen: argparse.Namespace) -> Asked:
     """Returns what parsed arguments ask for."""
+    return asked_by({**_configured(chosen), **{key: value for key, value in vars(chosen).items() if value}})
+
+
+def asked_by(said: Mapping[str, Any]) -> Asked:
+    """Returns what a configuration of lm-eval asks for."""
     from lm_eval.utils import simple_parse_args_string
 
-    said = {**_configured(chosen), **{key: value for key, value in vars(chosen).items() if value}}
     parts = (said.get("model_args") or {}, said.get("metadata") or {})
     model_args, metadata = (simple_parse_args_string(part) if isinstance(part, str) else part for part in parts)
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []

@@ -202,6 +202,25 @@ def read_value(kind: Any, value: Any, *, name: str, source: str = "") -> Any:
         raise UserError(_wrong_value(name, error.errors()[0], source)) from None
 
 
+def described(kind: type[Settings], *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """Returns name and meaning of each setting, with its default where it has one; for help.
+
+    Args:
+        kind: the settings.
+        without: names to leave out.
+    """
+    lines = []
+    for name, field in kind.model_fields.items():
+        if name not in without:
+            default = "" if field.is_required() or field.default is None else f" (default: {_plain(field.default)})"
+            lines.append((name, f"{field.description}{default}"))
+    return lines
+
+
+def _plain(default: Any) -> str:
+    return ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
 def unknown_key(key: Any, known: Iterable[str], *, place: str, source: str) -> str:
     """Returns the sentence about a key that some settings do not have."""
     names = sorted(known)

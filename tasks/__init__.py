@@ -2,6 +2,7 @@
 
 - `base`: what do all tasks have in common?
 - `packaged`: which tasks are there, of what kind, and which models can answer them?
+- `help`: which keys does the help of `sbeval run` list?
 - `metadata`: what may a user choose with `--metadata`?
 - `tokens`: which tokenizer does the model have, and how many tokens has a text?
 - `draws`: how does a name alone decide what is random?

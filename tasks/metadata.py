@@ -14,7 +14,7 @@ from pydantic import Field
 
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError
-from sbeval.settings import Count, Lengths, Settings, Tokens, WholeNumber, unknown_key
+from sbeval.settings import Count, Lengths, Name, Settings, Tokens, WholeNumber, read_value, unknown_key
 from sbeval.tasks.packaged import PREFIX, definitions, is_group
 
 # Numbers that are published were made with these: lm-eval's own seed of numpy for the perplexity tasks, and RULER's own
@@ -39,6 +39,8 @@ class TaskOptions(Settings):
         default=None,
         description="Longest input the model takes, in tokens: an argument of the model, which tasks read too.",
     )
+
+    label: Name | None = Field(default=None, description="Name of the model in reports, in place of its checkpoint's.")
 
     @classmethod
     def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:
@@ -121,6 +123,10 @@ def check_lengths(metadata: Mapping[str, Any]) -> None:
         if isinstance(options, Mapping) and (not place or place.startswith(PREFIX)):
             shared = {key: options[key] for key in TaskOptions.model_fields if options.get(key) is not None}
             TaskOptions.read(shared, place=place, source="--metadata")
+            if options.get("split") is not None:
+                from sbeval.corpora.split import Split  # brings numpy along
+
+                read_value(Split, options["split"], name="split", source="--metadata")
             text = options.get("data_path")
             if isinstance(text, str) and not Path(text).expanduser().exists():
                 raise UserError(f"Expected text at data_path {text!r}, found nothing there: check the path.")

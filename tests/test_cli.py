@@ -1,5 +1,6 @@
 """The `sbeval` command: what it passes on, what it prints, and how it fails."""
 
+import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,13 @@ from tiny_task import TINY_TASK
 from sbeval import lm_eval_command
 from sbeval.errors import UserError
 from sbeval.plugin import tasks_folder
+from sbeval.settings import described
+from sbeval.tasks import help as task_help
+from sbeval.tasks import metadata as task_metadata
+from sbeval.tasks.metadata import TaskOptions
+from sbeval.tasks.perplexity import options as perplexity_options
+
+OPTION_MODULES = (task_metadata, perplexity_options, task_help.recall, task_help.ruler)
 
 SBEVAL = Path(sys.executable).with_name("sbeval")
 
@@ -29,11 +37,38 @@ def test_tasks_prints_the_folder_for_include_path(command: list[str | Path]) -> 
     assert run([*command, "tasks"]).stdout == f"{tasks_folder()}\n"
 
 
-def test_help_of_run_is_that_of_lm_eval() -> None:
-    process = run([SBEVAL, "run", "--help"])
-    assert process.returncode == 0
-    assert "--include_path" in process.stdout
-    assert run([SBEVAL, "run"]).stdout == process.stdout
+def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
+    from sbeval.model_adapters.options import AdapterOptions
+    from sbeval.tasks.help import metadata_keys
+
+    code = (
+        "import sys\nfrom sbeval.cli import main\nsys.argv[1:] = ['run', '--help']\ntry:\n    main()\n"
+        "finally:\n    print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    lines = run_code(code)
+    assert lines[-1] == "False False"
+    assert lines[0].startswith("usage: sbeval run")
+    text = " ".join(" ".join(lines).split())
+    assert "--include_path" in text
+    assert "(default: sb, which loads what hf loads)" in text
+    assert "lm-eval run" not in text
+    assert "(default: hf)" not in text
+    metadata = [line for _, keys in metadata_keys() for line in keys]
+    for name, meaning in [*described(AdapterOptions), *metadata]:
+        assert f"{name} {meaning}" in text
+    shown = {name for name, _ in metadata}
+    assert {"context_lengths", "data_path", "split", "num_samples", "depths", "n_back", "distances"} <= shown
+    assert run([SBEVAL, "run"]).stdout == run([SBEVAL, "run", "--tasks", "tiny", "-h"]).stdout
+
+
+def test_help_of_metadata_knows_the_options_of_every_packaged_task() -> None:
+    options = [getattr(module, name) for module in OPTION_MODULES for name in dir(module)]
+    kinds = {kind for kind in options if isinstance(kind, type) and issubclass(kind, TaskOptions)}
+    assert kinds - {task_help.ruler.QaOptions} == {kind for _, kind in task_help._OF}
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert run([SBEVAL, "--version"]).stdout == f"sbeval {importlib.metadata.version('sbeval')}\n"
 
 
 def test_an_unknown_option_of_run_is_refused() -> None:
@@ -117,6 +152,7 @@ def test_parsing_leaves_the_command_line_of_this_process_alone() -> None:
         ("--tasks sb_stdlib_steam", "Expected the name of a task, found 'sb_stdlib_steam'"),
         ("--tasks helaswag", "Expected the name of a task, found 'helaswag'"),
         ("--tasks sb_stdlib_stream --model_args pretrained=/no/such", "there is no such folder: /no/such"),
+        ("--tasks sb_stdlib_stream --model_args pretrained=models/typo", "there is no such folder: models/typo"),
         ("--tasks sb_stdlib_stream --model_args pretrained=x,dtype=bfloat61", "found 'bfloat61'"),
         ("--tasks sb_stdlib_stream --model_args pretrained=x,max_length=a", "Expected max_length"),
         ("--tasks sb_stdlib_stream --model_args pretrained=x,device=cpu", "use --device."),
@@ -131,12 +167,13 @@ def test_parsing_leaves_the_command_line_of_this_process_alone() -> None:
         ("--tasks sb_stdlib_stream --model hf --model_args pretrained=x", "Expected the model sb"),
     ],
 )
-def test_what_cannot_run_is_refused_before_torch_is_imported(options: str, sentence: str) -> None:
+def test_what_cannot_run_is_refused_before_torch_is_imported(options: str, sentence: str, tmp_path: Path) -> None:
     code = (
-        f"import sys\nfrom sbeval.cli import main\nsys.argv[1:] = {['run', *options.split()]!r}\ntry:\n    main()\n"
-        "finally:\n    print('torch' in sys.modules)"
+        "import sys\nfrom sbeval.cli import main\n"
+        f"sys.argv[1:] = {['run', *options.split()]!r}\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules)"
     )
-    process = run([sys.executable, "-c", code])
+    (tmp_path / "models").mkdir()
+    process = run([sys.executable, "-c", code], folder=tmp_path)
     assert (process.returncode, process.stdout) == (1, "False\n")
     assert sentence in process.stderr
     assert len(process.stderr.splitlines()) == 1
@@ -171,6 +208,7 @@ def test_run_is_lm_eval_with_any_of_its_models_and_tasks(tmp_path: Path) -> None
     (results,) = out.rglob("results_*.json")
     assert "tiny" in json.loads(results.read_text())["results"]
     assert len(list(out.rglob("samples_tiny_*.jsonl"))) == 1
+    assert process.stdout.splitlines()[-1] == f"Next: sbeval report {out}"
 
 
 @pytest.mark.parametrize(

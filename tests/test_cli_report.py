@@ -50,10 +50,27 @@ def test_title_labels_baseline_and_choice_reach_the_page(results: Path, tmp_path
     assert "fixed_target" not in table
 
 
+def test_the_last_line_of_a_report_says_what_to_open(results: Path, tmp_path: Path) -> None:
+    found = command("report", results, "-o", tmp_path / "a folder", "--only", "*_stream")
+    page = tmp_path / "a folder" / "index.html"
+    assert found.stdout.splitlines()[-1] == f"Next: open {page.as_uri()} in a browser"
+
+
 def test_two_models_of_a_folder_are_compared(results: Path) -> None:
     found = command("report", results, "--compare", "demo-sb", "demo-rope")
     assert found.exit_code == 0, found.output
     assert "demo-rope minus demo-sb" in found.stdout
+
+
+def test_a_guard_that_cannot_judge_does_not_pass(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        task = perplexity_task("fixed_target", CURVES["rope"], documents=5)
+        write_run(tmp_path / name, model_record("rope", checkpoint_sha256=name * 64), [task])
+    compared = ("report", "--compare", tmp_path / "a", tmp_path / "b")
+    assert command(*compared).exit_code == 0
+    guarded = command(*compared, "--fail-if-worse")
+    assert isinstance(guarded.exception, UserError)
+    assert "20 documents" in str(guarded.exception)
 
 
 @pytest.mark.parametrize(("candidate", "code"), [("rope", 1), ("stickbreaking", 0)])

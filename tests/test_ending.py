@@ -53,6 +53,7 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
         ("raise UserError('Expected a, found b: mend it.')", "Expected a, found b: mend it."),
         (f"raise OSError({errno.ENOSPC}, 'No space left on device', '/x')", "a full disk"),
         (f"raise OSError({errno.EDQUOT}, 'Disk quota exceeded')", "a full disk"),
+        ("raise RuntimeError('I/O error: File too large (os error 27)')", "a full disk"),
         ("raise RuntimeError('[enforce fail at inline_container.cc:664]')", "a full disk"),
         ("open('/no/such/folder/file', 'w')", "No such file or directory at '/no/such/folder/file'"),
         (
@@ -60,6 +61,11 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
             "an answer over the network, found: C",
         ),
         ("raise TimeoutError('timed out')", "an answer over the network, found: timed out"),
+        (
+            "import socket; raise socket.gaierror(-2, 'Name or service not known')",
+            "an answer over the network, found: Name or service not known: check the name",
+        ),
+        ("import urllib.error; raise urllib.error.URLError('no host')", "the network, found: <urlopen error no host>"),
         ("open('/', 'w')", "Is a directory at '/'"),
         (
             "os.environ['TMPDIR'] = '/no'; import tempfile; tempfile._candidate_tempdir_list = lambda: ['/no']; "
@@ -119,3 +125,16 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     process.send_signal(signal.SIGHUP)
     process.communicate(timeout=30)
     assert process.returncode == 0
+
+
+def test_ctrl_c_while_the_command_s_own_modules_are_imported_is_silent() -> None:
+    for module in ("sbeval.errors", "sbeval.plugin", "sbeval.ending", "typer"):
+        # a line for each module that has been imported
+        command = [sys.executable, "-X", "importtime", "-m", "sbeval", "tasks"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        next(line for line in process.stderr if line.split()[-1] == module)
+        process.send_signal(signal.SIGINT)
+        said = [line for line in process.communicate(timeout=60)[1].splitlines() if "import time:" not in line]
+        assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT), module
+        assert said in ([], ["Ended by SIGINT; the same command can be run again."]), module

@@ -1,11 +1,16 @@
 """What a wheel holds, and that it works outside the checkout."""
 
+import json
+import shutil
+import sys
+import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
-from fresh_process import run_code
+from fresh_process import run, run_code
 from source_tree import ROOT, modules, package_folders
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -28,7 +33,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
     [
         ("tasks", "**/*.yaml", "sbeval/tasks"),
         ("reports", "write/templates/*", "sbeval/reports"),
-        ("sbeval", "training/recipes/*.yaml", "sbeval"),
+        ("sbeval", "training/recipes/**/*.yaml", "sbeval"),
         ("sbeval", "demo/checkpoints/**/*", "sbeval"),
         ("sbeval", "demo/*.tar.xz", "sbeval"),
         ("sbeval", "py.typed", "sbeval"),
@@ -60,6 +65,62 @@ def test_the_installed_wheel_serves_code_and_data_outside_the_checkout(wheel_pyt
 def test_torch_and_triton_are_pinned_to_the_tested_pair() -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     assert (pins["torch"], pins["triton"]) == ("2.13.0", "3.7.1")
+
+
+def test_triton_comes_with_torch_alone_and_a_cpu_needs_none(tmp_path: Path) -> None:
+    assert not [name for name in PYPROJECT["project"]["dependencies"] if "triton" in name]
+    checkpoint = ROOT / "sbeval" / "demo" / "checkpoints" / "stickbreaking"
+    (tmp_path / "text.txt").write_text("import this\n" * 400)
+    arguments = ["run", "--model_args", f"pretrained={checkpoint}", "--tasks", "sb_text_stream", "--metadata"]
+    arguments += [json.dumps({"data_path": str(tmp_path / "text.txt"), "context_lengths": [64]}), "--limit", "1"]
+    code = (
+        "import sys\nsys.modules['triton'] = None\n"  # its import then fails
+        f"sys.argv[1:] = {arguments!r}\nfrom sbeval.cli import main\nmain()"
+    )
+    printed = run_code(code, environment={"SBEVAL_CACHE": str(tmp_path / "cache")})
+    assert any("sb_text_stream" in line for line in printed)
+
+
+def test_the_tests_of_a_source_distribution_run(wheel_python: Path, tmp_path: Path) -> None:
+    build = "from setuptools import build_meta; import sys; build_meta.build_sdist(sys.argv[1])"
+    (tmp_path / "extra.cfg").write_text(f"[egg_info]\negg_base = {tmp_path}\n")
+    config = f"import os; os.environ['DIST_EXTRA_CONFIG'] = {str(tmp_path / 'extra.cfg')!r}; "
+    run([sys.executable, "-c", config + build, tmp_path], folder=ROOT)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("sbeval-*/")
+    tests = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py")}
+    assert tests == {file.relative_to(unpacked) for file in (unpacked / "tests").rglob("*.py")}
+    one = [wheel_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/results/test_outputs.py"]
+    process = run(one, folder=unpacked)
+    assert process.returncode == 0, process.stdout
+    assert "passed" in process.stdout
+
+
+def test_an_editable_install_that_is_taken_back_leaves_a_line_that_does_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "sbeval", "tasks", "reports", "model_adapters"):
+        if (ROOT / name).is_dir():
+            left_out = shutil.ignore_patterns("__pycache__", "*.safetensors")
+            shutil.copytree(ROOT / name, source / name, ignore=left_out)
+        else:
+            source.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, source)
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (site_packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (site_packages / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    installed = run([*pip, "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-e", source])
+    assert installed.returncode == 0, installed.stderr
+    assert run([python.with_name("sbeval"), "install-plugin"]).returncode == 0
+    code = "from lm_eval.api.registry import model_registry\nimport lm_eval.models\nprint('sb' in model_registry)"
+    assert run_code(code, python=python) == ["True"]
+    assert run([*pip, "uninstall", "-q", "-y", "sbeval"]).returncode == 0
+    assert (site_packages / "sbeval_autoload.pth").is_file()
+    process = run([python, "-c", code])
+    assert (process.stdout, process.stderr) == ("False\n", "")
 
 
 def test_every_dependency_is_pinned() -> None:

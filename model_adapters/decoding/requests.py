@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,9 +15,6 @@ from sbeval.model_adapters.session import GPU_BATCH_TOKENS, Session
 from sbeval.model_adapters.truncation import Prompt
 
 logger = logging.getLogger(__name__)
-DRAFTS = 7
-DRAFTS_FROM_TOKENS = {"cuda": 8192}
-"""Length of prompts from which on drafts are looked up unasked, by device: where they were measured to gain."""
 Give = Callable[[str, Sequence[int]], None]
 
 
@@ -52,6 +48,13 @@ class GenerationInSlots:
         with self._session.rope.hold(1):
             return fused_blocks(self._hf.model)
 
+    @functools.cached_property
+    def _drafts(self) -> int:
+        drafts = min(self._session.draft_tokens, most_drafts(self._hf.model))
+        if drafts < self._session.draft_tokens:
+            logger.warning("draft_tokens=%d: this model's steps look up %d", self._session.draft_tokens, drafts)
+        return drafts
+
     def generate(
         self,
         same: Mapping[int, Sequence[int]],
@@ -80,10 +83,7 @@ class GenerationInSlots:
             most_tokens=session.batches.max_tokens if session.device.type == "cpu" or session.slots else None,
             prompt_tokens=session.own_batches.max_tokens or GPU_BATCH_TOKENS,
             fused=self._fused_blocks,
-            drafts=min(most_drafts(hf.model), DRAFTS if session.draft_tokens is None else session.draft_tokens),
-            drafts_from_tokens=DRAFTS_FROM_TOKENS.get(session.device.type, sys.maxsize)
-            if session.draft_tokens is None
-            else 0,
+            drafts=self._drafts,
         )
         started = time.perf_counter()
 

@@ -63,7 +63,6 @@ class Terms:
         prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
         fused: the model's blocks for steps of one slot on a GPU, None where it has none.
         drafts: most tokens looked up in a text for each step.
-        drafts_from_tokens: length of prompts from which on they are.
     """
 
     end_tokens: Sequence[int]
@@ -74,7 +73,6 @@ class Terms:
     prompt_tokens: int
     fused: FusedBlocks | None = None
     drafts: int = 0
-    drafts_from_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +151,6 @@ def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms,
 def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, give: Give) -> None:
     """Generates in slots of one size until every text is done, or memory runs out."""
     most_new_tokens = max(text.budget_tokens for text in texts)
-    drafts = terms.drafts if min(len(text.prompt) for text in texts) >= terms.drafts_from_tokens else 0
     stepper = Stepper(
         model,
         slots=slots,
@@ -161,8 +158,8 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
         most_new_tokens=most_new_tokens,
         end_tokens=terms.end_tokens,
         fewest_new_tokens=terms.fewest_new_tokens,
-        fused=terms.fused if slots == 1 and not drafts else None,
-        drafts=drafts,
+        fused=terms.fused if slots == 1 and not terms.drafts else None,
+        drafts=terms.drafts,
     )
     steps = most_new_tokens * -(-len(texts) // slots)
     # launches that wait for their kernels cannot be recorded

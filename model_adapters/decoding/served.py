@@ -98,7 +98,8 @@ def most_drafts(model: Any) -> int:
     if not isinstance(model, SbevalForCausalLM) or any(window is not None for window in windows):
         return 0
     config = model.config
-    return MOST_QUERIES // (config.num_attention_heads // config.num_key_value_heads) - 1
+    key_heads = config.num_key_value_heads or config.num_attention_heads
+    return MOST_QUERIES // (config.num_attention_heads // key_heads) - 1
 
 
 def fused_blocks(model: Any) -> FusedBlocks | None:

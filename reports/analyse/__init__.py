@@ -6,11 +6,13 @@
 - `claims`: does more context help?
 - `findings`: what is said of one model?
 - `overview`: what is said of all models together?
+- `names`: how do names stand in sentences?
 - `ruler`: what are RULER's averages and effective lengths?
 - `needles`: how do scores depend on depth?
 - `recall`: how does recall depend on pairs and length?
 - `positions`: how does NLL differ by position?
 - `suite`: how do ordinary tasks compare?
 - `paired`: how do two models differ on the same samples?
-- `compare_scores`: the same for a comparison in the terminal
+- `compare_lengths`: how do two models differ at each length, for a comparison in the terminal?
+- `compare_scores`: the same of scores
 """

@@ -54,6 +54,8 @@ class LengthClaims:
         clusters: documents compared.
         doubtful: whether the documents' sizes are so uneven that intervals and bands cover less often than they say;
             known without samples where the run recorded it.
+        by_document: with too few documents for a band, each one's own difference of the longest length to the
+            reference, ascending.
         obstacle: why nothing can be said; empty where something can.
     """
 
@@ -66,6 +68,7 @@ class LengthClaims:
     steps: tuple[LengthDifference, ...] = ()
     clusters: int = 0
     doubtful: bool = False
+    by_document: tuple[float, ...] = ()
     obstacle: str = ""
 
     @property
@@ -109,9 +112,11 @@ def length_claims(sums: SumsByDocument | None, training_length_tokens: int | Non
     nll, tokens = sums.nll_nats[same], sums.tokens[same, 0]
     reference = _reference(lengths, training_length_tokens)
     differences: tuple[LengthDifference, ...] = ()
-    raises_from = None
+    raises_from, own = None, np.empty(0)
     if reference is not None:
         earlier = lengths.index(reference)
+        if few:
+            own = (nll[:, -1] - nll[:, earlier]) / tokens
         others = [index for index in range(len(lengths)) if index != earlier]
         differences = _differences(nll, tokens, lengths, [(earlier, index) for index in others])
         longer = [item for item in differences if item.context_length_tokens > reference]
@@ -128,6 +133,7 @@ def length_claims(sums: SumsByDocument | None, training_length_tokens: int | Non
         steps=steps,
         clusters=clusters,
         doubtful=doubtful,
+        by_document=tuple(sorted(map(float, own))),
         obstacle=TOO_FEW if few else "",
     )
 

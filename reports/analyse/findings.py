@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sbeval.reports.analyse.claims import TOO_FEW, LengthClaims, LengthDifference
+from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, rope_scaling_text
@@ -64,7 +65,8 @@ def model_facts(model: EvaluatedModel) -> str:
     if model.seeds > 1:
         parts.append(f"mean of {model.seeds} training seeds")
     if record.extended_from:
-        parts.append(f"extended from {model.parent or record.extended_from.get('name', 'a parent not named')}")
+        parent = model.parent or record.extended_from.get("name")
+        parts.append(f"extended from {in_words(str(parent)) if parent else 'a parent not named'}")
     return ", ".join(parts)
 
 
@@ -96,7 +98,9 @@ def find(
         sentences = [_context_sentence(corpus, claim) for corpus, claim in identical.items()]
         sentences += _stream_sentences(own, identical)
         sentences += effective_lengths.get(model.label, ())
+        telling = [*identical.values(), *own.values()]
         usable = [claim for claim in identical.values() if not claim.obstacle]
+        usable = usable or [claim for claim in telling if _few(claim)]
         findings.append(
             Finding(
                 label=model.label,
@@ -115,8 +119,17 @@ def _nothing_claimed(model: EvaluatedModel) -> str:
     return f"No perplexity or RULER score against context length; its runs measured {named}{more}."
 
 
+def _few(claim: LengthClaims) -> bool:
+    """Whether differences were measured, on too few documents for an interval."""
+    longer = claim.reference_tokens is not None and max(claim.lengths) > claim.reference_tokens
+    return claim.obstacle == TOO_FEW and longer
+
+
 def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
     longest = length_text(max(claim.lengths))
+    if _few(claim):
+        meaning = f"nats per token at {longest} against {length_text(claim.reference_tokens or 0)}, no interval"
+        return (Headline(value=signed(claim.differences[-1].estimate), meaning=meaning),)
     lowers = "none"
     if claim.lowers_to_tokens:
         lowers = ("≥ " if claim.lowers_to_tokens == max(claim.lengths) else "") + length_text(claim.lowers_to_tokens)
@@ -186,18 +199,25 @@ def _without_claim(claim: LengthClaims) -> str:
     """What is seen where nothing can be claimed."""
     if claim.obstacle != TOO_FEW:
         return f"nothing can be said, because {claim.obstacle}"
-    documents = "1 document" if claim.clusters == 1 else f"{claim.clusters} documents"
-    enough = f"intervals need {MINIMUM_CLUSTERS} documents scored at every length, and there are {claim.clusters}"
-    if claim.clusters == 1:
-        enough = enough.replace("there are", "there is")
-    if not claim.differences or claim.reference_tokens is None:
-        return f"nothing can be said, because {enough}"
+    one = claim.clusters == 1
+    documents = "1 document" if one else f"{claim.clusters} documents"
+    too_few = f"{documents} {'is' if one else 'are'} too few for a 95% interval, which takes {MINIMUM_CLUSTERS}"
+    if not _few(claim):
+        return f"nothing can be said, because {too_few}"
     last = claim.differences[-1]
     side = "lower" if last.estimate < 0 else "higher"
+    lowest, highest = claim.by_document[0], claim.by_document[-1]
+    agreeing = sum((own < 0) == (last.estimate < 0) for own in claim.by_document)
+    each = "" if one else f", {side} in {agreeing} of them (by document from {signed(lowest)} to {signed(highest)})"
     return (
-        f"in {documents}, NLL at {length_text(last.context_length_tokens)} is {abs(last.estimate):.2f} nats per token "
-        f"{side} than at {length_text(claim.reference_tokens)}; nothing is claimed, because {enough}"
+        f"in {documents} NLL at {length_text(last.context_length_tokens)} is {abs(last.estimate):.2f} nats per token "
+        f"{side} than at {length_text(claim.reference_tokens or 0)}{each}; {too_few}"
     )
+
+
+def signed(value: float) -> str:
+    """Writes a number with its sign and two digits."""
+    return f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _recovery(claim: LengthClaims) -> str:
@@ -220,7 +240,7 @@ def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Ma
         words = f"In {protocol.replace('_', ' ')} windows ({CORPUS_WORDS.get(corpus, corpus)})"
         where = words if claim.obstacle else words + _doubt(claim)
         if claim.obstacle:
-            if corpus not in identical:
+            if corpus not in identical or _few(claim):
                 sentences.append(f"{where}: {_without_claim(claim)}.")
             continue
         if claim.reference_tokens is None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import difference_text
+from sbeval.reports.analyse.names import name_list
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
 from sbeval.reports.read.fields import length_text
@@ -73,11 +74,16 @@ def _sentence(where: str, own: Sequence[tuple[str, LengthClaims]]) -> str:
         return ""
     parts = []
     if better:
-        parts.append(f"lower NLL at their longest context than at their training length: {_listed(better)}")
+        parts.append(f"is lower at the longest context than at the training length for {_named(better)}")
+    if worse:
+        each = [f"from {length_text(length)} on for {_named(labels)}" for length, labels in sorted(worse.items())]
+        parts.append(f"is higher than at the training length {', '.join(each)}")
     if alike:
-        parts.append(f"neither lower there nor higher at any length beyond it: {_listed(alike)}")
-    parts += [f"higher from {length_text(length)} on: {_listed(labels)}" for length, labels in sorted(worse.items())]
-    return f"On identical targets ({where}), of {compared} models: {'; '.join(parts)}."
+        parts.append(
+            f"is neither measurably lower at the longest context nor higher anywhere beyond the training length for "
+            f"{_named(alike)}"
+        )
+    return f"On identical targets ({where}, {compared} models), NLL {'; it '.join(parts)}."
 
 
 def _row(label: str, claim: LengthClaims) -> tuple[str, ...]:
@@ -95,10 +101,8 @@ def _row(label: str, claim: LengthClaims) -> tuple[str, ...]:
     )
 
 
-def _listed(labels: Sequence[str]) -> str:
-    shown = labels if len(labels) <= _NAMED_AT_MOST else [*labels[: _NAMED_AT_MOST - 1]]
-    more = f" and {len(labels) - len(shown)} others" if len(shown) < len(labels) else ""
-    return ", ".join(shown) + more
+def _named(labels: Sequence[str]) -> str:
+    return name_list(labels, at_most=_NAMED_AT_MOST)
 
 
 def caveats(
@@ -128,7 +132,7 @@ def caveats(
     if doubtful := dict.fromkeys(key[1:] for key in claims if claims[key].doubtful):
         remarks.append(
             f"{DOUBTFUL}: intervals and bands for "
-            f"{_joined([f'{protocol} on {CORPUS_WORDS.get(corpus, corpus)}' for corpus, protocol in doubtful])} are "
+            f"{name_list([f'{protocol} on {CORPUS_WORDS.get(corpus, corpus)}' for corpus, protocol in doubtful])} are "
             "doubtful. The documents' sizes have a standard deviation of log tokens above "
             f"{UNEVEN_LOG_DEVIATION:g}, so that a few of them weigh as much as all others; on such texts 95% "
             f"intervals cover {UNEVEN_COVERAGE} in simulations."
@@ -145,7 +149,7 @@ def caveats(
             f"Missing: paired differences of {_all_named(sorted(unlogged))}; run with --log_samples to get them."
         )
     if ruler_apart:
-        tasks = _joined(list(dict.fromkeys(task for own in ruler_apart.values() for task in own)))
+        tasks = name_list(list(dict.fromkeys(task for own in ruler_apart.values() for task in own)))
         remarks.append(f"Kept apart from RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_WORDS}).")
     if len(ruler_filled) > 1:
         named = "; ".join(f"{rule} for {_all_named(labels)}" for rule, labels in ruler_filled.items())
@@ -186,16 +190,9 @@ def _ruler_not_run(missing: Mapping[str, Sequence[str]]) -> list[str]:
     for label, tasks in missing.items():
         if tasks:
             lacking.setdefault(tuple(tasks), []).append(label)
-    parts = [f"{_joined(tasks)} for {_all_named(labels)}" for tasks, labels in lacking.items()]
+    parts = [f"{name_list(tasks)} for {_all_named(labels)}" for tasks, labels in lacking.items()]
     return [f"Missing of RULER's {len(TASKS)} tasks: {'; '.join(parts)}."] if parts else []
 
 
 def _all_named(labels: Iterable[str]) -> str:
-    names = list(labels)
-    if len(names) > _CAVEATS_NAME_AT_MOST:
-        names = [*names[: _CAVEATS_NAME_AT_MOST - 1], f"{len(names) - _CAVEATS_NAME_AT_MOST + 1} others"]
-    return _joined(names)
-
-
-def _joined(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+    return name_list(labels, at_most=_CAVEATS_NAME_AT_MOST)

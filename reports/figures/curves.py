@@ -1,7 +1,7 @@
 """A metric or a score against context length: one line a model, a band, a mark at each training length."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,12 +11,13 @@ from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.rows import by_model
 
-DEFAULT_LONGEST_TOKENS = 131_072
 METRICS = {
     "nll": ("NLL (nats per token)", "linear", ".3f"),
     "token_perplexity": ("perplexity per token (log scale)", "log", ",.2f"),
     "bits_per_byte": ("bits per byte", "linear", ".3f"),
 }
+"""A metric's axis, its scale and the digits of its numbers."""
+METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
 _TOOLTIP = {
     "setting": "model",
     "length_text": "context",
@@ -177,10 +178,13 @@ def training_marks(training_lengths: Mapping[str, int], order: Sequence[str]) ->
     return {length: f"trained at {length_text(length)}" for length in lengths}
 
 
-def length_domain(table: pd.DataFrame, marks: Mapping[int, str]) -> tuple[int, int]:
-    """Returns the ends of the length axis; it goes to 128K, or as far as the measurements."""
+def length_domain(table: pd.DataFrame, marks: Iterable[int]) -> tuple[int, int]:
+    """Returns the ends of the length axis: those of the measurements, and marks up to a doubling beyond them."""
     lengths = [int(length) for length in table["context_length_tokens"].dropna()]
-    return min([*lengths, *marks]), max([*lengths, *marks, DEFAULT_LONGEST_TOKENS])
+    low, high = min(lengths), max(lengths)
+    near = [mark for mark in marks if low <= 2 * mark and mark <= 2 * high]
+    low, high = min([low, *near]), max([high, *near])
+    return (low, high) if low < high else (max(1, low // 2), 2 * high)
 
 
 def length_rows(

@@ -1,13 +1,13 @@
 """What explains a line figure: marks, levels, and names at the ends of lines, moved apart until none covers another."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _LABEL_HEIGHT_PIXELS = 15.0
 _BESIDE_OWN_END_AT_MOST = 6
-LETTER_PIXELS = 6.9
 WIDEST_PIXELS = 260.0
+SYMLOG_CONSTANT = 0.05
 Row = dict[str, Any]
 VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
 
@@ -31,7 +31,8 @@ def end_labels(
             last[row["setting"]] = row
     if not measured:
         return []
-    drawn = math.log if y_scale == "log" else float
+    transforms: dict[str, Callable[[float], float]] = {"log": math.log, "symlog": _symlog}
+    drawn = transforms.get(y_scale, float)
     values = [row[key] for row in measured for key in ("y", "low", "high", "seed_low", "seed_high") if key in row]
     shown = [value for value in values if value is not None and (y_scale != "log" or value > 0)]
     low, high = nice_domain(min(shown), max(shown), y_scale) if y_domain is None else y_domain
@@ -49,6 +50,10 @@ def end_labels(
         }
         for label in heights
     ]
+
+
+def _symlog(value: float) -> float:
+    return math.copysign(math.log1p(abs(value) / SYMLOG_CONSTANT), value)
 
 
 def nice_domain(low: float, high: float, y_scale: str, ticks: int = 6) -> tuple[float, float]:
@@ -92,23 +97,6 @@ def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIX
     }
 
 
-def label_room(ends: Sequence[Mapping[str, Any]], x_domain: tuple[int, int], width_pixels: float) -> tuple[int, float]:
-    """Returns the pixels the names need right of the plot, and how far they lean on free room within it.
-
-    Beyond the octaves their lines leave free, that is. The second number is the share of the plot's width that these
-    are for the name that needs most: of what a plot is made narrower by, so much is missing again.
-    """
-    low, high = x_domain
-    octaves = max(1.0, math.log2(high / low))
-    needed, share = 12.0, 0.0
-    for row in ends:
-        free = math.log2(high / row["label_x"]) / octaves
-        room = min(WIDEST_PIXELS, LETTER_PIXELS * len(row["setting"])) + 26 - free * width_pixels
-        if room > needed:
-            needed, share = room, free
-    return round(needed), round(share, 3)
-
-
 def _overlap(earlier: tuple[list[str], float], later: tuple[list[str], float], label_height: float) -> bool:
     reach = (len(earlier[0]) + len(later[0])) * label_height / 2
     return later[1] - earlier[1] < reach
@@ -140,8 +128,10 @@ def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
     """Returns horizontal lines, with words where there are some."""
     if not levels:
         return []
-    rows = [{"y": value, "text": text} for value, text in levels.items()]
-    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": "top", "dx": 4, "dy": 4}
+    # words below the highest line stay within the plot, and words above a lower one off the axis' names
+    rows = [{"y": value, "text": text, "above": value < max(levels)} for value, text in levels.items()]
+    baseline, dy = {"expr": "datum.above ? 'bottom' : 'top'"}, {"expr": "datum.above ? -4 : 4"}
+    text = {"type": "text", "style": "mark-text", "align": "left", "baseline": baseline, "dx": 4, "dy": dy}
     rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
     worded = [row for row in rows if row["text"]]
     words = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
@@ -149,11 +139,14 @@ def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
 
 
 def line_names(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:
-    """Returns names beside the lines' ends, each joined to its end by a thin line where it had to move."""
+    """Returns names beside the lines' ends, each joined to its end by a thin line where it had to move.
+
+    They read the specification's data set `ends`, which the page replaces when lines are hidden or the plot is resized.
+    """
     if not ends:
         return []
-    moved = {"expr": "length(hidden) ? 0 : datum.shift"}
-    shared = {"data": {"values": list(ends)}, "transform": [VISIBLE]}
+    moved = {"expr": "datum.shift"}
+    shared = {"data": {"name": "ends"}, "transform": [VISIBLE]}
     own_color = {**color, "legend": None}
     leader = {"type": "rule", "style": "leader", "xOffset": 6, "x2Offset": 15, "y2Offset": moved}
     mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 17}

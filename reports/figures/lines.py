@@ -5,7 +5,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.figures.labels import VISIBLE, Row, end_labels, label_room, level_lines, line_names, vertical_marks
+from sbeval.reports.figures.labels import (
+    SYMLOG_CONSTANT,
+    VISIBLE,
+    Row,
+    end_labels,
+    level_lines,
+    line_names,
+    vertical_marks,
+)
 from sbeval.reports.figures.theme import Look
 
 HEIGHT_PIXELS = 330
@@ -28,9 +36,10 @@ class Axes:
         x_domain: its first and last value.
         y_title: the measured quantity with its unit, None for no title.
         x_octaves: octaves from one named length to the next, None to choose.
-        y_scale: "linear" or "log".
+        y_scale: "linear", "log", or "symlog" for one that is linear around zero and logarithmic away from it.
         y_domain: fixed ends, None to fit the lines shown.
         y_format: d3 format of the axis labels.
+        y_values: the values named along the axis, None to choose.
         levels: heights of horizontal lines to the words beside them, such as zero for differences.
         x_values: the values named along the axis, None for lengths in octaves.
     """
@@ -42,6 +51,7 @@ class Axes:
     y_scale: str = "linear"
     y_domain: tuple[float, float] | None = None
     y_format: str | None = None
+    y_values: tuple[float, ...] | None = None
     levels: Mapping[float, str] = dataclasses.field(default_factory=dict)
     x_values: tuple[int, ...] | None = None
 
@@ -92,8 +102,9 @@ def line_figure(
         "legend": None if direct else {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260},
     }
     x, y = _x(axes), _y(axes)
+    low, high = axes.x_domain
     layers = [
-        *vertical_marks(marks, x),
+        *vertical_marks({at: text for at, text in marks.items() if low <= at <= high}, x),
         *level_lines(axes.levels, y),
         _band(shown, x, y, color),
         _line(x, y, color),
@@ -102,7 +113,6 @@ def line_figure(
         _pointer_targets(x, y, tooltip, hover),
         *line_names(ends, x, y, color),
     ]
-    room, leaning = label_room(ends, axes.x_domain, width) if direct else (12, 0.0)
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "title": {"text": title, "subtitle": subtitle},
@@ -110,8 +120,8 @@ def line_figure(
         "width": width,
         "height": height,
         "padding": {"left": 6, "top": 6, "bottom": 6, "right": 12},
-        "usermeta": {"labelRoomPixels": room, "labelLeaning": leaning, "widthPixels": width},
         "params": [{"name": "hidden", "value": []}],
+        **({"datasets": {"ends": ends}} if ends else {}),
         "data": {"values": shown},
         "layer": [layer for layer in layers if layer],
     }
@@ -137,11 +147,15 @@ def _x(axes: Axes) -> dict[str, Any]:
 
 def _y(axes: Axes) -> dict[str, Any]:
     scale: dict[str, Any] = {"type": axes.y_scale, "nice": True} | ({"zero": False} if axes.y_scale == "linear" else {})
+    if axes.y_scale == "symlog":
+        scale["constant"] = SYMLOG_CONSTANT
     if axes.y_domain:
         scale |= {"domain": list(axes.y_domain), "nice": False}
     axis: dict[str, Any] = {"tickCount": 6}
     if axes.y_format:
         axis["format"] = axes.y_format
+    if axes.y_values:
+        axis |= {"values": list(axes.y_values), "labelOverlap": False}
     return {"field": "y", "type": "quantitative", "title": axes.y_title, "scale": scale, "axis": axis}
 
 

@@ -5,7 +5,9 @@
 - `runs`: what does one results file say?
 - `models`: which runs are of one model under test?
 - `measurements`: the tidy table, one row a number
+- `sample_lines`: what do the lines of a samples file hold, and what do they lack?
 - `samples`: sums by document, and scores of single samples
+- `answers`: a few samples as a person reads them
 - `positions`: NLL by position
 - `spans`: attention spans
 - `rows`: what a reader is, and how training seeds become one row

@@ -67,13 +67,15 @@ def find_result_files(paths: Iterable[Path | str], notes: Notes) -> list[Path]:
     return list(found)
 
 
-def samples_file(results_path: Path, task: str) -> Path | None:
-    """Returns the samples file lm-eval wrote with a result file for a task, or None."""
+def samples_file(results_path: Path, task: str, notes: Notes) -> Path | None:
+    """Returns the samples file lm-eval wrote with a result file for a task, None where there is no such file."""
     date = _DATE.search(results_path.name)
     if date is None or "/" in task or "\\" in task or os.sep in task:
         return None
     candidate = results_path.parent / f"samples_{task}_{date.group()}.jsonl"
     try:
+        if not candidate.is_file() and os.path.lexists(candidate):
+            notes.add(candidate, "samples are left out: it is no regular file.")
         return candidate if candidate.is_file() else None
     except (OSError, ValueError):  # a name no file system can hold
         return None
@@ -82,8 +84,8 @@ def samples_file(results_path: Path, task: str) -> Path | None:
 def _walk(folder: Path, ending: str = ".json") -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not (is_set_aside(name) or is_unfinished(name)))
-        found = (Path(parent, name) for name in sorted(names) if name.endswith(ending))
-        yield from (file for file in found if not file.is_fifo())
+        # a folder of such a name is a note when it is read
+        yield from (Path(parent, name) for name in sorted([*folders, *names]) if name.endswith(ending))
 
 
 def _note_orphaned_samples(folder: Path, notes: Notes) -> None:

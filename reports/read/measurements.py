@@ -160,8 +160,8 @@ def _task_rows(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, note
             notes.add(run.path, f"{task.name}: {name} left out: {length} is no context length.")
             continue
         number = usable_number(value)
-        if number is None or (length is not None and number == -1 and metric == "score"):
-            # lm-eval writes N/A where there is nothing to compute
+        # lm-eval writes N/A where there is nothing to compute, and its own ruler -1 at a length that was not asked for
+        if number is None or (record is None and length is not None and number == -1 and metric == "score"):
             if number is None and not isinstance(value, list) and value not in (None, "N/A", "", " "):
                 notes.add(run.path, f"{task.name}: {name} is {shown(value)}; left as missing.")
             continue

@@ -105,6 +105,7 @@ def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
 
 
 _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
+    "label": lambda run: run.label,
     "attention": lambda run: run.record.attention,
     "window": lambda run: f"window {length_text(run.record.sliding_window)}" if run.record.sliding_window else None,
     "rope_scaling": lambda run: rope_scaling_text(run.record.rope_scaling),
@@ -123,9 +124,9 @@ _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
 
 
 def describe_facts(model: EvaluatedModel) -> tuple[str, ...]:
-    """Returns everything by which models are told apart but the checkpoint and its seed."""
+    """Returns everything by which models are told apart but the checkpoint, its label and its seed."""
     newest = model.runs[0]
-    return tuple(describe(newest) or "" for field, describe in _DISTINCTIONS.items() if field != "seed")
+    return tuple(describe(newest) or "" for field, describe in _DISTINCTIONS.items() if field not in ("label", "seed"))
 
 
 def _unique_names(newest: Mapping[ModelKey, EvaluationRun]) -> dict[ModelKey, str]:

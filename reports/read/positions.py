@@ -16,7 +16,7 @@ from sbeval.reports.read.files import Notes
 from sbeval.reports.read.measurements import interval_ends, typed_frame
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.rows import Reader, averaging
-from sbeval.reports.read.samples import read_lines
+from sbeval.reports.read.sample_lines import read_lines
 
 POSITION_COLUMNS = [
     "setting",
@@ -148,16 +148,18 @@ def read_positions(models: Sequence[EvaluatedModel], notes: Notes) -> dict[tuple
                 found[key] = (
                     SumsByPosition(sums={}, obstacle=UNLOGGED)
                     if task.samples is None
-                    else read_position_sums(task.samples, [_bin(one) for one in bins], notes)
+                    else read_position_sums(task.samples, [_bin(one) for one in bins], notes, samples=task.samples_used)
                 )
     return found
 
 
-def read_position_sums(path: Path, bins: Sequence[Bin | None], notes: Notes) -> SumsByPosition:
+def read_position_sums(
+    path: Path, bins: Sequence[Bin | None], notes: Notes, *, samples: float | None
+) -> SumsByPosition:
     """Adds up the rows [document, NLL in nats, tokens] of every sample, bin by bin; a row not finite is left out."""
     sums: dict[Bin, dict[str, NDArray[np.float64]]] = {}
     bad_rows = 0
-    for sample in read_lines(path, notes):
+    for sample in read_lines(path, notes, samples=samples):
         rows_by_bin = sample.get("position_nll")
         if not isinstance(rows_by_bin, list):
             continue

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from sbeval.reports.read.answers import ANSWERS
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.measurements import tabulate_measurements
 from sbeval.reports.read.models import EvaluatedModel, group_models, note_other_inputs
@@ -16,7 +17,7 @@ from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
 from sbeval.reports.read.spans import SPANS
 
 T = TypeVar("T")
-READERS: tuple[Reader[Any], ...] = (POSITIONS, SAMPLE_SCORES, SPANS, DOCUMENT_SUMS, POSITION_SUMS)
+READERS: tuple[Reader[Any], ...] = (POSITIONS, SAMPLE_SCORES, SPANS, DOCUMENT_SUMS, POSITION_SUMS, ANSWERS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
-from sbeval.foreign_files import fits, parse_json, read_bytes, usable_number
+from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes, usable_number
 from sbeval.reports.read.fields import read_record, telling_name
 from sbeval.reports.read.files import Notes, samples_file
-from sbeval.results.records import ModelRecord, TaskRecord
+from sbeval.results.records import LABEL, ModelRecord, TaskRecord
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +55,7 @@ class EvaluationRun:
         path: the file.
         date: when the run started, in UTC.
         record: the evaluated model's facts.
+        label: what the run called its model, None where it did not.
         model_source: lm-eval's model name, such as "sb" or "hf".
         model_args: model arguments as the user wrote them.
         described: False where the file holds no model record and `record` was filled from lm-eval's own fields.
@@ -66,6 +67,7 @@ class EvaluationRun:
     path: Path
     date: datetime.datetime
     record: ModelRecord
+    label: str | None
     model_source: str
     model_args: str
     described: bool
@@ -80,7 +82,7 @@ def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
     NaN, Infinity and fields of a newer lm-eval are no obstacle; a truncated, empty or foreign file is a note.
     """
     try:
-        raw = read_bytes(path)
+        raw = read_bytes(path, MOST_RESULTS_BYTES)
     except UserError as error:
         notes.add(path, f"left out: the file cannot be read ({error}).")
         return None
@@ -103,10 +105,12 @@ def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
     if not tasks:
         notes.add(path, "left out: the run holds no metric.")
         return None
+    label = next((text for task in tasks if isinstance(text := task.metadata.get(LABEL), str) and text), None)
     return EvaluationRun(
         path=path,
         date=_date(content, path),
-        record=model,
+        record=model if label is None else dataclasses.replace(model, name=label),
+        label=label,
         model_source=str(content.get("model_source") or config.get("model") or "unknown"),
         model_args=_arguments_text(config.get("model_args")),
         described=described,
@@ -178,7 +182,7 @@ def _task_result(
         name=name,
         record=record,
         metrics=metrics,
-        samples=samples_file(path, name),
+        samples=samples_file(path, name, notes),
         few_shot=few_shot if fits(few_shot, int) else None,
         version=None if version is None else str(version),
         higher_is_better={key: value for key, value in better.items() if isinstance(value, bool)},

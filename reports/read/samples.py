@@ -1,27 +1,24 @@
-"""Streams lm-eval's samples files, one line in memory at a time: sums by document, and scores of single samples.
+"""What lm-eval's samples files say: sums by document, and scores of single samples.
 
 By these scores two models are compared on the same questions.
 """
 
-import contextlib
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.errors import UserError
-from sbeval.foreign_files import parse_json, usable_number
+from sbeval.foreign_files import fits, usable_number
 from sbeval.reports.read.fields import context_metric, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.rows import Reader, averaging
 from sbeval.reports.read.runs import InputLimit, TaskResult, input_limit
-
-_PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
+from sbeval.reports.read.sample_lines import read_lines
 
 
 class SumsByDocument:
@@ -82,50 +79,15 @@ class SumsByDocument:
         return cls(sums)
 
 
-def read_lines(path: Path, notes: Notes) -> Iterator[dict[str, Any]]:
-    """Yields the samples of a file, without their prompts and answers; unreadable lines are counted in one note."""
-    unreadable = 0
-    try:
-        with path.open("rb") as lines:
-            for line in lines:
-                if not line.strip():
-                    continue
-                sample = _parsed(line)
-                if isinstance(sample, dict):
-                    yield sample
-                else:
-                    unreadable += 1
-    except OSError as error:
-        notes.add(path, f"could not be read to its end ({error.strerror or error}).")
-    if unreadable:
-        lines_text = "1 line that is" if unreadable == 1 else f"{unreadable} lines that are"
-        notes.add(path, f"{lines_text} not complete JSON left out; paired differences rest on the rest.")
-
-
-def _parsed(line: bytes) -> object:
-    """Parses a line; prompts, which are nearly all of it, are skipped unread.
-
-    lm-eval writes `arguments`, `resps`, `filtered_resps`, `filter` one after another. A quote within a text is escaped,
-    so the markers found are keys; where they belong to another object, what is left is no JSON and all is parsed.
-    """
-    start, stop = line.find(_PROMPTS_START), line.rfind(_PROMPTS_STOP)
-    if 0 < start < stop:
-        with contextlib.suppress(UserError):
-            return parse_json(line[:start] + line[stop:])
-    try:
-        return parse_json(line.decode("utf-8", errors="replace"))
-    except UserError:
-        return None
-
-
-def read_document_sums(path: Path, notes: Notes) -> SumsByDocument | None:
+def read_document_sums(path: Path, notes: Notes, *, samples: float | None = None) -> SumsByDocument | None:
     """Adds up the `ClusterSums` rows of every sample; None where the file holds none.
 
-    A row with a non-finite sum is left out with a note: it would silently spoil every mean it enters.
+    `samples` is how many the results file counts. A row with a non-finite sum is left out with a note: it would spoil
+    every mean it enters.
     """
     sums: dict[int, dict[str, NDArray[np.float64]]] = {}
     bad_rows = 0
-    for sample in read_lines(path, notes):
+    for sample in read_lines(path, notes, samples=samples):
         for key, rows in sample.items():
             parsed = context_metric(key)
             if parsed is None or parsed[0] != "nll" or not isinstance(rows, list):
@@ -165,7 +127,7 @@ def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[tuple
             lengths = set(task.record.lengths if task.record else ())
             if task.samples is None or not lengths & wanted:
                 continue
-            sums = read_document_sums(task.samples, notes)
+            sums = read_document_sums(task.samples, notes, samples=task.samples_used)
             if sums is not None:
                 parts.append(sums)
                 wanted -= set(sums.lengths)
@@ -213,18 +175,18 @@ def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[tupl
         for run, task in model.task_runs():
             family = task.record.family if task.record else None
             if task.samples is not None and family not in ("perplexity", "span"):
-                scores = read_scores(task.samples, notes)
+                scores = read_scores(task.samples, notes, samples=task.samples_used)
                 scores = dataclasses.replace(scores, by_limit={input_limit(run, task): scores.scores})
                 found[model.label, shown_name(task.name)].append(scores)
     return {key: _first_of(parts) for key, parts in found.items()}
 
 
-def read_scores(path: Path, notes: Notes) -> SampleScores:
-    """Reads one samples file."""
+def read_scores(path: Path, notes: Notes, *, samples: float | None = None) -> SampleScores:
+    """Reads one samples file; `samples` is how many the results file counts."""
     scores: dict[MetricKey, dict[SampleKey, float]] = defaultdict(dict)
     depths: dict[int, dict[SampleKey, float]] = defaultdict(dict)
     unusable = 0
-    for sample in read_lines(path, notes):
+    for sample in read_lines(path, notes, samples=samples):
         if type(sample.get("doc_id")) is not int:
             unusable += 1
             continue
@@ -242,11 +204,14 @@ def read_scores(path: Path, notes: Notes) -> SampleScores:
             # what lm-eval adds up itself is a list of two or more
             elif value is not None and (context_metric(metric) or not isinstance(value, list) or len(value) < 2):
                 unusable += 1
-        for length, depth in _depths(sample.get("doc")).items():
-            depths[length][key] = depth
+        try:
+            for length, depth in _depths(sample.get("doc")).items():
+                depths[length][key] = depth
+        except ValueError:
+            unusable += 1
     if unusable:
         reason = "are not finite numbers, or have no sample's number, and were left out."
-        notes.add(path, f"{unusable} scores of samples {reason}")
+        notes.add(path, f"{unusable} scores or depths of samples {reason}")
     return SampleScores(scores=dict(scores), depths_percent=dict(depths))
 
 
@@ -293,18 +258,14 @@ def _question(sample: Mapping[str, object]) -> str:
 
 
 def _depths(document: object) -> dict[int, float]:
-    if not isinstance(document, Mapping):
+    """Returns context lengths in tokens to the mean depth of the needles; raises a `ValueError` for other things."""
+    if not isinstance(document, Mapping) or document.get("depths_percent") is None:
         return {}
-    lengths, percents = document.get("lengths"), document.get("depths_percent")
-    if not isinstance(lengths, list) or not isinstance(percents, list):
-        return {}
-    depths: dict[int, float] = {}
-    for length, needles in zip(lengths, percents, strict=False):
-        if isinstance(length, int) and isinstance(needles, list) and needles:
-            numbers = [number for needle in needles if (number := usable_number(needle)) is not None]
-            if len(numbers) == len(needles):
-                depths[length] = sum(numbers) / len(numbers)
-    return depths
+    lengths: Any = document.get("lengths")
+    percents: Any = document["depths_percent"]
+    if not fits(lengths, list[int]) or not fits(percents, list[list[float]]) or len(lengths) != len(percents):
+        raise ValueError
+    return {length: sum(needles) / len(needles) for length, needles in zip(lengths, percents, strict=True) if needles}
 
 
 DOCUMENT_SUMS = Reader(read=read_documents, pool=averaging(SumsByDocument.averaged))

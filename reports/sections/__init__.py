@@ -2,12 +2,14 @@
 
 - `section`: what is a section made of, and from what?
 - `curves`: perplexity against context length
+- `differences`: what the same targets gain or lose beyond the training length
 - `positions`: NLL by position
 - `ruler`: RULER against length
 - `needles`: needle heatmaps
 - `recall`: recall probes
 - `spans`: attention spans
 - `inputs`: ordinary tasks at several input lengths
+- `samples`: single documents and answers
 - `tables`: ordinary tasks and the paper's tables
 - `runs`: what each run cost, and where every number comes from
 """

@@ -5,20 +5,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.analyse.claims import ClaimKey, LengthClaims, LengthDifference
+from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
+from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel, perplexity_panels
-from sbeval.reports.figures.curves import METRICS, curve_figure
+from sbeval.reports.figures.curves import METRIC_WORDS, METRICS, curve_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.rows import by_model
+from sbeval.reports.sections.differences import difference_row, difference_table, differences_figure
 from sbeval.reports.sections.section import Figure, Material, Section, listed
-from sbeval.reports.table import NOT_MEASURED, Cell, Row, Table, row, texts
+from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _SIDE_BY_SIDE_LINES = 6
-METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
 
 
 def curves_section(material: Material) -> Section | None:
@@ -32,15 +33,30 @@ def curves_section(material: Material) -> Section | None:
         identifier="curves",
         title="Perplexity against context length",
         lead=_lead(panels),
-        figures=tuple(_figure(material, panel, own) for panel, own in zip(panels, looks, strict=True)),
+        figures=tuple(
+            figure
+            for place, (panel, own) in enumerate(zip(panels, looks, strict=True))
+            for figure in _figures(material, panel, own, first=place == 0)
+        ),
         metrics={metric: METRIC_WORDS[metric] for metric in metrics},
         legend=_legend(material.looks, looks),
         tables=tuple(table for panel in panels for table in _tables(panel, material.claims)),
     )
 
 
-def _figure(material: Material, panel: Panel, looks: Mapping[str, Look]) -> Figure:
-    finding = panel_finding(panel, material.training_lengths)
+def _figures(material: Material, panel: Panel, looks: Mapping[str, Look], *, first: bool) -> list[Figure]:
+    """Returns the curves and, where lengths were compared in pairs, the differences beside them."""
+    wide = len(panel.labels) > _SIDE_BY_SIDE_LINES
+    curves = _curve_figure(material, panel, looks, wide=wide)
+    own = {label: panel_claim(material.claims, panel, label) for label in panel.labels}
+    claims = {label: claim for label, claim in own.items() if claim.differences}
+    if not claims:
+        return [curves]
+    return [curves, differences_figure(material, panel, claims, looks, wide=wide, folded=wide and not first)]
+
+
+def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *, wide: bool) -> Figure:
+    findings = {metric: panel_finding(panel, material.training_lengths, metric) for metric in panel.tables}
     words = PROTOCOL_WORDS.get(panel.protocol, "")
     variants = {
         metric: curve_figure(
@@ -50,7 +66,7 @@ def _figure(material: Material, panel: Panel, looks: Mapping[str, Look]) -> Figu
             training_lengths=material.training_lengths,
             title=panel.title,
             subtitle=words,
-            description=f"{panel.title}. {finding}",
+            description=f"{panel.title}. {findings[metric]}",
         )
         for metric, rows in panel.tables.items()
     }
@@ -59,9 +75,10 @@ def _figure(material: Material, panel: Panel, looks: Mapping[str, Look]) -> Figu
         variants,
         f"{panel.stem}-{first}",
         title=panel.title,
-        finding=finding,
+        finding=findings[first],
+        findings=findings,
         explanation=" ".join([words, *panel.remarks]).strip(),
-        wide=len(panel.labels) > _SIDE_BY_SIDE_LINES,
+        wide=wide,
     )
     if first == "nll" and "token_perplexity" in variants:
         material.publish(variants["token_perplexity"], f"{panel.stem}-token_perplexity")
@@ -91,23 +108,23 @@ def _lead(panels: Sequence[Panel]) -> str:
     return words + bars if several else words
 
 
-def panel_finding(panel: Panel, training_lengths: Mapping[str, int]) -> str:
-    """States in one sentence what the lines do beyond the training length."""
-    metric, rows = next(iter(panel.tables.items()))
-    parts = []
+def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str) -> str:
+    """States in one sentence what a metric's lines do beyond the training length."""
+    rows, parts = panel.tables[metric], []
+    digits = ",.1f" if metric == "token_perplexity" else ".2f"
     for label in panel.labels:
         own = rows[rows["setting"] == label].sort_values("context_length_tokens")
         if own.empty:
             continue
-        trained = training_lengths.get(label)
+        name, trained = in_words(label), training_lengths.get(label)
         within = own[own["context_length_tokens"] <= trained] if trained else own.iloc[:1]
         start, end = (within if len(within) else own).iloc[-1], own.iloc[-1]
         if int(start["context_length_tokens"]) == int(end["context_length_tokens"]):
-            parts.append(f"{label} {start['value']:.2f} at {length_text(int(start['context_length_tokens']))}")
+            parts.append(f"{name} {start['value']:{digits}} at {length_text(int(start['context_length_tokens']))}")
             continue
         parts.append(
-            f"{label} goes from {start['value']:.2f} at {length_text(int(start['context_length_tokens']))} "
-            f"to {end['value']:.2f} at {length_text(int(end['context_length_tokens']))}"
+            f"{name} goes from {start['value']:{digits}} at {length_text(int(start['context_length_tokens']))} "
+            f"to {end['value']:{digits}} at {length_text(int(end['context_length_tokens']))}"
         )
     return f"{METRIC_WORDS[metric]}: {listed(parts)}"
 
@@ -132,7 +149,7 @@ def _tables(panel: Panel, claims: Mapping[ClaimKey, LengthClaims]) -> list[Table
         mark = f" {DOUBTFUL}" if panel_claim(claims, panel, label).doubtful else ""
         rows.append(row(Cell(name=label), [_cell(own.get(length), digits, mark) for length in lengths]))
         if label in compared and metric == "nll":
-            rows.append(_difference_row(compared[label], lengths))
+            rows.append(difference_row(compared[label], lengths))
     explanation = "Small print: 95% interval."
     if any(panel_claim(claims, panel, label).doubtful for label in panel.labels):
         explanation += f" {DOUBTFUL}: {DOUBTFUL_WORDS}."
@@ -151,7 +168,7 @@ def _tables(panel: Panel, claims: Mapping[ClaimKey, LengthClaims]) -> list[Table
         interval="95% interval",
         folded=f"Numbers: {caption}",
     )
-    return [numbers, _difference_table(panel, compared)] if compared and "nll" in panel.tables else [numbers]
+    return [numbers, difference_table(panel, compared)] if compared and "nll" in panel.tables else [numbers]
 
 
 def panel_claim(claims: Mapping[ClaimKey, LengthClaims], panel: Panel, label: str) -> LengthClaims:
@@ -169,41 +186,3 @@ def _cell(found: Mapping[str, Any] | None, digits: str, mark: str) -> Cell:
         return Cell(value, interval=interval)
     seeds = f"seeds {found['seed_low']:{digits}} to {found['seed_high']:{digits}}"
     return Cell(value, interval=interval, small=(seeds,), in_files=Cell(value, interval=interval).plain)
-
-
-def _difference_row(claim: LengthClaims, lengths: Sequence[int]) -> Row:
-    words = f"difference to {length_text(claim.reference_tokens)}" if claim.reference_tokens else "difference"
-    return row(Cell(words, quiet=True), _difference_cells(claim, lengths), page_only=True)
-
-
-def _difference_cells(claim: LengthClaims, lengths: Sequence[int]) -> list[Cell]:
-    found = {item.context_length_tokens: _difference_cell(item, doubtful=claim.doubtful) for item in claim.differences}
-    return [found.get(length, Cell(missing=True)) for length in lengths]
-
-
-def _difference_cell(found: LengthDifference, *, doubtful: bool) -> Cell:
-    shown = not math.isnan(found.low)
-    return Cell(
-        f"{found.estimate:+.3f}" + (f" {DOUBTFUL}" if doubtful and shown else ""),
-        interval=(f"{found.low:+.3f}", f"{found.high:+.3f}") if shown else None,
-        verdict="better" if found.high < 0 else "worse" if found.low > 0 else None,
-    )
-
-
-def _difference_table(panel: Panel, compared: Mapping[str, LengthClaims]) -> Table:
-    lengths = sorted({length for claim in compared.values() for length in claim.lengths})
-    rows = [
-        row(
-            Cell(f" (to {length_text(claim.reference_tokens) if claim.reference_tokens else ''})", name=label),
-            _difference_cells(claim, lengths),
-        )
-        for label, claim in compared.items()
-    ]
-    return Table(
-        stem=f"{panel.stem}-differences",
-        caption=f"{panel.title}: paired NLL difference to the training length",
-        header=texts("model", *map(length_text, lengths)),
-        rows=tuple(rows),
-        interval="simultaneous 95% band",
-        on_page=False,
-    )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.analyse.statistics import score_interval
@@ -83,7 +84,7 @@ def _figure(
         ends = [
             f"{values[length]:.3f} at {length_text(length)}" for length in dict.fromkeys((min(values), max(values)))
         ]
-        parts.append(f"{label} {' and '.join(ends)}")
+        parts.append(f"{in_words(label)} {' and '.join(ends)}")
     finding = listed(parts)
     length_words = "text length" if by_text else "longest input, max_length"
     spec = line_figure(

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.needles import needle_cells
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import TASKS, short_name
@@ -62,5 +63,5 @@ def _finding(label: str, cells: pd.DataFrame) -> str:
     weighted = (cells["score"] * cells["samples"]).groupby(cells["context_length_tokens"]).sum()
     means = weighted / cells.groupby("context_length_tokens")["samples"].sum()
     first, last = int(means.index[0]), int(means.index[-1])
-    words = f"{label} finds {means.iloc[0]:.0%} at {length_text(first)}"
+    words = f"{in_words(label)} finds {means.iloc[0]:.0%} at {length_text(first)}"
     return words if last == first else f"{words} and {means.iloc[-1]:.0%} at {length_text(last)}"

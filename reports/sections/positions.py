@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
+from sbeval.reports.analyse.names import in_words, name_list
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.analyse.positions import (
@@ -15,9 +16,10 @@ from sbeval.reports.analyse.positions import (
     doubtful_positions,
     position_bands,
 )
+from sbeval.reports.figures.curves import METRIC_WORDS
 from sbeval.reports.figures.positions import position_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.fields import LARGEST_NATS, length_text
 from sbeval.reports.read.positions import POSITION_SUMS, POSITIONS, UNLOGGED, Bin, SumsByPosition
 from sbeval.reports.read.rows import records
 from sbeval.reports.sections.section import Figure, Material, Section, listed
@@ -82,7 +84,7 @@ def _bands(
         mine, theirs = sums.get((label, own["task"]), none), sums.get((baseline, base["task"]), none)
         if mine.obstacle or theirs.obstacle:
             who = label if mine.obstacle else baseline
-            reason = f"samples of {who} {mine.obstacle or theirs.obstacle}"
+            reason = f"samples of {in_words(who)} {mine.obstacle or theirs.obstacle}"
         elif own["context_length_tokens"] != base["context_length_tokens"]:
             reason = "the passes have different lengths"
         else:
@@ -92,7 +94,7 @@ def _bands(
     words = []
     for reason, labels in lacking.items():
         where = " at some positions" if any(map(found.get, labels)) else ""
-        words.append(f"No band{where} for {', '.join(labels)}: {reason}.")
+        words.append(f"No band{where} for {name_list(labels)}: {reason}.")
     return found, " ".join(words)
 
 
@@ -145,14 +147,17 @@ def _bases(table: pd.DataFrame, rope_scalings: Mapping[str, Mapping[str, Any] | 
         if scaling.get("rope_type", scaling.get("type")) not in _FOLLOWS_REQUEST:
             continue
         own = table[table["setting"] == label]
-        sentences.append(f"{label}: RoPE's base is set for {_passes(own)} at every position.")
+        sentences.append(f"{in_words(label)}: RoPE's base is set for {_passes(own)} at every position.")
     return " ".join(sentences)
 
 
 def _levels(
     material: Material, table: pd.DataFrame, looks: Mapping[str, Look], title: str, stem: str, remarks: str
 ) -> Figure:
-    finding = _level_finding(table, list(looks), material.training_lengths)
+    levels = {
+        metric: _level_finding(table, list(looks), material.training_lengths, metric)
+        for metric in ("nll", "token_perplexity")
+    }
     variants = {
         metric: position_figure(
             table,
@@ -163,9 +168,9 @@ def _levels(
             description=f"{title}. {finding}",
             perplexity=metric == "token_perplexity",
         )
-        for metric in ("nll", "token_perplexity")
+        for metric, finding in levels.items()
     }
-    return material.figure(variants, stem, title=title, finding=finding, explanation=remarks)
+    return material.figure(variants, stem, title=title, finding=levels["nll"], findings=levels, explanation=remarks)
 
 
 def _differences(
@@ -176,7 +181,7 @@ def _differences(
         last = records(table[table["setting"] == label])[-1]
         side = "below" if last["nll"] < 0 else "above"
         band = "" if math.isnan(last["ci95_low"]) else f" ({_signed(last['ci95_low'])} to {_signed(last['ci95_high'])})"
-        parts.append(f"{label} ends {abs(last['nll']):.2f} nats {side} {material.baseline}{band}")
+        parts.append(f"{in_words(label)} ends {abs(last['nll']):.2f} nats {side} {in_words(material.baseline)}{band}")
     finding = listed(parts)
     spec = position_figure(
         table,
@@ -191,7 +196,10 @@ def _differences(
     return material.figure({"nll": spec}, stem, title=title, finding=finding, explanation=explanation)
 
 
-def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: Mapping[str, int]) -> str:
+def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: Mapping[str, int], metric: str) -> str:
+    def shown(nll: float) -> str:
+        return f"{nll:.2f}" if metric == "nll" else f"{math.exp(min(nll, LARGEST_NATS)):,.1f}"
+
     parts = []
     for label in order:
         own = records(table[table["setting"] == label])
@@ -202,10 +210,10 @@ def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: 
         last = own[-1]
         start = inside[-1] if inside else own[0]
         parts.append(
-            f"{label} goes from {start['nll']:.2f} around position {length_text(int(start['last']))} "
-            f"to {last['nll']:.2f} around {length_text(int(last['last']))}"
+            f"{in_words(label)} goes from {shown(start['nll'])} around position {length_text(int(start['last']))} "
+            f"to {shown(last['nll'])} around {length_text(int(last['last']))}"
         )
-    return listed(parts)
+    return f"{METRIC_WORDS[metric]}: {listed(parts)}"
 
 
 def _signed(value: float) -> str:

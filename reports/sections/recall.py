@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.recall import SOLVED, intervals, recall_scores, solved_up_to
 from sbeval.reports.analyse.ruler import by_length
@@ -128,12 +129,13 @@ def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> 
         solved = solved_up_to(scores)
         last = max(scores)
         if solved is None:
-            parts.append(f"{label} solves none ({scores[min(scores)]:.1%} at {_count(min(scores), counted)})")
+            parts.append(f"{in_words(label)} solves none ({scores[min(scores)]:.1%} at {_count(min(scores), counted)})")
         elif solved == last:
-            parts.append(f"{label} solves all, up to {_count(last, counted)}")
+            parts.append(f"{in_words(label)} solves all, up to {_count(last, counted)}")
         else:
             parts.append(
-                f"{label} solves up to {_count(solved, counted)} ({scores[last]:.1%} at {_count(last, counted)})"
+                f"{in_words(label)} solves up to {_count(solved, counted)} "
+                f"({scores[last]:.1%} at {_count(last, counted)})"
             )
     return "; ".join(parts[:4]) + (f"; {len(parts) - 4} more lines." if len(parts) > 4 else ".")
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.paired import PairedDifference, ruler_differences
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import (
@@ -74,7 +75,8 @@ def _average_figure(
         if values:
             first, last = next(iter(values)), list(values)[-1]
             parts.append(
-                f"{label} {values[first]:.0%} at {length_text(first)}, {values[last]:.0%} at {length_text(last)}"
+                f"{in_words(label)} {values[first]:.0%} at {length_text(first)}, "
+                f"{values[last]:.0%} at {length_text(last)}"
             )
     finding = listed(parts)
     spec = score_figure(
@@ -113,7 +115,9 @@ def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> st
             longest = max(max(values) for values in scores)
             last = [values[longest] for values in scores if longest in values]
             half = sum(value >= 0.5 for value in last)
-            parts.append(f"{label} scores at least 50% in {half} of {len(last)} tasks at {length_text(longest)}")
+            parts.append(
+                f"{in_words(label)} scores at least 50% in {half} of {len(last)} tasks at {length_text(longest)}"
+            )
     return "; ".join(parts[:4]) + (f"; {len(parts) - 4} more lines." if len(parts) > 4 else ".")
 
 

@@ -120,7 +120,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "dtype": record.dtype,
         "kernels": record.kernels,
         "skip threshold": f"{record.skip_threshold:g}" if record.skip_threshold else None,
-        "longest input": f"{record.max_length:,} tokens" if record.max_length else None,
+        "longest input": _longest_input(run),
         "documents limited to": f"{run.limit:g}" if run.limit is not None else None,
         "GPU": record.gpu or ("none recorded (CPU)" if run.described else None),
         "versions": _versions(run),
@@ -129,6 +129,15 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "git": run.raw.get("git_hash"),
     }
     return {key: str(value) for key, value in facts.items() if value not in (None, "", {})}
+
+
+def _longest_input(run: EvaluationRun) -> str | None:
+    """Names the longest context scored, and what bounded the tasks that ask for no context length."""
+    lengths = [length for task in run.tasks if task.record for length in task.record.lengths]
+    longest = f"{max(lengths):,} tokens" if lengths else ""
+    bounded = run.record.max_length if any(not (task.record and task.record.lengths) for task in run.tasks) else None
+    bound = f"{bounded:,} tokens{' in tasks without context lengths' if lengths else ''}" if bounded else ""
+    return ", ".join(part for part in (longest, bound) if part) or None
 
 
 def rebuilt_command(run: EvaluationRun) -> str:

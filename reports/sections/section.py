@@ -14,6 +14,8 @@ from sbeval.reports.read.files import Notes
 from sbeval.reports.read.results import Results
 from sbeval.reports.table import Table
 
+_OPENING = ("curves", "ruler", "recall", "inputs", "positions")
+"""Sections by what a reader of a report looks for first."""
 Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
 """Writes a figure's image files under a name; returns the image's name and the links to the files."""
 
@@ -24,9 +26,10 @@ class Figure:
 
     Attributes:
         title: heading.
-        finding: what it shows, in one sentence; also the text for readers who cannot see it.
+        finding: what its first variant shows, in one sentence; also the text for readers who cannot see it.
         explanation: how to read it.
         variants: metric to its Vega-Lite specification.
+        findings: metric to what that variant shows, where it is not `finding`.
         image: name of the first variant's image, for paper and for pages without scripts.
         downloads: image files beside the page, as relative links.
         wide: True for a figure that takes the whole width.
@@ -38,6 +41,7 @@ class Figure:
     explanation: str
     variants: Mapping[str, Mapping[str, Any]]
     image: str
+    findings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     downloads: tuple[str, ...] = ()
     wide: bool = False
     folded: bool = False
@@ -95,6 +99,12 @@ class Section:
     folds: tuple[Fold, ...] = ()
     remarks: tuple[Fact, ...] = ()
 
+    @property
+    def first_row(self) -> tuple[Figure, ...]:
+        """The figures that fit side by side where the page begins with them."""
+        shown = [figure for figure in self.figures if not figure.folded]
+        return tuple(shown[:1] if any(figure.wide for figure in shown[:2]) else shown[:2])
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
@@ -121,6 +131,12 @@ class Report:
     counts: str
     cards_folded: bool
     notes: Notes
+
+    @property
+    def opening(self) -> Section | None:
+        """The section whose first figures the page begins with, None where no section has figures of lines."""
+        lines = {section.identifier: section for section in self.sections if section.first_row}
+        return next((lines[name] for name in _OPENING if name in lines), None)
 
     @property
     def tables(self) -> list[Table]:
@@ -168,6 +184,7 @@ class Material:
         title: str,
         finding: str,
         explanation: str = "",
+        findings: Mapping[str, str] | None = None,
         wide: bool = False,
         folded: bool = False,
     ) -> Figure:
@@ -178,6 +195,7 @@ class Material:
             finding=finding,
             explanation=explanation,
             variants=variants,
+            findings=findings or {},
             image=image,
             downloads=downloads,
             wide=wide,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.figures.curves import length_domain, length_rows, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
@@ -50,7 +51,9 @@ def _means_figure(material: Material, spans: pd.DataFrame, looks: Mapping[str, L
     parts = []
     for label in order:
         last = rows[rows["setting"] == label].sort_values("context_length_tokens").iloc[-1]
-        parts.append(f"{label} {last['value']:,.0f} keys at {length_text(int(last['context_length_tokens']))}")
+        parts.append(
+            f"{in_words(label)} {last['value']:,.0f} keys at {length_text(int(last['context_length_tokens']))}"
+        )
     title, finding = "Span at 90%, mean over heads", "; ".join(parts[:4]) + "."
     marks = training_marks(material.training_lengths, order)
     spec = line_figure(
@@ -114,10 +117,10 @@ def _finding(label: str, heads: pd.DataFrame) -> str:
     length = length_text(int(heads["context_length_tokens"].iloc[0]))
     known = heads.dropna(subset=["span90"])
     if known.empty:
-        return f"At {length}, none of {label}'s {len(heads)} heads gives weight to a key."
+        return f"At {length}, none of {in_words(label)}'s {len(heads)} heads gives weight to a key."
     widest = known.sort_values("span90").iloc[-1]
     return (
-        f"At {length}, half of {label}'s {len(heads)} heads reach 90% of their weight within "
+        f"At {length}, half of {in_words(label)}'s {len(heads)} heads reach 90% of their weight within "
         f"{known['span90'].median():,.0f} keys; the widest, head {int(widest['head'])} of layer "
         f"{int(widest['layer'])}, needs {widest['span90']:,.0f}."
     )

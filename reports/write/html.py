@@ -7,6 +7,7 @@ import base64
 import datetime
 from collections.abc import Mapping
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
@@ -52,12 +53,16 @@ def write_page(report: Report, *, title: str, built: datetime.datetime, images: 
             shapes=_SHAPES,
             buttons_at_most=_BUTTONS_AT_MOST,
             style=Markup(_template("page.css")),
-            figures=Markup(script_json({keys[id(figure)]: {"variants": figure.variants} for figure in shown})),
+            figures=Markup(script_json({keys[id(figure)]: _live(figure) for figure in shown})),
             themes=Markup(script_json({"light": vega_config(LIGHT), "dark": vega_config(DARK), "darkOf": colours})),
             vega=Markup(javascript().replace("</script", "<\\/script")),
             script=Markup(_template("page.js")),
         )
     )
+
+
+def _live(figure: Figure) -> dict[str, Any]:
+    return {"variants": figure.variants, "findings": figure.findings, "finding": figure.finding}
 
 
 def environment() -> Environment:

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from research.published_results.found import FIXED, STREAM, read_tasks, table
 from sbeval.corpora.archives import unpack
+from sbeval.reports.analyse.compare_lengths import Measured, compare_documents
 from sbeval.reports.analyse.statistics import simultaneous_band
-from sbeval.reports.compare import LEAST_EFFECT, Measured, compare_documents
+from sbeval.reports.compare import LEAST_EFFECT
 
 DRAWS, RESAMPLES, DOCUMENTS, LENGTHS = 500, 2000, 40, 7
 SEEDS = ("", "_seed1", "_seed2")

@@ -5,9 +5,7 @@
 Shape suffixes: H query heads, G key/value heads, L tokens, D head dimension.
 """
 
-import struct
 import sys
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,10 @@ from torch import Tensor, nn
 
 from sbeval.attention.impl.reference import log_weights
 from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
+from sbeval.reports.figures.images import ImageWriter
 
-PIXELS_A_WEIGHT = 5
-GAP_PIXELS = 12
-GREY = 208
+SIDE_PIXELS = 300
+LEAST_SHARE = 0.01
 
 
 @torch.no_grad()
@@ -61,40 +59,76 @@ def attention_weights(model: Any, input_ids: Tensor) -> tuple[NDArray[np.int64],
     return input_ids[0].cpu().numpy(), weights
 
 
-def picture(weights: NDArray[Any]) -> NDArray[np.uint8]:
-    """Draws weights [layers, H, L, L] as grey squares, dark where much is given; layers side by side, heads below.
+def attention_figure(weights: NDArray[Any], *, title: str) -> dict[str, Any]:
+    """Returns the Vega-Lite specification of weights [layers, H, L, L], dark where much is given.
 
-    Returns:
-        [height, width] grey values.
+    Layers stand side by side, heads below each other, queries downwards, keys to the right.
     """
     layers, heads, length, _ = weights.shape
-    side = length * PIXELS_A_WEIGHT
-    image = np.full((heads * (side + GAP_PIXELS) - GAP_PIXELS, layers * (side + GAP_PIXELS) - GAP_PIXELS), GREY)
-    for layer in range(layers):
-        for head in range(heads):
-            shades = np.round(255 * (1 - weights[layer, head].astype(np.float32))).clip(0, 255)
-            top, left = head * (side + GAP_PIXELS), layer * (side + GAP_PIXELS)
-            image[top : top + side, left : left + side] = shades.repeat(PIXELS_A_WEIGHT, 0).repeat(PIXELS_A_WEIGHT, 1)
-    return image.astype(np.uint8)
+    parts = []
+    for head in range(heads):
+        for layer in range(layers):
+            found = weights[layer, head].astype(np.float32)
+            given = [
+                {"query": query, "key": key, "weight": round(float(found[query, key]), 3)}
+                for query, key in np.argwhere(found >= LEAST_SHARE).tolist()
+            ]
+            words = f"layer {layer + 1}" + (f", head {head + 1}" if heads > 1 else "")
+            last = layer == layers - 1 and head == heads - 1
+            parts.append(_grid(given, words, length, named=layer == 0, legend=last))
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "title": {"text": title, "subtitle": f"Weights below {LEAST_SHARE:.0%} are left white."},
+        "columns": layers,
+        "concat": parts,
+        "resolve": {"scale": {"color": "independent"}},
+    }
 
 
-def write_png(image: NDArray[np.uint8], file: Path) -> None:
-    """Writes grey values [height, width] as a PNG."""
+def _grid(given: list[dict[str, Any]], title: str, length: int, *, named: bool, legend: bool) -> dict[str, Any]:
+    scale = {"domain": [0, length], "nice": False}
+    shade = {
+        "field": "weight",
+        "type": "quantitative",
+        "scale": {"domain": [0, 1], "range": ["#ffffff", "#000000"]},
+        "legend": {"title": ["share of the", "query's weight"], "format": ".0%"} if legend else None,
+    }
+    y_title = "query (position in the sequence)" if named else None
+    return {
+        "title": {"text": title, "fontSize": 12},
+        "width": SIDE_PIXELS,
+        "height": SIDE_PIXELS,
+        "view": {"stroke": "#888888"},
+        "data": {"values": given},
+        "transform": [{"calculate": f"datum.{name} + 1", "as": f"{name}_end"} for name in ("key", "query")],
+        "mark": {"type": "rect"},
+        "encoding": {
+            "x": {"field": "key", "type": "quantitative", "scale": scale, "title": "key (position in the sequence)"},
+            "x2": {"field": "key_end"},
+            "y": {
+                "field": "query",
+                "type": "quantitative",
+                "scale": {**scale, "reverse": True},
+                "title": y_title,
+                "axis": {"grid": False, "ticks": True},
+            },
+            "y2": {"field": "query_end"},
+            "color": shade,
+        },
+    }
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    height, width = image.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), image], axis=1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)) + chunk(b"IEND", b"")
-    file.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+def write_picture(source: Path, target: Path, *, title: str) -> None:
+    """Draws a file of weights as a PNG."""
+    with ImageWriter(target.parent, ("png",)) as writer:
+        writer.draw(attention_figure(np.load(source)["weights"], title=title), target.stem)
+        writer.svgs()
 
 
 def main(arguments: Sequence[str]) -> None:
     """Draws a file of weights."""
-    source, target = arguments
-    write_png(picture(np.load(source)["weights"]), Path(target))
+    source, target = map(Path, arguments)
+    write_picture(source, target, title=f"Attention weights, {source.stem}")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from research.paper_experiments.attention_picture import picture, write_png
+from research.paper_experiments.attention_picture import write_picture
 from sbeval.reports import build_report
 
 SCHEMES = ("stickbreaking", "rope", "rope_dynamic1", "rope_dynamic4", "nope", "alibi", "fire", "rope_window_1024")
@@ -65,7 +63,8 @@ def draw(folder: Path, target: Path) -> None:
     for attention in ("stickbreaking", "rope"):
         weights = folder / "mqrar" / f"{attention}_16.npz"
         if weights.is_file():
-            write_png(picture(np.load(weights)["weights"]), target / f"attention-{attention}-16-pairs.png")
+            title = f"Attention on a sequence of 16 pairs, {LABELS[attention]}"
+            write_picture(weights, target / f"attention-{attention}-16-pairs.png", title=title)
 
 
 def _report(folder: Path, schemes: Sequence[str], task: str) -> Path:

@@ -19,6 +19,7 @@ from typing import Any
 from research.published_results.claims import claims_page
 from research.published_results.figures import draw
 from research.published_results.found import FIXED, NAMES, STREAM, Found, multiple_name, number, read, table
+from research.published_results.headline import headline
 from research.published_results.packed import packed_section
 from research.published_results.scored_text import DOUBTFUL_NOTE, scored, seed_spread
 from sbeval.corpora.archives import unpack
@@ -266,6 +267,7 @@ def results_page(found: Found) -> str:
     lines = [
         "# Length extrapolation, context extension, recall",
         "",
+        *headline(found),
         f"Models of {parameters[0]:,} to {parameters[-1]:,} parameters, training length {found.length}, "
         f"{' or '.join(f'{count:,}' for count in tokens)} tokens each, the same in the same "
         "order (in windows of 4x where a scheme trains on those); "
@@ -309,8 +311,6 @@ def results_page(found: Found) -> str:
         "Hardly a file of this text is long enough for more than 16x.",
         "",
         *curves(found, FIXED),
-        "![NLL against context length, one file](figures/schemes-fixed_target.png)",
-        "",
         "Before and after extension to 4x:",
         "",
         "![before and after extension, joined files](figures/extension-stream.png)",
@@ -349,14 +349,9 @@ def results_page(found: Found) -> str:
         "--warmup-steps WARMUP --precision PRECISION --out FILE`, seed 0:",
         "",
         *recall_runs(found),
-        "Attention on a sequence of 16 pairs, dark where much weight is given; the first layer left, the second right, "
-        "queries downwards, keys to the right (Figure 4's example):",
-        "",
-        "stick-breaking",
+        "Attention on a sequence of 16 pairs (Figure 4's example):",
         "",
         "![attention of stick-breaking](figures/attention-stickbreaking-16-pairs.png)",
-        "",
-        "softmax + RoPE",
         "",
         "![attention of softmax with RoPE](figures/attention-rope-16-pairs.png)",
         "",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sbeval.checkpoints.files import Weights
 from sbeval.checkpoints.ignored import FLA
-from sbeval.checkpoints.layers import refuse_left_over
+from sbeval.checkpoints.layers import check_tied_head, refuse_left_over
 from sbeval.checkpoints.values import ConfigValues
 from sbeval.models import SbevalConfig
 
@@ -44,8 +44,8 @@ def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalCo
     )
     given.refuse_unread(FLA, whole=True)
     tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in _names(config).items()}
-    if config.tie_word_embeddings and "lm_head.weight" in weights:
-        weights.drop(["lm_head.weight"])
+    if config.tie_word_embeddings:
+        check_tied_head(weights, tensors["model.embed_tokens.weight"])
     refuse_left_over(weights.left_over(), f"fla {MODEL_TYPE}")
     return f"fla:{MODEL_TYPE}", config, tensors
 

@@ -50,9 +50,9 @@ OF_TRANSFORMERS: Ignored = {
     "begin_suppress_tokens": (None,),
 }
 
-# dropout and initial weights belong to training, and a linear map's tensors say whether it has a bias
+# dropout and initial weights belong to training, and attention_head_type says what multi_query does
 DOLOMITE_FLAT: Ignored = {
-    **_any_value("resid_pdrop embd_pdrop attn_pdrop initializer_range init_method add_bias add_qkv_bias multi_query"),
+    **_any_value("resid_pdrop embd_pdrop attn_pdrop initializer_range init_method multi_query"),
     # rounding alone
     **_any_value("attention_softmax_in_fp32 scale_attention_softmax_in_fp32 upcast_logits_for_loss"),
     "forget_gate": (False,),
@@ -62,7 +62,7 @@ DOLOMITE_BLOCKS: Ignored = _any_value(
     """embedding_dropout initializer_range init_method embedding_init_method use_depth_scaled_init router_aux_loss_coef
     upcast_logits_for_loss"""
 )
-DOLOMITE_BLOCK: Ignored = _any_value("dropout softmax_dropout add_bias qkv_bias")
+DOLOMITE_BLOCK: Ignored = _any_value("dropout softmax_dropout")
 DOLOMITE_YARN: Ignored = _any_value(
     "type beta_fast beta_slow extrapolation_factor attn_factor attention_factor finetuned"
 )

@@ -1,4 +1,4 @@
-"""What the readers of foreign formats share: refusing parts by layer, and heads in this family's order."""
+"""What the readers of foreign formats share: refusing parts by layer, tied heads, and heads in this family's order."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from sbeval.checkpoints.files import Weights
 from sbeval.errors import UserError, shown
 
 T = TypeVar("T")
@@ -32,6 +33,22 @@ def refuse_left_over(names: list[str], layout: str) -> None:
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise UserError(f"these tensors are no part of the {layout} layout: {', '.join(names[:3])}{more}")
+
+
+def check_tied_head(weights: Weights, embedding: Tensor) -> None:
+    """Takes the head of a model that has none of its own, where the files hold one all the same.
+
+    Raises:
+        UserError: it is another than the embedding.
+    """
+    if "lm_head.weight" not in weights:
+        return
+    head = weights.take("lm_head.weight", tuple(embedding.shape))
+    if head.dtype != embedding.dtype or not torch.equal(head, embedding):
+        raise UserError(
+            "expected lm_head.weight to be the embedding, since tie_word_embeddings is true or absent, found other "
+            "numbers; mend the configuration"
+        )
 
 
 def tiled_head_order(heads: int, groups: int) -> Tensor:

@@ -4,6 +4,7 @@
 - `sources`: which texts are on every machine or have a name?
 - `hub`: where does the text lie in a dataset of the hub?
 - `local`: how are local files read?
+- `split`: how are documents cut into smaller ones?
 - `tokenizers`: how is a tokenizer loaded, and what does it add to a text?
 - `encode`: which words and bytes fall to each token?
 - `tokens`: how do the tokens of a corpus lie on disk?

@@ -85,12 +85,13 @@ def _write(path: Path, corpus: Corpus, tokenizer: Any, layout: Layout) -> None:
         if path.exists():
             return
         with whole_file(path, "tokens") as part, all_cores(), ArrowWriter(path=str(part)) as writer:
-            for documents in _batches(corpus.documents()):
+            for documents in batches(corpus.documents()):
                 writer.write_table(_table(encode_documents(documents, tokenizer, layout)))
             writer.finalize()
 
 
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+def batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Yields documents in lists of some `BATCH_CHARACTERS` characters, which are encoded at once."""
     batch: list[Document] = []
     characters = 0
     for document in documents:

@@ -9,6 +9,7 @@ from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import checkpoint_parts, hub_commit
 from sbeval.fingerprint.parts import REVISION, Parts, named, versions
 from sbeval.fingerprint.task_files import data_sha256, task_parts
+from sbeval.results.records import LABEL
 
 # arguments that name a checkpoint, an adapter or a tokenizer, and those that name data
 _CHECKPOINTS = ("pretrained", "tokenizer", "peft", "delta", "longppl_evaluator")
@@ -73,7 +74,7 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
             f"{key}.{name}": read(value, f"{key}.{name}", str(name))
             for key in _NAMING
             for name, value in (config.get(key) or {}).items()
-            if name not in KEPT_IN
+            if name not in KEPT_IN and (key, name) != ("metadata", LABEL)
         }
         folder = config.get("include_path")
         parts |= task_parts(Path(os.path.expanduser(folder)) if folder else None, config.get("tasks") or [])

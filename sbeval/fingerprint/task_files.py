@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sbeval.fingerprint.checkpoint import visible_files
 from sbeval.fingerprint.contents import file_sha256
 from sbeval.fingerprint.parts import Parts, part_name, short_sha256, shortened
-from sbeval.foreign_files import parse_task_yaml
+from sbeval.foreign_files import parse_task_yaml, read_bytes
 
 
 class _Definition(NamedTuple):
@@ -103,7 +103,7 @@ def _definition(file: Path) -> _Definition:
 @functools.lru_cache(maxsize=4096)
 def _read(file: Path, content: str) -> _Definition:
     try:
-        found = parse_task_yaml(file.read_bytes())
+        found = parse_task_yaml(read_bytes(file))
     except ValueError:
         return _Definition()
     if not isinstance(found, dict):

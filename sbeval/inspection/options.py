@@ -1,11 +1,14 @@
 """The options of `sbeval inspect`."""
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+
+from sbeval.ending import EVALUATE, say_next
 
 _CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Folder or hub id, downloaded whole as a run would.")
 _MEMORY = typer.Option(metavar="SIZE", help="Memory of a GPU, such as 80GiB, in place of what is free here.")
@@ -70,5 +73,7 @@ def inspect_command(arguments: Sequence[str], check: Callable[..., bool], share:
         print(to_json_text(found) if as_json else found.to_text())
         if found.description.format is None:
             raise typer.Exit(1)
+        if not as_json:
+            say_next(EVALUATE.format(shlex.quote(checkpoint)))
 
     app(list(arguments), prog_name="sbeval inspect")

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PretrainedConfig
@@ -157,10 +158,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         if self.max_position_embeddings is None:
             self.max_position_embeddings = self.training_length_tokens or 2048
         if self.rope_parameters is not None:
-            self.rope_parameters = dict(self.rope_parameters)
-            check_rope_values(self.rope_parameters)
-            if self.rope_parameters.get("rope_type", "default") in _KINDS_WITHOUT_ORIGINAL_LENGTH:
-                self.ignore_keys_at_rope_validation = {"original_max_position_embeddings"}
+            self.set_rope_parameters(self.rope_parameters)
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
         self._check_layers()
         if "rope" not in self.schemes:
@@ -189,6 +187,13 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         for name, value in overrides.items():
             setattr(own, name, value)
         return own
+
+    def set_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> None:
+        """Takes another RoPE base or scaling, in transformers' form."""
+        check_rope_values(rope_parameters)
+        self.rope_parameters = dict(rope_parameters)
+        optional = rope_parameters.get("rope_type", "default") in _KINDS_WITHOUT_ORIGINAL_LENGTH
+        self.ignore_keys_at_rope_validation = {"original_max_position_embeddings"} if optional else set()
 
     @property
     def attention_scale(self) -> float:

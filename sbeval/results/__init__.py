@@ -4,5 +4,6 @@
 - `intervals`: which interval does the cluster bootstrap give?
 - `command_line`: which command made the file?
 - `saving`: how do lm-eval's files appear whole?
+- `terminal`: what does a run print?
 - `outputs`: how is something written so that nothing else is lost?
 """

@@ -26,6 +26,10 @@ SCHEMA = 1
 _KEY = re.compile(r"(?P<metric>[A-Za-z_][A-Za-z0-9_]*?)@(?P<length>[0-9]{1,30})")
 
 
+LABEL = "label"
+"""Key of lm-eval's metadata under which a run names its model for reports."""
+
+
 def metric_key(metric: str, context_length_tokens: int) -> str:
     """Returns the key of a metric at a context length: `metric_key("nll", 16384) == "nll@0016384"`."""
     return f"{metric}@{context_length_tokens:07d}"

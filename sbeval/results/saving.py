@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError
-from sbeval.foreign_files import fits, read_json_object, usable_number
+from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object, usable_number
 from sbeval.results.outputs import part_of, told
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(\.\d+)?$")
@@ -79,7 +79,7 @@ def date_of(file: Path) -> str:
 
 def _results(file: Path) -> dict[str, Any] | None:
     try:
-        results = read_json_object(file, "results of lm-eval")
+        results = read_json_object(file, "results of lm-eval", most=MOST_RESULTS_BYTES)
         if not fits(results.get("n-samples"), dict[str, dict[str, Any]]) or not fits(results.get("configs"), dict):
             return None
         "".join(results["configs"]).encode()  # what is printed of them

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from sbeval.errors import UserError
@@ -19,6 +19,10 @@ REMEDY = (
     "try dtype=float32 and check the checkpoint's weights, or pass non_finite=null in --model_args to record null for "
     "such answers"
 )
+_SUMMED = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32),
+    torch.float64: torch.float64,
+}
 NEVER = 2**62
 """Stands for no step at all among numbers of tokens."""
 
@@ -38,6 +42,21 @@ class NonFiniteError(UserError):
     def of(self, request: str) -> Self:
         """Returns the same error with the request's name in it."""
         return type(self)(self.found, self.row, request)
+
+
+def non_finite_weights(model: nn.Module) -> list[str]:
+    """Returns the names of the parameters that hold NaN or infinity.
+
+    Attention may turn an infinite key into finite logits, so that no answer shows it. One sum a parameter is taken,
+    which is not finite where a value is not; weights on no device and of whole numbers are not looked at.
+    """
+    found = []
+    for name, weight in model.named_parameters():
+        if weight.is_meta or weight.dtype not in _SUMMED:
+            continue
+        if not weight.sum(dtype=_SUMMED[weight.dtype]).isfinite() and not weight.isfinite().all():
+            found.append(name)
+    return found
 
 
 def check_finite(logprobs_N: Tensor, row_N: Tensor, position_N: Tensor) -> None:

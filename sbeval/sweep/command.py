@@ -21,6 +21,7 @@ def sweep_from_command(
     context_lengths: str | None = None,
     limit: float | None = None,
     model_args: str | None = None,
+    metadata: str | None = None,
 ) -> Sweep:
     """Returns the sweep of a file, or that of a suite over checkpoints.
 
@@ -31,11 +32,13 @@ def sweep_from_command(
         context_lengths: lengths in tokens with commas between them.
         limit: documents of a task.
         model_args: arguments of every model, as lm-eval reads them: `key=value,...` or a JSON object.
+        metadata: metadata for the tasks, likewise.
 
     Raises:
         UserError: arguments that do not belong together, or a value that cannot be.
     """
     options = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
+    options["metadata"] = metadata
     if suite is None:
         return _from_file(arguments, [name for name, value in options.items() if value is not None])
     if not arguments:
@@ -45,7 +48,8 @@ def sweep_from_command(
         checkpoints=tuple(SweepCheckpoint(pretrained=path) for path in arguments),
         runs=suite_runs(suite, lengths),
         output=output or f"results/{suite}",
-        model_args=_model_args(model_args),
+        model_args=_mapping(model_args, "--model-args"),
+        metadata=_mapping(metadata, "--metadata"),
         limit=limit,
     )
 
@@ -117,7 +121,7 @@ def _from_file(arguments: Sequence[str], options: Sequence[str]) -> Sweep:
     return load_sweep(Path(arguments[0]))
 
 
-def _model_args(text: str | None) -> dict[str, Any]:
+def _mapping(text: str | None, option: str) -> dict[str, Any]:
     if text is None:
         return {}
     from lm_eval._cli.utils import key_val_to_dict, try_parse_json
@@ -126,4 +130,4 @@ def _model_args(text: str | None) -> dict[str, Any]:
         parsed = try_parse_json(text)
         return parsed if isinstance(parsed, dict) else dict(key_val_to_dict(text))
     except ValueError as error:
-        raise UserError(f"Expected --model-args as key=value,... or a JSON object, found {text!r} ({error}).") from None
+        raise UserError(f"Expected {option} as key=value,... or a JSON object, found {text!r} ({error}).") from None

@@ -17,8 +17,8 @@ class SweepCheckpoint(Settings):
     pretrained: Text = Field(description="Checkpoint folder or hub id.")
     label: Name | None = Field(
         default=None,
-        description="Name of its folder of results; by default the last part of `pretrained`. Two entries of one "
-        "checkpoint, such as with and without RoPE scaling, need labels of their own.",
+        description="Name of its folder of results, by default the last part of `pretrained`, and of the model in "
+        "reports. Two entries of one checkpoint, such as with and without RoPE scaling, need labels of their own.",
     )
     model: Text = Field(default="sb", description="lm-eval's name of the model.")
     model_args: Options = Field(

@@ -10,17 +10,18 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sbeval.ending import say_next
 from sbeval.errors import UserError
 from sbeval.results import outputs
 from sbeval.sweep.child import run_to_end
 from sbeval.sweep.definition import Sweep
-from sbeval.sweep.plan import PlannedRun, plan
+from sbeval.sweep.plan import PlannedRun, check_checkpoint, plan
 from sbeval.sweep.results import holds_results, in_the_way, inputs_record, other_settings, what_is_missing
 
 _LOG_TAIL_BYTES = 65_536
@@ -37,12 +38,19 @@ class Failure:
     reason: str
 
 
-def run_sweep(sweep: Sweep, *, dry_run: bool = False, replace: bool = False) -> list[Failure]:
+def run_sweep(
+    sweep: Sweep,
+    *,
+    dry_run: bool = False,
+    check: Callable[[dict[str, Any]], None] | None = None,
+    replace: bool = False,
+) -> list[Failure]:
     """Runs what is not there yet and complete, goes on after a failed run, and prints what it does.
 
     Args:
         sweep: the sweep.
         dry_run: only print what would be run.
+        check: called by a dry run with each configuration to be run; raises a `UserError` for one that cannot start.
         replace: where a run's folder holds anything else, move that aside and run.
 
     Returns:
@@ -59,6 +67,9 @@ def run_sweep(sweep: Sweep, *, dry_run: bool = False, replace: bool = False) -> 
             there = missing is None and other_settings(run) is None
             found = None if there or replace else in_the_way(run)
             reason = None if found is None else _refusal(found)
+            if dry_run and check is not None and not there and reason is None:
+                check_checkpoint(run.config)
+                check(run.config)
         except UserError as error:
             there, reason = False, str(error)
         except OSError as error:
@@ -197,5 +208,7 @@ def _summary(sweep: Sweep, total: int, done: int, complete: int, failures: Seque
     for failure in failures:
         reason = failure.reason if len(failure.reason) <= 4 * width else f"{failure.reason[: 4 * width]} ..."
         print(f"{failure.run}: {reason} (log: {failure.run.log_file})")
-    if done + complete:
-        print(f"The page: sbeval report {shlex.quote(sweep.output)} -o report")
+    if dry_run:
+        say_next("the same without --dry-run")
+    elif done + complete:
+        say_next(f"sbeval report {shlex.quote(sweep.output)}")

@@ -1,9 +1,14 @@
 """From a sweep to its runs: a folder and a configuration of `sbeval run` for each."""
 
 import dataclasses
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sbeval.errors import UserError
+from sbeval.fingerprint.checkpoint import hub_commit
+from sbeval.results.records import LABEL
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 
 
@@ -52,6 +57,29 @@ def plan(sweep: Sweep) -> list[PlannedRun]:
     ]
 
 
+def check_checkpoint(config: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint that is not there; what may be a hub id is asked of the hub when the run starts.
+
+    Args:
+        config: of a run.
+
+    Raises:
+        UserError: naming it.
+    """
+    name = str(config["model_args"]["pretrained"])
+    if config["model"] not in ("sb", "hf"):
+        return
+    folder = Path(name).expanduser()
+    if folder.exists():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"Expected a checkpoint's folder with its config.json at {name}, found none: correct that.")
+        return
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or (offline and hub_commit(name, "models") is None):
+        elsewhere = ", and the hub's cache has none" if offline else ""
+        raise UserError(f"Expected a checkpoint at {name}, found no such folder{elsewhere}: correct the name.")
+
+
 def _planned(
     sweep: Sweep,
     checkpoint: SweepCheckpoint,
@@ -61,6 +89,7 @@ def _planned(
 ) -> PlannedRun:
     folder = Path(sweep.output) / checkpoint.folder_name / name
     lengths = {} if context_lengths is None else {"context_lengths": list(context_lengths)}
+    label = {} if checkpoint.label is None else {LABEL: checkpoint.label}
     config = {
         "model": checkpoint.model,
         "model_args": {
@@ -70,7 +99,7 @@ def _planned(
             **checkpoint.model_args,
         },
         "tasks": list(run.tasks),
-        "metadata": {**sweep.metadata, **run.metadata, **lengths},
+        "metadata": {**sweep.metadata, **run.metadata, **lengths, **label},
         "num_fewshot": run.num_fewshot,
         "limit": sweep.limit if run.limit is None else run.limit,
         "batch_size": sweep.batch_size,

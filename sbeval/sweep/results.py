@@ -9,7 +9,7 @@ from typing import Any
 from sbeval.errors import UserError
 from sbeval.fingerprint.evaluation import data_revisions, run_inputs
 from sbeval.fingerprint.parts import changes
-from sbeval.foreign_files import read_json_object, read_yaml
+from sbeval.foreign_files import MOST_RESULTS_BYTES, read_json_object, read_yaml
 from sbeval.results import outputs
 from sbeval.results.saving import date_of, what_is_cut_off
 from sbeval.sweep.plan import PlannedRun
@@ -81,7 +81,7 @@ def in_the_way(run: PlannedRun) -> str | None:
         return None
     if not run.folder.is_dir():
         return f"{run.folder} is no folder"
-    files = [file for file in _files(run.folder) if file.name != outputs.LOCK]
+    files = [file for file in _files(run.folder) if file.name != outputs.LOCK and not outputs.is_unfinished(file.name)]
     if not files:
         return None
     record = [run.folder / name for name in _OWN_FILES]
@@ -90,9 +90,7 @@ def in_the_way(run: PlannedRun) -> str | None:
             f"its folder holds {_shown_files(run.folder, files)}, and no record (run.yaml) that a sweep put that there"
         )
     measured = [file for file in files if file.match("results_*.json") or file.match("samples_*.jsonl")]
-    others = [
-        file for file in files if file not in record and file not in measured and not outputs.is_unfinished(file.name)
-    ]
+    others = [file for file in files if file not in record and file not in measured]
     if others:
         return f"its folder holds {_shown_files(run.folder, others)}, which no sweep put there"
     if not measured:
@@ -157,7 +155,7 @@ def _tasks(run: PlannedRun) -> dict[str, Any]:
     """Returns `configs` of a run's results file, nothing where there is none."""
     try:
         (file,) = results_files(run.folder)
-        found = read_json_object(file, "results of lm-eval").get("configs")
+        found = read_json_object(file, "results of lm-eval", most=MOST_RESULTS_BYTES).get("configs")
     except ValueError:  # none, several, or one that cannot be read
         return {}
     return found if isinstance(found, dict) else {}

@@ -2,12 +2,12 @@
 
 - `command`: which options do `sbeval train` and `sbeval extend` have?
 - `train`: what does `sbeval train RECIPE` do?
-- `extend`: what does `sbeval extend CKPT` do?
+- `extend`: what does `sbeval extend CKPT` do, and what does it start from?
 - `prepare`: how do pinned packages become one file of training text?
 - `tokenised`: how does that file become token arrays?
 - `recipe`: what may a recipe say, and how is it read?
-- `extension`: from which model and tokens does an extension start?
-- `run`: how does a run claim its folder, resume and finish?
+- `claim`: how does a run claim its folder?
+- `run`: how does a run resume and finish?
 - `run_watch`: what happens beside the steps?
 - `record`: what does a run leave behind?
 - `trainer`: what differs from transformers' Trainer?

@@ -2,22 +2,60 @@
 
 import argparse
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
+from sbeval.ending import EVALUATE, say_next
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.settings import Count, read_value
-from sbeval.training.recipe import Documents, Extension, OptimizationSettings, TrainRecipe, read_mapping
+from sbeval.training.recipe import Documents, Extension, OptimizationSettings, TrainRecipe, merged, read_mapping
 
 
-def train_command(arguments: Sequence[str] | None = None) -> None:
-    """Command line of a training run."""
+class HeldOut(NamedTuple):
+    """What a report on a model trained on a person's own text is made from.
+
+    Attributes:
+        checkpoint: the trained model.
+        text: documents that were kept out of its training.
+        context_lengths: in tokens, to evaluate it at.
+    """
+
+    checkpoint: Path
+    text: Path
+    context_lengths: tuple[int, ...]
+
+
+def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
+    """Command line of a training run; returns what to report on where a report was asked for and training ended."""
     parser = argparse.ArgumentParser(prog="sbeval train", description="One training run, resumed where it stopped.")
-    parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe such as demo_rope")
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        help="recipe file, or the name of a shipped recipe such as demo_rope (with --text: own_text if not given)",
+    )
     parser.add_argument("--out", type=Path, default=None, help="folder of the run (default: build/runs/<name>)")
+    text = parser.add_argument_group("your own text")
+    text.add_argument(
+        "--text", default=None, help="a .txt, .jsonl or .parquet file, a folder of them, or a hub data set (owner/name)"
+    )
+    text.add_argument(
+        "--tokenizer",
+        default=None,
+        help="folder or hub id of one (default: one with 4,096 entries, trained on the text)",
+    )
+    text.add_argument(
+        "--split", default=None, help='cut documents: paragraph, "512 tokens", or a regular expression between them'
+    )
+    text.add_argument("--text-field", default=None, help="field or column that holds the text (default: text)")
+    text.add_argument("--dataset-config", default=None, help="configuration of the hub data set")
+    text.add_argument("--dataset-split", default=None, help="split of the hub data set (default: train)")
+    text.add_argument(
+        "--report", action="store_true", help="evaluate the model on documents kept out, one in 20, and build a page"
+    )
     parser.add_argument("--data", type=Path, default=None, help="token arrays to read instead of the recipe's")
     parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
     parser.add_argument(
@@ -31,20 +69,58 @@ def train_command(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--replace", action="store_true", help="move what else the folder holds to NAME.old-TIME")
     parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     options = parser.parse_args(arguments)
-    mapping, file = read_mapping(options.recipe)
+    _check_text_options(options)
+    mapping, file = read_mapping(options.recipe or "own_text")
     changes = [*options.set, *(["data.allow_repeat=true"] if options.allow_repeat else [])]
-    recipe = TrainRecipe.read(_with_changes(mapping, changes), place="the recipe", source=file.name)
+    if options.text is None:
+        folder, mapping = options.data, _with_changes(mapping, changes)
+    else:
+        folder, mapping = _with_own_text(options, mapping, changes)
+    recipe = TrainRecipe.read(mapping, place="the recipe", source=file.name)
+    out = options.out or Path("build/runs") / recipe.name
+    from sbeval.corpora.cache import whole_file
+    from sbeval.training.distributed import is_first_process
+    from sbeval.training.text.own_text import HELD_OUT_FILE, lengths_to_report
     from sbeval.training.train import train
 
-    train(
+    lengths = lengths_to_report(folder, recipe.length_tokens) if options.report else ()
+    checkpoint = train(
         recipe,
-        options.out or Path("build/runs") / recipe.name,
+        out,
         max_seconds=options.max_seconds,
-        data_folder=options.data,
+        data_folder=folder,
         command=shlex.join(["sbeval", "train", *(sys.argv[1:] if arguments is None else arguments)]),
         fsdp=options.fsdp,
         replace=options.replace,
     )
+    if not options.report or checkpoint is None or not is_first_process():
+        _say_next(checkpoint)
+        return None
+    with whole_file(out / HELD_OUT_FILE, "the text kept out of training", remedy="choose another --out") as part:
+        shutil.copyfile(folder / HELD_OUT_FILE, part)
+    return HeldOut(checkpoint, out / HELD_OUT_FILE, lengths)
+
+
+def evaluate_held_out(held_out: HeldOut) -> Path:
+    """Evaluates a model on text kept out of its training, in a process of its own; returns the folder of results.
+
+    Raises:
+        UserError: it failed.
+    """
+    from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
+
+    run = SweepRun(
+        name="held-out",
+        tasks=("sb_text_stream", "sb_text_fixed_target"),
+        context_lengths=held_out.context_lengths,
+        # documents may be shorter than a context
+        metadata={"data_path": str(held_out.text.resolve()), "context": "stream"},
+    )
+    checkpoint = SweepCheckpoint(pretrained=str(held_out.checkpoint.resolve()))
+    results = held_out.text.with_name("results")
+    if failures := run_sweep(Sweep(checkpoints=(checkpoint,), runs=(run,), output=str(results))):
+        raise UserError(f"expected results for the report, found none: {failures[0].reason}")
+    return results
 
 
 def extend_command(arguments: Sequence[str] | None = None) -> None:
@@ -108,7 +184,7 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
     command = shlex.join(["sbeval", "extend", *(sys.argv[1:] if arguments is None else arguments)])
     from sbeval.training.extend import extend
 
-    extend(
+    checkpoint = extend(
         extension,
         options.out,
         max_seconds=options.max_seconds,
@@ -116,6 +192,49 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
         fsdp=options.fsdp,
         replace=options.replace,
     )
+    _say_next(checkpoint)
+
+
+def _say_next(checkpoint: Path | None) -> None:
+    if checkpoint is not None:
+        say_next(EVALUATE.format(shlex.quote(str(checkpoint))))
+
+
+def _check_text_options(options: argparse.Namespace) -> None:
+    """Refuses options that do not belong together, before anything slow is imported."""
+    of_text = ("tokenizer", "split", "text_field", "dataset_config", "dataset_split", "report")
+    if options.text is None:
+        if given := [f"--{name.replace('_', '-')}" for name in of_text if getattr(options, name)]:
+            raise UserError(f"expected {', '.join(given)} with --text, found no text: name one, or leave them out")
+        if options.recipe is None:
+            raise UserError("expected a recipe or --text, found neither: `sbeval train --help` says more")
+    elif options.data is not None:
+        raise UserError("expected --text or --data, found both: leave one out")
+    if options.split is not None:
+        from sbeval.corpora.split import Split
+
+        read_value(Split, options.split, name="--split")
+
+
+def _with_own_text(
+    options: argparse.Namespace, mapping: dict[str, Any], changes: Sequence[str]
+) -> tuple[Path, dict[str, Any]]:
+    """Returns the folder of the text's token arrays, and a recipe's settings with the text's and the changes."""
+    from sbeval.corpora.tokenizers import load_tokenizer
+    from sbeval.training.text import own_text
+
+    text = own_text.OwnText(
+        source=options.text,
+        split=options.split,
+        field=options.text_field,
+        dataset_config=options.dataset_config,
+        dataset_split=options.dataset_split,
+    )
+    own_text.check_text(text, has_tokenizer=options.tokenizer is not None)
+    tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
+    folder = own_text.tokenised_text(text, tokenizer, holding_out=True)
+    mapping = _with_changes(merged(mapping, own_text.settings_of_text(text, folder)), changes)
+    return folder, merged(mapping, own_text.one_epoch(mapping, folder))
 
 
 def _with_changes(mapping: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:

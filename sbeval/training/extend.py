@@ -1,21 +1,27 @@
 """`sbeval extend CKPT`: continue training at a longer context (Tan et al. 2025, appendix C.1)."""
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sbeval.checkpoints.weight_files import weights_sha256
-from sbeval.corpora.tokenizers import load_tokenizer
-from sbeval.errors import UserError
+from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_sha256
+from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import named
+from sbeval.training.claim import claimed
 from sbeval.training.distributed import is_first_process
 from sbeval.training.document_loss import DocumentMaskedLoss
-from sbeval.training.extension import check_documents, check_epochs, extension_tokens, lengthen, pinned_rope
-from sbeval.training.recipe import Extension
+from sbeval.training.recipe import Extension, OptimizationSettings
 from sbeval.training.record import RunParts, extension_record
 from sbeval.training.run import TrainingRun
+from sbeval.training.text.own_text import OwnText, tokenised_text
 from sbeval.training.trainer import next_token_loss
-from sbeval.training.windows import TrainingWindows, arrays_parts
+from sbeval.training.windows import TrainingWindows, arrays_parts, load_arrays
 
 
 def extend(
@@ -44,9 +50,10 @@ def extend(
     Raises:
         UserError: checkpoint, data and settings do not fit, `out` holds another run, or the loss was not finite.
     """
+    import torch
     from transformers import set_seed
 
-    from sbeval.checkpoints.files import find_folder, is_hub_id
+    from sbeval.checkpoints.files import Weights, find_folder, is_hub_id
     from sbeval.checkpoints.load import load_checkpoint
 
     optimization = extension.optimization
@@ -57,8 +64,6 @@ def extend(
         max_seconds=max_seconds,
         command=command,
         fsdp=fsdp,
-        replace=replace,
-        inputs=(folder, extension.data),
     )
     loaded = load_checkpoint(folder, dtype="float32")
     if not loaded.extendable:
@@ -92,21 +97,20 @@ def extend(
         "tokens_sha256": data["tokens_sha256"],
         "inputs": checkpoint_parts(str(folder)) | named("data", arrays_parts(extension.data)),
     }
-    with run.claim(identity, checkpoint) as ended:
-        if ended:
+    model: Any = loaded.model.train()
+    with contextlib.ExitStack() as stack:
+        # before anything is written: what cannot be extended leaves nothing behind
+        stack.enter_context(lengthened(model, extension.context_tokens, extension.rope_scaling, parent))
+        claim = claimed(out, identity, checkpoint, replace=replace, inputs=[folder, extension.data])
+        if stack.enter_context(claim):
             if is_first_process():
                 print(f"{checkpoint}: extended before", flush=True)
             return checkpoint
         set_seed(extension.seed)
-        model: Any = loaded.model.train()
         loss = next_token_loss if extension.documents == "joined" else DocumentMaskedLoss(separator)
-        # before the configuration is changed: the frequencies are worked out from the parent's
-        longer = (extension.context_tokens, extension.rope_scaling, parent)
-        with pinned_rope(model, *longer):
-            lengthen(model, *longer)
-            if extension.gradient_checkpointing:
-                model.gradient_checkpointing_enable()
-            model = run.train(model, windows, loss)
+        if extension.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        model = run.train(model, windows, loss)
         if model is None:
             return None
 
@@ -121,7 +125,120 @@ def extend(
                 parts=parts,
             )
 
-        run.finish(model, tokenizer, checkpoint, record)
+        dtype = torch.float32 if extension.precision == "float32" else Weights(folder).dtype()
+        run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
         if is_first_process():
             print(f"{checkpoint}: extended to {extension.context_tokens} tokens", flush=True)
         return checkpoint
+
+
+@contextlib.contextmanager
+def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent: Mapping[str, Any]) -> Iterator[None]:
+    """Writes the extension into the configuration, the scaling with the length it started from included.
+
+    One set of RoPE frequencies, worked out from the parent's, is held for the whole run: a dynamic kind would follow
+    each segment's length.
+
+    Args:
+        model: its configuration is changed in place and stays so.
+        context_tokens: the new context.
+        rope_scaling: scaling to train with, such as "dynamic:4"; None keeps the parent's.
+        parent: what the checkpoint says of the one it came from; its `training_length_tokens` may be None.
+
+    Raises:
+        UserError: the context is no longer than the parent's, the model has no positions beyond, or the scaling does
+            not fit it.
+    """
+    from sbeval.models import SbevalConfig, held_rope_frequencies
+    from sbeval.models.learned_positions import learned_positions
+    from sbeval.models.rope import parse_rope_scaling
+
+    config = model.config
+    original = parent["training_length_tokens"]
+    positions = learned_positions(model)
+    if positions is not None and context_tokens > positions:
+        raise UserError(
+            f"expected a model with positions for {context_tokens} tokens, found one that has learned {positions} of "
+            "them and has none beyond; extend a model with rotary or without learned positions"
+        )
+    if original is not None and context_tokens <= original:
+        raise UserError(f"expected --context beyond the training length of {original} tokens, found {context_tokens}")
+    scaling = None if rope_scaling is None else parse_rope_scaling(rope_scaling)
+    held = held_rope_frequencies(model, context_tokens, scaling, original_length_tokens=original)
+    if scaling is not None:
+        own = getattr(config, "rope_parameters", None)
+        if own is None or "rope_theta" not in own:
+            raise UserError("expected a RoPE model for --rope-scaling, found one without rotary embeddings; remove it")
+        unscaled = own.get("original_max_position_embeddings", original or config.max_position_embeddings)
+        base = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
+        scaled = base | scaling | {"original_max_position_embeddings": unscaled}
+    with held:
+        config.max_position_embeddings = context_tokens
+        config.extended_from = dict(parent)
+        if isinstance(config, SbevalConfig):
+            config.training_length_tokens = context_tokens
+        if isinstance(config, SbevalConfig) and scaling is not None:
+            config.set_rope_parameters(scaled)
+        elif scaling is not None:
+            config.rope_parameters = scaled
+        try:
+            config.validate()  # as it will be when the first state is saved
+        except (KeyError, ValueError, TypeError) as error:
+            raise UserError(
+                f"expected a configuration that can be saved with the context of {context_tokens} tokens, found: "
+                f"{first_line(error)}; change --rope-scaling"
+            ) from error
+        yield
+
+
+def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, dict[str, Any]]:
+    """Reads the text to extend on.
+
+    Args:
+        source: a folder of token arrays (`sbeval.training.tokenised`), a file or folder of text, or a hub data set.
+        tokenizer: the checkpoint's.
+
+    Returns:
+        [tokens] joined documents, each followed by the separator; the separator's id; where the text comes from.
+
+    Raises:
+        UserError: nothing is there, or the arrays were made with another tokenizer.
+    """
+    (separator,) = separator_ids(tokenizer, None)
+    if (source / "tokens.npy").is_file():
+        arrays = load_arrays(source)
+        theirs = tokenizer_sha256(load_tokenizer(arrays.tokenizer))
+        if theirs != (ours := tokenizer_sha256(tokenizer)):
+            raise UserError(
+                f"expected token arrays made with the checkpoint's tokenizer ({ours[:12]}), found {theirs[:12]} in "
+                f"{source}; tokenise the text again or give the text itself"
+            )
+        return arrays.tokens, separator, arrays.record
+    arrays = load_arrays(tokenised_text(OwnText(source=str(source)), tokenizer, holding_out=False))
+    return arrays.tokens, separator, arrays.record
+
+
+def check_documents(tokens: NDArray[Any], separator: int, context_tokens: int) -> None:
+    """Refuses text of which no document fills a context.
+
+    Args:
+        tokens: joined documents.
+        separator: id of the token between them.
+        context_tokens: the new context.
+    """
+    ends = np.flatnonzero(np.asarray(tokens) == separator)
+    longest = int(np.diff(ends, prepend=-1).max()) - 1 if len(ends) else len(tokens)
+    if longest < context_tokens:
+        raise UserError(
+            f"expected at least one document of {context_tokens} tokens, found the longest has {longest}; "
+            "give longer documents, a shorter --context, or --documents joined"
+        )
+
+
+def check_epochs(epochs: float, *, found_tokens: int, optimization: OptimizationSettings) -> None:
+    """Refuses a run that sees windows of the text twice."""
+    if epochs > 1:
+        raise UserError(
+            f"expected text for {optimization.steps} steps of {optimization.batch_tokens} tokens, found "
+            f"{found_tokens} tokens: that is {epochs:.2f} epochs; give more text, fewer --steps, or --allow-repeat"
+        )

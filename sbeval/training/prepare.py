@@ -29,7 +29,7 @@ from sbeval.settings import Count, Names, Number, Settings
 from sbeval.training.recipe import load_recipe
 from sbeval.training.text.corpus import DOCUMENT_SEPARATOR, SourceFile, collect, download
 from sbeval.training.text.decontamination import SPAN_TOKENS, SpanIndex, near_duplicates
-from sbeval.training.text.tokenizer import encode_all, train_tokenizer
+from sbeval.training.text.tokenizer import Tokens, encode_all, train_tokenizer
 
 _TOKENIZER_SAMPLE = 6
 
@@ -131,9 +131,7 @@ def prepare(
     return record
 
 
-def _overlap(
-    held_out: Sequence[NDArray[np.uint16]], training: Sequence[NDArray[np.uint16]], held_out_index: SpanIndex
-) -> dict[str, Any]:
+def _overlap(held_out: Sequence[Tokens], training: Sequence[Tokens], held_out_index: SpanIndex) -> dict[str, Any]:
     """States the overlap from both sides: training files that share a span, and held-out spans found in training."""
     shared = np.array([held_out_index.shared_spans(tokens) for tokens in training])
     index = SpanIndex(training)
@@ -147,7 +145,7 @@ def _overlap(
     }
 
 
-def _count(tokens: Sequence[NDArray[np.uint16]], chosen: NDArray[np.bool_]) -> dict[str, int]:
+def _count(tokens: Sequence[Tokens], chosen: NDArray[np.bool_]) -> dict[str, int]:
     return {
         "files": int(chosen.sum()),
         "tokens": sum(len(document) for document, is_chosen in zip(tokens, chosen, strict=True) if is_chosen),

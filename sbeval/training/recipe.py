@@ -27,7 +27,9 @@ from sbeval.settings import (
 )
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
-RUN_FILES = frozenset({"run.json", "runs.jsonl", "training_log.jsonl", "states", LOCK})
+RUN_FILES = frozenset(
+    {"run.json", "runs.jsonl", "training_log.jsonl", "states", LOCK, "held_out.jsonl", "results", "report"}
+)
 """What lies in a run's folder beside its checkpoint."""
 
 Documents = Literal["separate", "joined"]
@@ -97,7 +99,9 @@ class TrainingSettings(Settings):
 
     optimization: OptimizationSettings = Field(description="How it is learnt.")
     precision: Literal["bfloat16", "float32"] = Field(
-        default="bfloat16", description='"bfloat16" (autocast over fp32 weights) or "float32".'
+        default="bfloat16",
+        description='"bfloat16" (autocast over fp32 weights) or "float32". The checkpoint is saved in float32 where '
+        "that is asked for, else in bfloat16, or in its parent's type where it extends one.",
     )
     seed: WholeNumber = Field(default=0, description="Of random draws.")
     log_every_steps: Count = Field(default=50, description="Distance of the loss curve's points.")
@@ -155,7 +159,7 @@ class Extension(TrainingSettings):
     """A context extension."""
 
     checkpoint: Text = Field(description="Folder or hub id of the parent.")
-    data: LocalPath = Field(description="Token arrays or text (`extension`).")
+    data: LocalPath = Field(description="Token arrays or text (`extend`).")
     context_tokens: Tokens = Field(description="The new context.")
     documents: Documents = Field(
         default="separate", description='"separate" (documents do not see each other) or "joined".'
@@ -196,34 +200,35 @@ def load_recipe(kind: type[SettingsT], path: str | Path) -> SettingsT:
     Raises:
         UserError: no such file, not a mapping, an unknown or missing key, or a value that cannot be.
     """
-    value, file = read_mapping(path)
+    value, file = read_mapping(path, RECIPE_FOLDER if issubclass(kind, TrainingSettings) else RECIPE_FOLDER / "data")
     return kind.read(value, place="the recipe", source=file.name)
 
 
-def read_mapping(path: str | Path) -> tuple[dict[str, Any], Path]:
-    """Reads a recipe file; returns its settings and where they were found.
+def read_mapping(path: str | Path, shipped: Path = RECIPE_FOLDER) -> tuple[dict[str, Any], Path]:
+    """Reads a recipe file, or one of those in `shipped` by its name; returns its settings and where they were found.
 
     A recipe with `based_on: NAME` holds what differs from that recipe, nested settings included.
     """
-    file = _find(path)
+    file = _find(path, shipped)
     value = read_yaml(file, "a recipe")
     if (base := value.pop("based_on", None)) is not None:
         base = read_value(Text, base, name="based_on of the recipe", source=file.name)
-        value = _merged(read_mapping(base)[0], value)
+        value = merged(read_mapping(base, shipped)[0], value)
     return value, file
 
 
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns a recipe's settings with some of them changed, nested ones too."""
     both = base | changes
     for key, change in changes.items():
         if isinstance(change, dict) and isinstance(base.get(key), dict):
-            both[key] = _merged(base[key], change)
+            both[key] = merged(base[key], change)
     return both
 
 
-def _find(path: str | Path) -> Path:
-    for candidate in (Path(path), RECIPE_FOLDER / str(path), RECIPE_FOLDER / f"{path}.yaml"):
+def _find(path: str | Path, shipped: Path) -> Path:
+    for candidate in (Path(path), shipped / str(path), shipped / f"{path}.yaml"):
         if candidate.is_file():
             return candidate
-    known = ", ".join(sorted(file.stem for file in RECIPE_FOLDER.glob("*.yaml")))
+    known = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
     raise UserError(f"no recipe file at {path}: give a YAML file or one of the shipped recipes ({known})")

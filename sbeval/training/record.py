@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sbeval.corpora.cache import whole_file
 from sbeval.errors import UserError
-from sbeval.foreign_files import fits, parse_json, read_bytes
+from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes
 from sbeval.settings import Settings
 from sbeval.training.recipe import TrainRecipe
 
@@ -67,7 +67,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     values: list[dict[str, Any]] = []
     kinds = _KINDS[file.name].items()
     try:
-        for line in read_bytes(file).split(b"\n")[:-1] if file.exists() else []:
+        for line in read_bytes(file, MOST_RESULTS_BYTES).split(b"\n")[:-1] if file.exists() else []:
             value = parse_json(line)
             if not fits(value, dict) or not all(fits(value.get(name), kind) for name, kind in kinds):
                 raise UserError("it is none that a run wrote")

@@ -1,7 +1,7 @@
 """`python -m sbeval.training.tokenised FILE --out DIR`: from the packed training text to token arrays on disk.
 
-The folder holds `tokens.npy` (uint16, all documents, each followed by the end-of-text token), `recall.npy` (uint16,
-[windows, length + 1] recall text), `tokenizer/` and `record.json`.
+The folder holds `tokens.npy` (all documents, each followed by the end-of-text token), `recall.npy` (recall text,
+[windows, length + 1]), `tokenizer/` and `record.json`.
 """
 
 import argparse
@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sbeval.ending import told_in_one_sentence
 from sbeval.errors import UserError
 from sbeval.results.outputs import is_new, set_aside, written_beside
 from sbeval.training.text.corpus import DOCUMENT_SEPARATOR
 from sbeval.training.text.recall_text import RecallWriter
-from sbeval.training.text.tokenizer import END_OF_TEXT, encode_all, save_tokenizer
+from sbeval.training.text.tokenizer import END_OF_TEXT, Tokens, encode_all, save_tokenizer, token_dtype
 
 RECALL_BATCH_WINDOWS = 2048
 
@@ -64,7 +63,7 @@ def tokenise(
     separator = tokenizer.token_to_id(END_OF_TEXT)
     if separator is None:
         raise UserError(f"expected a tokenizer with {END_OF_TEXT} in {packed}, found none; prepare the text again")
-    end = np.array([separator], np.uint16)
+    end = np.array([separator], token_dtype(tokenizer.get_vocab_size()))
     tokens = np.concatenate([part for document in encode_all(tokenizer, texts) for part in (document, end)])
     recall = _recall_array(tokenizer, texts, separator, length_tokens + 1, recall_windows, seed)
 
@@ -117,11 +116,11 @@ def _unpack(packed: Path) -> tuple[list[str], str, dict[str, Any]]:
 
 def _recall_array(
     tokenizer: Any, texts: Sequence[str], separator: int, window_tokens: int, windows: int, seed: int
-) -> NDArray[np.uint16]:
+) -> Tokens:
     if windows == 0:
-        return np.empty((0, window_tokens), np.uint16)
+        return np.empty((0, window_tokens), token_dtype(tokenizer.get_vocab_size()))
     writer = RecallWriter(texts, seed)
-    array = np.full((windows, window_tokens), separator, np.uint16)
+    array = np.full((windows, window_tokens), separator, token_dtype(tokenizer.get_vocab_size()))
     for start in range(0, windows, RECALL_BATCH_WINDOWS):
         batch = [writer.window(index) for index in range(start, min(start + RECALL_BATCH_WINDOWS, windows))]
         for row, ids in enumerate(encode_all(tokenizer, batch), start):

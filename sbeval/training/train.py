@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
+from sbeval.training.claim import claimed
 from sbeval.training.distributed import is_first_process
 from sbeval.training.recipe import TrainRecipe
 from sbeval.training.record import RunParts, training_record
 from sbeval.training.run import TrainingRun
+from sbeval.training.text.tokenizer import Tokens
 from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows, arrays_parts, load_arrays
 
@@ -49,9 +50,7 @@ def train(
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
     data = data_folder or Path(recipe.data.folder)
-    run = TrainingRun(
-        out=out, settings=recipe, max_seconds=max_seconds, command=command, fsdp=fsdp, replace=replace, inputs=(data,)
-    )
+    run = TrainingRun(out=out, settings=recipe, max_seconds=max_seconds, command=command, fsdp=fsdp)
     arrays = load_arrays(data)
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
     windows = TrainingWindows(
@@ -82,7 +81,7 @@ def train(
         "tokens_sha256": arrays.record["tokens_sha256"],
         "inputs": arrays_parts(arrays.tokenizer.parent),
     }
-    with run.claim(identity, checkpoint) as ended:
+    with claimed(out, identity, checkpoint, replace=replace, inputs=[data]) as ended:
         if ended:
             if is_first_process():
                 print(f"{checkpoint}: trained before", flush=True)
@@ -99,7 +98,8 @@ def train(
             whole = model.to("cuda" if torch.cuda.is_available() else "cpu")
             return made | {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
 
-        run.finish(model, tokenizer, checkpoint, record)
+        dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
+        run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
         if is_first_process():
             print(
                 f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens",
@@ -111,7 +111,7 @@ def train(
 FORWARD_TOKENS = 65536
 
 
-def split_validation(tokens: NDArray[np.uint16], recipe: TrainRecipe) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+def split_validation(tokens: Tokens, recipe: TrainRecipe) -> tuple[Tokens, Tokens]:
     """Cuts the joined documents into those to train on and the last `validation_tokens`.
 
     Raises:
@@ -127,7 +127,7 @@ def split_validation(tokens: NDArray[np.uint16], recipe: TrainRecipe) -> tuple[N
 
 
 @torch.no_grad()
-def validation_loss(model: Any, tokens: NDArray[np.uint16], length_tokens: int) -> dict[str, Any] | None:
+def validation_loss(model: Any, tokens: Tokens, length_tokens: int) -> dict[str, Any] | None:
     """Returns the mean loss over the disjoint windows of a text.
 
     Args:

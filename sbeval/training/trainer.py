@@ -165,6 +165,13 @@ def training_arguments(settings: TrainingSettings, states: Path, *, fsdp: bool) 
     )
 
 
+def holds_states(states: Path) -> bool:
+    """Whether a folder holds anything but states that a Trainer did not finish writing."""
+    if not states.is_dir():
+        return states.exists()
+    return any((entry / COMPLETE_MARK).exists() or not _is_a_trainer_s(entry) for entry in states.iterdir())
+
+
 def last_complete_state(states: Path) -> Path | None:
     """Returns the newest resumable state, None where there is none.
 

@@ -17,6 +17,7 @@ from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.contents import file_sha256
 from sbeval.fingerprint.parts import Parts, named, shortened
 from sbeval.foreign_files import fits, read_json_object
+from sbeval.training.text.tokenizer import Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,14 +25,14 @@ class TrainingArrays:
     """Token arrays on disk, as `sbeval.training.tokenised` writes them.
 
     Attributes:
-        tokens: [tokens] uint16, documents joined with the end-of-text token.
-        recall: [windows, length + 1] uint16 recall text.
+        tokens: [tokens] uint16 or uint32, documents joined with the end-of-text token.
+        recall: [windows, length + 1] recall text.
         record: where the text comes from.
         tokenizer: folder of the tokenizer.
     """
 
-    tokens: NDArray[np.uint16]
-    recall: NDArray[np.uint16]
+    tokens: Tokens
+    recall: Tokens
     record: dict[str, Any]
     tokenizer: Path
 
@@ -44,7 +45,7 @@ def load_arrays(folder: Path) -> TrainingArrays:
     """
     arrays = []
     for name, dimensions in (("tokens.npy", 1), ("recall.npy", 2)):
-        remedy = "make it with `python -m sbeval.training.tokenised`"
+        remedy = "give text with --text, or make arrays with `python -m sbeval.training.tokenised`"
         if not (folder / name).is_file():
             raise UserError(f"expected token arrays in {folder}, found no {name}; {remedy}")
         try:
@@ -95,8 +96,8 @@ class TrainingWindows(Dataset[Tensor]):
 
     def __init__(
         self,
-        tokens: NDArray[np.uint16],
-        recall: NDArray[np.uint16],
+        tokens: Tokens,
+        recall: Tokens,
         *,
         length_tokens: int,
         windows: int,
@@ -150,7 +151,7 @@ class TrainingWindows(Dataset[Tensor]):
     def _recall_before(self, index: int) -> int:
         return int(index * self._recall_share)
 
-    def _window(self, index: int) -> NDArray[np.uint16]:
+    def _window(self, index: int) -> Tokens:
         if not 0 <= index < self._windows:
             raise IndexError(f"window {index} of {self._windows}")
         recall_index = self._recall_before(index)
@@ -161,7 +162,7 @@ class TrainingWindows(Dataset[Tensor]):
         start = self._offset + int(self._order[place]) * self._length_tokens
         return self._tokens[start : start + self._length_tokens + 1]
 
-    def _recall_window(self, index: int) -> NDArray[np.uint16]:
+    def _recall_window(self, index: int) -> Tokens:
         rows = self._rows_per_recall_window
         first = index % (len(self._recall) // rows) * rows
         # a row's last token is a target only: where another row follows, that row's first token takes its place

@@ -14,6 +14,7 @@ from sbeval.corpora import (
     stdlib_corpus,
     wikitext_corpus,
 )
+from sbeval.corpora.split import split_corpus
 from sbeval.errors import UserError
 from sbeval.tasks.perplexity.options import CorpusOptions
 
@@ -28,8 +29,29 @@ HUB_DATASETS = {
 _WIKITEXT_WORDS_SHA256 = "06f8f4136de90fcf1b32ffda9136ecab621b3e437c370b5cdd27b37e9e9e9efc"
 
 
-def load_corpus(name: str, options: CorpusOptions) -> Corpus:
-    """Returns the corpus of this name, or what `data_path` or `dataset` name, under a name of its own."""
+def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> Corpus:
+    """Returns the corpus of this name, or what `data_path` or `dataset` name, under a name of its own.
+
+    Args:
+        name: of the corpus.
+        options: which text is read, and how it is split.
+        tokenizer: the model's, which counts tokens to split by.
+
+    Raises:
+        UserError: there is no such text, or it cannot be read or split as asked.
+    """
+    corpus = _whole_corpus(name, options)
+    if options.split is None:
+        return corpus
+    if name == "wikitext":
+        raise UserError(
+            "Expected no split for wikitext, whose documents are its pages, found one in --metadata: use sb_text with "
+            "data_path or dataset."
+        )
+    return split_corpus(corpus, options.split, tokenizer)
+
+
+def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
     if name == "wikitext":
         if options.dataset is not None or options.text_field is not None:
             raise UserError(

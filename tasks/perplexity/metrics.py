@@ -134,13 +134,14 @@ class PerplexityMetrics:
     Attributes:
         lengths: context lengths, ascending.
         seed: seed of the bootstrap.
-        context_gain: whether every length scores the same targets with only the context differing.
+        same_targets: whether every length scores the same targets with only the context differing. Then `nll_change@L`
+            is NLL at L minus NLL at the shortest length: below zero, the longer context helps.
         longppl: whether samples also log rows of key tokens under `longppl@L`.
     """
 
     lengths: Sequence[int]
     seed: int
-    context_gain: bool
+    same_targets: bool
     longppl: bool = False
     _values: dict[str, Any] = field(default_factory=dict)
     _shortest: ClusterTotals | None = None
@@ -148,7 +149,7 @@ class PerplexityMetrics:
     def higher_is_better(self) -> dict[str, bool]:
         """Says of the metrics that have a better direction which it is."""
         return {
-            key: key.startswith("context_gain")
+            key: False
             for key in self.aggregation()
             if "_ci95" not in key and "tokens@" not in key and "clusters@" not in key
         }
@@ -160,8 +161,8 @@ class PerplexityMetrics:
         }
         for length in self.lengths:
             names = [name for name in RATIOS if name != "nll"] + [f"{name}_ci95" for name in RATIOS] + list(COUNTS)
-            if self.context_gain and length != self.lengths[0]:
-                names += ["context_gain", "context_gain_ci95"]
+            if self.same_targets and length != self.lengths[0]:
+                names += ["nll_change", "nll_change_ci95"]
             if self.longppl:
                 functions[metric_key("longppl", length)] = self._longppl(length)
                 names += [f"longppl_{end}" for end in ("ci95", "tokens", "clusters")]
@@ -206,10 +207,10 @@ class PerplexityMetrics:
             values[metric_key(f"{metric}_ci95", length)] = _interval(estimates[unit], transform)
         values[metric_key("tokens", length)] = int(totals.tokens.sum())
         values[metric_key("clusters", length)] = int((totals.tokens > 0).sum())
-        if self.context_gain and length != self.lengths[0] and self._shortest is not None:
-            gain = ratio_interval(self._shortest.nll_nats - totals.nll_nats, totals.tokens, seed=self.seed)
-            values[metric_key("context_gain", length)] = gain.estimate
-            values[metric_key("context_gain_ci95", length)] = _interval(gain, lambda nats: nats)
+        if self.same_targets and length != self.lengths[0] and self._shortest is not None:
+            change = ratio_interval(totals.nll_nats - self._shortest.nll_nats, totals.tokens, seed=self.seed)
+            values[metric_key("nll_change", length)] = change.estimate
+            values[metric_key("nll_change_ci95", length)] = _interval(change, lambda nats: nats)
         return values
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
+from sbeval.corpora.split import Split
 from sbeval.errors import UserError
 from sbeval.settings import Count, LocalPath, Text, WholeNumber
 from sbeval.tasks.metadata import PERPLEXITY_SEED, TaskOptions
@@ -20,6 +21,11 @@ class CorpusOptions(TaskOptions):
     dataset_config: Text | None = Field(default=None, description="Configuration of the hub dataset.")
     dataset_split: Text | None = Field(default=None, description="Split of the hub dataset.")
     text_field: Text | None = Field(default=None, description="Field or column that holds the text.")
+    split: Split | None = Field(
+        default=None,
+        description='Cuts documents into smaller ones: "paragraph", "512 tokens", or a regular expression that matches '
+        "between them.",
+    )
 
 
 class PerplexityOptions(CorpusOptions):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.corpora.windows import Window, own_document_share, targets_by_document
 from sbeval.errors import UserError
-from sbeval.results.intervals import uneven
+from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
@@ -123,7 +123,7 @@ class PerplexityTask(BaseTask):
         self.options = PerplexityOptions.of_task(name, metadata)
         tokenizer = model_tokenizer(metadata, name)
         try:
-            source = load_corpus(self.config.dataset_name, self.options)
+            source = load_corpus(self.config.dataset_name, self.options, tokenizer)
             separator = self.separator(tokenizer)
             self.corpus = tokenize_corpus(source, tokenizer, Layout(separator, self.special_tokens))
         except UserError as error:
@@ -183,10 +183,23 @@ class PerplexityTask(BaseTask):
             str(length): own_document_share(own, starts, lead_in=self.lead_in.is_text)
             for length, own in windows.items()
         }
-        record["uneven_documents"] = any(uneven(targets_by_document(own, starts)) for own in windows.values())
+        targets = [targets_by_document(own, starts) for own in windows.values()]
+        record["uneven_documents"] = any(map(uneven, targets))
+        self._warn_of_few_documents(min(int((of_length > 0).sum()) for of_length in targets))
         # lm-eval's request cache knows nothing of corpus, tokenizer or lengths
         kwargs["cache_requests"] = False
         super().build_all_requests(limit=limit, samples=samples, **kwargs)
+
+    def _warn_of_few_documents(self, documents: int) -> None:
+        if documents < MINIMUM_CLUSTERS:
+            log.warning(
+                "%s: %d document%s scored, and an interval needs %d, so there will be none; a larger --limit, more "
+                'text, or text cut into documents with --metadata \'{"split": "paragraph"}\' gives more',
+                self.config.task,
+                documents,
+                " is" if documents == 1 else "s are",
+                MINIMUM_CLUSTERS,
+            )
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns one request for each distinct window of the block."""

@@ -1,6 +1,7 @@
 """Recall: probes scored by one forward pass, key-value retrieval, and many-shot classification; and attention spans.
 
 - `task`: what do all probes share?
+- `options`: what does a user choose?
 - `sequences`: what is MQRAR at the level of tokens?
 - `mqrar`: MQRAR as a task, over its own vocabulary and as text
 - `flipflop`: which bit was written last?

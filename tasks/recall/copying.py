@@ -7,62 +7,30 @@ often. The selective form follows Gu and Dao, *Mamba* (arXiv 2312.00752), with m
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetSequence
-from sbeval.settings import Count, Counts, whole
 from sbeval.tasks.draws import seed_of
-from sbeval.tasks.metadata import SampleOptions
 from sbeval.tasks.recall.mqrar import WithRetrievalGain, short_nouns
+from sbeval.tasks.recall.options import (
+    CUE_WORDS,
+    SHORTEST_DISTANCE,
+    PassageOptions,
+    PhraseOptions,
+    SelectiveOptions,
+)
 from sbeval.tasks.recall.task import Asked, Condition
 from sbeval.tasks.recall.text import TokenizedRecallTask
 from sbeval.tasks.tokens import TokenCounter
 
 DEFAULT_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-CUE_WORDS = 3
-SHORTEST_DISTANCE = 128
 _MARK, _END_OF_MARK, _QUESTION = "\nmarked:", "\n", "\nall that was marked:"
 
 Tokens = NDArray[np.int64]
-
-
-class CopyOptions(SampleOptions):
-    """Options of every copying task."""
-
-    num_samples: Count = Field(default=100, description="Samples at each length.")
-
-
-class PassageOptions(CopyOptions):
-    """Options of the repeated passage."""
-
-    passage_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
-        default=32, description=f"Words of the passage; all but its first {CUE_WORDS} are asked for."
-    )
-
-
-class SelectiveOptions(CopyOptions):
-    """Options of selective copying."""
-
-    marked_words: Count = Field(default=16, description="Words marked in the text, and asked for in their order.")
-
-
-class PhraseOptions(CopyOptions):
-    """Options of phrases by distance."""
-
-    phrase_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
-        default=8, description=f"Words of a phrase; all but its first {CUE_WORDS} are asked for."
-    )
-    phrases: Count = Field(default=2, description="Phrases of a sample at each distance.")
-    distances: Counts | None = Field(
-        default=None,
-        description="Tokens from a phrase to its return; None takes the powers of two from "
-        f"{SHORTEST_DISTANCE} to half the context length.",
-    )
 
 
 class Copied(NamedTuple):

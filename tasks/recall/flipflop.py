@@ -4,22 +4,12 @@ The simplest probe of recency, after Liu et al., *Exposing Attention Glitches wi
 (arXiv 2306.00946).
 """
 
-from pydantic import Field
-
-from sbeval.settings import Count, Share
 from sbeval.tasks.draws import seeded_random
-from sbeval.tasks.metadata import SampleOptions
+from sbeval.tasks.recall.options import FlipFlopOptions
 from sbeval.tasks.recall.task import Condition
 from sbeval.tasks.recall.text import Passage, TextRecallTask
 
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-
-
-class FlipFlopOptions(SampleOptions):
-    """Options of flip-flop language modelling."""
-
-    num_samples: Count = Field(default=100, description="Samples at each length.")
-    ignore_share: Share = Field(default=0.8, description="Share of the instructions that are to be ignored.")
 
 
 class FlipFlopTask(TextRecallTask):

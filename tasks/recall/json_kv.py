@@ -17,7 +17,8 @@ from sbeval.tasks.ruler.drafts import Generator, HaystackDraft
 from sbeval.tasks.ruler.families import NiahTask
 from sbeval.tasks.ruler.forced import ForcedNiahTask
 from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack
-from sbeval.tasks.ruler.niah import NiahGenerator, NiahOptions
+from sbeval.tasks.ruler.niah import NiahGenerator
+from sbeval.tasks.ruler.options import NiahOptions
 from sbeval.tasks.tokens import TokenCounter
 
 POOL_PAIRS, BLOCK_PAIRS = 65536, 8192

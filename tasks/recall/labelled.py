@@ -7,16 +7,16 @@ which `datasets` no longer runs, so the hub's own conversion to Parquet is read.
 import functools
 import hashlib
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from sbeval.errors import UserError, first_line
-from sbeval.settings import PathText
 from sbeval.tasks.draws import seeded_order
-from sbeval.tasks.ruler.texts import Missing, MissingCorpus, RulerOptions, on_hub_or_kept
+from sbeval.tasks.recall.options import ManyShotOptions
+from sbeval.tasks.ruler.options import RulerOptions
+from sbeval.tasks.ruler.texts import Missing, MissingCorpus, on_hub_or_kept
 
 HELD_OUT = 10
 """Where there is no split for questions, one text in so many is a question and no shot."""
@@ -42,7 +42,6 @@ class HubLabels(NamedTuple):
     asked: str | None = "test"
 
 
-Examples = Literal["trec", "trec_fine", "banking77", "clinc150", "nlu", "file"]
 SOURCES: dict[str, HubLabels] = {
     "trec": HubLabels("trec", "CogComp/trec", label_field="coarse_label"),
     "trec_fine": HubLabels("trec", "CogComp/trec", label_field="fine_label"),
@@ -51,19 +50,6 @@ SOURCES: dict[str, HubLabels] = {
     "nlu": HubLabels("nlu", "xingkunliuxtracta/nlu_evaluation_data", asked=None),
     "file": HubLabels("examples_file", "a path"),
 }
-
-
-class ManyShotOptions(RulerOptions):
-    """Options of many-shot classification."""
-
-    examples: Examples = Field(description="Which labelled texts.")
-    trec: PathText | None = Field(default=None, description="Local copy of CogComp/trec; None takes the hub's.")
-    banking77: PathText | None = Field(default=None, description="The same of PolyAI/banking77.")
-    clinc150: PathText | None = Field(default=None, description="The same of clinc/clinc_oos.")
-    nlu: PathText | None = Field(default=None, description="The same of xingkunliuxtracta/nlu_evaluation_data.")
-    examples_file: PathText | None = Field(
-        default=None, description="Labelled texts of sb_many_shot_file, with the columns text and label."
-    )
 
 
 class LabelledTexts(NamedTuple):

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence
 from sbeval.tasks.draws import seeded_order, seeded_ranks
-from sbeval.tasks.recall.labelled import LabelledTexts, ManyShotOptions, task_labelled
+from sbeval.tasks.recall.labelled import LabelledTexts, task_labelled
+from sbeval.tasks.recall.options import ManyShotOptions
 from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.drafts import Frame, Generator, HaystackDraft, prompt_text
 from sbeval.tasks.ruler.fit import Fit

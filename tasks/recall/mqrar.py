@@ -4,41 +4,21 @@ import itertools
 import random
 import string
 from collections.abc import Sequence
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from sbeval.checkpoints.facts import local_config
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetSequence
-from sbeval.settings import Count, Counts, whole
 from sbeval.tasks.draws import seeded_random, word_lists
-from sbeval.tasks.metadata import SampleOptions
-from sbeval.tasks.recall.sequences import LENGTH_TOKENS, PAIRS, VOCABULARY, Mqrar, with_other_values
+from sbeval.tasks.recall.options import MqrarOptions, MqrarTextOptions
+from sbeval.tasks.recall.sequences import LENGTH_TOKENS, Mqrar, with_other_values
 from sbeval.tasks.recall.task import Asked, Condition, RecallTask
 from sbeval.tasks.recall.text import Passage, TextRecallTask
 
 VALUE_DIGITS = 4
-TEXT_PAIRS = (4, 16)
 TEXT_LENGTHS = (1024, 2048, 4096, 8192, 16384)
-
-
-class MqrarTextOptions(SampleOptions):
-    """Options of associative recall as text."""
-
-    num_samples: Count = Field(default=100, description="Samples of each condition.")
-    pairs: Counts = Field(default=TEXT_PAIRS, description="Names in the text, one condition for each number.")
-    n_back: Counts = Field(default=(1,), description="How many assignments ago the value asked for was given.")
-
-
-class MqrarOptions(MqrarTextOptions):
-    """Options of associative recall over token ids."""
-
-    num_samples: Count = Field(default=200, description="Samples of each condition.")
-    pairs: Counts = Field(default=tuple(PAIRS), description="Keys of a sequence, one condition for each number.")
-    vocabulary: Annotated[int, whole(6)] = Field(default=VOCABULARY, description="Token ids in use.")
 
 
 class WithRetrievalGain(RecallTask):

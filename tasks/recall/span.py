@@ -6,26 +6,17 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
-from pydantic import Field
 
 from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.requests import ATTENTION_SPAN
-from sbeval.settings import Count
 from sbeval.tasks.base import BaseTask
 from sbeval.tasks.perplexity.inputs import load_corpus
-from sbeval.tasks.perplexity.options import CorpusOptions
+from sbeval.tasks.recall.options import SpanOptions
 from sbeval.tasks.tokens import load_counter
 
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-
-
-class SpanOptions(CorpusOptions):
-    """Options of the attention-span task."""
-
-    num_samples: Count = Field(default=8, description="Blocks of text at each length.")
-    queries: Count = Field(default=64, description="Queries looked at in a block.")
 
 
 Rows = list[list[float | None]]
@@ -48,7 +39,7 @@ class SpanTask(BaseTask):
         self.lengths, dropped = options.lengths_of(name, DEFAULT_LENGTHS, metadata.get("pretrained"))
         self.queries = options.queries
         tokenizer = load_counter(metadata, name).tokenizer
-        source = load_corpus(self.config.dataset_name, options)
+        source = load_corpus(self.config.dataset_name, options, tokenizer)
         self.corpus: TokenizedCorpus = tokenize_corpus(source, tokenizer, Layout(separator_ids(tokenizer, None), False))
         longest, total = self.lengths[-1], self.corpus.total_tokens
         if total < longest:

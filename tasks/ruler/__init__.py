@@ -1,6 +1,7 @@
 """RULER's tasks: needles, variable tracking, word extraction and question answering at any context length.
 
 - `task`: how do samples become documents, requests and scores?
+- `options`: what does a user choose?
 - `families`: which class makes which samples?
 - `forced`: what if the answer is scored instead of generated?
 - `corpora`: which corpus does a task need, and can it be had?
@@ -14,5 +15,4 @@
 - `haystacks`: which units does a haystack consist of?
 - `drafts`: what is a sample before it is fitted to a length?
 - `fit`: how many units fill a length?
-- `scores`: how is an answer scored?
 """

@@ -5,22 +5,10 @@ from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
 from sbeval.tasks.packaged import named
-from sbeval.tasks.recall.labelled import ManyShotOptions, task_labelled
-from sbeval.tasks.ruler.cwe import CweOptions
-from sbeval.tasks.ruler.fwe import FweOptions
-from sbeval.tasks.ruler.niah import NiahOptions
-from sbeval.tasks.ruler.qa import QaOptions
-from sbeval.tasks.ruler.texts import (
-    SENTENCE_RULE,
-    Essays,
-    Missing,
-    MissingCorpus,
-    QaCorpus,
-    RulerOptions,
-    load_essays,
-    load_qa,
-)
-from sbeval.tasks.ruler.vt import VtOptions
+from sbeval.tasks.recall.labelled import task_labelled
+from sbeval.tasks.recall.options import ManyShotOptions
+from sbeval.tasks.ruler.options import CweOptions, FweOptions, NiahOptions, QaOptions, RulerOptions, VtOptions
+from sbeval.tasks.ruler.texts import SENTENCE_RULE, Essays, Missing, MissingCorpus, QaCorpus, load_essays, load_qa
 
 OPTIONS: tuple[type[RulerOptions], ...] = (NiahOptions, VtOptions, CweOptions, FweOptions, QaOptions, ManyShotOptions)
 

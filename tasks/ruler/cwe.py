@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from sbeval.settings import Count, WholeNumber
 from sbeval.tasks.draws import seeded_order, seeded_random, seeded_ranks, word_lists
 from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.texts import RulerOptions
+from sbeval.tasks.ruler.options import CweOptions
 from sbeval.tasks.ruler.wording import cwe_wording
 from sbeval.tasks.tokens import LINE_START, WORDS, TokenCounter
 
@@ -86,15 +84,6 @@ class WordListDraft(Draft):
 def number_words(words: Sequence[str]) -> str:
     """Returns "1. first 2. second ..."."""
     return " ".join([f"{i}. {word}" for i, word in enumerate(words, start=1)])
-
-
-class CweOptions(RulerOptions):
-    """Options of common-words extraction."""
-
-    freq_cw: Count = Field(description="How often a common word comes.")
-    freq_ucw: Count = Field(description="How often any other word comes.")
-    num_cw: Count = Field(description="Common words, all of them asked for.")
-    num_fewshot: WholeNumber = Field(description="Worked examples before the question.")
 
 
 class CweGenerator:

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 
 from sbeval.tasks.ruler.corpora import task_questions
-from sbeval.tasks.ruler.cwe import CweGenerator, CweOptions
+from sbeval.tasks.ruler.cwe import CweGenerator
 from sbeval.tasks.ruler.drafts import Generator
 from sbeval.tasks.ruler.fit import Steps
-from sbeval.tasks.ruler.fwe import FweGenerator, FweOptions
-from sbeval.tasks.ruler.niah import NiahGenerator, NiahOptions
-from sbeval.tasks.ruler.qa import QaGenerator, QaOptions
-from sbeval.tasks.ruler.scores import string_match_part
-from sbeval.tasks.ruler.task import RulerTask
+from sbeval.tasks.ruler.fwe import FweGenerator
+from sbeval.tasks.ruler.niah import NiahGenerator
+from sbeval.tasks.ruler.options import CweOptions, FweOptions, NiahOptions, QaOptions, VtOptions
+from sbeval.tasks.ruler.qa import QaGenerator
+from sbeval.tasks.ruler.task import RulerTask, string_match_part
 from sbeval.tasks.ruler.texts import QaCorpus
-from sbeval.tasks.ruler.vt import VtGenerator, VtOptions
+from sbeval.tasks.ruler.vt import VtGenerator
 
 SHORT_TOKENS = 4096
 """Below this length NVIDIA's scripts take smaller steps where the haystack is lines."""

@@ -5,18 +5,15 @@ import functools
 import math
 import string
 from collections.abc import Sequence
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from scipy.special import zeta
 
 from sbeval.errors import UserError
-from sbeval.settings import WholeNumber, number, whole
 from sbeval.tasks.draws import seeded_order, seeded_random, seeded_ranks
 from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.texts import RulerOptions
+from sbeval.tasks.ruler.options import FweOptions
 from sbeval.tasks.ruler.wording import fwe_wording
 from sbeval.tasks.tokens import WORDS, TokenCounter
 
@@ -78,16 +75,6 @@ class FrequencyDraft(Draft):
         order = np.argsort(seeded_ranks(occurrences, *self.name, "order"), kind="stable")
         words = [" " + word for word in self.words]
         return "".join([words[i] for i in ranks[order].tolist()])
-
-
-class FweOptions(RulerOptions):
-    """Options of frequent-words extraction."""
-
-    alpha: Annotated[float, number("a number above 1", lambda alpha: 1 < alpha < math.inf)] = Field(
-        description="Exponent by which counts fall off with rank."
-    )
-    coded_wordlen: Annotated[int, whole(3)] = Field(description="Letters of a word.")
-    vocab_size: WholeNumber = Field(description="Words to draw from; 0 is RULER's one for every 50 tokens.")
 
 
 class FweGenerator:

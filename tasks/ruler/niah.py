@@ -2,54 +2,19 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from sbeval.errors import UserError
-from sbeval.settings import Count, Expected, as_number, as_whole
-from sbeval.tasks.draws import NeedleType, draw, draw_distinct, seeded_order, seeded_random
+from sbeval.tasks.draws import draw, draw_distinct, seeded_order, seeded_random
 from sbeval.tasks.ruler.drafts import HaystackDraft, Insert
 from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, NoiseHaystack
-from sbeval.tasks.ruler.texts import RulerOptions, load_essays
+from sbeval.tasks.ruler.options import NiahOptions
+from sbeval.tasks.ruler.texts import load_essays
 from sbeval.tasks.ruler.wording import niah_wording
 from sbeval.tasks.tokens import TokenCounter
-
-GRID_DEPTHS = 11
-
-
-def _depths(value: Any) -> tuple[float, ...] | None:
-    if value is None or value == "random":
-        return None
-    if isinstance(value, list | tuple) and value:
-        return tuple(as_number(depth, lambda percent: 0 <= percent <= 100) for depth in value)
-    count = GRID_DEPTHS if value == "grid" else as_whole(value, 2)
-    return tuple(round(100 * i / (count - 1), 6) for i in range(count))
-
-
-class NiahOptions(RulerOptions):
-    """Options of a needle task."""
-
-    depths: Annotated[
-        tuple[float, ...] | None,
-        Expected(
-            '"random", "grid", a number of depths of at least 2, or a list of percents from 0 to 100',
-            _depths,
-        ),
-    ] = Field(
-        default=None,
-        description="Depths in percent that the samples' first asked needle goes through in turn: a list of them, a "
-        f'number of depths spread evenly, "grid" for {GRID_DEPTHS}, or "random" for RULER\'s random depths.',
-    )
-    type_haystack: Literal["noise", "needle", "essay"] = Field(description="What the needles lie in.")
-    type_needle_k: NeedleType = Field(description="What keys are.")
-    type_needle_v: NeedleType = Field(description="What values are.")
-    num_needle_k: Count = Field(description="Keys in the haystack.")
-    num_needle_v: Count = Field(description="Values of a key.")
-    num_needle_q: Count = Field(description="Keys asked for.")
-
 
 POOL_LINES = 8192
 _KEYS, _VALUES = ("for", " is"), (":", ".\nA")

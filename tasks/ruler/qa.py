@@ -4,15 +4,14 @@ import dataclasses
 import functools
 import random
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from sbeval.tasks.draws import seeded_order, seeded_ranks
 from sbeval.tasks.ruler.drafts import Draft
-from sbeval.tasks.ruler.texts import QaCorpus, RulerOptions
+from sbeval.tasks.ruler.options import QaOptions
+from sbeval.tasks.ruler.texts import QaCorpus
 from sbeval.tasks.ruler.wording import qa_document, qa_wording
 from sbeval.tasks.tokens import TokenCounter
 
@@ -76,14 +75,6 @@ class DocumentsDraft(Draft):
         places = np.flatnonzero(page < self.gold)
         total = max(1, int(before[-1]))
         return before[places].tolist(), [round(100 * int(before[place]) / total, 6) for place in places]
-
-
-class QaOptions(RulerOptions):
-    """Options of a question-answering task."""
-
-    fixed = frozenset({"dataset"})
-
-    dataset: Literal["squad", "hotpotqa"] = Field(description="Whose questions are asked.")
 
 
 class QaGenerator:

@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,14 +19,14 @@ from sbeval.tasks.base import BaseTask
 from sbeval.tasks.ruler.corpora import corpus_facts, read_options
 from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, prompt_text, rendered_frame
 from sbeval.tasks.ruler.fit import Fit, FittedSamples, Fitter, Steps, needs_at_least
-from sbeval.tasks.ruler.scores import parse_answer, string_match_all
-from sbeval.tasks.ruler.texts import RulerOptions
+from sbeval.tasks.ruler.options import RulerOptions
 from sbeval.tasks.ruler.wording import lm_eval_version
 from sbeval.tasks.tokens import TokenCounter, load_counter
 
 log = logging.getLogger(__name__)
 
 DEFAULT_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
+_CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 class ParsedAnswer(Filter):  # type: ignore[misc]
@@ -241,3 +242,37 @@ class RulerTask(BaseTask):
     def means(self) -> dict[str, bool]:
         """Returns that more is better at every length."""
         return {metric_key("score", length): True for length in self.lengths}
+
+
+def parse_answer(answer: str) -> str:
+    """Cleans a generated answer as RULER does: outer white space off, control characters turned into line breaks."""
+    return _CONTROL.sub("\n", answer.strip()).strip()
+
+
+def string_match_all(answer: str, references: Sequence[str]) -> float:
+    """Returns the share of references found in the answer, 0 to 1."""
+    return sum(reference.lower() in answer.lower() for reference in references) / len(references)
+
+
+def string_match_part(answer: str, references: Sequence[str]) -> float:
+    """Returns 1 where any reference is found in the answer, else 0; references are aliases of one answer."""
+    return float(any(reference.lower() in answer.lower() for reference in references))
+
+
+_POWERS = range(7, 21)
+_STEPS = {step * n for step in (500, 512) for n in range(1, 257)} | {64 * n for n in range(2, 257)}
+LENGTHS = sorted(_STEPS | {2**n for n in _POWERS} | {3 * 2 ** (n - 1) for n in _POWERS})
+
+
+def averages(metric: str) -> list[dict[str, object]]:
+    """Returns lm-eval's entries for a group's plain mean of a metric over its tasks, at every length people use.
+
+    lm-eval averages the metrics that a group lists, and passes over listed ones that no task has.
+    """
+    return [
+        {"metric": metric_key(metric, length), "aggregation": "mean", "weight_by_size": False} for length in LENGTHS
+    ]
+
+
+AVERAGES = averages("score")
+FORCED_AVERAGES = averages("exact_match")

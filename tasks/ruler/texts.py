@@ -18,30 +18,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from sbeval.corpora import read_text
 from sbeval.corpora.cache import cache_folder, whole_file
 from sbeval.errors import UserError
-from sbeval.settings import PathText
-from sbeval.tasks.metadata import SampleOptions
 from sbeval.tasks.ruler.haystacks import EssayHaystack
 from sbeval.tasks.ruler.wording import qa_source
 from sbeval.tasks.tokens import LINE_START, WORDS, TokenCounter
-
-
-class RulerOptions(SampleOptions):
-    """Options of every RULER task: samples, and local copies of the texts."""
-
-    essays: PathText | None = Field(
-        default=None, description="Text file or folder of essays; None takes them from the hub."
-    )
-    squad: PathText | None = Field(default=None, description="File in the layout of SQuAD 2; None takes the hub's.")
-    hotpot: PathText | None = Field(default=None, description="File in the layout of HotpotQA; None takes the hub's.")
-    scripts: Literal["nvidia"] | None = Field(
-        default=None, description='"nvidia" fills and words prompts as NVIDIA\'s scripts do; None fills them up.'
-    )
-
 
 OFFLINE_TASKS = "sb_niah_single_1, sb_niah_multikey_2, sb_niah_multikey_3, sb_ruler_vt, sb_ruler_cwe and sb_ruler_fwe"
 

@@ -6,28 +6,15 @@ import itertools
 import random
 import string
 from collections.abc import Sequence
-from typing import Literal
 
-from pydantic import Field
-
-from sbeval.settings import Count, WholeNumber
 from sbeval.tasks.draws import seeded_random
 from sbeval.tasks.ruler.drafts import HaystackDraft, Insert
 from sbeval.tasks.ruler.haystacks import Haystack, NoiseHaystack
 from sbeval.tasks.ruler.niah import DEPTHS
-from sbeval.tasks.ruler.texts import RulerOptions, load_essays
+from sbeval.tasks.ruler.options import VtOptions
+from sbeval.tasks.ruler.texts import load_essays
 from sbeval.tasks.ruler.wording import niah_wording, vt_wording
 from sbeval.tasks.tokens import TokenCounter
-
-
-class VtOptions(RulerOptions):
-    """Options of variable tracking."""
-
-    type_haystack: Literal["noise", "essay"] = Field(description="What the assignments lie in.")
-    num_chains: Count = Field(description="Chains of assignments.")
-    num_hops: Count = Field(description="Assignments of a chain behind its first.")
-    num_fewshot: WholeNumber = Field(description="Worked examples before the question.")
-
 
 DEMONSTRATION_TOKENS = 500
 _LEAST_DEMONSTRATION_LINES, _LEAST_DEMONSTRATION_WORDS = 5, 50

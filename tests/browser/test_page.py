@@ -1,18 +1,17 @@
 """The report in a real browser (Debian's chromium through playwright); run by naming this folder to pytest."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from experiment_files import write_everything
-from playwright.sync_api import sync_playwright
+from opened import Opened, browser
 
 from sbeval.reports import build_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+__all__ = ["browser"]
 LINES = "document.querySelector('#curves .chart').querySelectorAll('g.mark-line path').length"
 
 
@@ -21,34 +20,6 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
     write_everything(folder / "results")
     return build_report([folder / "results"], folder / "report", image_formats=())
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    assert CHROMIUM is not None, "these tests need chromium: apt-get install chromium"
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
-
-
-class Opened:
-    """A page with everything the browser complained about or asked the network for."""
-
-    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.context = browser.new_context(viewport={"width": 1200, "height": 900}, **options)
-        self.page = self.context.new_page()
-        self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("#curves .chart[data-drawn] svg")
-
-    def _console(self, message: Any) -> None:
-        if message.type in ("error", "warning"):
-            self.complaints.append(message.text)
 
 
 @pytest.fixture
@@ -76,7 +47,7 @@ def test_the_page_loads_offline_without_complaints_and_asks_the_network_for_noth
 
 def test_the_legend_hides_a_line_and_shows_it_again(opened: Opened) -> None:
     page = opened.page
-    button = page.locator("#curves .legend button", has_text="demo-rope")
+    button = page.locator("#curves .legend button", has_text="demo-rope").first
     before = drawn_lines(page)
     assert before == 2
     button.click()
@@ -93,8 +64,8 @@ def test_the_legend_hides_a_line_and_shows_it_again(opened: Opened) -> None:
 
 def test_a_hidden_line_stays_hidden_when_the_metric_changes(opened: Opened) -> None:
     page = opened.page
-    page.locator("#curves .legend button", has_text="demo-rope").click()
-    page.get_by_text("Perplexity", exact=True).click()
+    page.locator("#curves .legend button", has_text="demo-rope").first.click()
+    page.get_by_text("Perplexity", exact=True).first.click()
     page.wait_for_selector("#curves .chart[data-drawn=token_perplexity]")
     assert drawn_lines(page) == 1
 
@@ -103,10 +74,10 @@ def test_the_switch_changes_the_axis(opened: Opened) -> None:
     page = opened.page
     chart = page.locator("#curves .chart").first
     assert "NLL (nats per token)" in chart.text_content()
-    page.get_by_text("Perplexity", exact=True).click()
+    page.get_by_text("Perplexity", exact=True).first.click()
     page.wait_for_selector("#curves .chart[data-drawn=token_perplexity]")
     assert "perplexity per token (log scale)" in chart.text_content()
-    page.get_by_text("Bits per byte", exact=True).click()
+    page.get_by_text("Bits per byte", exact=True).first.click()
     page.wait_for_selector("#curves .chart[data-drawn=bits_per_byte]")
     assert "bits per byte" in chart.text_content()
 
@@ -124,7 +95,7 @@ def test_a_point_tells_its_numbers_under_the_pointer(opened: Opened) -> None:
     assert abs(shown["x"] - hovered["x"]) < 250
     assert abs(shown["y"] - hovered["y"]) < 250
     assert "scored tokens" in words
-    assert re.search(r"\d\.\d{4} to \d\.\d{4}", words)
+    assert re.search(r"\d\.\d{3} to \d\.\d{3}", words)
     assert "documents" in words
 
 
@@ -235,3 +206,27 @@ def test_names_beside_lines_neither_touch_nor_stand_on_the_axis(opened: Opened) 
     boxes = [chart.locator("g.mark-text text", has_text=name).last.bounding_box() for name in ("demo-sb", "demo-rope")]
     upper, lower = sorted(boxes, key=lambda box: box["y"])
     assert upper["y"] + upper["height"] <= lower["y"] + 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)], ids=["wide", "phone"])
+def test_the_first_screen_shows_the_curve(browser: Any, page_path: Path, width: int, height: int) -> None:
+    opened = Opened(browser, page_path)
+    opened.page.set_viewport_size({"width": width, "height": height})
+    opened.page.wait_for_timeout(600)
+    lines = opened.page.locator("#curves .chart").first.locator("g.mark-line path")
+    boxes = [lines.nth(index).bounding_box() for index in range(lines.count())]
+    assert len(boxes) >= 2
+    assert max(box["y"] + box["height"] for box in boxes) < height
+    assert opened.page.locator(".card").first.bounding_box()["y"] > max(box["y"] for box in boxes)
+    opened.context.close()
+
+
+def test_the_words_below_a_figure_follow_the_metric(opened: Opened) -> None:
+    page = opened.page
+    words = page.locator("#curves .finding").first
+    assert words.text_content().startswith("NLL: demo-sb goes from ")
+    page.get_by_text("Perplexity", exact=True).first.click()
+    page.wait_for_selector("#curves .chart[data-drawn=token_perplexity]")
+    assert words.text_content().startswith("Perplexity: demo-sb goes from ")
+    chosen = page.locator(".segmented input:checked")
+    assert {chosen.nth(index).get_attribute("value") for index in range(chosen.count())} == {"token_perplexity"}

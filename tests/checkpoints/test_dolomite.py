@@ -65,7 +65,7 @@ def test_each_generation_gives_its_layouts_logits(case: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("kv", ["tile", "interleave"])
 @pytest.mark.parametrize("model_type", ["stickbreaking", "gpt_dolomite"])
 def test_the_sharing_of_grouped_heads_can_be_given(kv: Any, model_type: str, tmp_path: Path) -> None:
-    config, tensors = dolomite(**C, model_type=model_type, kv_heads=2, attention_bias=True)
+    config, tensors = dolomite(**C, model_type=model_type, kv_heads=2, attention_bias=True, mlp_bias=True)
     loaded = load_checkpoint(save(tmp_path, config, tensors), kv_expand=kv)
     expected = dolomite_logits(config, tensors, tokens(), kv=kv, remainder="head_bias")
     assert_close(logits(loaded.model), expected, rtol=1e-4, atol=1e-4)
@@ -190,6 +190,22 @@ def test_tensors_without_a_place_are_refused(name: str, tmp_path: Path) -> None:
     config, tensors = dolomite(**C, model_type="gpt_dolomite")
     with pytest.raises(UserError, match=name):
         load_checkpoint(save(tmp_path, config, {**tensors, name: torch.zeros(3)}))
+
+
+@pytest.mark.parametrize("fields", [{}, {"model_type": "gpt_base"}, {"model_type": "gpt_dolomite", "flat": True}])
+@pytest.mark.parametrize("said", [True, False])
+def test_biases_that_tensors_and_configuration_do_not_agree_on_are_refused(
+    fields: dict[str, Any], said: bool, tmp_path: Path
+) -> None:
+    mixer = "softmax" if fields.get("flat") else "stickbreaking"
+    bias = {"attention_bias": not said, "mlp_bias": not said}
+    config, tensors = dolomite(**({} if fields.get("flat") else C), **fields, **bias, mixer=mixer)
+    load_checkpoint(save(tmp_path, config, tensors))
+    for place in config.get("sequence_mixer_blocks", [config]):
+        place["add_bias"] = said
+    found = "lacks" if said else "has"
+    with pytest.raises(UserError, match=rf"says add_bias {said} for .*\.0\.\w+\.c_attn\.bias, .* checkpoint {found}"):
+        load_checkpoint(save(tmp_path, config, tensors))
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

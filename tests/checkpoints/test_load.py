@@ -51,6 +51,19 @@ def test_fla_checkpoints_give_their_layouts_logits(
         assert_close(loaded.model(tokens()).logits[0], fla_logits(config, tensors, tokens()), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("layout", ["dolomite", "fla"])
+def test_a_head_that_is_not_the_embedding_of_a_tied_model_is_refused(layout: str, tmp_path: Path) -> None:
+    made = {
+        "dolomite": lambda: dolomite(tied=True),
+        "fla": lambda: fla(qkv_bias=False, qk_norm=False, attend_current=False, kv_heads=2, tied=True),
+    }
+    config, tensors = made[layout]()
+    embedding = next(tensor for name, tensor in tensors.items() if "wte" in name or "embeddings" in name)
+    load_checkpoint(save(tmp_path, config, {**tensors, "lm_head.weight": embedding.clone()}))
+    with pytest.raises(UserError, match=r"expected lm_head\.weight to be the embedding"):
+        load_checkpoint(save(tmp_path, config, {**tensors, "lm_head.weight": embedding + 1}))
+
+
 def test_own_checkpoints_keep_their_facts(tmp_path: Path) -> None:
     parent = {"name": "parent", "sha256": "ab", "training_length_tokens": 20}
     model = own(tmp_path, extended_from=parent, attention="alibi")

@@ -54,6 +54,8 @@ def _run(numbers: range, seed: int) -> int:
                 number, outcome, detail = json.loads(line)
                 next_number = number + 1
                 _count(counts, number, outcome, detail)
+                if next_number % 1000 == 0:
+                    print(f"{next_number - numbers.start} cases", file=sys.stderr, flush=True)
         if next_number < numbers.stop:
             _count(counts, next_number, "crash", f"the process ended with {process.returncode}")
             next_number += 1

@@ -20,6 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -130,7 +131,8 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
     "llama pickled": _pickled,
     "gpt2": _of_transformers(_gpt2),
 }
-NAMES = list(LAYOUTS)
+ADAPTER = "llama with an adapter"
+NAMES = [*LAYOUTS, ADAPTER]
 
 
 def small_tokenizer(vocabulary: int) -> Any:
@@ -161,6 +163,18 @@ def undamaged(layout: str) -> tuple[Path, Evaluated]:
     (folder / "generation_config.json").write_text(json.dumps(generation))
     with said():
         return folder, evaluate(folder)
+
+
+@functools.cache
+def undamaged_adapter() -> tuple[Path, Evaluated]:
+    """Makes a PEFT adapter for the small llama once, and evaluates it."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(base := undamaged("llama")[0])
+    torch.manual_seed(1)
+    options = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    folder = base.with_name("adapter")
+    peft.get_peft_model(model, options).save_pretrained(folder)
+    with said():
+        return folder, evaluate(base, peft=str(folder))
 
 
 def evaluate(folder: Path, **arguments: Any) -> Evaluated:
@@ -217,9 +231,23 @@ def _damage_weights(folder: Path, rng: Random) -> None:
         save_file(tensors, file, metadata={"format": "pt"})
 
 
+def _fuzz_adapter(rng: Random, folder: Path) -> str:
+    source, before = undamaged_adapter()
+    copy = shutil.copytree(source, folder / "adapter")
+    if rng.random() < 0.3:
+        _damage_weights(copy, rng)
+    else:
+        damage(copy / "adapter_config.json", rng)
+    with said() as warnings:
+        after = evaluate(undamaged("llama")[0], peft=str(copy))
+    return compare(before, after, [], warnings)
+
+
 def fuzz(layout: str, rng: Random, folder: Path) -> str:
     """One damaged checkpoint of a layout."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    if layout == ADAPTER:
+        return _fuzz_adapter(rng, folder)
     source, before = undamaged(layout)
     copy = shutil.copytree(source, folder / "checkpoint")
     names = ["config.json"] * 10 + ["generation_config.json"] * 3 + ["tokenizer_config.json"] * 3

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -50,6 +51,18 @@ def changed_tree(tree: Any, rng: Random, *, most: int = 2) -> tuple[Any, list[Ch
         place[key] = new = _value_near(old, rng)
         changes.append(Change(tuple(path), old, new))
     return tree, changes
+
+
+def differences(old: Any, new: Any, path: tuple[Any, ...] = ()) -> Iterator[Change]:
+    """Yields every place where two trees differ, at the deepest level that both have."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from differences(old.get(key, ABSENT), new.get(key, ABSENT), (*path, key))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from differences(one, other, (*path, index))
+    elif repr(old) != repr(new):
+        yield Change(path, old, new)
 
 
 def _value_near(old: Any, rng: Random) -> Any:

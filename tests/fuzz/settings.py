@@ -22,9 +22,8 @@ from sbeval.sweep import load_sweep
 from sbeval.sweep.plan import plan
 from sbeval.tasks.metadata import TaskOptions
 from sbeval.tasks.perplexity.options import PerplexityOptions
-from sbeval.tasks.recall.flipflop import FlipFlopOptions
-from sbeval.tasks.recall.mqrar import MqrarOptions
-from sbeval.tasks.ruler.niah import NiahOptions
+from sbeval.tasks.recall.options import FlipFlopOptions, MqrarOptions
+from sbeval.tasks.ruler.options import NiahOptions
 from sbeval.training.recipe import Extension, TrainRecipe, load_recipe
 from tests.fuzz.mutations import ABSENT, Change, changed_bytes, changed_tree, put_in_place_of, same_kind
 from tests.fuzz.outcomes import Silent
@@ -188,7 +187,18 @@ def fuzz(what: str, rng: Random, folder: Path) -> str:
         return "equal"
     if len(changes) == 1:
         _check_read_as_written(changes[0], after)
+    elif not changes:
+        _check_read_as_a_library_does(file, read, after)
     return "named"
+
+
+def _check_read_as_a_library_does(file: Path, read: Callable[[Path, Tree | None], Any], settings: Any) -> None:
+    """Raises `Silent` where a damaged text was read as something else than PyYAML reads in it."""
+    tree = yaml.safe_load(file.read_bytes())
+    again = file.with_name("again.yaml")
+    again.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    if (meant := _written(read(again, tree))) != _written(settings):
+        raise Silent(f"{file.read_bytes()[:2000]!r} was read as {_written(settings)[:500]} and means {meant[:500]}")
 
 
 def _written(settings: Any) -> str:

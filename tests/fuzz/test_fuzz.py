@@ -1,5 +1,6 @@
 """No damage to a foreign file ends in a traceback, a hang, much memory, or a number that changed without a word."""
 
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbeval.errors import UserError
-from sbeval.foreign_files import parse_yaml
+from sbeval.foreign_files import parse_task_yaml, parse_yaml
 from tests.fuzz.kinds import KINDS, run_number
 from tests.fuzz.outcomes import GOOD, MEMORY_BYTES, Outcome, Silent, run_case
 from tests.fuzz.settings import TRAPS
@@ -26,6 +27,8 @@ def test_damaged_input_is_an_equal_number_a_named_one_or_one_sentence(kind: str)
 @pytest.mark.parametrize("place", range(len(TRAPS)))
 def test_yaml_s_traps_are_settings_or_an_error_within_a_second(place: int) -> None:
     def read(rng: random.Random, folder: Path) -> str:
+        with contextlib.suppress(ValueError):
+            parse_task_yaml(TRAPS[place])
         json.dumps(parse_yaml(TRAPS[place]))
         return "equal"
 

@@ -1,11 +1,13 @@
 """The commands that are killed (`kills.py`): what they are given, and what counts of what they leave."""
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
 import re
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,10 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "stickbreaking"
+TINY = {
+    **{"attention": "stickbreaking", "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48},
+    **{"num_hidden_layers": 2, "num_attention_heads": 2, "training_length_tokens": 64},
+}
 _BUILT = re.compile(rb"Built [^.]*\.")
 
 
@@ -56,18 +62,46 @@ def whole(folder: str) -> Callable[[Path], dict[str, str]]:
 
 
 def scores(folder: str) -> Callable[[Path], dict[str, str]]:
-    """Compares the numbers of results files and all samples: several files of one task must be equal."""
+    """Compares the numbers of results files and all samples: several files of one model and task must be equal."""
 
     def left(work: Path) -> dict[str, str]:
         found = collections.defaultdict(set)
         for file in files(work / folder):
             if file.match("results_*.json"):
-                found["results"].add(sha256(json.dumps(json.loads(file.read_bytes())["results"]).encode()))
-                (samples,) = file.parent.glob(f"samples_*{file.stem.removeprefix('results_')}.jsonl")
-                found["samples"].add(sha256(samples.read_bytes()))
+                content = json.loads(file.read_bytes())
+                name = f"{Path(content['model_name']).name} {' '.join(content['results'])}"
+                found[f"results {name}"].add(sha256(json.dumps(content["results"]).encode()))
+                for samples in file.parent.glob(f"samples_*{file.stem.removeprefix('results_')}.jsonl"):
+                    found[f"{samples.name.partition('_20')[0]} {name}"].add(sha256(samples.read_bytes()))
         return {name: " ".join(sorted(values)) for name, values in found.items()}
 
     return left
+
+
+def demonstrated(work: Path) -> dict[str, str]:
+    """Compares the scores, and the pages' figures; the other files hold times and speeds, and are there or not."""
+    found = {
+        str(file.relative_to(work)): sha256(file.read_bytes())
+        if file.suffix == ".svg"
+        else str(bool(file.stat().st_size))
+        for file in files(work / "page")
+    }
+    return {**scores("results")(work), **found}
+
+
+def kept(work: Path) -> dict[str, str]:
+    """Compares what the caches hold: files of tokens and prompts, and the rows of databases."""
+    found = {}
+    for file in files(work / "cache"):
+        if file.suffix == ".sqlite":
+            with contextlib.closing(sqlite3.connect(file)) as database:
+                tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+                rows = [sorted(database.execute(f"SELECT * FROM {name}")) for (name,) in tables]
+            if rows:
+                found[file.name] = sha256(repr(rows).encode())
+        elif not file.name.endswith((".lock", "-journal")):
+            found[file.name] = sha256(file.read_bytes())
+    return found
 
 
 def text(work: Path) -> None:
@@ -82,7 +116,7 @@ def sweep(work: Path) -> None:
         "runs": [{"name": "t", "tasks": ["sb_text_stream"], "context_lengths": [64, 128], "limit": 4}],
         "metadata": {"data_path": str(work / "text.txt")},
         "output": str(work / "out"),
-        "launcher": [sys.executable, str(Path(__file__).with_name("kills.py")), "--as"],
+        "launcher": [sys.executable, str(Path(__file__).with_name("as_sbeval.py"))],
     }
     (work / "sweep.yaml").write_text(yaml.safe_dump(settings))
 
@@ -104,12 +138,23 @@ def arrays(work: Path) -> None:
 
 def recipe(work: Path) -> None:
     arrays(work)
-    model = {"attention": "stickbreaking", "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48}
-    model |= {"num_hidden_layers": 2, "num_attention_heads": 2, "training_length_tokens": 64}
     optimization = {"learning_rate": 0.01, "total_tokens": 1024, "batch_tokens": 128, "warmup_steps": 2}
-    settings = {"name": "tiny", "model": model, "data": {"folder": str(work / "data"), "recall_share": 0.0}}
+    settings = {"name": "tiny", "model": TINY, "data": {"folder": str(work / "data"), "recall_share": 0.0}}
     settings |= {"optimization": optimization, "precision": "float32", "log_every_steps": 1, "save_every_steps": 2}
     (work / "tiny.yaml").write_text(yaml.safe_dump(settings))
+
+
+def parent(work: Path) -> None:
+    """A checkpoint trained at 64 tokens, which is a small one beside the demo's."""
+    import torch
+
+    from sbeval.models import SbevalConfig, SbevalForCausalLM
+
+    text(work)
+    torch.manual_seed(0)
+    SbevalForCausalLM(SbevalConfig(**TINY)).save_pretrained(work / "parent")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(CHECKPOINT / name, work / "parent")
 
 
 def earlier_report(work: Path) -> None:
@@ -138,10 +183,32 @@ def _run(work: Path) -> list[str]:
     return ["run", *(part for option in options.items() for part in option)]
 
 
+def _caches(work: Path) -> list[str]:
+    """A run whose tasks keep tokens, prompts, targets and an evaluator's answers."""
+    metadata = {"data_path": str(work / "text.txt"), "context_lengths": [1024], "num_samples": 2}
+    metadata["longppl_evaluator"] = str(CHECKPOINT.with_name("rope"))
+    options = {
+        "--model_args": f"pretrained={CHECKPOINT},dtype=float32",
+        "--tasks": "sb_text_stream,sb_text_long,sb_ruler_vt,sb_copy",
+        "--metadata": json.dumps(metadata),
+        "--limit": "1",
+        "--device": "cpu",
+    }
+    return ["run", *(part for option in options.items() for part in option)]
+
+
 def _extend(work: Path) -> list[str]:
-    options = "--context 1280 --batch-tokens 1280 --steps 3 --warmup-steps 1 --save-every-steps 1 --documents joined"
+    options = "--context 128 --batch-tokens 256 --steps 3 --warmup-steps 1 --save-every-steps 1 --documents joined"
     options += " --log-every-steps 1 --precision float32 --allow-repeat"
-    return ["extend", str(CHECKPOINT), "--data", str(work / "text.txt"), "--out", str(work / "out"), *options.split()]
+    return [
+        "extend",
+        str(work / "parent"),
+        "--data",
+        str(work / "text.txt"),
+        "--out",
+        str(work / "out"),
+        *options.split(),
+    ]
 
 
 COMMANDS = {
@@ -157,7 +224,7 @@ COMMANDS = {
             prepare=recipe,
             left=whole("out/tiny"),
         ),
-        Command(name="extend", arguments=_extend, prepare=text, left=whole("out/checkpoint")),
+        Command(name="extend", arguments=_extend, prepare=parent, left=whole("out/checkpoint")),
         Command(
             name="convert",
             arguments=lambda work: ["convert", str(CHECKPOINT), str(work / "out")],
@@ -170,5 +237,15 @@ COMMANDS = {
             prepare=earlier_report,
             left=whole("out"),
         ),
+        Command(
+            name="demo",
+            arguments=lambda work: [
+                *("demo", "-o", str(work / "page"), "--results", str(work / "results")),
+                *("--text", str(work / "text.txt")),
+            ],
+            prepare=text,
+            left=demonstrated,
+        ),
+        Command(name="caches", arguments=_caches, prepare=text, left=kept),
     )
 }

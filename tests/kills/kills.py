@@ -4,7 +4,8 @@
 
 Half of the kills come at a random moment of the time the command takes, half right before a random one of the files
 and folders it makes, renames or removes. Between two kills the same command is run again; after five it is let run to
-its end, and what it leaves is compared with what an undisturbed run leaves. One line a command: kills, and how many
+its end, and what it leaves is compared with what an undisturbed run leaves. Moments are counted from the import of
+sbeval on; what Python says that is ended before that is its own. One line a command: kills, and how many
 of them lost something, changed something, showed a traceback, hung, left a process, or ended with a wrong exit code.
 """
 
@@ -27,7 +28,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 SECONDS_TO_END = 60.0
 KILLS_OF_A_FOLDER = 5
 TROUBLES = ("lost", "changed", "traceback", "hang", "orphan", "exit code")
-_WRITES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "sqlite3.connect")
+_AS_SBEVAL = Path(__file__).with_name("as_sbeval.py")
 
 
 class Kills:
@@ -70,14 +71,24 @@ class Kills:
         self.command.prepare(self.work)
         self.before = self.command.left(self.work)
 
-    def _start(self, moment: str) -> subprocess.Popen[bytes]:
+    def _environment(self) -> dict[str, str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-        environment |= {"SBEVAL_CACHE": str(self.work / "cache"), "SBEVAL_KILLS": str(self.folder)}
-        words = [sys.executable, __file__, "--as", moment, *self.command.arguments(self.work)]
+        return environment | {"SBEVAL_CACHE": str(self.work / "cache"), "SBEVAL_KILLS": str(self.folder)}
+
+    def _words(self, moment: str) -> list[str]:
+        return [sys.executable, str(_AS_SBEVAL), moment, *self.command.arguments(self.work)]
+
+    def _start(self, moment: str) -> subprocess.Popen[bytes]:
+        environment, words = self._environment(), self._words(moment)
+        began = self.folder / "began"
+        began.unlink(missing_ok=True)
         with (self.folder / "output").open("wb") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 words, env=environment, stdout=output, stderr=subprocess.STDOUT, process_group=0, cwd=self.folder
             )
+        while not began.exists() and process.poll() is None:
+            time.sleep(0.001)
+        return process
 
     def _finish(self, expected: dict[str, str] | None) -> None:
         process = self._start("-")
@@ -97,7 +108,7 @@ class Kills:
             self._trouble(kind, f"in the end {differing(found, expected)}")
 
     def _kill(self) -> bool:
-        """Returns whether the command was killed; one that ended before only has its result compared."""
+        """Returns whether the command was killed and has more to do; one that ended is only compared."""
         number = self.random.choice(SIGNALS)
         by_time = self.random.random() < 0.5
         write, seconds = self.random.randint(1, self.writes), self.random.uniform(0, self.seconds)
@@ -130,7 +141,7 @@ class Kills:
         for name, value in found.items():
             if value not in (self.before.get(name), self.expected.get(name)):
                 self._trouble("changed", f"{moment}: {name}")
-        return True
+        return found != self.expected
 
     def _end_orphans(self, moment: str) -> None:
         left, end = self._others(), time.monotonic() + 5
@@ -162,38 +173,15 @@ def differing(found: dict[str, str], expected: dict[str, str]) -> str:
     return ", ".join(names)
 
 
-def as_command(moment: str, arguments: list[str]) -> None:
-    """Is the command `sbeval` with an end before a write."""
-    folder, writes = os.environ["SBEVAL_KILLS"], 0
-    last, _, number = moment.partition(":")
-
-    def count(event: str, values: tuple[object, ...]) -> None:
-        nonlocal writes
-        writing = event in _WRITES or (
-            event == "open" and isinstance(values[2], int) and values[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        )
-        if writing and values and str(values[0]).startswith(f"{folder}/work"):
-            writes += 1
-            if str(writes) == last:
-                os.kill(os.getpid(), int(number))
-
-    sys.addaudithook(count)
-    from sbeval.__main__ import main
-
-    sys.argv = ["sbeval", *arguments]
-    try:
-        main()
-    finally:
-        if last == "-":
-            Path(folder, "writes").write_text(str(writes))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commands", nargs="*", metavar="COMMAND", help=f"of {', '.join(COMMANDS)}; all by default")
     parser.add_argument("--kills", type=int, default=50, help="of each command")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    # a shell that starts this in the background has it, and every command it starts, ignore a signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     troubles = 0
     with tempfile.TemporaryDirectory() as folder:
         for name in options.commands or COMMANDS:
@@ -209,10 +197,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--as"]:
-        words = sys.argv[2:]
-        if words[:2] == ["-m", "sbeval"]:  # started by a sweep
-            words = ["-", *words[2:]]
-        as_command(words[0], words[1:])
-    else:
-        main()
+    main()

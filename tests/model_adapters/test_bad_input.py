@@ -215,7 +215,9 @@ def test_added_tokens_without_an_embedding_are_a_warning(
         ({"max_batch_tokens": "many"}, "max_batch_tokens to be a positive number of tokens, found 'many'"),
         ({"dtype": "float99"}, "dtype to be auto or a type such as bfloat16, found 'float99'"),
         ({"softmax_dtype": "float99"}, "softmax_dtype to be auto or a type such as bfloat16, found 'float99'"),
-        ({"device": "cuda:99"}, "device to be one there is, found cuda:99 with"),
+        ({"device": "cuda:99"}, "device to be one there is, such as cpu or cuda:0, found 'cuda:99' with"),
+        ({"device": "gpu"}, "device to be one there is, such as cpu or cuda:0, found 'gpu' with"),
+        ({"device": "npu"}, "device to be one there is, such as cpu or cuda:0, found 'npu' with"),
         ({"enable_thinking": True}, "think_end_token beside enable_thinking=True, found none"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "betafast": 3}},

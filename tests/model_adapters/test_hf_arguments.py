@@ -8,7 +8,9 @@ import pytest
 import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
+from safetensors.torch import load_file, save_file
 
+from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
 
@@ -42,6 +44,17 @@ def test_a_lora_adapter(checkpoint: Checkpoints, tmp_path: Path) -> None:
     plain = both(checkpoint("llama"))[1]
     first = [lm.loglikelihood(instances("loglikelihood", PAIRS[:1]), disable_tqdm=True)[0][0] for lm in (sb, plain)]
     assert first[0] != pytest.approx(first[1], rel=1e-3)
+
+
+def test_an_adapter_that_lacks_a_weight_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    peft.get_peft_model(base, config).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "adapter_model.safetensors")
+    del weights[min(weights)]
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=f"all its weights at peft={tmp_path}, found some missing"):
+        StickBreakingLM(str(checkpoint("llama")), peft=str(tmp_path), device="cpu", dtype="float32")
 
 
 def test_a_learned_prompt(checkpoint: Checkpoints, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -261,3 +262,36 @@ def test_samples_of_any_shape_are_no_obstacle(tmp_path: Path) -> None:
     results = load_results([tmp_path / "r"])
     assert results[DOCUMENT_SUMS]["demo-sb", "sb_stdlib_stream"].lengths == LENGTHS
     assert any("4 document sums are not finite numbers" in note.reason for note in results.notes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda lines: lines[:3], "holds 3 of 4 samples: paired differences rest on these"),
+        (lambda lines: lines + lines, "4 samples stand there more than once: the first of each counts"),
+        (lambda lines: [*lines[1:], lines[0].replace(b'"filter"', b'"fil\xffer"')], "1 line that is not complete JSON"),
+        (lambda lines: None, "samples are left out: it is no regular file"),
+    ],
+)
+def test_samples_that_were_cut_off_or_doubled_are_named(damage, words: str, tmp_path: Path) -> None:
+    path = write_run(
+        tmp_path, model_record("rope"), [perplexity_task("stream", CURVES["rope"], lengths=LENGTHS, documents=24)]
+    )
+    (samples,) = path.parent.glob("samples_*.jsonl")
+    lines = damage(samples.read_bytes().splitlines(True))
+    whole = load_results([tmp_path])[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"]
+    samples.unlink()
+    samples.write_bytes(b"".join(lines)) if lines else samples.mkdir()
+    assert words in reasons(tmp_path)
+    if lines and len(lines) > 4:
+        found = load_results([tmp_path])[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"]
+        assert found.nll_nats.tolist() == whole.nll_nats.tolist()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_named_as_results_and_is_no_file_is_named(kind: str, tmp_path: Path) -> None:
+    good(tmp_path / "a")
+    path = tmp_path / "results_2026-11-20T11-00-00.json"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    (note,) = load_results([tmp_path]).notes
+    assert (note.path, note.reason) == (path, "left out: the file cannot be read (it is no regular file).")

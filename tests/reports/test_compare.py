@@ -1,3 +1,5 @@
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -55,9 +57,18 @@ def test_other_texts_are_refused(tmp_path: Path) -> None:
         compare(write(tmp_path / "a", 0.0), write(tmp_path / "b", 0.1, corpus_sha256="dd" * 32))
 
 
-def test_too_few_documents_are_refused_with_their_number(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="only 12 documents"):
-        compare(write(tmp_path / "a", 0.0, documents=12), write(tmp_path / "b", 0.1, documents=12))
+@pytest.mark.parametrize("documents", [1, 12])
+def test_too_few_documents_give_differences_without_intervals_or_verdicts(tmp_path: Path, documents: int) -> None:
+    folders = [write(tmp_path / name, shift, documents=documents) for name, shift in (("a", 0.0), ("b", 0.4))]
+    comparison = compare(*folders)
+    assert [one.estimate for one in comparison.lengths] == pytest.approx([0.4] * 9, abs=0.06)
+    assert all(math.isnan(one.low) for one in comparison.lengths)
+    assert (comparison.judged, comparison.worse) == (False, False)
+    text = comparison.text()
+    assert f"{documents} document{'s' if documents > 1 else ''};" in text
+    assert "no intervals and no verdicts: they take 20 documents" in text
+    assert "nan" not in text
+    assert not re.search(r"(worse|better)$", text, flags=re.M)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 import json
-import struct
 
 import numpy as np
 import pytest
@@ -146,16 +145,20 @@ def test_pictured_weights_are_those_the_model_uses():
         torch.testing.assert_close(torch.from_numpy(weights[layer]).float() @ values[0], output[0], rtol=0, atol=1e-3)
 
 
-def test_a_picture_is_dark_where_weight_is_given(tmp_path):
+def test_a_picture_has_titles_axes_and_a_square_where_weight_is_given(tmp_path):
     weights = np.zeros((2, 1, 3, 3))
-    weights[1, 0, 2, 0] = 1.0
-    image = attention_picture.picture(weights)
-    side, gap = 3 * attention_picture.PIXELS_A_WEIGHT, attention_picture.GAP_PIXELS
-    assert image.shape == (side, 2 * side + gap)
-    dark_rows, dark_columns = np.nonzero(image == 0)
-    assert dark_rows.min() == 2 * attention_picture.PIXELS_A_WEIGHT
-    assert (dark_columns.min(), dark_columns.max()) == (side + gap, side + gap + attention_picture.PIXELS_A_WEIGHT - 1)
-    attention_picture.write_png(image, tmp_path / "a.png")
-    content = (tmp_path / "a.png").read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", content[16:24]) == (image.shape[1], image.shape[0])
+    weights[1, 0, 2, 0] = 0.75
+    figure = attention_picture.attention_figure(weights, title="of a test")
+    first, second = figure["concat"]
+    assert (figure["title"]["text"], first["title"]["text"], second["title"]["text"]) == (
+        "of a test",
+        "layer 1",
+        "layer 2",
+    )
+    assert first["data"]["values"] == []
+    assert second["data"]["values"] == [{"query": 2, "key": 0, "weight": 0.75}]
+    assert first["encoding"]["y"]["scale"]["reverse"]
+    assert (first["encoding"]["x"]["title"][:3], first["encoding"]["y"]["title"][:5]) == ("key", "query")
+    np.savez(tmp_path / "weights.npz", weights=weights)
+    attention_picture.main([str(tmp_path / "weights.npz"), str(tmp_path / "a.png")])
+    assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

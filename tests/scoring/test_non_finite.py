@@ -8,8 +8,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbeval.scoring.non_finite import FiniteWatch, NoText, check_finite
+from sbeval.scoring.non_finite import FiniteWatch, NoText, check_finite, non_finite_weights
 from sbeval.scoring.null_metrics import is_null
+
+
+@given(
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    st.sampled_from([math.nan, math.inf, -math.inf, None]),
+    st.integers(0, 11),
+)
+def test_weights_that_are_no_numbers_are_found_and_large_ones_are_not(
+    dtype: torch.dtype, value: float | None, place: int
+) -> None:
+    model = torch.nn.Linear(4, 3, dtype=dtype)
+    with torch.no_grad():
+        model.weight.fill_(torch.finfo(dtype).max)
+        if value is not None:
+            model.weight.view(-1)[place] = value
+    assert non_finite_weights(model) == ([] if value is None else ["weight"])
+
 
 ROW = st.lists(st.sampled_from([0.5, -2.0, -math.inf, math.inf, math.nan]), min_size=3, max_size=3)
 

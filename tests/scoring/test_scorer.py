@@ -1,5 +1,7 @@
 """Chunked scoring is the full-logits log-softmax, and says so when a number is not one."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import transformers
@@ -50,8 +52,23 @@ def test_chunked_scores_equal_fp64_log_softmax(rows: int, length: int, chunk_tok
     assert torch.equal(scores.greedy, (expected.argmax(-1) == targets).flatten())
 
 
-def test_only_chunks_of_scored_positions_reach_the_head() -> None:
-    model = gemma2()
+def opt() -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    config = transformers.OPTConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        word_embed_proj_dim=16,
+        ffn_dim=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+    )
+    return transformers.OPTForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("make", [gemma2, opt])
+def test_only_chunks_of_scored_positions_reach_the_head(make: Callable[[], transformers.PreTrainedModel]) -> None:
+    model = make()
     seen: list[int] = []
     model.lm_head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.shape[:-1].numel()))
     scorer = TokenScorer(model, chunk_logits=5 * VOCABULARY)

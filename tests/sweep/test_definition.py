@@ -61,7 +61,7 @@ def test_every_checkpoint_goes_through_every_run_in_its_own_way(tmp_path: Path) 
         "rope_scaling": "dynamic:4",
     }
     assert (runs[5].config["num_fewshot"], runs[5].config["limit"]) == (0, 10)
-    assert runs[5].config["metadata"] == {"seed": 7}
+    assert runs[5].config["metadata"] == {"seed": 7, "label": "rope dynamic"}
 
 
 def test_lengths_apart_are_runs_of_their_own() -> None:
@@ -201,6 +201,7 @@ def test_the_command_line_takes_a_file_or_a_suite_over_checkpoints(tmp_path: Pat
     assert (chosen.output, repr(chosen.limit)) == ("results/paper-length", "2")
     assert chosen.model_args == {"rope_scaling": {"rope_type": "dynamic", "factor": 1}}
     assert sweep_from_command(["a"], suite="paper-nlp", model_args="dtype=float32").model_args == {"dtype": "float32"}
+    assert sweep_from_command(["a"], suite="paper-ruler", metadata='{"essays": "E"}').metadata == {"essays": "E"}
     path = write(tmp_path, {"checkpoints": ["a"], "runs": [RUN]})
     assert sweep_from_command([str(path)], suite=None) == load_sweep(path)
 

@@ -3,11 +3,13 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sweep_launcher
@@ -16,6 +18,7 @@ from filelock import FileLock
 from fresh_process import run
 from tiny_task import TINY_TASK
 
+from sbeval.reports import build_report
 from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
 from sbeval.sweep.plan import PlannedRun, plan
 from sbeval.sweep.results import other_settings, what_is_missing
@@ -41,6 +44,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path, capsys: pyte
     assert failures[0].reason == "exit code 3: CUDAError: out of memory on device 0"
     printed = capsys.readouterr().out
     assert "[3/3] two/t" in printed
+    assert printed.splitlines()[-1] == f"Next: sbeval report {tmp_path}"
     assert "3 runs: 2 done, 0 complete before, 1 failed" in printed
     assert f"broken/t: exit code 3: CUDAError: out of memory on device 0 (log: {tmp_path}/broken/t/log.txt)" in printed
 
@@ -58,7 +62,9 @@ def test_what_is_complete_is_skipped_and_what_failed_is_tried_again(
 def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_sweep(sweep(tmp_path), dry_run=True) == []
     assert not list(tmp_path.iterdir())
-    assert "1 to run" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1 to run" in printed
+    assert printed.splitlines()[-1] == "Next: the same without --dry-run"
 
 
 def test_a_killed_run_is_named_by_its_signal(tmp_path: Path) -> None:
@@ -220,25 +226,85 @@ def test_a_log_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     assert "found no file" in failure.reason
 
 
-def test_a_real_sweep_of_lm_eval_ends_with_one_results_file_each(tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "tiny.yaml").write_text(TINY_TASK.format(data=tmp_path / "data.jsonl"))
-    settings = {
-        "output": str(tmp_path / "out"),
-        "include_path": str(tmp_path / "tasks"),
-        "checkpoints": [{"pretrained": "a", "model": "dummy"}],
-        "runs": [{"name": "tiny", "tasks": ["tiny"]}],
-    }
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(settings))
-    command = [Path(sys.executable).with_name("sbeval"), "sweep", tmp_path / "sweep.yaml"]
+def write_tiny_task(folder: Path) -> Path:
+    (folder / "data.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
+    (folder / "tasks").mkdir()
+    (folder / "tasks" / "tiny.yaml").write_text(TINY_TASK.format(data=folder / "data.jsonl"))
+    return folder / "tasks"
+
+
+def sweep_command(folder: Path, **settings: Any) -> list[str | Path]:
+    settings = {"output": str(folder / "out"), "runs": [{"name": "tiny", "tasks": ["tiny"]}], **settings}
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(settings))
+    return [Path(sys.executable).with_name("sbeval"), "sweep", folder / "sweep.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"runs": [{"name": "r", "tasks": ["sb_wikitex"]}]}, "the name of a task, found 'sb_wikitex'"),
+        ({"runs": [{"name": "r", "tasks": ["sb_text"], "metadata": {"data_path": "no.txt"}}]}, "nothing there"),
+        ({"runs": [{"name": "r", "tasks": ["sb_text"], "metadata": {"context_lengths": "4k"}}]}, "context_lengths"),
+        ({"runs": [{"name": "r", "tasks": ["sb_stdlib"], "model_args": {"dtype": "bf16"}}]}, "dtype to be auto"),
+        ({"checkpoints": ["./none"]}, r"a checkpoint at \./none, found no such folder"),
+        ({"checkpoints": ["someone/none"]}, "someone/none, found no such folder, and the hub's cache has none"),
+        ({"checkpoints": ["empty"]}, "config.json at empty, found none"),
+    ],
+)
+def test_a_dry_run_names_what_cannot_start(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "fine").mkdir()
+    (tmp_path / "fine" / "config.json").write_text("{}")
+    settings = {"checkpoints": ["fine"], "runs": [{"name": "r", "tasks": ["sb_stdlib"]}], **settings}
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+    process = run([*sweep_command(tmp_path, **settings), "--dry-run"], environment=offline, folder=tmp_path)
+    assert process.returncode == 1
+    assert "1 run: 0 to run, 0 complete, 1 blocked" in process.stdout
+    assert re.search(f"r: not run: .*{message}", process.stdout)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_what_can_start_starts_nothing_and_names_nothing(tmp_path: Path) -> None:
+    (tmp_path / "fine").mkdir()
+    (tmp_path / "fine" / "config.json").write_text("{}")
+    command = sweep_command(tmp_path, checkpoints=["fine"], runs=[{"name": "r", "tasks": ["sb_stdlib"]}])
+    process = run([*command, "--dry-run"], folder=tmp_path)
+    assert (process.returncode, "1 run: 1 to run" in process.stdout) == (0, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_suite_offline_advises_an_option_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "fine").mkdir()
+    (tmp_path / "fine" / "config.json").write_text("{}")
+    (tmp_path / "essays.txt").write_text("Words of an essay. " * 100)
+    sbeval = Path(sys.executable).with_name("sbeval")
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache"), "SBEVAL_CACHE": str(tmp_path / "kept")}
+    command = [sbeval, "sweep", "--suite", "paper-ruler", "fine", "--dry-run"]
+    refused = run(command, environment=offline, folder=tmp_path)
+    assert "--metadata" in refused.stdout
+    given = json.dumps({"essays": "essays.txt"})
+    answered = run([*command, "--metadata", given], environment=offline, folder=tmp_path)
+    assert "essays" not in answered.stdout.partition("not run:")[2].partition("squad")[0]
+    assert answered.stdout != refused.stdout
+
+
+def test_a_real_sweep_of_lm_eval_ends_with_one_results_file_each_whose_label_reaches_the_report(tmp_path: Path) -> None:
+    tasks, dummy = write_tiny_task(tmp_path), {"pretrained": "a", "model": "dummy", "label": "my own name"}
+    command = sweep_command(tmp_path, include_path=str(tasks), checkpoints=[dummy])
     process = run(command, environment={"HF_HOME": str(tmp_path / "cache")}, folder=tmp_path)
     assert process.returncode == 0, process.stdout
     assert "1 run: 1 done" in process.stdout
     (results_file,) = (tmp_path / "out").rglob("results_*.json")
-    assert results_file.is_relative_to(tmp_path / "out" / "a" / "tiny")
+    assert results_file.is_relative_to(tmp_path / "out" / "my_own_name" / "tiny")
+    build_report([tmp_path / "out"], tmp_path / "report")
+    assert "my own name" in (tmp_path / "report" / "results.csv").read_text()
+    settings = json.loads((results_file.parents[1] / "inputs.json").read_text())["settings"]
+    assert "metadata.label" not in settings, "no number depends on it"
     dry = run([*command, "--dry-run"], folder=tmp_path)
-    assert "a/tiny: complete" in dry.stdout
+    assert "my_own_name/tiny: complete" in dry.stdout
     (tmp_path / "data.jsonl").write_text(json.dumps({"question": "r"}) + "\n")
     dry = run([*command, "--dry-run"], folder=tmp_path)
-    assert f"a/tiny: not run: its folder holds results of other settings ({tmp_path}/data.jsonl changed)" in dry.stdout
+    assert (
+        f"my_own_name/tiny: not run: its folder holds results of other settings ({tmp_path}/data.jsonl changed)"
+        in dry.stdout
+    )

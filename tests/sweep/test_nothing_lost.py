@@ -133,6 +133,13 @@ def test_a_run_killed_before_its_record_was_whole_goes_on(tmp_path: Path) -> Non
     assert run_sweep(sweep(tmp_path, behaviour="fail"))[0].reason.startswith("exit code 3")
 
 
+def test_a_run_killed_while_its_first_record_was_written_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "one" / "t").mkdir(parents=True)
+    (tmp_path / "one" / "t" / "run.yaml.0123456789ab.part").write_text("model: s")
+    assert run_sweep(sweep(tmp_path)) == []
+    assert not list(tmp_path.rglob("*.part"))
+
+
 def test_a_report_reads_what_was_moved_aside_only_where_it_is_named(tmp_path: Path) -> None:
     run_sweep(sweep(tmp_path, limit=3))
     run_sweep(sweep(tmp_path), replace=True)

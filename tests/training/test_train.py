@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import yaml
 from training_problems import STEPS, tiny_recipe, weights
 from training_processes import run_processes
 
+from sbeval import lm_eval_command
 from sbeval.errors import UserError
 from sbeval.training.command import train_command
 from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
@@ -30,7 +32,6 @@ def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_
     assert losses[-1] < losses[0] - 0.3
     assert record["tokens_seen"] == STEPS * 256
     assert record["commands"] == ["sbeval train tiny"]
-    assert weights(checkpoint)["model.embed_tokens.weight"].dtype == torch.bfloat16
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -73,6 +74,18 @@ def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(resumed).items())
     curves = ([point["loss_nats"] for point in points(folder)] for folder in (tmp_path / "whole", out))
     assert next(curves) == next(curves)
+
+
+def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data_folder, capsys):
+    recipe = tiny_recipe(steps=1)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    train_command([str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(tmp_path / "a run")])
+    last = capsys.readouterr().out.splitlines()[-1]
+    program, *arguments = shlex.split(last.removeprefix("Next: sbeval "))
+    assert (program, lm_eval_command.parse(arguments).model_args["pretrained"]) == (
+        "run",
+        str(tmp_path / "a run" / recipe.name),
+    )
 
 
 def points(folder):
@@ -259,3 +272,10 @@ def test_the_words_of_torch_s_own_writer_on_a_full_disk_are_known(tmp_path):
         torch.save(torch.zeros(2**20), "/dev/full")
     with pytest.raises(ValueError, match="other"), full_disk_named(tmp_path):
         raise ValueError("other")
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_weights_are_saved_in_the_precision_asked_for(tmp_path, data_folder, precision):
+    checkpoint = train(tiny_recipe(steps=2).changed(precision=precision), tmp_path, data_folder=data_folder)
+    saved = safetensors.torch.load_file(checkpoint / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {getattr(torch, precision)}

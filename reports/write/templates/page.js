@@ -6,7 +6,7 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const hidden = new Set();
   const views = new Map();
-  let metric = document.querySelector("input[name=metric]:checked")?.value ?? "nll";
+  let metric = document.querySelector(".segmented input:checked")?.value ?? "nll";
   document.documentElement.classList.add("js");
 
   const recoloured = (value) => {
@@ -43,13 +43,54 @@
     } else {
       spec.width = "container";
       spec.autosize = { type: "fit-x", contains: "padding" };
-      const { labelRoomPixels: needed = 0, labelLeaning: leaning = 0, widthPixels: planned = width } = spec.usermeta ?? {};
-      const beyond = Math.max(12, needed + leaning * (planned - (width - 60)));  // a narrower plot leaves less free
-      spec.padding = { ...spec.padding, right: 12 + Math.round((leaning / (1 - leaning)) * beyond) };  // as does this
-      if (narrow || needed > 0.34 * width) {  // the buttons name the lines where no room is left
+      const names = namesBeside(spec, width);
+      spec.padding = { ...spec.padding, right: 12 + Math.ceil(Math.max(0, ...names.map((name) => name.padding))) };
+      if (narrow || names.some((name) => name.beyond > 0.42 * width)) {  // the buttons name the lines where no room is left
         spec.padding = { left: 2, top: 6, bottom: 6, right: 16 };
-        spec.layer = spec.layer.filter((layer) => !["series-text", "leader"].includes(layer.mark.style));
+        spec.layer = spec.layer.filter((layer) => layer.data?.name !== "ends");
       }
+    }
+  };
+
+  const pen = document.createElement("canvas").getContext("2d");
+  const namesBeside = (spec, width) => {
+    const [low, high] = spec.layer.at(-1).encoding.x.scale.domain;
+    pen.font = `500 12px ${themes.light.font}`;
+    return (spec.datasets?.ends ?? []).map((end) => {
+      const free = Math.min(0.95, Math.log(high / end.label_x) / Math.log(high / low));
+      const beyond = Math.min(260, pen.measureText(end.setting).width) + 22 - free * width;
+      // Vega makes room for what is beyond the plot, but a narrower plot leaves less free
+      return { beyond, padding: (free * (beyond + 64)) / (1 - free * free) };
+    });
+  };
+
+  // as figures/labels.py does for still pictures: a label apart, names that collide around their mean height
+  const apart = (ends, scale, height) => {
+    const groups = [];
+    for (const end of ends.filter((one) => !hidden.has(one.setting)).sort((a, b) => scale(a.y) - scale(b.y))) {
+      let last = { ends: [end], middle: scale(end.y) };
+      for (let above = groups.at(-1); above; above = groups.at(-1)) {
+        const [count, own] = [above.ends.length, last.ends.length];
+        if (last.middle - above.middle >= (count + own) * 7.5) break;
+        groups.pop();
+        last = { ends: [...above.ends, ...last.ends], middle: (above.middle * count + last.middle * own) / (count + own) };
+      }
+      groups.push(last);
+    }
+    let lowest = height - 5;
+    const placed = groups.flatMap(({ ends: own, middle }) => own.map((end, index) => [end, middle + (index - (own.length - 1) / 2) * 15]));
+    return placed.reverse().map(([end, middle]) => {
+      const at = Math.min(middle, lowest);
+      lowest = at - 15;
+      return { ...end, shift: at - scale(end.y) };
+    });
+  };
+
+  const placeNames = async (view, spec) => {
+    const ends = spec.datasets?.ends;
+    if (ends && spec.layer.some((layer) => layer.data?.name === "ends")) {
+      // Vega marks the rows it has read as known, so they are given anew as copies without its marks
+      await view.data("ends", apart(structuredClone(ends), view.scale("y"), view.height())).runAsync();
     }
   };
 
@@ -73,6 +114,9 @@
       config,
     });
     views.set(holder, result);
+    await placeNames(result.view, spec);
+    const finding = holder.parentElement.querySelector(".finding");
+    finding.textContent = figure.findings[metric] ?? figure.finding;
     holder.dataset.drawn = metric;
   }
 
@@ -99,8 +143,13 @@
     waiting = setTimeout(drawAll, 150);
   });
 
-  for (const input of document.querySelectorAll("input[name=metric]")) {
-    input.addEventListener("change", () => { metric = input.value; drawAll(); });
+  const switches = [...document.querySelectorAll(".segmented input")];
+  for (const input of switches) {
+    input.addEventListener("change", () => {
+      metric = input.value;
+      for (const other of switches) other.checked = other.value === metric;
+      drawAll();
+    });
   }
 
   for (const button of document.querySelectorAll(".legend button")) {
@@ -110,8 +159,8 @@
       for (const other of document.querySelectorAll(".legend button")) {
         if (other.dataset.series === label) other.setAttribute("aria-pressed", String(!hidden.has(label)));
       }
-      for (const { view } of views.values()) {
-        try { view.signal("hidden", [...hidden]).runAsync(); } catch { /* a figure without lines has nothing to hide */ }
+      for (const { view, spec } of views.values()) {
+        if (spec.params) view.signal("hidden", [...hidden]).runAsync().then(() => placeNames(view, spec));
       }
     });
   }

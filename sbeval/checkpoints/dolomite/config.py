@@ -140,12 +140,12 @@ def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) ->
 
     layers = []
     for mixer, mlp in zip(source.mixers, source.mlps, strict=True):
-        broken = mixer.kind == "stickbreaking"
+        stickbreaking = mixer.kind == "stickbreaking"
         layers.append(
             {
-                "attention": "stickbreaking" if broken else source.positions,
-                "remainder": remainder if broken else "none",
-                "head_norm": broken and head_norm,
+                "attention": "stickbreaking" if stickbreaking else source.positions,
+                "remainder": remainder if stickbreaking else "none",
+                "head_norm": stickbreaking and head_norm,
                 "intermediate_size": mlp.width,
                 "num_experts": mlp.experts,
                 "num_experts_per_token": mlp.chosen,

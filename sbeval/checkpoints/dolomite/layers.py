@@ -34,6 +34,8 @@ class DolomiteMixer:
         sliding_window_tokens: keys a query sees, itself included; None means all.
         exclusive: its output has no part along the position's own value.
         gated: rows of `c_attn` beyond queries, keys and values gate the heads.
+        qkv_bias: whether `c_attn` has a bias; None where no key says.
+        output_bias: the same of `c_proj`.
     """
 
     kind: str
@@ -44,6 +46,8 @@ class DolomiteMixer:
     sliding_window_tokens: int | None = None
     exclusive: bool = False
     gated: bool = False
+    qkv_bias: bool | None = None
+    output_bias: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +63,7 @@ class DolomiteMLP:
         shared_gated: whether that one's output is gated for each token.
         renormalised: whether the weights of chosen experts add up to 1.
         balanced: experts are chosen by their probabilities and a bias, which is no part of their weights.
+        bias: whether its maps have one; None where no key says.
     """
 
     width: int
@@ -71,6 +76,7 @@ class DolomiteMLP:
     shared_gated: bool = False
     renormalised: bool = True
     balanced: bool = False
+    bias: bool | None = None
 
 
 def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, DolomiteMLP]:
@@ -78,6 +84,8 @@ def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, Do
     heads = config.count("n_head", "num_attention_heads", default=12)
     hidden_size = config.count("n_embd", "hidden_size", default=768)
     multiplier = config.get("attention_multiplier", float, None)
+    bias = config.get("add_bias", bool, None)
+    qkv_bias = config.get("add_qkv_bias", bool, False)
     if not config.get("scale_attn_weights", bool, True):
         multiplier = 1.0
     mixer = DolomiteMixer(
@@ -86,6 +94,8 @@ def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, Do
         key_value_heads=_key_value_heads(config, heads),
         head_dim=_head_dim(None, hidden_size, heads),
         multiplier=multiplier,
+        qkv_bias=qkv_bias or bias,
+        output_bias=bias,
     )
     experts = model_type in MIXTURE_FLAT_TYPES
     mlp = DolomiteMLP(
@@ -95,6 +105,7 @@ def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, Do
         chosen=config.count("num_experts_per_tok", default=2) if experts else None,
         shared_width=config.count("shared_n_inner", default=None) if experts else None,
         balanced=experts and config.get("use_aux_free_moe", bool, False),
+        bias=bias,
     )
     return mixer, mlp
 
@@ -137,6 +148,8 @@ def _mixer(block: ConfigValues, layer: int, hidden_size: int, default_heads: int
         "key_value_heads": _key_value_heads(block, heads),
         "head_dim": _head_dim(None, hidden_size, heads),
         "multiplier": block.get("attention_multiplier", float, None),
+        "output_bias": (bias := block.get("add_bias", bool, None)),
+        "qkv_bias": bias,
     }
     if kind == "softmax_attention":
         fields["head_dim"] = _head_dim(block.count("head_dim", default=None), hidden_size, heads)
@@ -146,6 +159,8 @@ def _mixer(block: ConfigValues, layer: int, hidden_size: int, default_heads: int
         fields["sliding_window_tokens"] = None if window is None else window + 1
         fields["exclusive"] = block.get("exclusive_self_attention", bool, False)
         fields["gated"] = block.get("attention_gate", bool, False)
+        own = block.get("qkv_bias", bool, None)
+        fields["qkv_bias"] = bias if own is None else own
     block.refuse_unread(DOLOMITE_BLOCK)
     return DolomiteMixer(**fields)
 
@@ -181,6 +196,7 @@ def _mlp(block: ConfigValues, layer: int, hidden_size: int, interleaved: bool) -
         width=block.count("intermediate_size", default=4 * hidden_size),
         activation=_ACTIVATIONS[block.one_of("activation_function", tuple(_ACTIVATIONS), "gelu_pytorch_tanh")],
         interleaved=block.get("use_interleaved_weights", bool, interleaved),
+        bias=block.get("add_bias", bool, None),
         **fields,
     )
     block.refuse_unread(DOLOMITE_BLOCK)

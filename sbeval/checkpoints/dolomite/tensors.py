@@ -13,12 +13,15 @@ from sbeval.checkpoints.dolomite.config import DolomiteConfig, family_layers
 from sbeval.checkpoints.dolomite.mlp import mlp_tensors
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.files import Weights
-from sbeval.checkpoints.layers import refuse_left_over, same_in_all_layers, tiled_head_order
+from sbeval.checkpoints.layers import check_tied_head, refuse_left_over, same_in_all_layers, tiled_head_order
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig
 
 # below lm-eval's own logger, whose level is INFO: elsewhere the lines would not be seen
 _LOG = logging.getLogger("lm_eval.sbeval.checkpoints")
+
+
+_HAS = {True: "has", False: "lacks"}
 
 
 def read_dolomite(
@@ -40,17 +43,20 @@ def read_dolomite(
     mixer, mlp = ("sequence_mixer", "mlp_block") if source.blocks else ("attn", "mlp")
     mlp_names = ["moe" if one.experts and not source.blocks else mlp for one in source.mlps]
     layers = [f"transformer.h.{layer}" for layer in range(len(source.mixers))]
-    broken = [layer for layer, one in enumerate(source.mixers) if one.kind == "stickbreaking"]
+    stickbreaking = [layer for layer, one in enumerate(source.mixers) if one.kind == "stickbreaking"]
 
     def everywhere(name: str, among: Sequence[int] = range(len(layers))) -> bool:
         return bool(among) and same_in_all_layers(
             {layer: f"{layers[layer]}.{name}" in weights for layer in among}, f"having {name}"
         )
 
-    has_head_bias, has_norm = everywhere(f"{mixer}.head_bias", broken), everywhere(f"{mixer}.norm.weight", broken)
-    if source.blocks and broken and not (has_head_bias and has_norm):
+    has_head_bias, has_norm = (
+        everywhere(f"{mixer}.head_bias", stickbreaking),
+        everywhere(f"{mixer}.norm.weight", stickbreaking),
+    )
+    if source.blocks and stickbreaking and not (has_head_bias and has_norm):
         raise UserError(
-            f"layer {broken[0]}: stick-breaking layers of generation C have {mixer}.head_bias and {mixer}.norm"
+            f"layer {stickbreaking[0]}: stick-breaking layers of generation C have {mixer}.head_bias and {mixer}.norm"
         )
     if source.has_head_norm not in (None, has_norm):
         found = "tensors of that name" if has_norm else "none"
@@ -58,25 +64,14 @@ def read_dolomite(
     remainder = "none"
     if source.has_remainder:
         remainder = "head_bias" if has_head_bias else "value"
-    biased = {"qkv": [f"{mixer}.c_attn"] * len(layers), "output": [f"{mixer}.c_proj"] * len(layers)}
-    biased["mlp"] = [f"{name}.c_proj" for name in mlp_names]
-    for mlp_layer, name in zip(source.mlps, biased["mlp"], strict=True):
-        if mlp_layer.experts and any(f"{place}.{name}.bias" in weights for place in layers):
-            raise UserError(f"experts with biases are not supported, found {name}.bias; supported are those without")
+    modules = [(f"{layer}.{mixer}", f"{layer}.{name}") for layer, name in zip(layers, mlp_names, strict=True)]
     config = SbevalConfig(
         vocab_size=source.vocab_size,
         hidden_size=source.hidden_size,
         num_hidden_layers=len(layers),
         norm=source.norm,
         norm_eps=source.norm_eps,
-        bias=[
-            part
-            for part, names in biased.items()
-            if same_in_all_layers(
-                [f"{layer}.{name}.bias" in weights for layer, name in zip(layers, names, strict=True)],
-                f"having a bias of {part}",
-            )
-        ],
+        bias=_biases(source, weights, modules),
         tie_word_embeddings=source.tied,
         embedding_multiplier=source.embedding_multiplier,
         residual_multiplier=source.residual_multiplier,
@@ -94,17 +89,39 @@ def read_dolomite(
         own, place = config.of_layer(layer), f"model.layers.{layer}"
         for ours, theirs in (("input_norm", "ln_1"), ("post_attention_norm", "ln_2")):
             tensors.update(_norm(config, weights, f"{name}.{theirs}", f"{place}.{ours}"))
-        order_H = _head_order(own, tiled=tiled and layer in broken)
+        order_H = _head_order(own, tiled=tiled and layer in stickbreaking)
         for key, tensor in _attention_tensors(own, weights, f"{name}.{mixer}", order_H).items():
             tensors[f"{place}.self_attn.{key}"] = tensor
         for key, tensor in mlp_tensors(own, source.mlps[layer], weights, f"{name}.{mlp_names[layer]}").items():
             tensors[f"{place}.mlp.{key}"] = tensor
-        if layer in broken and remainder != "head_bias" and has_head_bias:
+        if layer in stickbreaking and remainder != "head_bias" and has_head_bias:
             weights.drop([f"{name}.{mixer}.head_bias"])
-    if config.tie_word_embeddings and "lm_head.weight" in weights:
-        weights.drop(["lm_head.weight"])
+    if config.tie_word_embeddings:
+        check_tied_head(weights, tensors["model.embed_tokens.weight"])
     refuse_left_over(weights.left_over(), f"dolomite {generation}")
     return f"dolomite:{generation}", config, tensors
+
+
+def _biases(source: DolomiteConfig, weights: Weights, modules: list[tuple[str, str]]) -> list[str]:
+    """Which linear maps have a bias, as tensors and the configuration agree; `modules` are each layer's two names."""
+    stated = {
+        "qkv": [
+            (f"{name}.c_attn.bias", mixer.qkv_bias) for (name, _), mixer in zip(modules, source.mixers, strict=True)
+        ],
+        "output": [
+            (f"{name}.c_proj.bias", mixer.output_bias) for (name, _), mixer in zip(modules, source.mixers, strict=True)
+        ],
+        "mlp": [(f"{name}.c_proj.bias", mlp.bias) for (_, name), mlp in zip(modules, source.mlps, strict=True)],
+    }
+    for (name, _), mlp in zip(stated["mlp"], source.mlps, strict=True):
+        if mlp.experts and (name in weights or mlp.bias):
+            raise UserError(f"experts with biases ({name}, add_bias) are not supported; supported are those without")
+    found = {part: [name in weights for name, _ in names] for part, names in stated.items()}
+    for part, names in stated.items():
+        for (name, said), has in zip(names, found[part], strict=True):
+            if said not in (None, has):
+                raise UserError(f"the configuration says add_bias {said} for {name}, which the checkpoint {_HAS[has]}")
+    return [part for part, has in found.items() if same_in_all_layers(has, f"having a bias of {part}")]
 
 
 def _training_length(source: DolomiteConfig) -> int:
@@ -126,10 +143,10 @@ def _generation(source: DolomiteConfig, has_head_bias: bool, has_norm: bool) -> 
 
 
 def _is_tiled(source: DolomiteConfig, generation: str, kv_expand: KvExpand) -> bool:
-    broken = [mixer for mixer in source.mixers if mixer.kind == "stickbreaking"]
+    stickbreaking = [mixer for mixer in source.mixers if mixer.kind == "stickbreaking"]
     if kv_expand not in ("auto", "interleave", "tile"):
         raise UserError(f"kv_expand must be auto, interleave or tile, got {kv_expand!r}")
-    if not any(1 < mixer.key_value_heads < mixer.heads for mixer in broken):
+    if not any(1 < mixer.key_value_heads < mixer.heads for mixer in stickbreaking):
         return False
     if kv_expand != "auto":
         _LOG.info("kv_expand=%s, as asked for", kv_expand)

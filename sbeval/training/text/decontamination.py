@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.training.text.tokenizer import Tokens
+
 SPAN_TOKENS = 50
 
 _BASE = 0x9E3779B97F4A7C15
@@ -14,7 +16,7 @@ _FILTER_BITS_MAX = 27
 _FILTER_SLOTS_A_HASH = 32
 
 
-def span_hashes(tokens: NDArray[np.uint16], span_tokens: int = SPAN_TOKENS) -> NDArray[np.uint64]:
+def span_hashes(tokens: Tokens, span_tokens: int = SPAN_TOKENS) -> NDArray[np.uint64]:
     """Hashes every span of consecutive tokens.
 
     A polynomial hash modulo 2**64: prefix sums of token * base**position, each span's difference divided by
@@ -42,7 +44,7 @@ def span_hashes(tokens: NDArray[np.uint16], span_tokens: int = SPAN_TOKENS) -> N
 class SpanIndex:
     """The set of all spans of some documents."""
 
-    def __init__(self, documents: Iterable[NDArray[np.uint16]], span_tokens: int = SPAN_TOKENS) -> None:
+    def __init__(self, documents: Iterable[Tokens], span_tokens: int = SPAN_TOKENS) -> None:
         self.span_tokens = span_tokens
         hashes = [span_hashes(tokens, span_tokens) for tokens in documents]
         self._hashes = np.unique(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
@@ -58,7 +60,7 @@ class SpanIndex:
     def _slots(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return hashes >> self._shift
 
-    def shared_spans(self, tokens: NDArray[np.uint16]) -> int:
+    def shared_spans(self, tokens: Tokens) -> int:
         """Returns how many spans of `tokens` are in the index."""
         hashes = span_hashes(tokens, self.span_tokens)
         hashes = hashes[self._filter[self._slots(hashes)]]
@@ -68,7 +70,7 @@ class SpanIndex:
 
 
 def near_duplicates(
-    documents: Sequence[NDArray[np.uint16]], share: float = 0.5, span_tokens: int = SPAN_TOKENS
+    documents: Sequence[Tokens], share: float = 0.5, span_tokens: int = SPAN_TOKENS
 ) -> NDArray[np.bool_]:
     """Marks documents most of whose spans an earlier document holds already.
 

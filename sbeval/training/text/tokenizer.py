@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 END_OF_TEXT = "<|endoftext|>"
 BATCH_DOCUMENTS = 512
+Tokens = NDArray[np.uint16 | np.uint32]
+"""Token ids, in the smaller type where the vocabulary allows it."""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
@@ -63,9 +65,15 @@ def load_tokenizer(file: Path) -> Any:
     return Tokenizer.from_file(str(file))
 
 
-def encode_all(tokenizer: Any, texts: Sequence[str]) -> Iterator[NDArray[np.uint16]]:
+def token_dtype(vocabulary: int) -> type[np.uint16 | np.uint32]:
+    """Returns the type that holds every token id of a vocabulary."""
+    return np.uint16 if vocabulary <= 1 << 16 else np.uint32
+
+
+def encode_all(tokenizer: Any, texts: Sequence[str]) -> Iterator[Tokens]:
     """Yields each text's token ids, computed in batches on all cores; `<|endoftext|>` inside a text is plain text."""
+    dtype = token_dtype(tokenizer.get_vocab_size())
     tokenizer.encode_special_tokens = True
     for start in range(0, len(texts), BATCH_DOCUMENTS):
         for encoding in tokenizer.encode_batch_fast(texts[start : start + BATCH_DOCUMENTS], add_special_tokens=False):
-            yield np.asarray(encoding.ids, np.uint16)
+            yield np.asarray(encoding.ids, dtype)

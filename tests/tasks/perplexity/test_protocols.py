@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_problems import BOS, EOS, KnownLM, run_task, tiny_gpt2, tiny_tokenizer, write_folder
+from corpus_problems import BOS, EOS, KnownLM, random_text, run_task, tiny_gpt2, tiny_tokenizer, write_folder
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_table
 
@@ -107,7 +107,7 @@ def test_stream_scores_the_same_targets_at_every_length(corpus: Path, bos: str, 
         assert {name: row[0] for name, row in sums.items()} == pytest.approx(expected, rel=1e-6)
         assert found["values"][f"tokens@{length:07d}"] == cut
         assert found["values"][f"clusters@{length:07d}"] == len(expected)
-        assert not any("context_gain" in key for key in found["values"])
+        assert not any("nll_change" in key for key in found["values"])
     assert found["record"]["bos"] == bos
     assert found["record"]["separator"] == "</s>"
 
@@ -136,14 +136,17 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus: Path
             assert tokens == targets
             assert nats == pytest.approx(nll_of(inputs, stream[start:stop]).sum(), rel=1e-6)
     short, long = row_sums(found["samples"], 8), row_sums(found["samples"], 64)
-    gain = ratio_interval(
-        [short[name][0] - long[name][0] for name in sorted(long)],
+    change = ratio_interval(
+        [long[name][0] - short[name][0] for name in sorted(long)],
         [long[name][1] for name in sorted(long)],
         seed=found["record"]["seed"],
     )
-    assert found["values"]["context_gain@0000064"] == pytest.approx(gain.estimate)
-    assert found["values"]["context_gain@0000064"] > 0
-    assert "context_gain@0000008" not in found["values"]
+    assert found["values"]["nll_change@0000064"] == pytest.approx(change.estimate)
+    nll = [found["values"][f"nll@{length:07d}"] for length in (64, 8)]
+    assert found["values"]["nll_change@0000064"] == pytest.approx(nll[0] - nll[1])
+    assert found["values"]["nll_change@0000064"] < 0
+    assert found["whole"]["higher_is_better"]["sb_stdlib_fixed_target"]["nll_change@0000064"] is False
+    assert "nll_change@0000008" not in found["values"]
     assert found["record"]["own_document_share"] == {"8": 1.0, "16": 1.0, "64": 1.0}
 
 
@@ -330,3 +333,42 @@ def test_shuffled_answers_are_refused(corpus: Path) -> None:
 
     with pytest.raises(ValueError, match="log-probabilities"):
         run_task("sb_stdlib_stream", Short(), metadata(corpus))
+
+
+def few_documents(text: str) -> bool:
+    return "and an interval needs 20" in text
+
+
+@pytest.mark.parametrize("split", ["paragraph", "40 tokens", r"\n\n(?=\S)"])
+def test_one_long_file_has_intervals_where_it_is_split_and_a_warning_where_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, split: str
+) -> None:
+    (tmp_path / "texts").mkdir()
+    file = tmp_path / "texts" / "own.txt"
+    file.write_text("\n\n".join(random_text(30 + index, index).replace("\n", " ") for index in range(25)))
+    whole = run_task("sb_text_rolling", KnownLM(), metadata(tmp_path / "texts", data_path=str(file)))
+    assert whole["values"]["nll_ci95@0000016"] is None
+    assert "1 document is scored" in caplog.text
+    assert few_documents(caplog.text)
+    caplog.clear()
+    parts = run_task("sb_text_rolling", KnownLM(), metadata(tmp_path / "texts", data_path=str(file), split=split))
+    low, high = parts["values"]["nll_ci95@0000016"]
+    assert low < high
+    assert not few_documents(caplog.text)
+    assert parts["record"]["corpus"] == "own.txt"
+    assert parts["record"]["corpus_detail"] == f"own.txt, split by {split}"
+
+
+def test_a_limit_that_leaves_few_documents_is_said_before_anything_is_scored(
+    corpus: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_task("sb_stdlib_rolling", KnownLM(), metadata(corpus), limit=3)
+    assert "3 documents are scored" in caplog.text
+    caplog.clear()
+    run_task("sb_stdlib_rolling", KnownLM(), metadata(corpus))
+    assert not few_documents(caplog.text)
+
+
+def test_wikitext_s_pages_are_not_split(corpus: Path) -> None:
+    with pytest.raises(UserError, match="no split for wikitext"):
+        run_task("sb_wikitext_rolling", KnownLM(), metadata(corpus, split="paragraph"))

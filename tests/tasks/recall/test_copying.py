@@ -20,7 +20,8 @@ from ruler_problems import KINDS, load_task
 import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
-from sbeval.tasks.recall.copying import CUE_WORDS, WordList
+from sbeval.tasks.recall.copying import WordList
+from sbeval.tasks.recall.options import CUE_WORDS
 from sbeval.tasks.recall.task import Condition
 
 FORMS = ("sb_copy_passage", "sb_copy_selective", "sb_copy_phrase")

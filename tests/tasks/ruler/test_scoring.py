@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbeval.tasks.ruler.scores import parse_answer, string_match_all, string_match_part
+from sbeval.tasks.ruler.task import parse_answer, string_match_all, string_match_part
 
 CASES = [
     ("the numbers are 1234567 and 7654321", ["1234567", "7654321"], 1.0, 1.0),

@@ -1,0 +1,103 @@
+"""What a run prints of its results: tables by context length in place of lm-eval's one row a number."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.records import parse_metric_key
+
+_TASKS_ABREAST = 3
+_EXACT = "exact_match"
+_NONE = "-"
+
+
+def compact_table(results: Mapping[str, Any], others: Callable[[dict[str, Any]], str], column: str = "results") -> str:
+    """Returns the tables of a run: NLL a row each length, scores a row each task, and lm-eval's table of the rest.
+
+    Args:
+        results: what lm-eval returned, as its own table takes it.
+        others: lm-eval's table, for results without context lengths.
+        column: "results", or "groups"; groups stand among the results too, and are not shown twice.
+    """
+    rows: Mapping[str, Mapping[str, Any]] = results[column]
+    if column == "groups":
+        rows = {name: row for name, row in rows.items() if name not in results["results"]}
+    nll = {name: found for name, row in rows.items() if (found := _by_length(row, "nll"))}
+    scores = {name: shares for name, row in rows.items() if name not in nll and (shares := _scores(name, row))}
+    parts = []
+    names = list(nll)
+    for start in range(0, len(names), _TASKS_ABREAST):
+        own = names[start : start + _TASKS_ABREAST]
+        parts.append(_nll_table({name: (nll[name], _by_length(rows[name], "nll_ci95")) for name in own}))
+    if scores:
+        parts.append(_score_table({words: own for found in scores.values() for words, own in found.items()}))
+    if rest := {name: row for name, row in rows.items() if name not in nll and name not in scores}:
+        parts.append(others({**results, column: rest}))
+    return "\n\n".join(parts)
+
+
+def _by_length(row: Mapping[str, Any], metric: str) -> dict[int, Any]:
+    """Returns the values of a metric by context length, ascending."""
+    found = {}
+    for key, value in row.items():
+        parsed = parse_metric_key(key)
+        if parsed is not None and parsed[0] == metric:
+            found[parsed[1]] = value
+    return dict(sorted(found.items()))
+
+
+def _scores(name: str, row: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
+    """Returns a task's scores, or its shares of exact answers by what is asked for: words of a row to values."""
+    metrics = dict.fromkeys(parsed[0] for key in row if (parsed := parse_metric_key(key)))
+    return {
+        name
+        if metric in ("score", _EXACT)
+        else f"{name}, {metric.removeprefix(_EXACT)[1:].replace('_', ' ')}": _by_length(row, metric)
+        for metric in metrics
+        if metric in ("score", _EXACT) or (metric.startswith(f"{_EXACT}_") and not metric.endswith("_ci95"))
+    }
+
+
+def _nll_table(tasks: Mapping[str, tuple[Mapping[int, Any], Mapping[int, Any]]]) -> str:
+    lengths = sorted({length for values, _ in tasks.values() for length in values})
+    lines = [["context", *tasks]]
+    for length in lengths:
+        lines.append(
+            [f"{length:,}", *(_with_interval(values.get(length), ends.get(length)) for values, ends in tasks.values())]
+        )
+    text = f"NLL in nats per token [95% interval], lower is better\n{_aligned(lines)}"
+    if any(ends.get(length) is None for values, ends in tasks.values() for length in values):
+        text += f"\nno interval: it takes {MINIMUM_CLUSTERS} documents"
+    return text
+
+
+def _score_table(tasks: Mapping[str, Mapping[int, Any]]) -> str:
+    lengths = sorted({length for values in tasks.values() for length in values})
+    header = ["score at context", *(f"{length:,}" for length in lengths)]
+    lines = [[name, *(_number(values.get(length)) for length in lengths)] for name, values in tasks.items()]
+    return _aligned([header, *lines], left=1)
+
+
+def _with_interval(value: Any, ends: Any) -> str:
+    if not isinstance(ends, Sequence) or len(ends) != 2:
+        return _number(value)
+    return f"{_number(value)} [{_number(ends[0])}, {_number(ends[1])}]"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, int | float) and math.isfinite(value) else _NONE
+
+
+def _aligned(lines: Sequence[Sequence[str]], left: int = 0) -> str:
+    """Returns lines whose columns stand below each other, the first `left` of them flush left."""
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+
+    def row(cells: Iterable[str]) -> str:
+        placed = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "   ".join(placed).rstrip()
+
+    return "\n".join(map(row, lines))

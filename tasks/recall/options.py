@@ -1,0 +1,93 @@
+"""What a user chooses with `--metadata` for the recall tasks and attention spans."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sbeval.settings import Count, Counts, PathText, Share, whole
+from sbeval.tasks.metadata import SampleOptions
+from sbeval.tasks.perplexity.options import CorpusOptions
+from sbeval.tasks.recall.sequences import PAIRS, VOCABULARY
+from sbeval.tasks.ruler.options import RulerOptions
+
+TEXT_PAIRS = (4, 16)
+CUE_WORDS = 3
+SHORTEST_DISTANCE = 128
+Examples = Literal["trec", "trec_fine", "banking77", "clinc150", "nlu", "file"]
+
+
+class MqrarTextOptions(SampleOptions):
+    """Options of associative recall as text."""
+
+    num_samples: Count = Field(default=100, description="Samples of each condition.")
+    pairs: Counts = Field(default=TEXT_PAIRS, description="Names in the text, one condition for each number.")
+    n_back: Counts = Field(default=(1,), description="How many assignments ago the value asked for was given.")
+
+
+class MqrarOptions(MqrarTextOptions):
+    """Options of associative recall over token ids."""
+
+    num_samples: Count = Field(default=200, description="Samples of each condition.")
+    pairs: Counts = Field(default=tuple(PAIRS), description="Keys of a sequence, one condition for each number.")
+    vocabulary: Annotated[int, whole(6)] = Field(default=VOCABULARY, description="Token ids in use.")
+
+
+class FlipFlopOptions(SampleOptions):
+    """Options of flip-flop language modelling."""
+
+    num_samples: Count = Field(default=100, description="Samples at each length.")
+    ignore_share: Share = Field(default=0.8, description="Share of the instructions that are to be ignored.")
+
+
+class CopyOptions(SampleOptions):
+    """Options of every copying task."""
+
+    num_samples: Count = Field(default=100, description="Samples at each length.")
+
+
+class PassageOptions(CopyOptions):
+    """Options of the repeated passage."""
+
+    passage_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
+        default=32, description=f"Words of the passage; all but its first {CUE_WORDS} are asked for."
+    )
+
+
+class SelectiveOptions(CopyOptions):
+    """Options of selective copying."""
+
+    marked_words: Count = Field(default=16, description="Words marked in the text, and asked for in their order.")
+
+
+class PhraseOptions(CopyOptions):
+    """Options of phrases by distance."""
+
+    phrase_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
+        default=8, description=f"Words of a phrase; all but its first {CUE_WORDS} are asked for."
+    )
+    phrases: Count = Field(default=2, description="Phrases of a sample at each distance.")
+    distances: Counts | None = Field(
+        default=None,
+        description="Tokens from a phrase to its return; None takes the powers of two from "
+        f"{SHORTEST_DISTANCE} to half the context length.",
+    )
+
+
+class ManyShotOptions(RulerOptions):
+    """Options of many-shot classification."""
+
+    examples: Examples = Field(description="Which labelled texts.")
+    trec: PathText | None = Field(default=None, description="Local copy of CogComp/trec; None takes the hub's.")
+    banking77: PathText | None = Field(default=None, description="The same of PolyAI/banking77.")
+    clinc150: PathText | None = Field(default=None, description="The same of clinc/clinc_oos.")
+    nlu: PathText | None = Field(default=None, description="The same of xingkunliuxtracta/nlu_evaluation_data.")
+    examples_file: PathText | None = Field(
+        default=None, description="Labelled texts of sb_many_shot_file, with the columns text and label."
+    )
+
+
+class SpanOptions(CorpusOptions):
+    """Options of the attention-span task."""
+
+    num_samples: Count = Field(default=8, description="Blocks of text at each length.")
+    queries: Count = Field(default=64, description="Queries looked at in a block.")

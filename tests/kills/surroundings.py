@@ -1,0 +1,118 @@
+"""Runs every command that writes in odd surroundings, and counts what was lost.
+
+    python tests/kills/surroundings.py [COMMAND...]
+
+A disk full from a write on, early, in the middle and late; a disk that takes no large file; no home; no folder for
+temporary files; a standard output that nobody reads after its first line; another process of the same command at the
+same time. In each a command does its work or ends with one sentence and exit code 1; what is there then is the old or
+the new, and the same command run again leaves what an undisturbed run leaves. One line a command, as `kills.py` has it.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from killed_commands import COMMANDS
+from kills import TROUBLES, Kills
+
+NOWHERE = f"{os.devnull}/none"
+_HOMES = ("SBEVAL_CACHE", "HF_HOME", "HF_DATASETS_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")
+_SECONDS = 900
+_TRACEBACK = re.compile("Traceback|Exception ignored|Fatal Python error")
+
+
+class Surroundings(Kills):
+    """Odd surroundings of one command; see `Kills`."""
+
+    def visit(self) -> None:
+        """Runs the command in each."""
+        for name, moment, changed in self._places():
+            self.visit_one(name, moment, changed)
+        self.visit_one("another process", "-", {}, processes=2)
+        self.visit_one("nobody reads", "-", {}, read=False)
+
+    def _places(self) -> Iterator[tuple[str, str, dict[str, str]]]:
+        for write in sorted({1, self.writes // 3, 2 * self.writes // 3, self.writes}):
+            yield f"full from write {write}", f"{write}:full", {}
+        for size_bytes in (500, 20_000):
+            yield f"no file beyond {size_bytes} bytes", f"{size_bytes}:size", {}
+        yield "no home", "-", {"HOME": NOWHERE, **dict.fromkeys(_HOMES, "")}
+        yield "no temporary folder", "0:temporary", {}
+
+    def _started(self, moment: str, changed: dict[str, str]) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in (self._environment() | changed).items() if value}
+        return subprocess.Popen(
+            self._words(moment),
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if moment != "-" or changed else subprocess.PIPE,
+            process_group=0,
+            cwd=self.folder,
+        )
+
+    def visit_one(
+        self, name: str, moment: str, changed: dict[str, str], *, processes: int = 1, read: bool = True
+    ) -> None:
+        """Runs the command in one of them, and once more where it could not do its work."""
+        self._begin()
+        self.counts["surroundings"] += 1
+        started = [self._started(moment, changed) for _ in range(processes)]
+        for process in started:
+            if not read and process.stdout is not None:
+                process.stdout.readline()
+                process.stdout.close()
+                process.stdout = None
+        for process in started:
+            self._check(name, process, silent=not read)
+        self._end_orphans(name)
+        found = self.command.left(self.work)
+        if missing := self.before.keys() - found.keys():
+            self._trouble("lost", f"{name}: {sorted(missing)}")
+        for key, value in found.items():
+            if value not in (self.before.get(key), self.expected.get(key)):
+                self._trouble("changed", f"{name}: {key}")
+        if found != self.expected:
+            self._finish(self.expected)
+        shutil.rmtree(self.work)
+
+    def _check(self, name: str, process: subprocess.Popen[bytes], *, silent: bool) -> None:
+        try:
+            said = b"".join(filter(None, process.communicate(timeout=_SECONDS))).decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            self._trouble("hang", name)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return
+        if _TRACEBACK.search(said):
+            self._trouble("traceback", f"{name}: {said[-3000:]}")
+        if process.returncode not in (0, 1):
+            self._trouble("exit code", f"{name}: {process.returncode}: {said[-2000:]}")
+        if process.returncode == 1 and not silent and "xpected " not in said:
+            self._trouble("exit code", f"{name}: no sentence: {said[-2000:]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commands", nargs="*", metavar="COMMAND", help=f"of {', '.join(COMMANDS)}; all by default")
+    options = parser.parse_args()
+    troubles = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.commands or COMMANDS:
+            visited = Surroundings(COMMANDS[name], Path(folder, name), 0)
+            visited.visit()
+            print("\n".join(visited.said), file=sys.stderr)
+            shown = ", ".join(f"{visited.counts[kind]} {kind}" for kind in TROUBLES)
+            print(f"{name}: {visited.counts['surroundings']} surroundings: {shown}", flush=True)
+            troubles += visited.counts.total() - visited.counts["surroundings"]
+    sys.exit(troubles > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What a reader sees first: the curve, then the cards; sentences and names; differences drawn over length."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from result_files import CURVES, LENGTHS, model_record, perplexity_task, write_run
+
+from sbeval.reports import build_report, load_results
+from sbeval.reports.analyse.names import in_words, name_list
+from sbeval.reports.assemble import assemble
+from sbeval.reports.sections.runs import run_facts
+from sbeval.reports.sections.section import Figure, Report
+
+PARTED = ("stick-breaking", "stick-breaking, extended", "RoPE")
+
+
+def write_pair(folder: Path, *, documents: int = 60, lengths: int = len(LENGTHS), **record: Any) -> Path:
+    for attention in ("stickbreaking", "rope"):
+        curve = CURVES[attention][:lengths]
+        task = perplexity_task("fixed_target", curve, lengths=LENGTHS[:lengths], documents=documents)
+        write_run(folder / attention, model_record(attention, **record), [task])
+    return folder
+
+
+def report_on(folder: Path, **labels: str) -> Report:
+    found = load_results([folder], labels=labels)
+    return assemble(found, baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
+
+
+def figure_named(report: Report, words: str) -> Figure:
+    return next(figure for section in report.sections for figure in section.figures if words in figure.title)
+
+
+def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_cards(tmp_path: Path) -> None:
+    page = build_report([write_pair(tmp_path / "r")], tmp_path / "p", image_formats=()).read_text(encoding="utf-8")
+    places = [page.index(f'data-figure="f{index}"') for index in (0, 1)]
+    assert max(places) < page.index('class="card ') < page.index("Numbers: ")
+    assert page.index('id="curves"') < page.index('id="summary"') < page.index('id="curves-more"')
+
+
+def test_differences_are_drawn_with_their_band_and_zero_at_the_training_length(tmp_path: Path) -> None:
+    report = report_on(write_pair(tmp_path))
+    spec = figure_named(report, ": difference").variants["nll"]
+    rows = {(row["setting"], row["x"]): row for row in spec["data"]["values"]}
+    for attention, label in (("stickbreaking", "demo-sb"), ("rope", "demo-rope")):
+        assert rows[label, 1024]["y"] == rows[label, 1024]["low"] == 0
+        for length, nll in zip(LENGTHS, CURVES[attention], strict=True):
+            row = rows[label, length]
+            assert row["y"] == pytest.approx(nll - CURVES[attention][2], abs=0.02)
+            assert row["low"] <= row["y"] <= row["high"]
+    assert rows["demo-sb", 65536]["high"] < 0 < rows["demo-rope", 65536]["low"]
+
+
+def test_a_small_difference_stays_visible_beside_a_huge_one(tmp_path: Path) -> None:
+    spec = figure_named(report_on(write_pair(tmp_path)), ": difference").variants["nll"]
+    scale = spec["layer"][-1]["encoding"]["y"]["scale"]
+    (low, high), constant = scale["domain"], scale["constant"]
+
+    def drawn(value: float) -> float:
+        return math.copysign(math.log1p(abs(value) / constant), value)
+
+    assert (drawn(0) - drawn(-0.16)) / (drawn(high) - drawn(low)) > 0.15
+
+
+@pytest.mark.parametrize("documents", [1, 2, 19])
+def test_few_documents_get_their_difference_how_many_agree_and_why_there_is_no_interval(
+    tmp_path: Path, documents: int
+) -> None:
+    report = report_on(write_pair(tmp_path, documents=documents))
+    card = next(finding for finding in report.findings if finding.label == "demo-rope")
+    (headline,) = card.headlines
+    assert float(headline.value) == pytest.approx(CURVES["rope"][-1] - CURVES["rope"][2], abs=0.05)
+    assert "at 64K against 1K" in headline.meaning
+    words = card.sentences[0]
+    assert "nothing" not in words
+    assert "too few for a 95% interval, which takes 20" in words
+    assert ("1 document is" if documents == 1 else f"{documents} documents are") in words
+    if documents > 1:
+        assert f"higher in {documents} of them (by document from +3." in words
+    figure = figure_named(report, ": difference")
+    assert "No bands" in figure.explanation
+    assert all(row["low"] is None for row in figure.variants["nll"]["data"]["values"])
+
+
+def test_lists_of_names_are_sentences_in_which_a_name_with_a_comma_is_in_quotes(tmp_path: Path) -> None:
+    for index, label in enumerate(PARTED):
+        curve = CURVES["rope" if label == "RoPE" else "stickbreaking"]
+        model = model_record("stickbreaking", name=label, checkpoint_sha256=str(index) * 64)
+        write_run(tmp_path / str(index), model, [perplexity_task("fixed_target", curve, seed=index)])
+    (sentence,) = report_on(tmp_path).overview
+    assert "NLL is lower at the longest context than at the training length for " in sentence
+    assert (
+        "for stick-breaking and \N{LEFT DOUBLE QUOTATION MARK}stick-breaking, extended\N{RIGHT DOUBLE QUOTATION MARK};"
+        in sentence
+    )
+    assert sentence.endswith("it is higher than at the training length from 2K on for RoPE.")
+
+
+@given(st.lists(st.text(st.characters(codec="ascii", exclude_characters='"'), min_size=1), min_size=1, max_size=6))
+def test_as_many_commas_and_ands_stand_outside_quotes_as_a_list_needs(labels: list[str]) -> None:
+    outside = re.sub(
+        "\N{LEFT DOUBLE QUOTATION MARK}.*?\N{RIGHT DOUBLE QUOTATION MARK}", "x", name_list(labels), flags=re.S
+    )
+    assert outside.count(", ") == max(0, len(labels) - 2)
+    assert outside.count(" and ") == (len(labels) > 1)
+    assert all(in_words(label) in name_list(labels) for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "trained", "ends"),
+    [
+        ([256, 1024, 16384], 1024, (256, 16384)),
+        ([4096, 8192], 2048, (2048, 8192)),
+        ([4096, 8192], 1024, (4096, 8192)),
+        ([256, 1024], 131_072, (256, 1024)),
+        ([1024], 1024, (512, 2048)),
+    ],
+    ids=["within", "half below", "far below", "far above", "one length"],
+)
+def test_the_axis_ends_where_the_measurements_do(
+    tmp_path: Path, lengths: list[int], trained: int, ends: tuple[int, int]
+) -> None:
+    model = model_record("rope", training_length_tokens=trained)
+    write_run(tmp_path, model, [perplexity_task("stream", [2.0] * len(lengths), lengths=lengths)])
+    report = report_on(tmp_path)
+    spec = figure_named(report, "stream").variants["nll"]
+    assert spec["layer"][-1]["encoding"]["x"]["scale"]["domain"] == list(ends)
+    marks = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "mark-line"]
+    assert [row["x"] for rows in marks for row in rows] == ([trained] if ends[0] <= trained <= ends[1] else [])
+
+
+def test_the_longest_input_named_is_the_longest_context_scored(tmp_path: Path) -> None:
+    write_run(
+        tmp_path, model_record("rope", max_length=1024), [perplexity_task("stream", [2.0, 2.1], lengths=[512, 16384])]
+    )
+    ((run,),) = (model.runs for model in load_results([tmp_path]).models)
+    assert run_facts(run)["longest input"] == "16,384 tokens"

@@ -1,0 +1,89 @@
+"""What a run prints: few lines, every length once, and lm-eval's table for what has no lengths."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbeval.results.records import metric_key
+from sbeval.results.terminal import compact_table
+
+LENGTHS = [256, 1024, 4096, 16384]
+
+
+def perplexity(lengths: list[int], interval: tuple[float, float] | None = (1.9, 2.1)) -> dict[str, Any]:
+    values: dict[str, Any] = {"alias": "x"}
+    for length in lengths:
+        for metric in ("nll", "token_perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"):
+            values[f"{metric_key(metric, length)},none"] = 2.0 + length / 1e5
+            values[f"{metric_key(f'{metric}_ci95', length)},none"] = interval
+        values[f"{metric_key('tokens', length)},none"] = 4096
+    return values
+
+
+def printed(tasks: dict[str, dict[str, Any]], **more: Any) -> str:
+    return compact_table({"results": tasks, **more}, lambda rest: f"others: {', '.join(rest['results'])}")
+
+
+def test_four_lengths_take_four_rows_however_many_metrics_there_are() -> None:
+    table = printed({"sb_stdlib_fixed_target": perplexity(LENGTHS), "sb_stdlib_stream": perplexity(LENGTHS)})
+    assert len(table.splitlines()) == 2 + len(LENGTHS)
+    assert max(map(len, table.splitlines())) <= 80
+    assert "sb_stdlib_fixed_target" in table.splitlines()[1]
+    assert re.search(r"^ *16,384 +2\.164 \[1\.900, 2\.100\] +2\.164 \[1\.900, 2\.100\]$", table, flags=re.M)
+
+
+def test_a_missing_interval_says_what_it_takes_and_a_missing_length_is_no_number() -> None:
+    tasks = {"sb_text_stream": perplexity([256], None), "sb_text_rolling": perplexity([1024])}
+    lines = printed(tasks).splitlines()
+    assert lines[2].split() == ["256", "2.003", "-"]
+    assert lines[3].split()[:2] == ["1,024", "-"]
+    assert lines[-1] == "no interval: it takes 20 documents"
+
+
+def test_scores_take_a_row_a_task_and_length_a_column() -> None:
+    tasks = {
+        "sb_niah_single_1": {f"{metric_key('score', length)},none": 1.0 for length in LENGTHS}
+        | {f"{metric_key('score', length)}_stderr,none": 0.1 for length in LENGTHS},
+        "sb_mqrar": {f"exact_match_32_pairs@{768:07d},none": 0.5, f"answer_nll_32_pairs@{768:07d},none": 3.0},
+    }
+    lines = printed(tasks).splitlines()
+    assert lines[0].split() == ["score", "at", "context", "256", "768", "1,024", "4,096", "16,384"]
+    assert lines[1].split() == ["sb_niah_single_1", "1.000", "-", "1.000", "1.000", "1.000"]
+    assert lines[2].split() == ["sb_mqrar,", "32", "pairs", "-", "0.500", "-", "-", "-"]
+    assert len(lines) == 3
+
+
+def test_what_has_no_context_lengths_stays_in_lm_evals_table() -> None:
+    table = printed({"piqa": {"acc,none": 0.5}, "sb_text_stream": perplexity([256])})
+    assert table.endswith("others: piqa")
+    assert "acc" not in table
+
+
+def test_groups_that_stand_among_the_results_are_not_shown_twice() -> None:
+    scores = {f"{metric_key('score', length)},none": 0.5 for length in LENGTHS}
+    results = {"results": {"sb_ruler": scores}, "groups": {"sb_ruler": scores}}
+    assert compact_table(results, lambda rest: "others", "groups") == ""
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "sb_text_stream", "sb_a_very_long_name_of_a_task_of_this_kind", "b"]),
+        st.dictionaries(st.sampled_from(LENGTHS), st.one_of(st.none(), st.floats(), st.just("N/A")), min_size=1),
+        min_size=1,
+    )
+)
+@pytest.mark.parametrize("metric", ["nll", "score"])
+def test_any_values_give_columns_below_each_other(metric: str, values: dict[str, dict[int, Any]]) -> None:
+    tasks = {
+        name: {f"{metric_key(metric, length)},none": one for length, one in own.items()} for name, own in values.items()
+    }
+    table = printed(tasks)
+    lengths = {length for own in values.values() for length in own}
+    for block in table.split("\n\n"):
+        rows = [line for line in block.splitlines() if not line.startswith(("NLL", "no interval"))]
+        assert len({len(row) for row in rows}) == 1
+    assert all(f"{length:,}" in table for length in lengths)
+    assert "nan" not in table
