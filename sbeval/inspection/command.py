@@ -9,6 +9,7 @@ from typing import Any
 
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.errors import UserError
+from sbeval.foreign_files import read_json_object
 from sbeval.inspection.description import Description, describe
 from sbeval.inspection.duration import Duration, by_results, by_running
 from sbeval.inspection.memory import lengths_shown, longest_tokens, memory_here, needs, read_memory
@@ -79,6 +80,10 @@ def inspect(
         raise UserError("Expected --tasks with --measured or --measure, found none: name the tasks to estimate.")
     if question.measured and question.measure:
         raise UserError("Expected --measured or --measure, found both: leave one out.")
+    if question.measured is not None:
+        read_json_object(
+            question.measured, "a results file of lm-eval"
+        )  # before tasks are made, which can take minutes
     described = describe(checkpoint, dtype=question.dtype, kv_expand=question.kv_expand)
     run = None if question.tasks is None else _asked(checkpoint, question)
     if run is not None and not asked_for:
