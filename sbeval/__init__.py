@@ -3,6 +3,7 @@
 - `attention`: stick-breaking attention, one operation with several implementations
 - `models`: the model family, and what its layers are made of
 - `checkpoints`: which formats are read, and how they become models of the family
+- `inspection`: what a checkpoint is, what memory and time it takes, before its weights are read
 - `scoring`: log-probabilities of chosen tokens, and the requests that ask for them
 - `corpora`: text sources, their tokens on disk, and everything else that is kept between runs
 - `results`: what a results file records, and how sure its numbers are

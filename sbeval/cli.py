@@ -3,16 +3,13 @@
 import importlib
 import importlib.metadata
 import shlex
-import signal
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from sbeval.ending import EVALUATE, AskedToEnd, say_next, told_in_one_sentence
+from sbeval.ending import EVALUATE, say_next, told_in_one_sentence
 from sbeval.errors import UserError
 
 app = typer.Typer(
@@ -168,9 +165,19 @@ def report(
         return _build_report(paths, output, title, labels=labels, baseline=baseline, only=only or [], replace=replace)
 
     if watch:
-        _watch(paths, build)
+        _load("sbeval.reports.watch", "keep_building")(paths, build)
     else:
         say_next(f"open {build().resolve().as_uri()} in a browser")
+
+
+@app.command(context_settings=_PASSED_ON, options_metavar="")
+def inspect(arguments: _Arguments = None) -> None:
+    """Say what a checkpoint is, what memory it needs and how long tasks take, without loading its weights."""
+
+    def share(*windows: Any, **options: Any) -> Any:
+        return _load("sbeval.model_adapters.sharing", "share_windows")(*windows, **options)
+
+    _load("sbeval.inspection.options", "inspect_command")(arguments or ["--help"], _check, share)
 
 
 @app.command()
@@ -269,25 +276,6 @@ def _build_report(paths: list[Path], output: Path, title: str | None, **options:
     page: Path = _load("sbeval.reports", "build_report")(paths, output, title=title, **options)
     print(f"The page is {page.resolve()}", flush=True)
     return page
-
-
-def _watch(paths: list[Path], build: Callable[[], Path]) -> None:
-    print("Watching for results files; Ctrl-C ends it.", flush=True)
-
-    def build_or_say_why_not() -> Path | None:
-        try:
-            return build()
-        except UserError as error:  # a results file may be half written
-            print(error, file=sys.stderr, flush=True)
-            return None
-
-    try:
-        for _ in _load("sbeval.reports", "watch")(paths, build_or_say_why_not):
-            pass
-    except AskedToEnd as ended:
-        if ended.signal is not signal.SIGINT:
-            raise
-        print("Watching ended.")
 
 
 def _load(module: str, name: str) -> Any:

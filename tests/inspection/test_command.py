@@ -1,0 +1,62 @@
+"""`sbeval inspect` prints what was found, as text or JSON, and one sentence where there is nothing to find."""
+
+import json
+import sys
+from pathlib import Path
+
+from fresh_process import run, run_code
+
+from sbeval.demo.evaluation import shipped_checkpoints
+from tests.checkpoints.layouts import dolomite, save
+
+SBEVAL = Path(sys.executable).with_name("sbeval")
+STICKBREAKING = shipped_checkpoints()[0]
+
+
+def test_help_imports_no_torch() -> None:
+    code = "import sys\nfrom sbeval.cli import main\nsys.argv[1:] = ['inspect', '--help']\ntry:\n    main()\nfinally:\n"
+    lines = run_code(code + "    print('torch' in sys.modules, 'lm_eval' in sys.modules)")
+    assert any("--memory" in line for line in lines)
+    assert lines[-1] == "False False"
+
+
+def test_a_checkpoint_is_printed_for_readers_and_for_scripts() -> None:
+    said = run([SBEVAL, "inspect", STICKBREAKING, "--memory", "80GiB", "--lengths", "4096,65536"])
+    assert said.returncode == 0, said.stderr
+    assert said.stderr == ""
+    for part in (
+        "sbeval; told by",
+        "stickbreaking",
+        "4,328,640 parameters",
+        "1,024 tokens, from",
+        "65,536",
+        "80.0 GiB",
+    ):
+        assert part in said.stdout
+    written = run([SBEVAL, "inspect", STICKBREAKING, "--memory", "80GiB", "--json"])
+    found = json.loads(written.stdout)
+    assert found["checkpoint"]["format"] == "sbeval"
+    assert found["checkpoint"]["problems"] == []
+    assert found["memory"]["room"]["memory_bytes"] == 80 * 2**30
+    assert [one["length_tokens"] for one in found["memory"]["needs"]] == [1024, 4096, 16384, 65536]
+    assert found["tasks"] is None
+    assert found["estimate"] is None
+
+
+def test_what_cannot_be_loaded_is_described_with_the_reason_and_an_exit_code(tmp_path: Path) -> None:
+    config, tensors = dolomite()
+    save(tmp_path, {**config, "activation_function": "mish"}, tensors)
+    process = run([SBEVAL, "inspect", tmp_path])
+    assert process.returncode == 1
+    assert "cannot be loaded; told by model_type 'stickbreaking'" in process.stdout
+    assert "'mish'" in process.stdout
+    assert "Traceback" not in process.stderr
+
+
+def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        process = run([SBEVAL, "inspect", place])
+        assert process.returncode == 1
+        assert process.stdout == ""
+        assert process.stderr.count("\n") == 1
+        assert str(place) in process.stderr

@@ -1,0 +1,206 @@
+"""A checkpoint is described as loading finds it, from headers alone; what loading refuses is refused in its words."""
+
+import json
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from sbeval.checkpoints import load_checkpoint
+from sbeval.demo.evaluation import shipped_checkpoints
+from sbeval.errors import UserError
+from sbeval.inspection.description import Description, describe
+from sbeval.models import SbevalForCausalLM, preset
+from tests.checkpoints.layouts import dolomite, fla, save
+from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
+from tests.models.small import VARIANTS, small_model
+
+HEADS: dict[str, Any] = {"head_bias": True, "head_norm": True}
+LAYOUTS: dict[str, Any] = {
+    "dolomite:A1": lambda: dolomite(),
+    "dolomite:A3, grouped": lambda: dolomite(head_bias=True, kv_heads=2),
+    "dolomite:A4, one key head": lambda: dolomite(**HEADS, kv_heads=1),
+    "dolomite:C": lambda: dolomite(**HEADS, model_type="gpt_dolomite", tied=False),
+    "dolomite:C''": lambda: dolomite(**HEADS, model_type="gpt_base", kv_heads=2),
+    "dolomite:softmax": lambda: dolomite(model_type="gpt_dolomite", mixer="softmax", kv_heads=2),
+    "fla:stickbreaking_attn": lambda: fla(qkv_bias=True, qk_norm=True, attend_current=False, kv_heads=2, tied=False),
+    "moduleformer": lambda: moduleformer("mlp"),
+}
+
+
+def check_as_loaded(folder: Path) -> Description:
+    found, loaded = describe(folder), load_checkpoint(folder)
+    assert found.sizes is not None
+    assert found.format == loaded.format
+    assert found.attention == loaded.attention
+    assert found.training_length_tokens == loaded.training_length_tokens
+    assert found.sizes.parameters == sum(parameter.numel() for parameter in loaded.model.parameters())
+    held = [parameter.nbytes for parameter in loaded.model.parameters()]
+    assert found.sizes.weight_bytes == sum(held)
+    assert found.dtype == str(loaded.model.dtype).removeprefix("torch.")
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_released_format_is_described_as_it_loads(layout: str, tmp_path: Path) -> None:
+    found = check_as_loaded(save(tmp_path, *LAYOUTS[layout]()))
+    assert found.format is not None
+    assert found.format == layout.partition(",")[0]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_model_of_the_family_is_described_as_it_loads(variant: str, tmp_path: Path) -> None:
+    small_model(**VARIANTS[variant]).save_pretrained(tmp_path)
+    found = check_as_loaded(tmp_path)
+    assert found.training_length_from == "training_length_tokens in config.json"
+
+
+def test_a_model_of_transformers_is_described_as_it_loads(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 48}
+    sizes = {"vocab_size": 70, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = LlamaConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=192, rope_parameters=rope
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    found = check_as_loaded(tmp_path)
+    assert found.format == "huggingface:llama"
+    assert found.training_length_tokens == 48
+    assert found.training_length_from == "original_max_position_embeddings of rope_parameters in config.json"
+    assert found.rope is not None
+    assert found.rope["factor"] == 4.0
+    assert found.learned_positions is None
+
+
+def test_learned_positions_are_named(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=70, n_positions=40, n_embd=32, n_layer=2, n_head=4)).save_pretrained(tmp_path)
+    found = check_as_loaded(tmp_path)
+    assert found.learned_positions == 40
+    assert found.training_length_from in ("max_position_embeddings in config.json", "n_positions in config.json")
+
+
+def test_the_tokenizer_is_described_and_compared_with_the_embeddings(tmp_path: Path) -> None:
+    folder = shipped_checkpoints()[0]
+    found = describe(folder)
+    assert found.tokenizer is not None
+    assert found.tokenizer.tokens == 4096
+    assert found.problems == ()
+    small_model().save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    assert any("ids go up to" in problem and "61 embeddings" in problem for problem in describe(tmp_path).problems)
+
+
+def test_generations_of_dolomite_are_told_by_what_is_there(tmp_path: Path) -> None:
+    told = describe(save(tmp_path, *dolomite(head_bias=True, kv_heads=2))).told_by
+    assert told[0] == "model_type 'stickbreaking' in config.json"
+    assert "tensors attn.head_bias" in told
+    assert "no tensors attn.norm.weight" in told
+
+
+def sparse_checkpoint(folder: Path, config: Any) -> int:
+    """Writes a checkpoint whose weights are a hole in a file, and returns the size of the file."""
+    with torch.device("meta"):
+        model = SbevalForCausalLM(config)
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        begin, end = end, end + 2 * tensor.numel()
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    written = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    config.save_pretrained(folder)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(written).to_bytes(8, "little") + written)
+        file.truncate(8 + len(written) + end)
+    return 8 + len(written) + end
+
+
+@pytest.mark.parametrize("name", ["3b", "moe-6.5b"])
+def test_gigabytes_of_weights_are_described_without_being_read(name: str, tmp_path: Path) -> None:
+    describe(shipped_checkpoints()[0])  # what imports take
+    config = preset(name)
+    size = sparse_checkpoint(tmp_path, config)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = describe(tmp_path)
+    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    assert found.sizes is not None
+    assert 0.99 * size < found.sizes.weight_bytes < size
+    assert grown < size / 20
+    assert bool(found.sizes.idle_parameters) == (name != "3b")
+
+
+HUGE = 10**9
+TOO_LARGE = {
+    "sbeval": (None, {"num_hidden_layers": HUGE}),
+    "dolomite, flat": (lambda: dolomite(), {"n_layer": HUGE}),
+    "dolomite, blocks": (lambda: dolomite(**HEADS, model_type="gpt_dolomite"), {"num_layers": HUGE}),
+    "fla": (LAYOUTS["fla:stickbreaking_attn"], {"num_hidden_layers": HUGE}),
+    "vocabulary": (None, {"vocab_size": HUGE * 1000}),
+    "negative": (None, {"hidden_size": -32}),
+    "wrong type": (None, {"num_attention_heads": "4"}),
+}
+
+
+@pytest.mark.parametrize("case", TOO_LARGE)
+def test_sizes_that_cannot_be_are_one_sentence_at_once(case: str, tmp_path: Path) -> None:
+    layout, changes = TOO_LARGE[case]
+    if layout is None:
+        small_model().save_pretrained(tmp_path)
+    else:
+        save(tmp_path, *layout())
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    started = time.monotonic()
+    with pytest.raises(UserError, match=next(iter(changes))):
+        describe(tmp_path)
+    assert time.monotonic() - started < 10
+
+
+def test_a_missing_shard_an_index_that_leaves_its_folder_and_a_cut_header_are_one_sentence(tmp_path: Path) -> None:
+    small_model().save_pretrained(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:60])
+    with pytest.raises(UserError, match="truncated or damaged"):
+        describe(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    index = tmp_path / "model.safetensors.index.json"
+    for shard, said in (("model-00001-of-00002.safetensors", "missing"), ("../elsewhere.safetensors", "beside it")):
+        index.write_text(json.dumps({"weight_map": {"model.norm.weight": shard}}))
+        with pytest.raises(UserError, match=said):
+            describe(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["dolomite", "sbeval", "llama"])
+@pytest.mark.parametrize("change", ["missing", "another shape"])
+def test_what_loading_refuses_is_said_in_its_words(kind: str, change: str, tmp_path: Path) -> None:
+    if kind == "dolomite":
+        config, tensors = dolomite(**HEADS)
+        save(tmp_path, config, tensors)
+    elif kind == "sbeval":
+        tensors = dict(small_model().state_dict())
+        small_model().save_pretrained(tmp_path)
+    else:
+        sizes = {"vocab_size": 70, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+        model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4))
+        tensors = dict(model.state_dict())
+        model.save_pretrained(tmp_path)
+    name = next(name for name in tensors if "norm" in name or "ln_1" in name)
+    kept = tensors.pop(name)
+    if change == "another shape":
+        tensors[name] = torch.zeros(len(kept) + 1)
+    save_file(
+        {key: value.contiguous() for key, value in tensors.items()}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(UserError) as refused:
+        load_checkpoint(tmp_path)
+    found = describe(tmp_path)
+    assert found.format is None
+    assert found.sizes is None
+    assert str(refused.value) == found.problems[0]
+    assert name in found.problems[0]

@@ -1,0 +1,107 @@
+"""Memory grows with the length, the longest length is the last that fits, and slots are as large as the adapter's."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from source_tree import ROOT
+
+from sbeval.errors import UserError
+from sbeval.inspection.description import describe
+from sbeval.inspection.memory import KEPT_FREE, longest_tokens, needs, read_memory, text_bytes, window_bytes
+from sbeval.inspection.sizes import Sizes, sizes_of
+from sbeval.model_adapters.decoding.schedule import slot_bytes
+from sbeval.models import SbevalForCausalLM, preset
+from tests.models.small import VARIANTS, small_model
+
+DEVICES = st.sampled_from(["cpu", "cuda"])
+TOKENS = st.integers(1, 2**21)
+
+
+def sizes(name: str) -> Sizes:
+    with torch.device("meta"):
+        found = sizes_of(SbevalForCausalLM(preset(name)).bfloat16())
+    assert found is not None
+    return found
+
+
+SIZES = {name: sizes(name) for name in ("350m", "moe-6.5b")}
+
+
+@given(name=st.sampled_from(sorted(SIZES)), tokens=TOKENS, more=TOKENS, device=DEVICES)
+def test_a_longer_window_and_a_longer_text_take_no_less(name: str, tokens: int, more: int, device: str) -> None:
+    shorter, longer = (needs(SIZES[name], length, device=device, batch_tokens=1) for length in (tokens, tokens + more))
+    assert shorter.all_targets <= longer.all_targets
+    assert shorter.generation <= longer.generation
+    assert shorter.last_targets <= shorter.all_targets
+
+
+@given(name=st.sampled_from(sorted(SIZES)), gibibytes=st.integers(1, 4096), device=DEVICES)
+def test_the_longest_length_is_the_last_that_fits(name: str, gibibytes: int, device: str) -> None:
+    room = gibibytes * 2**30 * (1 - KEPT_FREE) - SIZES[name].weight_bytes
+    window, text = longest_tokens(SIZES[name], gibibytes * 2**30, device)
+    of_text = lambda length: needs(SIZES[name], length, device=device, batch_tokens=1).generation  # noqa: E731
+    for longest, takes in ((window, lambda n: window_bytes(SIZES[name], n, n, device)), (text, of_text)):
+        assert longest == 0 or takes(longest) <= room
+        assert takes(longest + 1) > room - 1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("tokens", [1, 64, 130])
+def test_a_text_s_keys_take_what_the_adapter_s_slots_do(variant: str, tokens: int) -> None:
+    model = small_model(**VARIANTS[variant])
+    found = sizes_of(model)
+    assert found is not None
+    assert text_bytes(found, tokens) == slot_bytes(model, -(-tokens // 64) * 64)
+
+
+def peaks_measured() -> dict[tuple[str, str], set[int]]:
+    """MiB above the weights of a window of 65,536 tokens on an H200, by question and model."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for line in (ROOT / "benchmarks/results/harness_h200.md").read_text().splitlines():
+        row = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(row) == 10 and row[1] == "sb" and re.fullmatch(r"\d+", row[9]):
+            found.setdefault((row[0], row[2]), set()).add(int(row[9]))
+    return found
+
+
+@pytest.mark.parametrize(("question", "model"), [("large", "stickbreaking"), ("skipping", "checkpoint")])
+def test_a_window_s_memory_is_within_a_tenth_of_what_a_gpu_measured(question: str, model: str) -> None:
+    folder = ROOT / "sbeval/demo/checkpoints/stickbreaking"
+    found = sizes("3b") if question == "large" else describe(folder).sizes
+    assert found is not None
+    estimated = window_bytes(found, 65536, 65536, "cuda") / 2**20
+    measured = peaks_measured()[question, model]
+    assert all(abs(estimated - peak) < 0.1 * peak for peak in measured)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("80GiB", 80 * 2**30), ("24 GB", 24 * 10**9), ("512M", 512 * 2**20), ("1.5TiB", 3 * 2**39), ("4096", 4096)],
+)
+def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
+    assert read_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "80 GiBs", "1e9", "0", "80gib", "nan", "9" * 400 + "GiB"])
+def test_what_is_no_size_is_one_sentence(text: str) -> None:
+    with pytest.raises(UserError, match="--memory"):
+        read_memory(text)
+
+
+def test_learned_positions_end_what_fits(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from sbeval.inspection.command import Question, inspect
+
+    def unused(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError
+
+    GPT2LMHeadModel(GPT2Config(vocab_size=70, n_positions=40, n_embd=32, n_layer=2, n_head=4)).save_pretrained(tmp_path)
+    found = inspect(str(tmp_path), Question(memory="80GiB"), check=unused, share=unused)
+    assert found.room is not None
+    assert found.room.longest_window_tokens == found.room.longest_text_tokens == 40
