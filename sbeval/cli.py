@@ -254,6 +254,8 @@ def install_plugin() -> None:
 def _check(asked: Any) -> bool:
     """Refuses a run that cannot start, before torch is imported; returns whether lm-eval's own tasks are needed."""
     _load("sbeval.tasks.packaged", "check_names")(asked.tasks, asked.folders)
+    if not asked.tasks:
+        raise UserError("Expected --tasks with names of tasks, found none: `lm_eval ls tasks` lists them.")
     _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
     if asked.model == "sb":
         _load("sbeval.model_adapters.options", "check_early")(asked.model_args)

@@ -56,10 +56,13 @@ def check_names(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> Non
         folders: of `--include_path`.
 
     Raises:
-        UserError: naming it, with those that come near.
+        UserError: naming it, with those that come near; or there is no such folder.
     """
     unknown = [name for name in asked if name not in definitions() and not _is_file_or_pattern(name)]
     others = [Path(folder) for folder in folders]
+    for folder in others:
+        if not folder.is_dir():
+            raise UserError(f"Expected a folder of tasks at --include_path, found none: {folder}: correct the path.")
     for name in unknown:
         if _is_written_in(others, name):
             continue

@@ -67,7 +67,7 @@ def difference_figure(
 def _rows(label: str, claim: LengthClaims) -> list[dict[str, Any]]:
     reference = claim.reference_tokens or 0
     shared = {"setting": label, "clusters_text": f"{claim.clusters:,}"}
-    zero = {"x": reference, "y": 0.0, "value_text": "0, the training length", "interval_text": "none"}
+    zero = {"x": reference, "y": 0.0, "value_text": "0, the length compared with", "interval_text": "none"}
     rows: list[dict[str, Any]] = [zero | {"low": 0.0, "high": 0.0}]
     for item in claim.differences:
         measured = not math.isnan(item.low)

@@ -29,15 +29,16 @@ def differences_figure(
     title = f"{panel.title}: difference"
     finding = listed([_finding(label, claim) for label, claim in claims.items()])
     words = "Below zero, the longer context helps."
+    reference = _reference(claims, material.training_lengths)
     spec = difference_figure(
         claims,
         looks=looks,
         training_lengths=material.training_lengths,
         title=title,
-        subtitle=f"NLL minus NLL at the training length on the same targets. {words}",
+        subtitle=f"NLL minus NLL at {reference} on the same targets. {words}",
         description=f"{title}. {finding}",
     )
-    explanation = f"NLL at a length minus NLL at the model's own training length, on the same targets. {words}"
+    explanation = f"NLL at a length minus NLL at {reference}, on the same targets. {words}"
     return material.figure(
         {"nll": spec},
         f"{panel.stem}-differences",
@@ -47,6 +48,15 @@ def differences_figure(
         wide=wide,
         folded=folded,
     )
+
+
+def _reference(claims: Mapping[str, LengthClaims], training_lengths: Mapping[str, int]) -> str:
+    """Returns what the differences are taken to, which is another length where the training length is not measured."""
+    lengths = {claim.reference_tokens for claim in claims.values()}
+    if all(claim.reference_tokens == training_lengths.get(label) for label, claim in claims.items()):
+        return "the model's own training length"
+    (length, *others) = lengths
+    return "the length in each model's table row" if others or not length else length_text(length)
 
 
 def _bands(claims: Sequence[LengthClaims]) -> str:
@@ -100,7 +110,7 @@ def difference_table(panel: Panel, compared: Mapping[str, LengthClaims]) -> Tabl
     ]
     return Table(
         stem=f"{panel.stem}-differences",
-        caption=f"{panel.title}: paired NLL difference to the training length",
+        caption=f"{panel.title}: paired NLL difference to the length in parentheses",
         header=texts("model", *map(length_text, lengths)),
         rows=tuple(rows),
         interval="simultaneous 95% band",

@@ -113,7 +113,7 @@ class SlotCache(Cache):
         self.length_B = self.position_B + 1
         self.lengths_B: dict[int, Tensor] = {}
         self.filling: tuple[Tensor, Tensor] | None = None
-        layers = [SlotLayer(self, window) for window in sliding_windows]
+        layers: list[Any] = [SlotLayer(self, window) for window in sliding_windows]
         self._rooms = {layer.room_tokens for layer in layers}
         super().__init__(layers=layers)
 
