@@ -97,7 +97,7 @@ def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     known = (*_OF_ALL, *_OF_KIND.get(scaling["rope_type"], tuple(scaling)))
     if unknown := sorted(set(scaling) - set(known)):
         raise UserError(
-            f"rope_scaling of type {scaling['rope_type']!r} takes {', '.join(known)}, got {', '.join(unknown)}"
+            f"rope_scaling of type {scaling['rope_type']!r} takes {', '.join(known)}, got {shown(', '.join(unknown))}"
         )
     check_rope_values(scaling, "rope_scaling")
     given = scaling.get("factor")

@@ -221,7 +221,7 @@ def test_added_tokens_without_an_embedding_are_a_warning(
         ({"enable_thinking": True}, "think_end_token beside enable_thinking=True, found none"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "betafast": 3}},
-            "type 'yarn' takes .*, got betafast",
+            "type 'yarn' takes .*, got 'betafast'",
         ),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "rope_theta": "x"}},
