@@ -230,7 +230,8 @@ def train(arguments: _Arguments = None) -> None:
     held_out = _load("sbeval.training.command", "train_command")(arguments or ["--help"])
     if held_out is not None:
         results = _load("sbeval.training.command", "evaluate_held_out")(held_out)
-        _build_report([results], results.parent / "report", None)
+        page = _build_report([results], results.parent / "report", None)
+        say_next(f"open {page.resolve().as_uri()} in a browser")
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")

@@ -207,8 +207,8 @@ def _summary(sweep: Sweep, total: int, done: int, complete: int, failures: Seque
     width = max(shutil.get_terminal_size((120, 24)).columns, 120)
     for failure in failures:
         reason = failure.reason if len(failure.reason) <= 4 * width else f"{failure.reason[: 4 * width]} ..."
-        print(f"{failure.run}: {reason} (log: {failure.run.log_file})")
-    if dry_run:
+        print(f"{failure.run}: {reason}" + ("" if dry_run else f" (log: {failure.run.log_file})"))
+    if dry_run and not failures:
         say_next("the same without --dry-run")
-    elif done + complete:
+    elif not dry_run and done + complete:
         say_next(f"sbeval report {shlex.quote(sweep.output)}")

@@ -258,6 +258,7 @@ def test_a_dry_run_names_what_cannot_start(settings: dict[str, Any], message: st
     settings = {"checkpoints": ["fine"], "runs": [{"name": "r", "tasks": ["sb_stdlib"]}], **settings}
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
     process = run([*sweep_command(tmp_path, **settings), "--dry-run"], environment=offline, folder=tmp_path)
+    assert "Next:" not in process.stdout
     assert process.returncode == 1
     assert "1 run: 0 to run, 0 complete, 1 blocked" in process.stdout
     assert re.search(f"r: not run: .*{message}", process.stdout)
