@@ -8,6 +8,7 @@
 - `assemble`: which parts there are, and what all of them are made from
 - `table`: one table of typed cells for the page, Markdown and LaTeX
 - `write`: what a report leaves on disk
+- `publish`: results on the hub and in experiment trackers
 - `compare`: two models on identical targets
 - `gate`: a policy over several tasks at once
 - `watch`: a report built again as results appear

@@ -12,13 +12,7 @@ import typer
 from sbeval.ending import EVALUATE, say_next, told_in_one_sentence
 from sbeval.errors import UserError
 
-app = typer.Typer(
-    name="sbeval",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 # for commands whose options are somebody else's
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": [], "allow_interspersed_args": False}
 
@@ -142,10 +136,23 @@ def report(
             "does and one has not enough data.",
         ),
     ] = None,
+    hub_results: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also write the hub's evaluation result files, a folder for each model."),
+    ] = None,
+    hub_dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TASK=OWNER/NAME", help="With --hub-results: the data set of a task; repeatable."),
+    ] = None,
+    wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help="Also log the curves to wandb.")] = None,
+    trackio: Annotated[str | None, typer.Option(metavar="PROJECT", help="Also log the curves to trackio.")] = None,
     replace: _Replace = False,
 ) -> None:
     """Turn results files into one self-contained page, figures and tables, or compare two models."""
-    labels = _labels(label or [])
+    labels = _pairs(label or [], "--label OLD=NEW")
+    where = {"hub_results": hub_results, "wandb": wandb, "trackio": trackio}
+    if any(where.values()) and (watch or compare):
+        raise UserError("Expected a page built once with what is published, found --watch or --compare: leave it out.")
     if compare is not None:
         unused = {"--watch": watch, "--only": only, "--baseline": baseline, "--title": title}
         if given := [name for name, value in unused.items() if value]:
@@ -162,7 +169,12 @@ def report(
         raise UserError("Expected results files or folders that hold some, found none: name at least one.")
 
     def build() -> Path:
-        return _build_report(paths, output, title, labels=labels, baseline=baseline, only=only or [], replace=replace)
+        page = _build_report(paths, output, title, labels=labels, baseline=baseline, only=only or [], replace=replace)
+        if any(where.values()):
+            datasets = _pairs(hub_dataset or [], "--hub-dataset TASK=OWNER/NAME")
+            chosen = {"labels": labels, "only": only or [], "datasets": datasets, "replace": replace}
+            _load("sbeval.reports.publish.command", "publish")(paths, **where, **chosen)
+        return page
 
     if watch:
         _load("sbeval.reports.watch", "keep_building")(paths, build)
@@ -265,14 +277,14 @@ def _check(asked: Any) -> bool:
     return not _load("sbeval.tasks.packaged", "are_all_packaged")(asked.tasks)
 
 
-def _labels(given: list[str]) -> dict[str, str]:
-    labels = {}
+def _pairs(given: list[str], option: str) -> dict[str, str]:
+    pairs = {}
     for pair in given:
-        old, equals, new = pair.partition("=")
-        if not (old and equals and new):
-            raise UserError(f"Expected --label OLD=NEW, found {pair!r}: write both names with = between them.")
-        labels[old] = new
-    return labels
+        left, equals, right = pair.partition("=")
+        if not (left and equals and right):
+            raise UserError(f"Expected {option}, found {pair!r}: write both names with = between them.")
+        pairs[left] = right
+    return pairs
 
 
 def _build_report(paths: list[Path], output: Path, title: str | None, **options: Any) -> Path:

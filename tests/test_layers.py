@@ -19,6 +19,7 @@ REPORT_ARROWS = {
     "assemble": {"sections", "table", "figures", "analyse", "read"},
     "write": {"sections", "table", "figures", "analyse", "read"},
     "build": {"write", "assemble", "sections", "table", "figures", "analyse", "read"},
+    "publish": {"build", "analyse", "read"},
     "compare": {"build", "analyse", "read"},
     "gate": {"compare", "build", "analyse", "read"},
     "watch": set(),

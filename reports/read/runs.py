@@ -33,6 +33,7 @@ class TaskResult:
         metadata: the task's metadata as lm-eval wrote it.
         samples_used: how many samples the task's numbers rest on, None where the file does not count them.
         limit_samples: how many samples `--limit` left, None where every one was used.
+        dataset: data set or folder that lm-eval's settings of the task name, None where they name none.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TaskResult:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     samples_used: float | None = None
     limit_samples: float | None = None
+    dataset: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +191,7 @@ def _task_result(
         metadata=metadata,
         samples_used=used,
         limit_samples=None if limit is None else used or limit,
+        dataset=path_of if isinstance(path_of := config.get("dataset_path"), str) else None,
     )
 
 

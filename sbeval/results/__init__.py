@@ -1,6 +1,7 @@
 """What a run records and how sure its numbers are.
 
 - `records`: which fields do results files hold?
+- `schema`: what do these fields mean, and which JSON schema have they?
 - `intervals`: which interval does the cluster bootstrap give?
 - `command_line`: which command made the file?
 - `saving`: how do lm-eval's files appear whole?

@@ -1,0 +1,56 @@
+"""What `mkdocs` does beside rendering docs/: pages that lie elsewhere, generated parts, links to the checkout."""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import notebooks
+import parts
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+# pages of the checkout outside docs/; each has the same path on the site
+ELSEWHERE = ("DESIGN.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/NOTES.md")
+_MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that lie outside docs/, and one for every notebook."""
+    measured = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
+    for path in (*ELSEWHERE, *measured):
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebooks.as_markdown(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Fills in what is generated, and leads links to files of the checkout to copies of them on the site."""
+    source = page.file.src_uri
+    is_elsewhere = source in ELSEWHERE or source.startswith("benchmarks/")
+    place = posixpath.dirname(source if is_elsewhere else f"docs/{source}")
+    filled = _MARKER.sub(lambda found: parts.PARTS[found[1]](), markdown)
+
+    def lead(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(place, found[1]))
+        target = _on_site(path, files, config)
+        return posixpath.relpath(target, posixpath.dirname(source)) + (found[2] or "") if target else found[0]
+
+    pieces = _FENCE.split(filled)
+    return "".join(piece if number % 2 else _LINK.sub(lead, piece) for number, piece in enumerate(pieces))
+
+
+def _on_site(path: str, files: Files, config: Any) -> str | None:
+    """Returns where a file of the checkout lies on the site, None where the checkout has none of that path."""
+    for known in (path.removeprefix("docs/"), path):
+        if files.get_file_from_path(known):
+            return known
+    if not (ROOT / path).is_file():
+        return None
+    copy = f"checkout/{path}"
+    if not files.get_file_from_path(copy):
+        files.append(File.generated(config, copy, abs_src_path=str(ROOT / path)))
+    return copy
