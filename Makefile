@@ -6,6 +6,7 @@ PYTHON ?= $(firstword $(foreach p,$(candidates),$(shell $(p) -c 'import sys; sys
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+DOCS_INSTALLED := $(VENV)/installed-docs
 ROOMS := tasks model_adapters reports
 TEST_WORKERS ?= 2
 TESTS ?= tests
@@ -15,7 +16,7 @@ FIRST ?= 0
 KILLS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz test-browser kills surroundings check lint types tree editor bench clean
+.PHONY: help setup demo test docs fuzz test-browser kills surroundings check lint types tree editor bench clean
 
 help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
@@ -24,6 +25,7 @@ help:
 	@echo "make test-browser  run the tests of the page in headless chromium"
 	@echo "make kills         kill every command that writes at random moments; KILLS=... of each, COMMANDS=... names some"
 	@echo "make surroundings  run them with a full disk, no home and the like; COMMANDS=... names some"
+	@echo "make docs          build the site into build/site, without a network once its packages are there"
 	@echo "make check         lint, formatting and types"
 	@echo "make editor        lay build/tree/sbeval out as the package installs, so that editors follow its imports"
 	@echo "make bench         measure what this machine can measure (benchmarks/)"
@@ -46,6 +48,15 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) $(TESTS)
+
+# A broken link fails. The packages are installed once, beside those of the tests.
+docs: $(DOCS_INSTALLED) tree
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open file://$(CURDIR)/build/site/index.html in a browser"
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet $(EXTRA_PIP) --constraint constraints.txt --editable ".[docs]"
+	@touch $@
 
 fuzz: $(INSTALLED)
 	OMP_NUM_THREADS=1 PYTHONPATH=.:tests/support nice $(BIN)/python -m tests.fuzz $(N) --seed $(SEED) --first $(FIRST)

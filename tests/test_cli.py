@@ -32,6 +32,13 @@ def test_help_names_the_commands_without_importing_torch() -> None:
     assert lines[-1] == "False False"
 
 
+def test_a_shell_completes_commands_and_options() -> None:
+    asked = {"_SBEVAL_COMPLETE": "complete_bash", "COMP_WORDS": "sbeval rep", "COMP_CWORD": "1"}
+    assert run([SBEVAL], environment=asked).stdout.split() == ["report"]
+    asked |= {"COMP_WORDS": "sbeval report --hub-", "COMP_CWORD": "2"}
+    assert run([SBEVAL], environment=asked).stdout.split() == ["--hub-results", "--hub-dataset"]
+
+
 @pytest.mark.parametrize("command", [[SBEVAL], [sys.executable, "-m", "sbeval"]], ids=["script", "module"])
 def test_tasks_prints_the_folder_for_include_path(command: list[str | Path]) -> None:
     assert run([*command, "tasks"]).stdout == f"{tasks_folder()}\n"

@@ -65,16 +65,16 @@ def write_hub_results(
         if not _HUB_ID.fullmatch(dataset):
             raise UserError(f"Expected the id of a data set (owner/name) for {name}, found {dataset!r}: correct it.")
     entries: dict[Path, list[dict[str, Any]]] = defaultdict(list)
-    without = set()
+    without: set[str] = set()
     for row in records(results.measurements):
         task = str(row["task"])
-        dataset = datasets.get(task) or dataset_of(known[task])
+        found = datasets.get(task) or dataset_of(known[task])
         if row["metric"] in _DERIVED or pd.isna(row["value"]):
             continue
-        if dataset is None:
+        if found is None:
             without.add(task)
             continue
-        entries[Path(_file_name(row["setting"]), FOLDER, f"{_file_name(task)}.yaml")].append(_entry(row, dataset))
+        entries[Path(_file_name(row["setting"]), FOLDER, f"{_file_name(task)}.yaml")].append(_entry(row, found))
     if not entries:
         raise UserError(
             f"Expected tasks whose text is a data set of the hub, found none ({', '.join(sorted(without))}): name one "

@@ -1,0 +1,104 @@
+"""Every command of README.md, CONTRIBUTING.md and docs/ runs, or a comment above it says what runs it or what it needs.
+
+Blocks run in the order of the site's pages, in one folder, so that later ones read what earlier ones made. A block that
+stands on two pages runs once.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from source_tree import ROOT
+
+BLOCK = re.compile(r"(?:^<!-- (?P<comment>[^>]+) -->\n)?^```sh\n(?P<commands>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(?P<language>\S*)", re.MULTILINE)
+NOT_RUN = ("not run: needs a GPU", "not run: needs the hub")
+TESTED_BY = "tested by: "
+# a page with a test of its own, and results whose commands were run on GPUs
+WITH_THEIR_OWN = {"docs/adding.md", "docs/results"}
+
+
+class Block(NamedTuple):
+    """Commands of a page, and the comment above them."""
+
+    page: str
+    comment: str
+    commands: str
+
+
+def pages() -> list[Path]:
+    """Pages in the order of the site, then those that it does not list."""
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    every = [ROOT / "docs" / path for path in listed if (ROOT / "docs" / path).is_file()]
+    every += [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in dict.fromkeys(every) if not is_elsewhere(page)]
+
+
+def is_elsewhere(page: Path) -> bool:
+    return any(page.is_relative_to(ROOT / name) for name in WITH_THEIR_OWN)
+
+
+def blocks() -> Iterator[Block]:
+    for page in pages():
+        for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            yield Block(page.relative_to(ROOT).as_posix(), found["comment"] or "", found["commands"])
+
+
+def test_commands_that_need_nothing_run(tmp_path: Path) -> None:
+    (tmp_path / "sbeval" / "demo").mkdir(parents=True)
+    (tmp_path / "sbeval" / "demo" / "checkpoints").symlink_to(ROOT / "sbeval" / "demo" / "checkpoints")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    sweep = re.search(
+        r"as `sweep.yaml`:\n\n```yaml\n(.*?)^```", (ROOT / "docs/guides/sweeps.md").read_text(), re.M | re.S
+    )
+    assert sweep is not None
+    (tmp_path / "sweep.yaml").write_text(sweep[1])
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SBEVAL"))},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SBEVAL_CACHE": str(tmp_path / "cache"),
+        # `python -` would take the folder of checkpoints made above for the package
+        "PYTHONSAFEPATH": "1",
+        **{"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    }
+    ran = set()
+    for block in blocks():
+        if block.comment or block.commands in ran:
+            continue
+        ran.add(block.commands)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block.commands],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, f"{block.page}\n{block.commands}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
+    assert len(ran) > 5
+
+
+@pytest.mark.parametrize("block", [*blocks()], ids=lambda block: block.page)
+def test_what_is_not_run_says_why_or_names_its_test(block: Block) -> None:
+    if block.comment.startswith(TESTED_BY):
+        assert (ROOT / block.comment.removeprefix(TESTED_BY)).is_file()
+    else:
+        assert block.comment in ("", *NOT_RUN)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_a_fence_names_its_language_so_that_no_command_hides(page: Path) -> None:
+    opened = FENCE.findall(page.read_text(encoding="utf-8"))[::2]
+    assert {*opened} <= {"sh", "yaml", "json", "text", "python"}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md"], ids=lambda page: page.name)
+def test_a_page_outside_the_site_links_to_files_that_are_there(page: Path) -> None:
+    links = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (page.parent / link).exists()] == []
