@@ -50,9 +50,13 @@ def test_title_labels_baseline_and_choice_reach_the_page(results: Path, tmp_path
     assert "fixed_target" not in table
 
 
-def test_the_last_line_of_a_report_says_what_to_open(results: Path, tmp_path: Path) -> None:
-    found = command("report", results, "-o", tmp_path / "a folder", "--only", "*_stream")
+def test_the_last_line_of_a_report_says_what_to_open_also_after_publishing(results: Path, tmp_path: Path) -> None:
+    published = ["--hub-results", tmp_path / "hub", "--hub-dataset", "sb_stdlib_stream=someone/text"]
+    found = command("report", results, "-o", tmp_path / "a folder", "--only", "*_stream", *published)
     page = tmp_path / "a folder" / "index.html"
+    assert {file.relative_to(tmp_path / "hub").as_posix() for file in (tmp_path / "hub").rglob("*.yaml")} == {
+        f"{model}/.eval_results/sb_stdlib_stream.yaml" for model in ("demo-sb", "demo-rope")
+    }
     assert found.stdout.splitlines()[-1] == f"Next: open {page.as_uri()} in a browser"
 
 
@@ -106,6 +110,8 @@ def test_a_gate_ends_with_a_code_for_its_verdict(
         (["--least-effect", "0.1"], "--compare A B with --least-effect"),
         (["--compare", "a", "b", "--least-effect", "-1"], "--least-effect of 0 or more"),
         (["--label", "one"], "--label OLD=NEW"),
+        (["--hub-results", "hub", "--watch"], "found --watch or --compare"),
+        (["--compare", "a", "b", "--wandb", "project"], "found --watch or --compare"),
         (["--fail-if-worse"], "--compare A B with --fail-if-worse"),
         (["--compare", "a", "b", "--watch", "--only", "x"], "--compare with --watch, --only"),
     ],
