@@ -38,7 +38,7 @@ def publish(
     results = restrict(load_results(paths, labels=labels), only)
     if hub_results is not None:
         written = write_hub_results(results, hub_results, datasets=datasets or {}, replace=replace)
-        print(f"{len(written.files)} files for the hub are in {hub_results}, a folder for each model")
+        print(f"files for the hub, {len(written.files)} in all, are in {hub_results}, a folder for each model")
         if written.without_dataset:
             print(
                 f"left out, since their results name no data set of the hub: {', '.join(written.without_dataset)} "
