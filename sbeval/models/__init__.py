@@ -26,8 +26,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from sbeval.models.config import SbevalConfig
 from sbeval.models.decoder import SbevalForCausalLM, SbevalModel
 from sbeval.models.presets import preset
-from sbeval.models.rope import RopeFrequencies, parse_rope_scaling
+from sbeval.models.rope import RopeFrequencies
 from sbeval.models.rope_scaling import held_rope_frequencies
+from sbeval.rope_parameters import parse_rope_scaling
 
 AutoConfig.register("sbeval", SbevalConfig, exist_ok=True)
 AutoModel.register(SbevalConfig, SbevalModel, exist_ok=True)

@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import fits, kind_text
-from sbeval.models.rope import check_rope_values
+from sbeval.rope_parameters import check_rope_values
 
 ATTENTIONS = ("stickbreaking", "rope", "nope", "alibi", "fire")
 REMAINDERS = ("none", "value", "head_bias")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 from sbeval.ending import EVALUATE, say_next
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
+from sbeval.hub_names import check_name
 from sbeval.settings import Count, read_value
 from sbeval.training.recipe import Documents, Extension, OptimizationSettings, TrainRecipe, merged, read_mapping
 
@@ -79,6 +80,9 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
     recipe = TrainRecipe.read(mapping, place="the recipe", source=file.name)
     out = options.out or Path("build/runs") / recipe.name
     from sbeval.corpora.cache import whole_file
+    from sbeval.training.text.arrays import load_arrays
+
+    load_arrays(folder or Path(recipe.data.folder))  # refused before torch is imported
     from sbeval.training.distributed import is_first_process
     from sbeval.training.text.own_text import HELD_OUT_FILE, lengths_to_report
     from sbeval.training.train import train
@@ -181,6 +185,7 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
         log_every_steps=options.log_every_steps,
         save_every_steps=options.save_every_steps,
     )
+    _check_parent_and_text(extension)
     command = shlex.join(["sbeval", "extend", *(sys.argv[1:] if arguments is None else arguments)])
     from sbeval.training.extend import extend
 
@@ -193,6 +198,17 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
         replace=options.replace,
     )
     _say_next(checkpoint)
+
+
+def _check_parent_and_text(extension: Extension) -> None:
+    """Refuses what is not there before torch is imported."""
+    from sbeval.training.text import arrays, own_text
+
+    check_name(extension.checkpoint, "a checkpoint to extend", file="config.json")
+    if (extension.data / "tokens.npy").is_file():
+        arrays.load_arrays(extension.data)
+    else:
+        own_text.check_text(own_text.OwnText(source=str(extension.data)), has_tokenizer=True)
 
 
 def _say_next(checkpoint: Path | None) -> None:
@@ -231,6 +247,8 @@ def _with_own_text(
         dataset_split=options.dataset_split,
     )
     own_text.check_text(text, has_tokenizer=options.tokenizer is not None)
+    if options.tokenizer is not None:
+        check_name(options.tokenizer, "a tokenizer")
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     folder = own_text.tokenised_text(text, tokenizer, holding_out=True)
     mapping = _with_changes(merged(mapping, own_text.settings_of_text(text, folder)), changes)

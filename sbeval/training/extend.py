@@ -13,15 +13,17 @@ from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_s
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import named
+from sbeval.hub_names import is_hub_id
 from sbeval.training.claim import claimed
 from sbeval.training.distributed import is_first_process
 from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.recipe import Extension, OptimizationSettings
 from sbeval.training.record import RunParts, extension_record
 from sbeval.training.run import TrainingRun
+from sbeval.training.text.arrays import arrays_parts, load_arrays
 from sbeval.training.text.own_text import OwnText, tokenised_text
 from sbeval.training.trainer import next_token_loss
-from sbeval.training.windows import TrainingWindows, arrays_parts, load_arrays
+from sbeval.training.windows import TrainingWindows
 
 
 def extend(
@@ -53,7 +55,7 @@ def extend(
     import torch
     from transformers import set_seed
 
-    from sbeval.checkpoints.files import Weights, find_folder, is_hub_id
+    from sbeval.checkpoints.files import Weights, find_folder
     from sbeval.checkpoints.load import load_checkpoint
 
     optimization = extension.optimization
@@ -151,7 +153,7 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
     """
     from sbeval.models import SbevalConfig, held_rope_frequencies
     from sbeval.models.learned_positions import learned_positions
-    from sbeval.models.rope import parse_rope_scaling
+    from sbeval.rope_parameters import parse_rope_scaling
 
     config = model.config
     original = parent["training_length_tokens"]

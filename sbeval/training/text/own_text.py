@@ -22,8 +22,8 @@ from sbeval.corpora.store import batches
 from sbeval.corpora.tokenizers import all_cores, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.results.outputs import written_beside
+from sbeval.training.text.arrays import load_arrays
 from sbeval.training.text.tokenizer import save_tokenizer, token_dtype, train_tokenizer
-from sbeval.training.windows import load_arrays
 
 HELD_OUT_EVERY = 20
 HELD_OUT_FILE = "held_out.jsonl"

@@ -18,8 +18,8 @@ from sbeval.checkpoints.load import load_checkpoint
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.command import train_command
+from sbeval.training.text.arrays import load_arrays
 from sbeval.training.text.own_text import OwnText, lengths_to_report, tokenised_text
-from sbeval.training.windows import load_arrays
 
 SMALL = {
     "model.hidden_size": 32,
