@@ -106,6 +106,7 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
         check_response_cache(Path(f"{said['use_cache']}_rank{os.environ.get('LOCAL_RANK', '0')}.db"))
     with contextlib.ExitStack() as stack:
         stack.enter_context(plugin.compact_tables())
+        stack.enter_context(plugin.quiet_git())
         if said.get("output_path") and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
             chosen.output_path = stack.enter_context(saved_whole(said["output_path"]))
         if not own_tasks_needed:

@@ -37,8 +37,8 @@ def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
                 raise UserError(f"{name}: {error}") from error
 
 
-def task_options(name: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> TaskOptions:
-    """Returns the options of a packaged task as the task itself reads them.
+def task_options(name: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> TaskOptions | None:
+    """Returns the options of a packaged task as the task itself reads them, None where only its class knows them.
 
     Args:
         name: of the task.
@@ -51,17 +51,18 @@ def task_options(name: str, definition: Mapping[str, Any], metadata: Mapping[str
     own = definition.get("metadata") or {}
     if "ruler" in own:
         return read_options(name, own["ruler"], metadata)
-    kind = options_class(definition)
+    kind = options_class(definition["class"])
+    if kind is None:
+        return None
     return kind.of_task(name, {key: value for key, value in own.items() if key in kind.model_fields} | dict(metadata))
 
 
-def options_class(definition: Mapping[str, Any]) -> type[TaskOptions]:
-    """Returns the options of a task without RULER's, by the class that its YAML names."""
-    *_, room, _, task_class = definition["class"].split(".")
-    if room == "perplexity":
+def options_class(task_class: str) -> type[TaskOptions] | None:
+    """Returns the options of a task without RULER's, by the class that its YAML names; None for one unknown here."""
+    module, _, name = task_class.rpartition(".")
+    if module.startswith(f"{__package__}.perplexity."):
         return PerplexityOptions
-    kind: type[TaskOptions] = getattr(recall, f"{task_class.removesuffix('Task')}Options")
-    return kind
+    return getattr(recall, f"{name.removesuffix('Task')}Options", None)
 
 
 def _check_shared(place: str, options: Mapping[str, Any]) -> None:

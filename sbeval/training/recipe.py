@@ -29,9 +29,7 @@ from sbeval.settings import (
 )
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
-RUN_FILES = frozenset(
-    {"run.json", "runs.jsonl", "training_log.jsonl", "states", LOCK, "held_out.jsonl", "results", "report"}
-)
+RUN_FILES = frozenset({"run.json", "runs.jsonl", "training_log.jsonl", "states", LOCK, "held_out", "results", "report"})
 """What lies in a run's folder beside its checkpoint."""
 
 Documents = Literal["separate", "joined"]
