@@ -225,6 +225,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         """Takes lm-eval's response cache, new or made with the same settings."""
         if self.session is not None:
             if cache_hook.dbdict is not None:
+                if self.options.context_parallel > 1:  # processes would ask for different windows
+                    raise UserError(
+                        "Expected no response cache beside context_parallel, found --use_cache: leave one of them out."
+                    )
                 stamp(cache_hook.dbdict, run_settings(self))
             self.session = dataclasses.replace(self.session, cache_hook=cache_hook)
         super().set_cache_hook(cache_hook)

@@ -101,6 +101,12 @@ class ContextParallel:
         dist.all_gather_object(found, item, group=self.group)
         return found
 
+    def from_rank(self, rank: int, item: Any) -> Any:
+        """Returns what the process of that rank gives; all of them must ask, and the others' own `item` is not used."""
+        items = [item]
+        dist.broadcast_object_list(items, group=self.group, group_src=rank)
+        return items[0]
+
     def stickbreaking_attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, skip_threshold: float | None = None, **options: Any
     ) -> StickBreakingOutput:
@@ -135,7 +141,7 @@ class ContextParallel:
             v: [B, G, Q, D] values.
         """
         chunk = k.shape[2] // 2
-        keys, values = (_Gather.apply(each, self) for each in (k, v))
+        keys, values = (_Gather.apply(each, self) for each in (k, v))  # type: ignore[no-untyped-call]
         return [
             attend(own, keys[:, :, : start + chunk], values[:, :, : start + chunk])
             for own, start in zip((slice(0, chunk), slice(chunk, 2 * chunk)), self._starts(chunk), strict=True)
