@@ -141,7 +141,8 @@ class ContextParallel:
             v: [B, G, Q, D] values.
         """
         chunk = k.shape[2] // 2
-        keys, values = (_Gather.apply(each, self) for each in (k, v))  # type: ignore[no-untyped-call]
+        keys: Tensor = _Gather.apply(k, self)  # type: ignore[no-untyped-call]
+        values: Tensor = _Gather.apply(v, self)  # type: ignore[no-untyped-call]
         return [
             attend(own, keys[:, :, : start + chunk], values[:, :, : start + chunk])
             for own, start in zip((slice(0, chunk), slice(chunk, 2 * chunk)), self._starts(chunk), strict=True)
