@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TokenLogprobsRequest
 from sbeval.scoring.scorer import PendingScores, Prefix, to_device
 
+# below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
+logger = logging.getLogger("lm_eval.sbeval.context_parallel")
 Tokens = NDArray[np.int64]
 
 
@@ -213,6 +216,9 @@ def _score_together(
         if mine:
             session.meter.add(-minus_length, time.perf_counter() - started)
             done(index, scores)
+    if order and context.transfers.whole_bytes:
+        gib = (context.transfers.received_bytes / 2**30, context.transfers.whole_bytes / 2**30)
+        logger.info("keys and values of other processes so far: %.3f GiB came, without skipping %.3f", *gib)
     return set(own)
 
 

@@ -1,15 +1,19 @@
-"""One window on one GPU, or on several that share it: memory, speed, and bytes of keys and values that travel.
+"""One window on one GPU, or on several that share it: memory, speed, bytes that travel, and what they are estimated at.
 
-    python benchmarks/context_parallel.py OUT.jsonl [CASE ...]
-    torchrun --nproc-per-node 2 benchmarks/context_parallel.py OUT.jsonl [CASE ...]
+    export PYTHONPATH=benchmarks
+    python benchmarks/estimates/context_parallel.py --out OUT.jsonl [CASE ...]
+    torchrun --nproc-per-node 2 benchmarks/estimates/context_parallel.py --out OUT.jsonl [CASE ...]
+    python benchmarks/estimates/context_parallel.py --estimate [--tera-flops 250] [--link-gb 50]
 
 Cases: `350m` and `3b`, presets with random weights, whose sticks are soon spent: the memory is that of any window, the
 speed is not; `dense`, a few layers of 350m whose logits lie around -14, so that every query visits every key; `shipped`
 and `shipped-4m`, the shipped checkpoint on the standard library (repeated where it is too short), with its NLL, at the
-adapter's own threshold. One line of JSON a case goes to OUT.jsonl and the screen.
+adapter's own threshold. One line of JSON a case goes to OUT.jsonl and the screen. `--estimate` needs no GPU: it prints
+what one layer of 350m costs each of N processes where every query visits every key.
 """
 
 import argparse
+import importlib.resources
 import json
 import os
 import tempfile
@@ -19,7 +23,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from activations import SHIPPED
 from measuring import machine
 from torch import Tensor
 
@@ -28,6 +31,7 @@ from sbeval.models.presets import preset
 from sbeval.scoring.context_parallel import ContextParallelScorer, join_context
 from sbeval.scoring.scorer import TokenScorer
 
+SHIPPED = Path(str(importlib.resources.files("sbeval.demo"))) / "checkpoints" / "stickbreaking"
 MILLION = 2**20
 DENSE_LAYERS = 4
 DENSE_BIAS = 1.6
@@ -133,12 +137,59 @@ def run(case: str, device: torch.device) -> dict[str, Any]:
     return layers | measured(model, window, SCORED, device)
 
 
+def estimate(processes: int, tokens: int, *, flops: float, link_bytes: float) -> dict[str, float]:
+    """What attention of one layer of 350m costs a process, keys and values in bf16.
+
+    A pair of a query and a key takes four operations a channel, and all processes have equally many pairs. The first
+    process receives the keys of all chunks but its own two, as much as the last one sends.
+
+    Args:
+        processes: N, of which each holds two of 2 N chunks.
+        tokens: of the window.
+        flops: operations a second of the kernel.
+        link_bytes: bytes a second that a process receives.
+    """
+    config = preset("350m")
+    width = config.num_attention_heads * config.head_dim
+    key_width = config.num_key_value_heads * config.head_dim
+    compute = 4 * width * tokens * tokens / 2 / processes / flops
+    received = (2 * processes - 2) / (2 * processes) * tokens * 2 * key_width * 2
+    transfer = received / link_bytes
+    # all but the first piece comes while another is worked on
+    return {
+        "compute_seconds": compute,
+        "received_gib": received / 2**30,
+        "transfer_seconds": transfer,
+        "share_of_ideal": compute / max(compute, transfer),
+    }
+
+
+def print_estimates(flops: float, link_bytes: float) -> None:
+    """Prints a row for each length and number of processes."""
+    print(f"{'tokens':>9} {'GPUs':>5} {'compute s':>10} {'received GiB':>13} {'transfer s':>11} {'of ideal':>9}")
+    for tokens in (2**17, 2**20, 2**22):
+        for processes in (1, 2, 8, 16, 32, 64):
+            found = estimate(processes, tokens, flops=flops, link_bytes=link_bytes)
+            print(
+                f"{tokens:>9} {processes:>5} {found['compute_seconds']:>10.3f} {found['received_gib']:>13.2f} "
+                f"{found['transfer_seconds']:>11.3f} {found['share_of_ideal']:>9.0%}"
+            )
+
+
 def main() -> None:
     """Runs the cases in turn."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--estimate", action="store_true")
+    parser.add_argument("--tera-flops", type=float, default=250.0)
+    parser.add_argument("--link-gb", type=float, default=50.0)
     parser.add_argument("cases", nargs="*", default=["350m", "dense", "shipped"])
     arguments = parser.parse_args()
+    if arguments.estimate:
+        print_estimates(arguments.tera_flops * 1e12, arguments.link_gb * 1e9)
+        return
+    if arguments.out is None:
+        parser.error("give --out or --estimate")
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)

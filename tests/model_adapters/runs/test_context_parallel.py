@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
+from fresh_process import run_code
 
 from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, token_key, tokenize_corpus
 from sbeval.errors import UserError
@@ -28,6 +29,7 @@ CASES = {  # processes of a group, and the model
 REFUSED = {
     "left over": (3, "stickbreaking", "in groups of context_parallel=3, found 4"),
     "another family": (2, "llama", "found LlamaForCausalLM"),
+    "several models": (2, "stickbreaking", "one model in all 2 processes"),
 }
 
 
@@ -51,7 +53,7 @@ def worker(rank: int, port: int, folders: dict[str, Path], arguments: list[tuple
         found[f"{name} tokens"] = lm.session.meter.tokens
     for name, (degree, model, _) in REFUSED.items():
         try:
-            load(folders[model], context_parallel=degree)
+            load(folders["rope" if name == "several models" and rank % 2 else model], context_parallel=degree)
         except UserError as error:
             found[name] = str(error)
     torch.save(found, out / f"{rank}.pt")
@@ -108,6 +110,21 @@ def test_what_cannot_be_shared_is_refused_in_every_process(name: str, found: lis
 def test_one_process_cannot_share_a_window(checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match="context_parallel=2, found 1: start a multiple of 2"):
         load(checkpoint("stickbreaking"), context_parallel=2)
+
+
+def test_a_port_in_use_is_named(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = str(listening.getsockname()[1])
+        code = (
+            "from sbeval.model_adapters.lm import StickBreakingLM\nfrom sbeval.errors import UserError\n"
+            f"try:\n    StickBreakingLM({str(checkpoint('stickbreaking'))!r}, device='cpu')\n"
+            "except UserError as error:\n    print(error)"
+        )
+        processes = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        said = run_code(code, environment=processes)
+    assert f"Expected 2 processes to meet at 127.0.0.1:{port}" in "".join(said)
 
 
 @pytest.mark.parametrize("value", [0, -2, 1.5, "two"])
