@@ -30,20 +30,20 @@ def join_context(model: nn.Module, degree: int, device: torch.device) -> Context
     if not hasattr(model, "set_context_parallel") or not all(hasattr(mixer, "context_parallel") for mixer in mixers):
         raise UserError(
             "Expected a model of this family with stick-breaking or softmax attention in every layer for "
-            f"context_parallel={degree}, found {type(model).__name__}: leave it out of --model_args."
+            f"context_parallel={degree}, found {type(model).__name__}: leave context_parallel out."
         )
     processes = get_world_size() if is_available() and is_initialized() else 1
     if processes % degree:
         raise UserError(
             f"Expected processes in groups of context_parallel={degree}, found {processes}: start a multiple of "
-            f"{degree}, as in `torchrun --nproc-per-node {degree} -m lm_eval ...`, or correct it in --model_args."
+            f"{degree}, as in `torchrun --nproc-per-node {degree} -m lm_eval ...`, or correct context_parallel."
         )
     mesh = init_device_mesh(device.type, (processes // degree, degree), mesh_dim_names=("data", "context"))
     context = ContextParallel(mesh["context"].get_group())
     if len(set(context.gather_objects(_facts(model)))) > 1:
         raise UserError(
             f"Expected one model in all {degree} processes of context_parallel, found several: give every process the "
-            "same --model_args and the same files."
+            "same arguments and the same files."
         )
     model.set_context_parallel(context)  # type: ignore[operator]
     return context
