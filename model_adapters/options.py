@@ -97,6 +97,17 @@ class AdapterOptions(Settings):
         description="Tokens looked up in a text and checked at once in a step of greedy generation, which changes no "
         "answer in fp32; for models of this family without windows.",
     )
+    context_parallel: Annotated[
+        int,
+        Expected(
+            "a whole number of processes from 1",
+            lambda value: int(as_number(value, lambda n: n.is_integer() and n >= 1)),
+        ),
+    ] = Field(
+        default=1,
+        description="Processes that score a window together where it is a batch of its own (max_batch_tokens), each a "
+        "part of its tokens; for models of this family, under torchrun or accelerate.",
+    )
     non_finite: NonFinite = Field(
         default="error",
         description="What happens where the model's logits are no numbers: an error that names the request, or null "

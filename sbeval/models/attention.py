@@ -14,6 +14,7 @@ from transformers import Cache
 
 from sbeval.attention import stickbreaking_attention, stickbreaking_decode
 from sbeval.attention.api import Implementation
+from sbeval.attention.context_parallel import ContextParallel
 from sbeval.models.biases import AlibiBias, FireBias
 from sbeval.models.config import SbevalConfig
 from sbeval.models.packed_softmax import packed_softmax_attention
@@ -69,6 +70,7 @@ class StickBreakingMixer(nn.Module):
         self.attend_current = config.attend_current
         self.remainder = config.remainder
         self.kernels = StickBreakingKernels()
+        self.context_parallel: ContextParallel | None = None
         if config.remainder == "head_bias":
             assert config.head_dim is not None
             self.head_bias = nn.Parameter(torch.zeros(config.num_attention_heads, config.head_dim))
@@ -77,17 +79,28 @@ class StickBreakingMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
-        output_BHQD, remainder_BHQ = stickbreaking_attention(
-            q_BHQD,
-            k_BGKD,
-            v_BGKD,
-            scale=self.scale,
-            attend_current=self.attend_current,
-            skip_threshold=self.kernels.skip_threshold,
-            seq_start=seq_start_B,
-            cu_seqlens=positions.cu_seqlens,
-            impl=self.kernels.impl,
-        )
+        if self.context_parallel is not None and self.context_parallel.active:
+            output_BHQD, remainder_BHQ = self.context_parallel.stickbreaking_attention(
+                q_BHQD,
+                k_BGKD,
+                v_BGKD,
+                scale=self.scale,
+                attend_current=self.attend_current,
+                skip_threshold=self.kernels.skip_threshold,
+                impl=self.kernels.impl,
+            )
+        else:
+            output_BHQD, remainder_BHQ = stickbreaking_attention(
+                q_BHQD,
+                k_BGKD,
+                v_BGKD,
+                scale=self.scale,
+                attend_current=self.attend_current,
+                skip_threshold=self.kernels.skip_threshold,
+                seq_start=seq_start_B,
+                cu_seqlens=positions.cu_seqlens,
+                impl=self.kernels.impl,
+            )
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGKD[:, :, -q_BHQD.shape[2] :])
 
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
@@ -121,6 +134,7 @@ class SoftmaxMixer(nn.Module):
         super().__init__()
         self.scale = config.attention_scale
         self.sliding_window = config.sliding_window
+        self.context_parallel: ContextParallel | None = None
         self.bias: AlibiBias | FireBias | None = None
         if config.attention in BIASED:
             self.bias = BIASED[config.attention](config.num_attention_heads)
@@ -129,6 +143,22 @@ class SoftmaxMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
+        context = self.context_parallel
+        if context is not None and context.active:
+            chunks = context.with_all_keys(
+                lambda own, k, v: softmax_attention(
+                    q_BHQD[:, :, own],
+                    k,
+                    v,
+                    scale=self.scale,
+                    sliding_window=self.sliding_window,
+                    bias=self.bias,
+                    position_ids_BQ=positions.position_ids[:, own],
+                ),
+                k_BGKD,
+                v_BGKD,
+            )
+            return torch.cat(chunks, dim=2)
         lengths = positions.packed_lengths
         if lengths is not None and len(lengths) > 1:
             return packed_softmax_attention(

@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from sbeval.attention.api import Implementation
+from sbeval.attention.context_parallel import ContextParallel
 from sbeval.errors import UserError
-from sbeval.models.attention import HeadNorm, StickBreakingKernels, StickBreakingMixer
+from sbeval.models.attention import HeadNorm, SoftmaxMixer, StickBreakingKernels, StickBreakingMixer
 from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
 from sbeval.models.mlp.experts import Experts, Mixture
@@ -81,6 +82,15 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         for module in self.modules():
             if isinstance(module, StickBreakingMixer):
                 module.kernels = kernels
+
+    def set_context_parallel(self, context: ContextParallel | None) -> None:
+        """Chooses the processes that attend to one sequence together, within `context.shared()`; None for none.
+
+        There, a forward pass takes this process's tokens of the sequence with their `position_ids`, without a cache.
+        """
+        for module in self.modules():
+            if isinstance(module, StickBreakingMixer | SoftmaxMixer):
+                module.context_parallel = context
 
     def rope_frequencies_for(
         self, length_tokens: int, scaling: Mapping[str, Any] | None = None, *, original_length_tokens: int | None = None

@@ -169,8 +169,11 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
     parser.add_argument("--replace", action="store_true", help="move what else the folder holds to NAME.old-TIME")
     parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
+    parser.add_argument(
+        "--context-parallel", type=int, default=1, help="processes of accelerate launch that share a window"
+    )
     options = parser.parse_args(arguments)
-    for name in ("context", "log_every_steps", "save_every_steps"):
+    for name in ("context", "log_every_steps", "save_every_steps", "context_parallel"):
         read_value(Count, getattr(options, name), name=f"--{name.replace('_', '-')}")
     micro_batch_tokens = options.micro_batch_tokens
     if micro_batch_tokens is None and options.batch_tokens % options.context == 0:
@@ -208,6 +211,7 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
         command=command,
         fsdp=options.fsdp,
         replace=options.replace,
+        context_parallel=options.context_parallel,
     )
     _say_next(checkpoint)
 

@@ -34,6 +34,7 @@ def extend(
     command: str = "",
     fsdp: bool = False,
     replace: bool = False,
+    context_parallel: int = 1,
 ) -> Path | None:
     """Continues training at a longer context, or goes on where an earlier call stopped.
 
@@ -44,6 +45,7 @@ def extend(
         command: command line for the record.
         fsdp: shard weights, gradients and the optimizer over the processes of `accelerate launch`.
         replace: where `out` holds something else, move that aside.
+        context_parallel: processes of `accelerate launch` that share a window, each a part of its tokens.
 
     Returns:
         The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
@@ -57,7 +59,9 @@ def extend(
 
     from sbeval.checkpoints.files import Weights, find_folder
     from sbeval.checkpoints.load import load_checkpoint
+    from sbeval.training.context_parallel import check_context_parallel
 
+    check_context_parallel(context_parallel, extension.context_tokens, extension.documents)
     optimization = extension.optimization
     folder = find_folder(extension.checkpoint)
     run = TrainingRun(
@@ -66,6 +70,7 @@ def extend(
         max_seconds=max_seconds,
         command=command,
         fsdp=fsdp,
+        context_parallel=context_parallel,
     )
     loaded = load_checkpoint(folder, dtype="float32")
     if not loaded.extendable:
