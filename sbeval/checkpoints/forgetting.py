@@ -112,7 +112,7 @@ def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -
     assert config.num_key_value_heads is not None
     names, fox = fla_names(config), model_type != FLA_TYPE
     width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
-    shared_rows = {}
+    shared_rows: dict[str, Tensor] = {}
     for layer in range(config.num_hidden_layers):
         ours, theirs = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.attn"
         for letter, part, shifts in (("k", "key", config.key_shift), ("v", "value", config.value_shift)):
@@ -148,6 +148,6 @@ def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -
         ours = f"model.layers.{layer}.self_attn"
         if gates in ("bias_only", "fixed"):  # gates that do not look at the text
             tensors[f"{ours}.forget_gate.weight"] = torch.zeros(heads, width)
-        if config.attention_gate and "qkv" in (config.bias or []):
+        if config.attention_gate and "qkv" in (config.bias if isinstance(config.bias, list) else []):
             tensors[f"{ours}.head_gate.bias"] = torch.zeros(width)
     return tensors

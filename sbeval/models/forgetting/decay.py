@@ -70,7 +70,9 @@ def with_decay(
     groups, members = k_BGQD.shape[1], q_BHQD.shape[1] // k_BGQD.shape[1]
     parts, width = _parts(k_BGQD.dtype), decay_channels(members, k_BGQD.dtype)
     channel_BHQP = _split(sums_BHQ / (-_UNIT * scale), parts)
-    channel_BGQC = channel_BHQP.unflatten(1, (groups, members)).transpose(2, 3).flatten(3).to(k_BGQD.dtype)
+    batch, _, length, _ = channel_BHQP.shape
+    channel_BGMQP = channel_BHQP.view(batch, groups, members, length, parts)
+    channel_BGQC = channel_BGMQP.transpose(2, 3).flatten(3).to(k_BGQD.dtype)
     k_BGKD = torch.cat([k_BGQD, pad(channel_BGQC, (0, width - members * parts))], dim=-1)
     # each query head reads the channels of its own sums
     own_MC = pad(torch.eye(members, device=q_BHQD.device).repeat_interleave(parts, 1), (0, width - members * parts))
@@ -84,7 +86,7 @@ def sums_in(k_BGKC: Tensor, head_dim: int, members: int, scale: float) -> Tensor
     parts = _parts(k_BGKC.dtype)
     held_BGKC = k_BGKC[..., head_dim : head_dim + members * parts]
     wide = torch.promote_types(k_BGKC.dtype, torch.float32)
-    held_BGMK = held_BGKC.to(wide).unflatten(3, (members, parts)).sum(-1).transpose(2, 3)
+    held_BGMK = held_BGKC.to(wide).reshape(*k_BGKC.shape[:3], members, parts).sum(-1).transpose(2, 3)
     return held_BGMK.flatten(1, 2) * (-_UNIT * scale)
 
 

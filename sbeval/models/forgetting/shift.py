@@ -19,7 +19,7 @@ class TokenShift(nn.Linear):
             position_ids: [B or 1, Q] index of each position in its text.
             older_BG1D: what was cached last, as it was before its own shift; None without a cache.
         """
-        share_BGQ1 = self(hidden_BQE).transpose(1, 2)[..., None]
+        share_BGQ1: Tensor = self(hidden_BQE).transpose(1, 2)[..., None]
         share_BGQ1 = share_BGQ1.to(torch.promote_types(x_BGQD.dtype, torch.float32)).sigmoid()
         first_BG1D = torch.zeros_like(x_BGQD[:, :, :1]) if older_BG1D is None else older_BG1D
         before_BGQD = torch.cat([first_BG1D, x_BGQD[:, :, :-1]], dim=2)

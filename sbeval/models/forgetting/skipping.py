@@ -42,7 +42,8 @@ def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: fl
         return None
 
     def by_block(x_BHL: Tensor, fill: float) -> Tensor:
-        return pad(x_BHL, (0, blocks * BLOCK_TOKENS - length), value=fill).unflatten(-1, (blocks, BLOCK_TOKENS))
+        padded = pad(x_BHL, (0, blocks * BLOCK_TOKENS - length), value=fill)
+        return padded.view(*x_BHL.shape[:-1], blocks, BLOCK_TOKENS)
 
     q_BHLD, k_BHLD = q_BHLD.float(), k_BGLD.float().repeat_interleave(q_BHLD.shape[1] // k_BGLD.shape[1], 1)
     query_BHR, key_BHC = (by_block(x.norm(dim=-1), 0.0).amax(-1) for x in (q_BHLD, k_BHLD))
