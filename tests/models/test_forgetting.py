@@ -12,12 +12,13 @@ from torch.testing import assert_close
 
 from sbeval.errors import UserError
 from sbeval.models.flex import flex_causal_attention, whole_blocks
+from sbeval.models.forgetting.cached import cached_channels
 from sbeval.models.forgetting.decay import decay_channels, sums_in, with_decay
 from sbeval.models.forgetting.skipping import BLOCK_TOKENS, blocks_from, oldest_blocks
 from sbeval.models.forgetting.whole_text import decay_score_mod
 from sbeval.models.packed_softmax import packed_softmax_attention
 from sbeval.models.softmax import softmax_attention
-from tests.models.small import small_model, tokens
+from tests.models.small import VARIANTS, small_model, tokens
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -205,6 +206,15 @@ def test_packed_texts_of_a_model_are_those_alone() -> None:
         packed = model(torch.cat(parts, 1), cu_seqlens=torch.tensor([0, 7, 8, 20], dtype=torch.int32), use_cache=False)
         alone = torch.cat([model(part).logits for part in parts], dim=1)
     assert_close(packed.logits, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["forgetting", "forgetting-pro", "rope-pro", "nope"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_cache_holds_as_much_as_is_said(variant: str, dtype: torch.dtype) -> None:
+    model = small_model(**VARIANTS[variant]).to(dtype)
+    with torch.no_grad():
+        layer = model(tokens(1, 5)).past_key_values.layers[0]
+    assert layer.keys.shape[3] + layer.values.shape[3] == cached_channels(model.config, dtype)
 
 
 def test_what_is_skipped_is_chosen_for_forgetting_attention_as_for_stick_breaking() -> None:

@@ -2,10 +2,22 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache
 
+from sbeval.models.config import SbevalConfig
+from sbeval.models.forgetting.decay import decay_channels
 from sbeval.models.slots import SlotCache
+
+
+def cached_channels(config: SbevalConfig, dtype: torch.dtype) -> int:
+    """Returns how many numbers a key head keeps of a position: key and value, the decay, and both before a shift."""
+    assert config.head_dim is not None
+    assert config.num_key_value_heads is not None
+    members = config.num_attention_heads // config.num_key_value_heads
+    decay = decay_channels(members, dtype) if config.attention == "forgetting" else 0
+    return 2 * (config.head_dim + decay) + config.head_dim * (config.key_shift + config.value_shift)
 
 
 def cached_last(cache: Cache | None, layer_index: int) -> tuple[Tensor | None, Tensor | None]:
