@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 def classes() -> list[str]:
-    """Returns the names of fla's language models without their ending, stick-breaking aside: that is read without it."""
+    """Returns the names of fla's language models without their ending."""
     models = importlib.import_module("fla.models")
     return sorted(name.removesuffix(ENDING) for name in dir(models) if name.endswith(ENDING))
 

@@ -41,7 +41,7 @@ LABELS = {
     "nope": "NoPE",
     "alibi": "ALiBi",
     "fire": "FIRE",
-    "forgetting": "forgetting",
+    "forgetting": "FoX",
     "rope_window_256": "RoPE, window 256",
     "rope_window_512": "RoPE, window 512",
     "rope_window_1024": "RoPE, window 1K",

@@ -27,7 +27,7 @@ NAMES = {
     "nope": "NoPE",
     "alibi": "ALiBi",
     "fire": "FIRE",
-    "forgetting": "forgetting attention",
+    "forgetting": "FoX",
     "rope_window_256": "RoPE, window 1/4x",
     "rope_window_512": "RoPE, window 1/2x",
     "rope_window_1024": "RoPE, window 1x",
@@ -86,10 +86,9 @@ class Found:
         return [name for name in named if (name, STREAM) in self.metrics]
 
     @property
-    def schemes(self) -> list[str]:
-        """The schemes that were trained: those of the plan, and those added later."""
-        added = [scheme for scheme in LATER if f"scheme_{scheme}" in self.records]
-        return [*self.plan["schemes"], *added]
+    def added(self) -> list[str]:
+        """The schemes of `LATER` that were trained."""
+        return [scheme for scheme in LATER if f"scheme_{scheme}" in self.records]
 
     def edge_rate(self, scheme: str) -> float | None:
         """A scheme's learning rate where it is the lowest or highest tried, so that a better one may lie beyond."""
