@@ -217,6 +217,17 @@ def test_a_cache_holds_as_much_as_is_said(variant: str, dtype: torch.dtype) -> N
     assert layer.keys.shape[3] + layer.values.shape[3] == cached_channels(model.config, dtype)
 
 
+@pytest.mark.parametrize("variant", ["forgetting", "forgetting-pro", "rope-pro"])
+def test_a_cropped_cache_goes_on_as_if_nothing_had_followed(variant: str) -> None:
+    model, prefix, other = small_model(**VARIANTS[variant]), tokens(2, 9), tokens(2, 4, seed=2)
+    with torch.no_grad():
+        cache = model(prefix).past_key_values
+        model(tokens(2, 6, seed=3), past_key_values=cache)
+        cache.crop(-6)
+        found = model(other, past_key_values=cache).logits
+        assert_close(found, model(torch.cat([prefix, other], 1)).logits[:, 9:], rtol=1e-4, atol=1e-4)
+
+
 def test_what_is_skipped_is_chosen_for_forgetting_attention_as_for_stick_breaking() -> None:
     model = small_model(attention="forgetting")
     model.set_kernels(skip_threshold=1e-5)
