@@ -17,6 +17,7 @@ _SCHEME_WORDS = {
     "nope": "softmax attention, no positions",
     "alibi": "softmax attention, ALiBi",
     "fire": "softmax attention, FIRE",
+    "forgetting": "forgetting attention",
 }
 
 

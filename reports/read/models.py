@@ -172,7 +172,7 @@ def _rename(
 
 
 def _order(model: EvaluatedModel) -> tuple[int, str, int, str]:
-    schemes = ("stickbreaking", "rope", "nope", "alibi", "fire")
+    schemes = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
     attention = model.record.attention or ""
     rank = schemes.index(attention) if attention in schemes else len(schemes)
     return (rank, model.record.name, model.record.training_length_tokens or 0, model.label)

@@ -7,11 +7,13 @@
 - `blocks`: what is one block?
 - `mlp`: what does it do to each position alone?
 - `attention`: what stands around the mixers of an attention layer?
+- `heads`: what is done to heads beside attention?
 - `softmax`: how do the baselines attend?
 - `packed_softmax`: how do they attend within each of several texts in one row?
 - `slots`: where do the keys of texts lie while tokens are generated, and how does a new position attend to them?
 - `flex`: when does FlexAttention compute it?
 - `biases`: what do ALiBi and FIRE add to the logits?
+- `forgetting`: how do forget gates reach the logits, and what comes with them?
 - `rope`: how are positions rotated?
 - `rope_scaling`: how does a scaling hold for one request?
 - `learned_positions`: how many positions does a model with learned ones have?

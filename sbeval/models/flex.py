@@ -73,6 +73,7 @@ def flex_causal_attention(
     scale: float,
     sliding_window: int,
     score_mod: ScoreMod | None,
+    block_mask: BlockMask | None = None,
     attention: Callable[..., Any] | None = None,
 ) -> Tensor:
     """Returns [B, H, L, D] of causal attention over the newest `sliding_window` keys.
@@ -84,18 +85,21 @@ def flex_causal_attention(
         scale: factor of the logits.
         sliding_window: keys with j - i < window only.
         score_mod: adds a bias, for up to `whole_blocks(L)` queries; None adds none.
+        block_mask: which of `whole_blocks(L)` positions are seen, without a window; None stands for `causal_blocks`.
         attention: `flex_with_options` compiled; None takes it as it is, which holds all pairs.
     """
     length, added = q_BHLD.shape[2], whole_blocks(q_BHLD.shape[2]) - q_BHLD.shape[2]
     if added:  # newer than every query whose output is kept
         q_BHLD, k_BGLD, v_BGLD = (_padded(x, added) for x in (q_BHLD, k_BGLD, v_BGLD))
     windowed = sliding_window < length
+    if block_mask is None:
+        block_mask = _blocks(length + added, sliding_window if windowed else length + added, q_BHLD.device)
     output: Tensor = (attention or flex_with_options)(
         q_BHLD,
         k_BGLD,
         v_BGLD,
         score_mod=score_mod,
-        block_mask=_blocks(length + added, sliding_window if windowed else length + added, q_BHLD.device),
+        block_mask=block_mask,
         scale=scale,
         enable_gqa=q_BHLD.shape[1] != k_BGLD.shape[1],
         tuned=is_tuned(q_BHLD),

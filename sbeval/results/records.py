@@ -130,7 +130,7 @@ class ModelRecord(_Record):
             with the beginning of its content's hash or its revision; empty where a run did not record them.
         training_length_tokens: the original training length, None where unknown.
         extended_from: name, hash and length of the parent before context extension, else None.
-        attention: "stickbreaking", "rope", "nope", "alibi", "fire", or the foreign model's type.
+        attention: "stickbreaking", "rope", "nope", "alibi", "fire", "forgetting", or the foreign model's type.
         sliding_window: window in tokens, None for full attention.
         remainder: what the unbroken part of a stick adds, as the model's configuration names it; None where unknown.
         head_norm: whether heads are normalised before the output map, None where unknown.
