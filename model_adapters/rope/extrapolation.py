@@ -2,7 +2,7 @@
 
 An attention of transformers rotates queries and keys by a function of its file, keeps the keys, and looks its kernel up
 in a table. It gets a copy of its forward in which that function rotates nothing and every entry of the table is ours,
-which rotates. Keys are then kept as they are, so that a cache serves whatever part they turn out to be in.
+which rotates. Keys are then kept as they are, so that a cache serves whatever zone they turn out to be in.
 """
 
 import contextlib

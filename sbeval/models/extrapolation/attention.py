@@ -1,7 +1,7 @@
-"""Attention whose queries and keys are rotated for each part of a method: no tensor of all pairs is ever held.
+"""Attention whose queries and keys are rotated for each zone of a method: no tensor of all pairs is ever held.
 
 Shape suffixes: B batch, H query heads, G key/value heads, N query heads of a key head, Q queries, K keys, D head_dim,
-R rows of a block, C keys a block has in a part.
+R rows of a block, C keys a block has in a zone.
 """
 
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sbeval.models.extrapolation.flex import compiled_parts
-from sbeval.models.extrapolation.methods import Extrapolation, OfPosition, Part
+from sbeval.models.extrapolation.flex import compiled_zones
+from sbeval.models.extrapolation.methods import Extrapolation, OfPosition, Zone
 from sbeval.models.flex import suits_flex
 from sbeval.models.rope import RopeFrequencies, cos_sin, rotate
 from sbeval.models.softmax import MASK_ELEMENTS, softmax_attention
@@ -62,20 +62,20 @@ class ExtrapolatedAttention(NamedTuple):
             q_BHQD = (q_BHQD * factor_BQ.to(q_BHQD.device)[:, None, :, None]).to(q_BHQD.dtype)
         turned: dict[OfPosition, Tensor] = {}
 
-        def rotated(part: Part) -> tuple[Tensor, Tensor]:
-            if part.key not in turned:  # parts may share their keys
-                turned[part.key] = self._rotated(k_BGKD, part.key(position_BK))
-            return self._rotated(q_BHQD, part.query(position_BQ)), turned[part.key]
+        def rotated(zone: Zone) -> tuple[Tensor, Tensor]:
+            if zone.key not in turned:  # zones may share their keys
+                turned[zone.key] = self._rotated(k_BGKD, zone.key(position_BK))
+            return self._rotated(q_BHQD, zone.query(position_BQ)), turned[zone.key]
 
-        parts = self.method.parts
-        if len(parts) == 1:
-            return softmax_attention(*rotated(parts[0]), v_BGKD, scale=scale, seq_start_B=seq_start_B)
+        zones = self.method.zones
+        if len(zones) == 1:
+            return softmax_attention(*rotated(zones[0]), v_BGKD, scale=scale, seq_start_B=seq_start_B)
         if seq_start_B is None and suits_flex(q_BHQD, k_BGKD, v_BGKD):
-            found = compiled_parts(self.method, rotated, v_BGKD, scale=scale)
+            found = compiled_zones(self.method, rotated, v_BGKD, scale=scale)
             if found is not None:
                 return found
         return _in_blocks(
-            [(part, *rotated(part)) for part in parts],
+            [(zone, *rotated(zone)) for zone in zones],
             v_BGKD,
             position_BQ,
             position_BK,
@@ -90,23 +90,23 @@ class ExtrapolatedAttention(NamedTuple):
 
 
 def _in_blocks(
-    parts: list[tuple[Part, Tensor, Tensor]],
+    zones: list[tuple[Zone, Tensor, Tensor]],
     v_BGKD: Tensor,
     position_BQ: Tensor,
     position_BK: Tensor,
     *,
     scale: float,
 ) -> Tensor:
-    """Returns [B, H, Q, D] block by block of rows: in each, one softmax over the keys of all parts.
+    """Returns [B, H, Q, D] block by block of rows: in each, one softmax over the keys of all zones.
 
     Args:
-        parts: each with its queries and keys.
+        zones: each with its queries and keys.
         v_BGKD: values.
         position_BQ: int64 [B or 1, Q] on the CPU.
         position_BK: likewise of the keys.
         scale: factor of the logits.
     """
-    (batch, heads, queries, size), device = parts[0][1].shape, v_BGKD.device
+    (batch, heads, queries, size), device = zones[0][1].shape, v_BGKD.device
     groups, keys = v_BGKD.shape[1:3]
     budget = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"])
     rows = max(1, min(queries, budget // (batch * heads * keys)))
@@ -116,8 +116,8 @@ def _in_blocks(
     for top in range(0, queries, rows):
         position_BR = position_BQ[:, top : top + rows].clamp_min(0)  # padding sees a key too, or it would be NaN
         logits, seen, columns = [], [], []
-        for part, q_BHQD, k_BGKD in parts:
-            first_BR, stop_BR = part.first(position_BR), part.stop(position_BR)
+        for zone, q_BHQD, k_BGKD in zones:
+            first_BR, stop_BR = zone.first(position_BR), zone.stop(position_BR)
             some_BR = first_BR < stop_BR
             if not bool(some_BR.any()):
                 continue
@@ -134,7 +134,7 @@ def _in_blocks(
         logits_BGMC = torch.cat(logits, dim=-1)
         logits_BGNRC = logits_BGMC.view(batch, groups, heads // groups, -1, logits_BGMC.shape[-1])
         weights = logits_BGNRC.masked_fill(~seen_BRC[:, None, None], -torch.inf).softmax(-1).flatten(2, 3)
-        shares = torch.split(weights, [part.stop - part.start for part in columns], dim=-1)
-        mixed = [share @ v_BGKD[:, :, part].to(wide) for share, part in zip(shares, columns, strict=True)]
+        shares = torch.split(weights, [own.stop - own.start for own in columns], dim=-1)
+        mixed = [share @ v_BGKD[:, :, own].to(wide) for share, own in zip(shares, columns, strict=True)]
         outputs.append(torch.stack(mixed).sum(0).view(batch, heads, -1, size).to(v_BGKD.dtype))
     return torch.cat(outputs, dim=2)

@@ -1,4 +1,4 @@
-"""FlexAttention for methods of several parts: one call a part, put together by their log-sum-exps.
+"""FlexAttention for methods of several zones: one call a zone, put together by their log-sum-exps.
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, Q queries.
 """
@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import pad
 
-from sbeval.models.extrapolation.methods import Extrapolation, Part
+from sbeval.models.extrapolation.methods import Extrapolation, Zone
 from sbeval.models.flex import listed_blocks, whole_blocks
 from sbeval.models.kernels.optional import OptionalKernel
 
 _BLOCK = 128
-Rotated = Callable[[Part], tuple[Tensor, Tensor]]
-"""From a part to the queries [B, H, L, D] and keys [B, G, L, D] rotated for it."""
+Rotated = Callable[[Zone], tuple[Tensor, Tensor]]
+"""From a zone to the queries [B, H, L, D] and keys [B, G, L, D] rotated for it."""
 
 
-def part_blocks(first_Q: Tensor, stop_Q: Tensor) -> BlockMask:
+def zone_blocks(first_Q: Tensor, stop_Q: Tensor) -> BlockMask:
     """Which blocks of 128 x 128 pairs hold keys from `first` to before `stop` of their queries, in full or in part.
 
     Args:
@@ -50,7 +50,7 @@ def part_blocks(first_Q: Tensor, stop_Q: Tensor) -> BlockMask:
 @functools.lru_cache(maxsize=2)
 def _blocks(method: Extrapolation, length: int, device: torch.device) -> tuple[BlockMask, ...]:
     position_Q = torch.arange(length, device=device)
-    return tuple(part_blocks(part.first(position_Q).int(), part.stop(position_Q).int()) for part in method.parts)
+    return tuple(zone_blocks(zone.first(position_Q).int(), zone.stop(position_Q).int()) for zone in method.zones)
 
 
 def flex_with_sums(
@@ -83,7 +83,7 @@ def flex_extrapolated(
     """Returns [B, H, L, D] of a whole text without padding.
 
     Args:
-        method: which pairs are in which part.
+        method: which pairs are in which zone.
         rotated: gives queries and keys.
         v_BGLD: values.
         scale: factor of the logits.
@@ -98,20 +98,20 @@ def flex_extrapolated(
 
     v_BGLD = filled(v_BGLD)
     outputs, sums = [], []
-    for part, block_mask in zip(method.parts, _blocks(method, length + added, v_BGLD.device), strict=True):
-        q_BHLD, k_BGLD = map(filled, rotated(part))
+    for zone, block_mask in zip(method.zones, _blocks(method, length + added, v_BGLD.device), strict=True):
+        q_BHLD, k_BGLD = map(filled, rotated(zone))
         grouped = q_BHLD.shape[1] != k_BGLD.shape[1]
         output, sum_BHL = (attention or flex_with_sums)(q_BHLD, k_BGLD, v_BGLD, block_mask, scale, grouped)
         outputs.append(output[:, :, :length])
         sums.append(sum_BHL[:, :, :length].float())
     share_PBHL = torch.stack(sums).softmax(dim=0)
-    # a query without keys in a part has a share of 0 there
+    # a query without keys in a zone has a share of 0 there
     mixed = sum(output * share[..., None] for output, share in zip(outputs, share_PBHL, strict=True))
     assert isinstance(mixed, Tensor)
     return mixed.to(v_BGLD.dtype)
 
 
-class CompiledParts(OptionalKernel):
+class CompiledZones(OptionalKernel):
     """`flex_extrapolated` compiled at its first call."""
 
     def __init__(self) -> None:
@@ -121,10 +121,10 @@ class CompiledParts(OptionalKernel):
     def __call__(self, method: Extrapolation, rotated: Rotated, v_BGLD: Tensor, *, scale: float) -> Tensor | None:
         """Takes what `flex_extrapolated` takes; returns [B, H, L, D], or None where it cannot be compiled."""
         if self._compiled is None:
-            # one kernel for all lengths, methods and parts; what is run uncompiled holds all pairs
+            # one kernel for all lengths, methods and zones; what is run uncompiled holds all pairs
             self._compiled = torch.compile(flex_with_sums, dynamic=True, fullgraph=True)
         compiled = self._compiled
         return self.attempt(lambda: flex_extrapolated(method, rotated, v_BGLD, scale=scale, attention=compiled))
 
 
-compiled_parts = CompiledParts()
+compiled_zones = CompiledZones()

@@ -1,7 +1,7 @@
 """Ways to read beyond the training length, each as functions of positions.
 
-Every method but `log_length` splits the pairs of a query and a key into parts and rotates both anew in each of them, so
-that no distance is longer than in training. The keys a query has in one part lie in a row, and none is in two parts.
+Every method but `log_length` splits the pairs of a query and a key into zones and rotates both anew in each of them, so
+that no distance is longer than in training. The keys a query has in one zone lie in a row, and none is in two zones.
 Positions are int64 tensors of any shape, counted from the beginning of a text; those below 0 are padding.
 """
 
@@ -23,7 +23,7 @@ OfPosition = Callable[[Tensor], Tensor]
 _LARGEST = 2**31 - 1
 
 
-class Part(NamedTuple):
+class Zone(NamedTuple):
     """Pairs whose queries and keys are rotated alike.
 
     Attributes:
@@ -47,7 +47,7 @@ def _next(position: Tensor) -> Tensor:
     return position + 1
 
 
-def _self_extend(group: int, window: int) -> tuple[Part, ...]:
+def _self_extend(group: int, window: int) -> tuple[Zone, ...]:
     """The newest `window` keys as they are, older ones in groups that share a position (Jin et al. 2024).
 
     arXiv 2401.01325, algorithm 1.
@@ -58,8 +58,8 @@ def _self_extend(group: int, window: int) -> tuple[Part, ...]:
         return (position - window + 1).clamp_min(0)
 
     return (
-        Part(query=_itself, key=_itself, first=older, stop=_next),
-        Part(
+        Zone(query=_itself, key=_itself, first=older, stop=_next),
+        Zone(
             query=lambda position: position // group + shift,
             key=lambda position: position // group,
             first=torch.zeros_like,
@@ -68,7 +68,7 @@ def _self_extend(group: int, window: int) -> tuple[Part, ...]:
     )
 
 
-def _dual_chunk(chunk: int, local: int) -> tuple[Part, ...]:
+def _dual_chunk(chunk: int, local: int) -> tuple[Zone, ...]:
     """Keys by their place in a chunk; queries too, or behind the chunk before, or farthest of all (An et al. 2024).
 
     arXiv 2402.17463, where `chunk` is s, `local` w, and their sum the pretraining window c.
@@ -88,15 +88,15 @@ def _dual_chunk(chunk: int, local: int) -> tuple[Part, ...]:
         return (begins(position) - chunk).clamp_min(0)
 
     return (
-        Part(query=place, key=place, first=own, stop=_next),
-        Part(query=lambda position: (place(position) + chunk).clamp_max(farthest), key=place, first=before, stop=own),
-        Part(
+        Zone(query=place, key=place, first=own, stop=_next),
+        Zone(query=lambda position: (place(position) + chunk).clamp_max(farthest), key=place, first=before, stop=own),
+        Zone(
             query=lambda position: torch.full_like(position, farthest), key=place, first=torch.zeros_like, stop=before
         ),
     )
 
 
-def _sink_window(sink: int, window: int) -> tuple[Part, ...]:
+def _sink_window(sink: int, window: int) -> tuple[Zone, ...]:
     """The first `sink` keys and the newest `window`, by their places in such a cache (Xiao et al. 2023).
 
     arXiv 2309.17453, 3.2.
@@ -106,8 +106,8 @@ def _sink_window(sink: int, window: int) -> tuple[Part, ...]:
         return (position - window + 1).clamp_min(0)
 
     return (
-        Part(query=_itself, key=_itself, first=older, stop=_next),
-        Part(
+        Zone(query=_itself, key=_itself, first=older, stop=_next),
+        Zone(
             query=lambda position: position.clamp_max(sink + window - 1),
             key=_itself,
             first=torch.zeros_like,
@@ -116,9 +116,9 @@ def _sink_window(sink: int, window: int) -> tuple[Part, ...]:
     )
 
 
-def _log_length() -> tuple[Part, ...]:
+def _log_length() -> tuple[Zone, ...]:
     """Every pair as it is; what changes are the logits (Chiang and Cholak 2022, arXiv 2202.12172)."""
-    return (Part(query=_itself, key=_itself, first=torch.zeros_like, stop=_next),)
+    return (Zone(query=_itself, key=_itself, first=torch.zeros_like, stop=_next),)
 
 
 class _Kind(NamedTuple):
@@ -126,13 +126,13 @@ class _Kind(NamedTuple):
 
     Attributes:
         numbers: their names.
-        parts: the parts of all pairs.
+        zones: the zones of all pairs.
         farthest: tokens of training that its distances need; None for a method that needs the training length itself.
         unchanged: longest text on which it is plain attention.
     """
 
     numbers: tuple[str, ...]
-    parts: Callable[..., tuple[Part, ...]]
+    zones: Callable[..., tuple[Zone, ...]]
     farthest: Callable[..., int] | None
     unchanged: Callable[..., int] | None
 
@@ -170,9 +170,9 @@ class Extrapolation:
     training_length_tokens: int | None = None
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """The parts that all pairs of a query and a key it sees lie in."""
-        return _KINDS[self.method].parts(*self.numbers)
+    def zones(self) -> tuple[Zone, ...]:
+        """The zones that all pairs of a query and a key it sees lie in."""
+        return _KINDS[self.method].zones(*self.numbers)
 
     @property
     def unchanged_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Attention in parts is that of the papers' definitions: in blocks, in a kernel, padded, cached and packed."""
+"""Attention in zones is that of the papers' definitions: in blocks, in a kernel, padded, cached and packed."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation, attention
-from sbeval.models.extrapolation.flex import compiled_parts, flex_extrapolated, part_blocks
+from sbeval.models.extrapolation.flex import compiled_zones, flex_extrapolated, zone_blocks
 from sbeval.models.rope import RopeFrequencies, cos_sin, rotate
 from sbeval.models.softmax import softmax_attention
 from tests.models.extrapolation.definitions import definition
@@ -21,8 +21,8 @@ SCALE = 0.4
 # rotation angles are fp32 in the model and fp64 in the definitions
 NEAR = {"rtol": 1e-4, "atol": 1e-5}
 sizes = st.integers(1, 9)
-OF_PARTS = st.tuples(st.sampled_from(["self_extend", "dual_chunk", "sink_window"]), st.tuples(sizes, sizes))
-METHODS = st.one_of(OF_PARTS, st.just(("log_length", ())))
+OF_ZONES = st.tuples(st.sampled_from(["self_extend", "dual_chunk", "sink_window"]), st.tuples(sizes, sizes))
+METHODS = st.one_of(OF_ZONES, st.just(("log_length", ())))
 
 
 def made(method: str, numbers: tuple[int, ...], pairs: int = 4) -> ExtrapolatedAttention:
@@ -115,7 +115,7 @@ def test_it_is_plain_attention_up_to_the_tokens_it_says_and_not_far_beyond(asked
     asked=METHODS.filter(lambda asked: asked[0] != "log_length"), length=st.integers(1, 400), scaled=st.integers(1, 40)
 )
 @torch.no_grad()
-def test_flex_attention_in_parts_is_that_in_blocks(
+def test_flex_attention_in_zones_is_that_in_blocks(
     asked: tuple[str, tuple[int, ...]], length: int, scaled: int
 ) -> None:
     way = made(asked[0], tuple(scaled * number for number in asked[1]))
@@ -123,14 +123,14 @@ def test_flex_attention_in_parts_is_that_in_blocks(
     q, k, v = (torch.cat([x, x[..., :6]], dim=-1).float() for x in heads(length))
     position = torch.arange(length)[None]
 
-    def rotated(part: Any) -> tuple[Tensor, Tensor]:
+    def rotated(zone: Any) -> tuple[Tensor, Tensor]:
         return tuple(
             rotate(x, *cos_sin(way.frequencies, of(position))).to("cuda" if ON_GPU else "cpu")
-            for x, of in ((q, part.query), (k, part.key))
+            for x, of in ((q, zone.query), (k, zone.key))
         )
 
     found = (
-        compiled_parts(way.method, rotated, v.cuda(), scale=SCALE)
+        compiled_zones(way.method, rotated, v.cuda(), scale=SCALE)
         if ON_GPU
         else flex_extrapolated(way.method, rotated, v, scale=SCALE)
     )
@@ -147,11 +147,11 @@ def test_blocks_hold_every_pair_of_a_part_and_full_ones_no_other(
     way = made(asked[0], tuple(scaled * number for number in asked[1]))
     position = torch.arange(128 * blocks)
     times_seen = torch.zeros(len(position), len(position), dtype=torch.int64)
-    for part in way.method.parts:
-        first, stop = part.first(position), part.stop(position)
+    for zone in way.method.zones:
+        first, stop = zone.first(position), zone.stop(position)
         seen = (position >= first[:, None]) & (position < stop[:, None])
         times_seen += seen
-        mask = part_blocks(first.int(), stop.int())
+        mask = zone_blocks(first.int(), stop.int())
         listed = {}
         for name, counts, indices in (
             ("partial", mask.kv_num_blocks, mask.kv_indices),
@@ -165,9 +165,9 @@ def test_blocks_hold_every_pair_of_a_part_and_full_ones_no_other(
         assert bool((listed["full"] | listed["partial"])[tiles.any(3).any(1)].all())
         assert not bool((listed["full"] & listed["partial"]).any())
     older = position[:, None] >= position
-    assert not bool((times_seen > 1).any()), "a pair is in two parts"
+    assert not bool((times_seen > 1).any()), "a pair is in two zones"
     if asked[0] != "sink_window":
-        assert torch.equal(times_seen, older.long()), "a pair is in no part"
+        assert torch.equal(times_seen, older.long()), "a pair is in no zone"
 
 
 def test_gradients_flow_through_the_blocks() -> None:
