@@ -61,6 +61,6 @@ def _best(found: Found, task: str) -> list[str]:
     where += f", but not at {', '.join(behind)}" if ahead and behind else ""
     rivals = "; ".join(text for _, text in compared)
     return [
-        f"**Beyond 1x stick-breaking has the lowest NLL {where}.** The best rival, its NLL minus that of stick-breaking "
-        f"on the same targets: {rivals}."
+        f"**Beyond 1x stick-breaking has the lowest NLL {where}.** The best rival, its NLL minus that of "
+        f"stick-breaking on the same targets: {rivals}."
     ]
