@@ -2,11 +2,12 @@
 
     python -m research.paper_experiments.held_out_text stdlib.jsonl.gz
     python -m research.paper_experiments.rivals --held-out stdlib.jsonl.gz --out build/rivals
-    tar -czf rivals.tar.gz -C build/rivals results jobs.jsonl machine.json
+    tar -czf rivals.tar.gz -C build/rivals results jobs.jsonl machine.json longrope_16.json
 
 The models are the shipped ones, trained on the same 524 million tokens at a length of 1024, and the targets those of
-`extrapolation`. No method is tuned on any text: numbers follow from the training length, those of YaRN and SelfExtend
-for 4, 16 and 64 times of it. `research.published_results.add_results` takes the archive.
+`extrapolation`. Numbers follow from the training length, those of YaRN and SelfExtend for 4, 16 and 64 times of it;
+LongRoPE's factors alone are searched (`longrope_factors`, on other text, at 16 times). `add_results` of
+`research.published_results` takes the archive.
 """
 
 import argparse
@@ -34,8 +35,11 @@ WAYS = {
     "self_extend_8_512": "extrapolation=self_extend:8:512",
     "self_extend_32_512": "extrapolation=self_extend:32:512",
     "self_extend_128_512": "extrapolation=self_extend:128:512",
+    "longrope_16": "extrapolation=longrope:{out}/longrope_16.json",
 }
 """Arguments of the model by the end of a result's name: SelfExtend reaches group * (1024 - window) + window tokens."""
+SEARCH = "longrope_16"
+"""The job that searches factors, and what its result is called."""
 TASKS = {"sb_stdlib_stream": (64, 8), "sb_stdlib_fixed_target": (16, 120)}
 """Longest multiple of the training length, and the limit in blocks of text."""
 
@@ -50,7 +54,7 @@ def evaluation(name: str, arguments: str, task: str, *, held_out: Path, out: Pat
         f"pretrained={CHECKPOINTS / name.removeprefix('demo_').partition('_')[0]}",
         f"dtype={'bfloat16' if device == 'cuda' else 'float32'}",
         f"max_length={lengths[-1]}",
-        *([arguments] if arguments else []),
+        *([arguments.format(out=out)] if arguments else []),
     ]
     command = [sys.executable, "-P", "-m", "sbeval", "run", "--tasks", task, "--device", device]
     command += ["--model_args", ",".join(given), "--limit", str(limit), "--batch_size", "8"]
@@ -63,13 +67,16 @@ def jobs_of(held_out: Path, out: Path, device: str) -> list[Job]:
     named = {"demo_stickbreaking": ""} | {
         "_".join(["demo_rope", *([end] if end else [])]): arguments for end, arguments in WAYS.items()
     }
-    return [
+    factors = [sys.executable, "-P", "-m", "research.paper_experiments.longrope_factors", str(CHECKPOINTS / "rope")]
+    search = Job(name=SEARCH, command=lambda: [*factors, str(out / f"{SEARCH}.json")], urgency=100)
+    return [search] + [
         Job(
             name=f"{name}-{task}",
             command=lambda name=name, arguments=arguments, task=task: evaluation(  # type: ignore[misc]
                 name, arguments, task, held_out=held_out, out=out, device=device
             ),
             urgency=TASKS[task][0],
+            needs=(SEARCH,) if name.endswith(SEARCH) else (),
         )
         for name, arguments in named.items()
         for task in TASKS

@@ -5,7 +5,9 @@ from research.published_results.found import FIXED, STREAM, Found, multiple_name
 
 OWN = "demo_stickbreaking"
 NAMES = {OWN: "stick-breaking"} | {
-    "_".join(["demo_rope", *([end] if end else [])]): f"RoPE, `{arguments.partition('=')[2]}`" if arguments else "RoPE"
+    "_".join(["demo_rope", *([end] if end else [])]): f"RoPE, `{arguments.partition('=')[2].replace('{out}/', '')}`"
+    if arguments
+    else "RoPE"
     for end, arguments in WAYS.items()
 }
 MULTIPLES = {STREAM: (0.5, 1, 2, 4, 8, 16, 32, 64), FIXED: (0.5, 1, 2, 4, 8, 16)}
@@ -22,8 +24,8 @@ def rivals_section(found: Found) -> list[str]:
         "524,288,000 tokens, four times as many as above, evaluated as above. RoPE as it was trained, with scaled "
         "frequencies, and with methods that change where its queries and keys are (`extrapolation=`, "
         "`rope_scaling=`): SelfExtend (group, window), dual chunk attention (chunk, local), sink tokens with a window, "
-        "logits by the logarithm of the length. Numbers are tokens, chosen by the training length and not on any text. "
-        "LongRoPE's factors come from a search on long text, which was not made.",
+        "logits by the logarithm of the length. Numbers are tokens, chosen by the training length and not on any text; "
+        "LongRoPE's factors were searched at 16x on other Python code (`longrope_factors.py`).",
         "",
     ]
     for task, multiples in MULTIPLES.items():

@@ -1,6 +1,7 @@
 """The rivals at evaluation time are evaluated as the adapter takes them, and the page says who is ahead."""
 
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import cast
@@ -10,15 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval._cli.utils import key_val_to_dict
 
+from research.paper_experiments import longrope_factors
+from research.paper_experiments.longrope_factors import beginnings, rising
 from research.paper_experiments.rivals import CHECKPOINTS, LENGTH_TOKENS, TASKS, WAYS, jobs_of
 from research.published_results.found import FIXED, STREAM, Found, multiple_name
 from research.published_results.rivals import MULTIPLES, NAMES, OWN, rivals_section
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.models.extrapolation import Extrapolation
+from tests.models.small import small_model, tokens
 
 
-def test_every_command_asks_for_what_the_adapter_takes_of_a_checkpoint_that_ships() -> None:
-    jobs = jobs_of(Path("held_out.jsonl.gz"), Path("out"), "cuda")
+def test_every_command_asks_for_what_the_adapter_takes_of_a_checkpoint_that_ships(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "longrope_16.json").write_text(json.dumps([1.0] * 32))
+    search, *jobs = jobs_of(Path("held_out.jsonl.gz"), tmp_path, "cuda")
+    assert str(tmp_path / "longrope_16.json") in search.command()
+    assert {job.name for job in jobs if search.name in job.needs} == {f"demo_rope_longrope_16-{task}" for task in TASKS}
     assert len({job.name for job in jobs}) == len(jobs) == len(TASKS) * (len(WAYS) + 1)
     results = set()
     for job in jobs:
@@ -66,6 +75,23 @@ def test_stick_breaking_is_best_exactly_where_the_page_says_so(levels: list[int]
         named = multiple_name(multiple) in re.findall(r"\b\d+x\b", ahead) or "at every length" in ahead
         assert named == (own <= others[best])
         assert f"at {multiple_name(multiple)} {NAMES[best]}, {others[best] - own:+.3f} [" in rivals
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1), st.floats(1, 64))
+def test_factors_rise_within_their_bounds(factors: list[float], stretch: float) -> None:
+    found = rising(factors, stretch)
+    assert len(found) == len(factors)
+    assert found == sorted(found)
+    assert 1 <= found[0] <= found[-1] <= 1.25 * stretch
+
+
+def test_a_search_ends_no_worse_than_it_begins() -> None:
+    model = small_model(attention="rope", training_length_tokens=16)
+    windows = tokens(2, 65)
+    begun = min(longrope_factors.loss(model, windows, factors) for factors in beginnings(4, 4.0))
+    factors, nats = longrope_factors.search(model, windows, stretch=4.0, rounds=2, tries=4)
+    assert nats <= begun
+    assert nats == longrope_factors.loss(model, windows, factors)
 
 
 def test_without_rivals_there_is_no_section() -> None:
