@@ -68,9 +68,9 @@ class AdapterOptions(Settings):
     ) = Field(
         default=None, description="RoPE scaling at evaluation, in transformers' form; None leaves the checkpoint's own."
     )
-    extrapolation: Annotated[Any, Expected("a method such as self_extend:8:512", _extrapolation)] = Field(
+    extrapolation: Annotated[Any, Expected("a method such as self_extend:8:512", _extrapolation)] | None = Field(
         default=None,
-        description="What RoPE models do beyond their training length, which it does not change up to there: "
+        description="What RoPE models do to read beyond their training length: "
         "self_extend:GROUP:WINDOW, dual_chunk:CHUNK:LOCAL, sink_window:SINK:WINDOW (tokens), log_length or "
         "longrope:FILE.",
     )

@@ -23,7 +23,7 @@ from tests.models.extrapolation.definitions import definition
 from tests.models.small import small_model, tokens
 
 ASKED = ["self_extend:3:8", "dual_chunk:10:4", "sink_window:2:9", "log_length"]
-ARCHITECTURES = ["llama", "gpt_neox", "qwen3", "rope", "gated exclusive"]
+ARCHITECTURES = ["llama", "gpt_neox", "qwen3", "rope"]
 
 
 def llama(**fields: Any) -> LlamaForCausalLM:
