@@ -88,6 +88,11 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 )
             record_nulls(Task)
             record_nulls(ConfigurableTask)
+        if self.options.extrapolation is not None and self.backend != "causal":
+            raise UserError(
+                "Expected no extrapolation for an encoder-decoder model, found "
+                f"{self.options.extrapolation}: remove it from --model_args."
+            )
         if self.backend == "causal":
             fit_tokenizer(self.model, self.tokenizer)
             check_tokenizer(self)

@@ -50,6 +50,14 @@ def _rope_scaling(value: Any) -> dict[str, Any]:
     return parse_rope_scaling(value)
 
 
+def _extrapolation(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError
+    from sbeval.models.extrapolation import parse_extrapolation
+
+    return parse_extrapolation(value)
+
+
 class AdapterOptions(Settings):
     """Arguments of `sb` beyond those of lm-eval's `hf`."""
 
@@ -60,6 +68,12 @@ class AdapterOptions(Settings):
         Annotated[Mapping[str, Any], Expected("a scaling such as dynamic:4, or a JSON object", _rope_scaling)] | None
     ) = Field(
         default=None, description="RoPE scaling at evaluation, in transformers' form; None leaves the checkpoint's own."
+    )
+    extrapolation: Annotated[Any, Expected("a method such as self_extend:8:512", _extrapolation)] | None = Field(
+        default=None,
+        description="What RoPE models do to read beyond their training length: "
+        "self_extend:GROUP:WINDOW, dual_chunk:CHUNK:LOCAL, sink_window:SINK:WINDOW (tokens), log_length or "
+        "longrope:FILE.",
     )
     kernels: Kernels = Field(default="auto", description="What computes stick-breaking attention.")
     skip_threshold: Annotated[

@@ -87,8 +87,8 @@ class Session:
         """Returns the session of lm-eval's Hugging Face model, loaded, with our own arguments.
 
         Raises:
-            UserError: a RoPE scaling is given and the model has no rotary embeddings it could be applied to, or
-                configuration and tokenizer leave no room for a token.
+            UserError: a RoPE scaling or an extrapolation is given and the model has no rotary embeddings it could be
+                applied to, or configuration and tokenizer leave no room for a token.
         """
         if hf.max_length < 1:
             raise UserError(
@@ -96,7 +96,7 @@ class Session:
                 "max_length in --model_args, or correct the checkpoint's configuration."
             )
         on_cpu = hf.device.type == "cpu"
-        rope = RequestRope(hf.model, options.rope_scaling, options.training_length)
+        rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation)
         automatic = hf.batch_size == "auto"
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
         return cls(

@@ -7,7 +7,7 @@ from sbeval.reports.analyse.claims import TOO_FEW, LengthClaims, LengthDifferenc
 from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import length_text, shown_name
-from sbeval.reports.read.models import EvaluatedModel, rope_scaling_text
+from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.results.digits import change_text, with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
@@ -58,6 +58,8 @@ def model_facts(model: EvaluatedModel) -> str:
         parts.append(f"window {length_text(record.sliding_window)}")
     if scaling := rope_scaling_text(record.rope_scaling):
         parts.append(scaling)
+    if extrapolation := extrapolation_text(record.extrapolation):
+        parts.append(extrapolation)
     if record.parameters:
         parts.append(f"{parameters_text(record.parameters)} parameters")
     if record.training_length_tokens:

@@ -21,6 +21,7 @@ from research.published_results.figures import draw
 from research.published_results.found import FIXED, LATER, NAMES, STREAM, Found, multiple_name, number, read, table
 from research.published_results.headline import headline
 from research.published_results.packed import packed_section
+from research.published_results.rivals import rivals_section
 from research.published_results.scored_text import DOUBTFUL_NOTE, scored, seed_spread
 from sbeval.corpora.archives import unpack
 
@@ -325,6 +326,7 @@ def results_page(found: Found) -> str:
         "",
         "![before and after extension, one file](figures/extension-fixed_target.png)",
         "",
+        *rivals_section(found),
         "## Seeds beside documents",
         "",
         f"A seed sets the initial weights and the order of the data: 0 for every scheme, 0 to "

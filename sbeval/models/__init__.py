@@ -16,6 +16,7 @@
 - `forgetting`: how do forget gates reach the logits, and what comes with them?
 - `rope`: how are positions rotated?
 - `rope_scaling`: how does a scaling hold for one request?
+- `extrapolation`: how do RoPE models read beyond their training length without other weights?
 - `learned_positions`: how many positions does a model with learned ones have?
 - `padding`: where does each padded sequence start?
 - `kernels`: kernels beside attention

@@ -16,6 +16,7 @@ from sbeval.attention.api import Implementation
 from sbeval.attention.context_parallel import ContextParallel
 from sbeval.models.biases import AlibiBias, FireBias
 from sbeval.models.config import SbevalConfig
+from sbeval.models.extrapolation import ExtrapolatedAttention
 from sbeval.models.forgetting.cached import cached_last
 from sbeval.models.forgetting.decay import ForgetGate, sums_in, with_decay
 from sbeval.models.forgetting.shift import TokenShift
@@ -51,6 +52,7 @@ class Positions(NamedTuple):
         cos_sin: RoPE's cosine and sine, [B or 1, 1, Q, D / 2] each, or None.
         cu_seqlens: int32 [n + 1], where each of n texts packed into one row begins, or None.
         packed_lengths: the same as numbers, n of them, for what runs text by text.
+        extrapolated: rotates and attends in the place of layers with RoPE; there is no `cos_sin` beside it.
     """
 
     position_ids: Tensor
@@ -58,6 +60,7 @@ class Positions(NamedTuple):
     cos_sin: tuple[Tensor, Tensor] | None
     cu_seqlens: Tensor | None = None
     packed_lengths: tuple[int, ...] | None = None
+    extrapolated: ExtrapolatedAttention | None = None
 
     def cached_from(self, first_key: int) -> Tensor | None:
         """`seq_start` counted from the first key a cache still holds."""
@@ -305,7 +308,18 @@ class Attention(nn.Module):
             k_BGKD, v_BGKD = past_key_values.update(kept_k, kept_v, self.layer_index)
             k_BGKD, v_BGKD = k_BGKD[..., : k_BGQD.shape[3]], v_BGKD[..., : v_BGQD.shape[3]]
             seq_start_B = positions.cached_from(seen - k_BGKD.shape[2])
-        return self._projected(self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B), own_v_BGQD, hidden_BQE)
+        if self.rotates and positions.extrapolated is not None:
+            mixed_BHQD = positions.extrapolated(
+                q_BHQD,
+                k_BGKD,
+                v_BGKD,
+                scale=float(self.mixer.scale),  # type: ignore[arg-type]
+                seq_start_B=seq_start_B,
+                packed_lengths=positions.packed_lengths,
+            )
+        else:
+            mixed_BHQD = self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B)
+        return self._projected(mixed_BHQD, own_v_BGQD, hidden_BQE)
 
     def _projected(self, mixed_BHQD: Tensor, own_v_BGQD: Tensor, hidden_BQE: Tensor) -> Tensor:
         mixed_BHQD = mixed_BHQD[..., : self.head_dim]

@@ -42,6 +42,14 @@ def whole_blocks(length: int) -> int:
     return -(-length // _BLOCK) * _BLOCK
 
 
+def listed_blocks(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """From bool [rows of blocks, columns of blocks] to how many each row has and which, as `BlockMask` takes them."""
+    count = chosen.sum(-1, dtype=torch.int32)
+    first = chosen.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    # no views: what they are views of would have to be alike for a kernel to be used again
+    return count[None, None].detach(), first.to(torch.int32)[None, None].contiguous().detach()
+
+
 def causal_blocks(length: int, sliding_window: int, device: torch.device) -> BlockMask:
     """Which blocks of 128 x 128 pairs are seen in full, in part, or not: keys with 0 <= j - i < window."""
     blocks = -(-length // _BLOCK)
@@ -51,17 +59,11 @@ def causal_blocks(length: int, sliding_window: int, device: torch.device) -> Blo
     full = (apart >= 0) & (nearest >= 0) & (farthest < sliding_window)
     partial = (apart >= 0) & (nearest < sliding_window) & ~full
 
-    def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-        count = chosen.sum(-1, dtype=torch.int32)
-        first = chosen.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-        # no views: what they are views of would have to be alike for a kernel to be used again
-        return count[None, None].detach(), first.to(torch.int32)[None, None].contiguous().detach()
-
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query - key < sliding_window)
 
     return BlockMask.from_kv_blocks(
-        *listed(partial), *listed(full), BLOCK_SIZE=_BLOCK, mask_mod=seen, seq_lengths=(length, length)
+        *listed_blocks(partial), *listed_blocks(full), BLOCK_SIZE=_BLOCK, mask_mod=seen, seq_lengths=(length, length)
     )
 
 

@@ -70,6 +70,10 @@ def rope_frequencies(
         rotated = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponent_F = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
         return RopeFrequencies(1.0 / parameters["rope_theta"] ** exponent_F, 1.0)
+    pairs = int(head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2
+    for name in ("short_factor", "long_factor"):
+        if name in parameters and len(parameters[name]) != pairs:  # a single one would count for all
+            raise UserError(f"{name} of the RoPE scaling must have {pairs} numbers, got {len(parameters[name])}")
     longest = original if rope_type == "dynamic" else max_position_embeddings or original
     settings = _RopeSettings(parameters, head_dim, longest)
     try:
