@@ -77,6 +77,13 @@ def sweep(
     metadata: Annotated[
         str | None, typer.Option(metavar="JSON", help="With --suite: metadata for the tasks, as lm_eval's.")
     ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="Runs at a time on this machine, a GPU each, longest first."),
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS|local", help="Run on a Ray cluster (the extra sbeval[ray]).")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs, and only say what would be run.")] = False,
     replace: _Replace = False,
 ) -> None:
@@ -90,7 +97,8 @@ def sweep(
     def check(config: Any) -> None:
         _check(_load("sbeval.lm_eval_command", "asked_by")(config))
 
-    if _load("sbeval.sweep", "run_sweep")(settings, dry_run=dry_run, check=check, replace=replace):
+    chosen = {"dry_run": dry_run, "check": check, "replace": replace, "workers": workers, "ray": ray}
+    if _load("sbeval.sweep", "run_sweep")(settings, **chosen):
         raise typer.Exit(1)
 
 

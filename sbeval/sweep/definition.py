@@ -58,6 +58,10 @@ class SweepRun(Settings):
     limit: Limit | None = Field(
         default=None, description="Documents of a task, as a number or a share below 1; None takes all."
     )
+    gpus: WholeNumber | None = Field(
+        default=None,
+        description="GPUs of each such run. None is one under --workers and --ray where there are any, and else all.",
+    )
     model_args: Options = Field(default={}, description="Arguments of the model; they win over those of the sweep.")
     metadata: Options = Field(default={}, description="Further metadata for the tasks; it wins over that of the sweep.")
 
