@@ -89,6 +89,10 @@ class Sweep(Settings):
     """A sweep."""
 
     checkpoints: tuple[SweepCheckpoint, ...] = Field(default=(), description="The models.")
+    follow: Text | None = Field(
+        default=None,
+        description="Folder of a training whose checkpoints (`checkpoint-STEP`) are evaluated as they appear.",
+    )
     runs: tuple[SweepRun, ...] = Field(default=(), description="What each of them goes through.")
     output: Text = Field(
         default="results", description="Folder of all results, one folder a checkpoint and in it one folder a run."
@@ -110,7 +114,7 @@ class Sweep(Settings):
 
     @model_validator(mode="after")
     def _something_to_run(self) -> Self:
-        if not self.checkpoints:
+        if not self.checkpoints and self.follow is None:
             raise UserError("Expected checkpoints to evaluate, found none: name at least one.")
         if not self.runs:
             raise UserError("Expected a suite or runs, found neither: name a suite or list runs.")

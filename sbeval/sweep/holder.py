@@ -62,13 +62,12 @@ class Holder:
     @classmethod
     def this_process(cls) -> Self:
         """Returns this process's record."""
-        job = next((f"{kind} {os.environ[name]}" for name, kind in _JOBS if os.environ.get(name)), None)
         return cls(
             host=socket.gethostname(),
             machine=_machine(),
             process=os.getpid(),
             started=_started(os.getpid()),
-            job=job,
+            job=_job(),
             claim=uuid4().hex,
         )
 
@@ -163,6 +162,12 @@ def _beat(descriptor: int, lock: Path, own: Holder, done: threading.Event, lost:
             return
         with contextlib.suppress(OSError):  # a file system that is away for a moment
             os.utime(descriptor)
+
+
+def _job() -> str | None:
+    job = next((f"{kind} {os.environ[name]}" for name, kind in _JOBS if os.environ.get(name)), None)
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}") for name in ("JOB_ID", "TASK_ID"))
+    return f"Slurm job {array}_{task}" if array and task else job
 
 
 def _machine() -> str:

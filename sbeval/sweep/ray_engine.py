@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+import re
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from sbeval.sweep.plan import PlannedRun
 # a node that dies, and workers that are told to end with it
 _MOST_TRIES = 4
 _NODE_SECONDS = 120.0
+_ANSWER_SECONDS = 20.0
+_HOST_AND_PORT = re.compile(r"(?:ray://)?([^/]+):(\d{1,5})")
 # numbers depend on how many threads add them up, and Ray sets it
 _THREADS = "OMP_NUM_THREADS"
 
@@ -117,8 +121,10 @@ def _connected(address: str) -> Any:
     # nothing is sent to anybody
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
+        if (named := _HOST_AND_PORT.fullmatch(address)) is not None:  # Ray itself would try for minutes
+            socket.create_connection((named[1], int(named[2])), _ANSWER_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OverflowError, OSError) as error:
         raise UserError(
             f"Expected a Ray cluster at --ray {address}, found: {first_line(error)}; correct the address, or start one "
             "there with `ray start --head`."

@@ -215,7 +215,8 @@ def test_a_run_that_is_held_to_the_end_is_no_failure(tmp_path: Path, capsys: pyt
 
 
 def test_the_lock_of_a_run_names_host_process_and_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "41_7")
+    for name, value in (("JOB_ID", "43"), ("ARRAY_JOB_ID", "41"), ("ARRAY_TASK_ID", "7")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
     with holding(tmp_path):
         found = read_holder(tmp_path / "running.lock")
         assert found is not None
