@@ -112,6 +112,12 @@ def sweep(
         raise typer.Exit(1)
 
 
+@app.command(context_settings=_PASSED_ON, options_metavar="")
+def launch(arguments: _Arguments = None) -> None:
+    """Start run, train or extend in several processes: options of `accelerate launch`, then the command."""
+    _load("sbeval.launch", "launch")(arguments or ["--help"])
+
+
 @app.command()
 def report(
     paths: Annotated[

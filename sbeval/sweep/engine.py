@@ -17,9 +17,11 @@ class Engine(Protocol):
 
     Attributes:
         at_a_time: how many run side by side where none needs more than its share.
+        begins: what is said of a run that was started.
     """
 
     at_a_time: int
+    begins: str
 
     def has_room(self, run: PlannedRun) -> bool:
         """Whether a run can be started now."""
@@ -43,6 +45,8 @@ class Workers:
         gpus: what they are given from; where there are none, each sees what this process sees.
         share: GPUs of a run that does not say how many.
     """
+
+    begins = "running"
 
     def __init__(self, attempt: Attempt, count: int, gpus: Sequence[str] = (), share: int = 1) -> None:
         self.at_a_time = min(count, len(gpus) // max(1, share)) if gpus else count

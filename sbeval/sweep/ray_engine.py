@@ -43,6 +43,8 @@ class RayEngine:
             see the folder of results.
     """
 
+    begins = "given to the cluster"
+
     def __init__(self, address: str, sweep: Sweep, runs: Sequence[PlannedRun], *, replace: bool) -> None:
         self._ray = _connected(address)
         self._open = contextlib.ExitStack()

@@ -87,7 +87,7 @@ def _once(
             if engine.has_room(run):
                 waiting.remove(run)
                 running += 1
-                say(run, f"running, log in {run.log_file}")
+                say(run, f"{engine.begins}, log in {run.log_file}")
                 engine.start(run)
         ended = engine.ended(_REPORT_SECONDS)
         running -= len(ended)

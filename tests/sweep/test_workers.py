@@ -19,6 +19,7 @@ import sweep_launcher
 import yaml
 from filelock import FileLock
 from folders import snapshot
+from full_disk import room_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -324,6 +325,17 @@ def test_of_many_that_want_a_run_at_once_one_gets_it(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         said = [process.stdout.readline().strip() for process in started if process.stdout]
     assert sorted(said) == ["held"] * 3 + ["mine"]
+
+
+def test_a_full_disk_is_one_sentence_of_the_run_it_stopped(tmp_path: Path) -> None:
+    for files in range(4):
+        (tmp_path / str(files)).mkdir()
+        with room_for(files, tmp_path / str(files) / "one"):
+            (failure,) = run_sweep(sweep(tmp_path / str(files), "one", "two"), workers="2")
+        assert str(failure.run) == "one/t"
+        assert "No space left on device" in failure.reason
+        assert "\n" not in failure.reason
+        assert run_sweep(sweep(tmp_path / str(files), "one", "two")) == []
 
 
 def test_the_progress_of_all_is_one_line_with_the_time_left(
