@@ -72,4 +72,4 @@ def _why(failures: Any) -> str:
     if isinstance(said, str) and said:
         return said
     ended = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"
-    return f"Expected every process to end well, found that process {rank} ended with {ended}: what it said is above."
+    return f"Expected every process to end well, found that rank {rank} ended with {ended}: what it said is above."

@@ -27,7 +27,7 @@ WAIT_SECONDS = "SBEVAL_WAIT_SECONDS"
 """Environment variable: how long processes wait for one that does not come."""
 _WAIT_SECONDS = 1800.0
 _LOOK_SECONDS = 0.5
-# until every other process has looked at the board
+# until every other process has looked at the board, and left
 _TOLD_SECONDS = 3 * _LOOK_SECONDS
 _LOST_SECONDS = 10.0
 _TO_END_SECONDS = 5.0
@@ -92,7 +92,7 @@ def _leave(sentence: str) -> bool:
 
 
 def _name() -> str:
-    return f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, {os.getpid()} on {socket.gethostname()}"
+    return f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, process {os.getpid()} on {socket.gethostname()}"
 
 
 class _Watch:
@@ -106,6 +106,7 @@ class _Watch:
         self._rank, self._count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._step = 0
         self._since: float | None = None
+        self._failing = False
         self._wait_seconds = _seconds_to_wait()
         self._ended, wakes = os.pipe()
         os.set_blocking(wakes, False)
@@ -126,6 +127,7 @@ class _Watch:
 
     def tell(self, sentence: str) -> bool:
         """Writes a sentence on the board; whether it is the first one there."""
+        self._failing = True
         with contextlib.suppress(Exception), self._using:
             return bool(self._store.compare_set(_FAILED, "", sentence).decode() == sentence)
         return True
@@ -157,8 +159,7 @@ class _Watch:
                 if time.monotonic() - answered > _LOST_SECONDS:
                     self._end("Expected the first machine's launcher to answer, found it gone: see what it said.")
                 continue
-            if failed is not None:
-                time.sleep(_TOLD_SECONDS)  # its own process says it, where it is this one
+            if failed is not None and not self._failing:
                 self._end(failed)
             if since is not None and time.monotonic() - since > self._wait_seconds and (late := self._late(step)):
                 sentence = (
@@ -174,7 +175,7 @@ class _Watch:
         late = []
         for rank in range(self._count):
             if int(self._read(f"sbeval/step/{rank}") or 0) < step:
-                late.append(self._read(f"sbeval/name/{rank}") or f"process {rank}")
+                late.append(self._read(f"sbeval/name/{rank}") or f"rank {rank}")
         return late
 
     def _end(self, sentence: str) -> None:

@@ -20,6 +20,7 @@ HEARTBEAT_SECONDS = 20.0
 DEAD_AFTER_SECONDS = 6 * HEARTBEAT_SECONDS
 # between a claim of what a dead holder left and the look whether another machine claimed it too
 _SETTLING_SECONDS = 2.0
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _JOBS = (("SLURM_JOB_ID", "Slurm job"), ("PBS_JOBID", "PBS job"), ("LSB_JOBID", "LSF job"), ("RAY_JOB_ID", "Ray job"))
 
 
@@ -116,6 +117,7 @@ def holding(folder: Path, lost: Callable[[], Any] = lambda: None) -> Iterator[No
         _claim(part, lock, own)
         part.unlink(missing_ok=True)
         with lock.open("rb") as held:
+            locked(held.fileno())
             threading.Thread(target=_beat, args=(held.fileno(), lock, own, done, lost), daemon=True).start()
             try:
                 yield
@@ -129,7 +131,7 @@ def holding(folder: Path, lost: Callable[[], Any] = lambda: None) -> Iterator[No
 def _claim(part: Path, lock: Path, own: Holder) -> None:
     while True:
         with contextlib.suppress(FileExistsError):
-            os.link(part, lock)
+            _make(part, lock)
             return
         try:
             found = os.open(lock, os.O_RDWR)
@@ -152,6 +154,16 @@ def _claim(part: Path, lock: Path, own: Holder) -> None:
             if (now := read_holder(lock)) is None or now.claim != own.claim:
                 raise HeldError(now, 0.0)
         return
+
+
+def _make(part: Path, lock: Path) -> None:
+    try:
+        os.link(part, lock)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with lock.open("xb") as file:  # a file system without links, which only one machine has mounted
+            file.write(part.read_bytes())
 
 
 def _beat(descriptor: int, lock: Path, own: Holder, done: threading.Event, lost: Callable[[], Any]) -> None:

@@ -97,7 +97,7 @@ def test_a_process_that_fails_ends_all_with_its_sentence_alone(
     failed_at = next(float(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("at "))
     for code, text, end in ended:
         assert code == 1
-        assert text.splitlines()[-1].startswith(f"{rank_that.SENTENCE} (process {rank} of 4, ")
+        assert text.splitlines()[-1].startswith(f"{rank_that.SENTENCE} (rank {rank} of 4, process ")
         assert text.count(rank_that.SENTENCE) == 1
         assert "Traceback" not in text
         assert end - failed_at < 15, text
@@ -109,7 +109,7 @@ def test_a_process_that_hangs_is_named_after_a_time_out(evaluation: list[str], t
     for code, text, _ in ended:
         assert code == 1
         said = text.splitlines()[-1]
-        assert said.startswith("Expected all processes within 5 s of each other, found that process 2 of 4, ")
+        assert said.startswith("Expected all processes within 5 s of each other, found that rank 2 of 4, process ")
         assert "Traceback" not in text
 
 
