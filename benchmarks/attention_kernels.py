@@ -8,8 +8,9 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,6 +46,24 @@ def softmax_attention(backend: SDPBackend) -> Attend:
     return attend
 
 
+def flex_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal softmax attention through compiled FlexAttention, as this project's FIRE and ALiBi run."""
+    compiled, mask = _flex(q.shape[2], q.device)
+    return cast(Tensor, compiled(q, k, v, block_mask=mask))
+
+
+@cache
+def _flex(length: int, device: torch.device) -> tuple[Callable[..., Any], Any]:
+    from torch.nn.attention import flex_attention as flex
+
+    def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query >= key
+
+    torch._dynamo.config.recompile_limit = 64  # one for each length and head_dim
+    mask = flex.create_block_mask(causal, None, None, length, length, device=device)
+    return torch.compile(flex.flex_attention, dynamic=False), mask
+
+
 def stick_breaking(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """This project's kernel, nothing skipped."""
     return stickbreaking_attention(q, k, v, impl="triton").output
@@ -55,6 +74,7 @@ def kernels(peer: Path | None) -> dict[str, Kernel]:
     found = {
         "flash (SDPA)": Kernel(attend=softmax_attention(SDPBackend.FLASH_ATTENTION), stick_breaking=False),
         "cudnn (SDPA)": Kernel(attend=softmax_attention(SDPBackend.CUDNN_ATTENTION), stick_breaking=False),
+        "flex": Kernel(attend=flex_attention, stick_breaking=False),
         "sbeval": Kernel(attend=stick_breaking),
     }
     for name, load in (("fla", _fla), ("authors", partial(_authors, peer))):

@@ -4,7 +4,7 @@
 
 Bytes are those of the keys and values, read once. A copy's bandwidth (bytes read and written) is measured in the same
 run. Calls are replayed as CUDA graphs, as a server decodes. The logits lie around -9, so that no stick breaks and every
-key is read; the last row of each table has sticks that break within some hundred keys, and skips. A kernel gets a speed
+key is read; the last rows of each shape have sticks that break within some hundred keys. A kernel gets a speed
 only where its error against fp64 is at most twice that of PyTorch's attention, both on the first two key heads.
 """
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sbeval.attention import stickbreaking_attention
+from sbeval.attention.slots import stickbreaking_decode
 
 THRESHOLD = 1e-5
 COPIED_BYTES = 2**30
@@ -35,6 +36,17 @@ def stick_breaking(q: Tensor, k: Tensor, v: Tensor, *, skip_threshold: float | N
     heads = q.reshape(batch, groups * rows, 1, head_dim)
     found = stickbreaking_attention(heads, k, v, impl="triton", skip_threshold=skip_threshold).output
     return found.view(q.shape)
+
+
+def in_slots(q: Tensor, k: Tensor, v: Tensor, *, skip_threshold: float | None = None) -> Tensor:
+    """The kernels that read a text's length from the device's memory, as a step of generation runs them."""
+    batch, groups, rows, head_dim = q.shape
+    heads = q.reshape(batch, groups * rows, 1, head_dim)
+    length = torch.full((batch,), k.shape[2], device=q.device, dtype=torch.int32)
+    found = stickbreaking_decode(
+        heads, k, v, length, scale=head_dim**-0.5, attend_current=False, skip_threshold=skip_threshold, impl="triton"
+    )
+    return found.output.view(q.shape)
 
 
 def exact_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -101,10 +113,18 @@ def lines(keys: int, head_dim: int, rows: int, key_heads: int, copied: float, mi
     broken = inputs(key_heads, rows, keys, head_dim, breaking=True)
     few_broken = [tensor[:, :2].contiguous() for tensor in broken]
     skip: Callable[..., Tensor] = partial(stick_breaking, skip_threshold=THRESHOLD)
+    skip_in_slots: Callable[..., Tensor] = partial(in_slots, skip_threshold=THRESHOLD)
     cases = {
         "flash (SDPA)": (softmax_attention, exact_softmax, dense, few),
         "sbeval": (stick_breaking, exact_stick_breaking, dense, few),
+        "sbeval, lengths on the GPU": (in_slots, exact_stick_breaking, dense, few),
         f"sbeval, sticks spent, skip {THRESHOLD:g}": (skip, exact_stick_breaking, broken, few_broken),
+        f"sbeval, lengths on the GPU, sticks spent, skip {THRESHOLD:g}": (
+            skip_in_slots,
+            exact_stick_breaking,
+            broken,
+            few_broken,
+        ),
     }
     errors = {name: relative_error(run(*part), exact(*part)) for name, (run, exact, _, part) in cases.items()}
     limit = 2 * errors["flash (SDPA)"] + torch.finfo(torch.bfloat16).eps / 4

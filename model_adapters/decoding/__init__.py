@@ -3,7 +3,9 @@
 - `requests`: lm-eval's greedy requests in slots, where they are served
 - `texts`: prompts to tokens, and tokens to answers
 - `schedule`: which prompts run when, in how many slots, and what happens when memory runs out
+- `prompts`: prompts read into free slots, many at once or one in pieces
 - `stepper`: a model and its slots: prompts in, one token a slot and step out, all of it on the device
+- `recording`: steps recorded as CUDA graphs, where that can be done
 - `fused_blocks`: a step of Llama-style blocks in few kernels
 - `served`: what this can generate, and the reason where it cannot
 - `transformers_attention`: attention of transformers' models in a step

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
-from sbeval.model_adapters.decoding.schedule import Answer, Terms, Text, generate
+from sbeval.model_adapters.decoding.recording import Recording
+from sbeval.model_adapters.decoding.schedule import Terms, generate
 from sbeval.model_adapters.decoding.served import fused_blocks, most_drafts, why_not_model, why_not_setting
 from sbeval.model_adapters.decoding.stops import StopSequences
-from sbeval.model_adapters.decoding.texts import answer_text, no_text, stop_texts
+from sbeval.model_adapters.decoding.texts import Answer, Text, answer_text, no_text, stop_texts
 from sbeval.model_adapters.session import GPU_BATCH_TOKENS, Session
 from sbeval.model_adapters.truncation import Prompt
 
@@ -49,6 +50,10 @@ class GenerationInSlots:
             return fused_blocks(self._hf.model)
 
     @functools.cached_property
+    def _recording(self) -> Recording:
+        return Recording(self._session.device)
+
+    @functools.cached_property
     def _drafts(self) -> int:
         drafts = min(self._session.draft_tokens, most_drafts(self._hf.model))
         if drafts < self._session.draft_tokens:
@@ -78,10 +83,12 @@ class GenerationInSlots:
             # the end of a text is a stop sequence too, though a generation config need not name it
             end_tokens=ends if hf.eot_token_id is None else [*ends, hf.eot_token_id],
             fewest_new_tokens=setting.get("min_new_tokens") or 0,
+            not_early=ends,
             stops=StopSequences(hf.tokenizer, stop),
             slots=session.slots,
             most_tokens=session.batches.max_tokens if session.device.type == "cpu" or session.slots else None,
             prompt_tokens=session.own_batches.max_tokens or GPU_BATCH_TOKENS,
+            recording=self._recording,
             fused=self._fused_blocks,
             drafts=self._drafts,
         )

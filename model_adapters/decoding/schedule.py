@@ -2,19 +2,19 @@
 
 import dataclasses
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
+from sbeval.model_adapters.decoding.prompts import PromptReader
+from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.stepper import Stepper, Written, sliding_windows
 from sbeval.model_adapters.decoding.stops import StopSequences
+from sbeval.model_adapters.decoding.texts import Answer, Text
 
 logger = logging.getLogger(__name__)
 
@@ -31,61 +31,32 @@ _TEXTS_WORTH_A_LATE_LOOK = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
-    """A prompt to continue.
-
-    Attributes:
-        key: what its answer is given under.
-        prompt: tokens, at least one.
-        budget_tokens: most tokens to generate.
-    """
-
-    key: int
-    prompt: NDArray[np.int64]
-    budget_tokens: int
-
-    @property
-    def length_tokens(self) -> int:
-        """Tokens of prompt and answer."""
-        return len(self.prompt) + self.budget_tokens
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
     """On what terms texts are generated.
 
     Attributes:
         end_tokens: tokens that end an answer.
-        fewest_new_tokens: of an answer.
+        fewest_new_tokens: of an answer, before which none of `not_early` is chosen.
+        not_early: tokens.
         stops: where else answers end.
         slots: most texts at a time, None for as many as there is memory for.
         most_tokens: most tokens of all slots and of prompts read at once, None for no limit beside memory.
         prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
+        recording: of steps.
         fused: the model's blocks for steps of one slot on a GPU, None where it has none.
         drafts: most tokens looked up in a text for each step.
     """
 
     end_tokens: Sequence[int]
     fewest_new_tokens: int
+    not_early: Sequence[int]
     stops: StopSequences
     slots: int | None
     most_tokens: int | None
     prompt_tokens: int
+    recording: Recording
     fused: FusedBlocks | None = None
     drafts: int = 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """What was generated for a text.
-
-    Attributes:
-        tokens: up to the first end token or what completes a stop sequence, both included.
-        sound: whether every token was chosen from logits that are numbers; else the tokens are those before.
-    """
-
-    tokens: list[int]
-    sound: bool = True
 
 
 Give = Callable[[Text, Answer], None]
@@ -158,18 +129,18 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
         most_new_tokens=most_new_tokens,
         end_tokens=terms.end_tokens,
         fewest_new_tokens=terms.fewest_new_tokens,
+        not_early=terms.not_early,
         fused=terms.fused if slots == 1 and not terms.drafts else None,
         drafts=terms.drafts,
     )
     steps = most_new_tokens * -(-len(texts) // slots)
-    # launches that wait for their kernels cannot be recorded
-    waits = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
-    if model.device.type == "cuda" and steps >= _FEWEST_STEPS_TO_CAPTURE and not waits:
-        stepper.capture()
-    waiting = deque(texts)
+    if steps >= _FEWEST_STEPS_TO_CAPTURE:
+        stepper.capture(terms.recording)
+    waiting = deque(sorted(texts, key=lambda text: -len(text.prompt)))
+    reader = PromptReader(stepper, waiting, terms.prompt_tokens)
     running: dict[int, Text] = {}
     left = dict.fromkeys(range(slots), 0)  # tokens of the budget, at most
-    looked = dict.fromkeys(range(slots), 0)
+    tokens_of: dict[int, list[int]] = {}
     behind: tuple[Written, dict[int, Text]] | None = None
 
     def look(written: Written, texts_then: dict[int, Text]) -> None:
@@ -177,9 +148,11 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
         for slot, text in texts_then.items():
             if running.get(slot) is not text:
                 continue
-            tokens, goes_on, sound_tokens = written.of(slot)
-            end = terms.stops.end(tokens, looked[slot])
-            looked[slot] = len(tokens)
+            new, goes_on, sound_tokens = written.of(slot)
+            tokens = tokens_of[slot]
+            looked = len(tokens)
+            tokens += new
+            end = terms.stops.end(tokens, looked)
             if end is not None or not goes_on:
                 stepper.drop(slot)
                 del running[slot]
@@ -191,8 +164,8 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
     while waiting or running:
         free = [slot for slot in range(slots) if slot not in running]
         if waiting and _worth_reading(len(waiting[0].prompt), len(free), slots, len(waiting)):
-            for slot, text in _read_prompts(stepper, free, waiting, terms, alone=not running):
-                running[slot], looked[slot], left[slot] = text, 0, text.budget_tokens
+            for slot, text in reader.read(free, alone=not running):
+                running[slot], tokens_of[slot], left[slot] = text, [], text.budget_tokens
         steps = min(STEPS_BETWEEN_LOOKS, max(left[slot] for slot in running))
         before, behind = behind, None
         if steps:
@@ -213,45 +186,6 @@ def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> b
     if free == 0:
         return False
     return free * prompt_tokens >= _PROMPT_TOKENS_WORTH_A_PASS or free >= min(waiting, -(-slots // 4))
-
-
-def _read_prompts(
-    stepper: Stepper, free: list[int], waiting: deque[Text], terms: Terms, *, alone: bool
-) -> list[tuple[int, Text]]:
-    """Reads as many prompts as there are free slots, and takes them from those that wait.
-
-    Where memory runs out, fewer are read at once. Where it runs out for one, others that run are waited for, which
-    need none for their prompts.
-
-    Args:
-        stepper: reads them.
-        free: slots.
-        waiting: texts, longest first.
-        terms: how many tokens are read at once.
-        alone: no text is running.
-    """
-    started: list[tuple[int, Text]] = []
-    at_once = len(free)
-    while waiting and len(started) < len(free):
-        fits = max(1, terms.prompt_tokens // len(waiting[0].prompt))
-        rows = min(at_once, fits, len(waiting), len(free) - len(started))
-        chosen = [waiting[row] for row in range(rows)]
-        slots = free[len(started) : len(started) + rows]
-        try:
-            stepper.start(slots, [text.prompt for text in chosen], [text.budget_tokens for text in chosen])
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error) or (rows == 1 and alone and not started):
-                raise
-            free_memory()
-            if rows == 1:
-                break
-            at_once = rows // 2
-            logger.warning(
-                "out of memory with %d prompts of %d tokens: going on with half as many", rows, len(chosen[0].prompt)
-            )
-            continue
-        started += zip(slots, (waiting.popleft() for _ in range(rows)), strict=True)
-    return started
 
 
 def _most_slots(model: Any, room: int, terms: Terms) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sbeval.model_adapters.batching import out_of_memory
+from sbeval.model_adapters.batching import DoesNotFit, out_of_memory
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.stepper import Stepper, sliding_windows
 from sbeval.model_adapters.speed.replacing import same_but_for_rounding
@@ -30,11 +30,16 @@ _OF_SAMPLING = {
 _WITHOUT_EFFECT = {
     *("max_length", "max_new_tokens", "eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"),
     *("use_cache", "transformers_version", "_from_model_config", "return_dict_in_generate", "length_penalty"),
-    *("early_stopping", "cache_config", "compile_config", "disable_compile", "renormalize_logits"),
+    *("early_stopping", "renormalize_logits", "disable_compile"),
+    *("cache_implementation", "cache_config", "compile_config"),  # slots are the cache, and are not compiled
     *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
 }
 _NEUTRAL: dict[str, Any] = {"num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
 _SAMPLE_TOKENS = 8
+_NO_ROOM = (
+    "Expected memory for generating a few tokens beside the model, found too little: use dtype=bfloat16, a device with "
+    "more memory, or parallelize=True."
+)
 
 
 def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
@@ -64,6 +69,9 @@ def why_not_model(hf: Any) -> str | None:
 
     Args:
         hf: lm-eval's Hugging Face model.
+
+    Raises:
+        DoesNotFit: there is no memory to try it in.
     """
     model = hf.model
     name = type(model).__name__
@@ -85,7 +93,7 @@ def why_not_model(hf: Any) -> str | None:
         same = _same_as_whole(model, None)
     except Exception as error:  # compilers and other models' parts raise anything, and there is another way
         if out_of_memory(error):
-            raise
+            raise DoesNotFit(_NO_ROOM) from error
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return None if same else f"{name} has other logits in slots"
 
@@ -110,7 +118,7 @@ def fused_blocks(model: Any) -> FusedBlocks | None:
         return blocks if blocks is not None and _same_as_whole(model, blocks) else None
     except Exception as error:  # compilers and other models' parts raise anything, and there is another way
         if out_of_memory(error):
-            raise
+            raise DoesNotFit(_NO_ROOM) from error
         return None
 
 

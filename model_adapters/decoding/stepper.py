@@ -7,10 +7,10 @@ What a step needs lies on the device: the newest tokens, how many there are, whi
 recorded as a CUDA graph and replayed without the host, which only looks at what was written from time to time. A slot
 without a text takes part in every step, with nothing to attend to.
 
-Shape suffixes: B slots, N prompts, T tokens checked in a step, R room for a text, V vocabulary, W most new tokens.
+Shape suffixes: B slots, N prompts, T tokens checked in a step, R room for a text, V vocabulary, W most new tokens, M
+most tokens since the last look.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,29 +21,27 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from sbeval.model_adapters.batching import out_of_memory
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
+from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.transformers_attention import attending_to
 from sbeval.models import RopeFrequencies, SbevalForCausalLM
 from sbeval.models.slots import SlotCache
 from sbeval.scoring.non_finite import NEVER, FiniteWatch
 
-logger = logging.getLogger(__name__)
-
 
 class Written:
-    """What slots held at one time, on its way to the host.
+    """What was written since the last look, on its way to the host.
 
     Args:
-        written_BW: tokens generated in each slot.
+        written_BM: tokens generated in each slot.
         count_B: how many they are.
         goes_on_B: whether no end token came yet, and the budget is not spent.
         watch: says how many tokens stood before logits that are none.
     """
 
-    def __init__(self, written_BW: Tensor, count_B: Tensor, goes_on_B: Tensor, watch: FiniteWatch) -> None:
+    def __init__(self, written_BM: Tensor, count_B: Tensor, goes_on_B: Tensor, watch: FiniteWatch) -> None:
         columns = (count_B, goes_on_B, watch.first_B)
-        whole = torch.cat([written_BW, *(column[:, None] for column in columns)], dim=1)
+        whole = torch.cat([written_BM, *(column[:, None] for column in columns)], dim=1)
         self._arrived: torch.cuda.Event | None = None
         self._table: list[list[int]] | None = None
         self._whole = whole
@@ -53,7 +51,7 @@ class Written:
             self._arrived.record(torch.cuda.current_stream(whole.device))
 
     def of(self, slot: int) -> tuple[list[int], bool, int | None]:
-        """Returns a slot's tokens, whether its text goes on, and how many tokens stood before logits that are none.
+        """Returns a slot's new tokens, whether its text goes on, and after how many tokens of it logits were none.
 
         It waits until they are there.
         """
@@ -89,7 +87,8 @@ class Stepper:
         room_tokens: most tokens of a text, prompt and answer.
         most_new_tokens: most tokens of an answer.
         end_tokens: tokens that end an answer.
-        fewest_new_tokens: of an answer, before which no end token is chosen.
+        fewest_new_tokens: of an answer, before which none of `not_early` is chosen.
+        not_early: tokens.
         fused: the model's blocks, for a single slot and no drafts; None runs the model as it is.
         drafts: most tokens looked up in the text for each step, for a model of this family without windows.
     """
@@ -103,6 +102,7 @@ class Stepper:
         most_new_tokens: int,
         end_tokens: Sequence[int] = (),
         fewest_new_tokens: int = 0,
+        not_early: Sequence[int] = (),
         fused: FusedBlocks | None = None,
         drafts: int = 0,
     ) -> None:
@@ -114,11 +114,15 @@ class Stepper:
         self.cache = SlotCache(slots=slots, room_tokens=room_tokens, sliding_windows=windows, device=device)
         # texts so far, which drafts are looked up in; one column more, for slots that are done
         self._text_BR = torch.zeros(slots, room_tokens + 1 if drafts else 0, dtype=torch.int64, device=device)
-        self._ends = torch.tensor(sorted(set(end_tokens)), dtype=torch.int64, device=device)
+        self._ends, self._not_early = (
+            torch.tensor(sorted(set(tokens)), dtype=torch.int64, device=device) for tokens in (end_tokens, not_early)
+        )
         self._token_B1 = torch.zeros(slots, 1, dtype=torch.int64, device=device)
         self._goes_on_B = torch.zeros(slots, dtype=torch.bool, device=device)
         self._count_B = torch.zeros(slots, dtype=torch.int64, device=device)
         self._budget_B = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._looked_B = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens at the last look
+        self._steps_since_look = 0
         # one column more, for slots that are done
         self._written_BW = torch.zeros(slots, most_new_tokens + 1, dtype=torch.int64, device=device)
         self._watch = FiniteWatch(slots, device)
@@ -126,7 +130,14 @@ class Stepper:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
-    def start(self, slots: Sequence[int], prompts: Sequence[NDArray[np.int64]], budgets_tokens: Sequence[int]) -> None:
+    def start(
+        self,
+        slots: Sequence[int],
+        prompts: Sequence[NDArray[np.int64]],
+        budgets_tokens: Sequence[int],
+        *,
+        piece_tokens: int | None = None,
+    ) -> None:
         """Reads prompts into free slots. Where memory runs out, nothing has begun.
 
         All but the last token of a prompt are read here, and that one by the next step, which chooses the first token
@@ -136,6 +147,8 @@ class Stepper:
             slots: one a prompt.
             prompts: tokens, at least one each.
             budgets_tokens: most tokens of each answer.
+            piece_tokens: most tokens of a prompt that the model is given at once, the next ones go on from their keys;
+                None gives it whole prompts.
         """
         device = self._token_B1.device
         longest = max(len(prompt) for prompt in prompts) - 1
@@ -147,10 +160,11 @@ class Stepper:
         ]
         length_N, last_N, budget_N = torch.tensor(numbers, dtype=torch.int64).T.contiguous().to(device)
         slots_N = torch.tensor(slots, dtype=torch.int64, device=device)
-        if longest:
-            with self.cache.fill(slots_N, length_N):
-                body = self._model.base_model
-                body(input_ids=torch.from_numpy(input_ids).to(device), past_key_values=self.cache, use_cache=True)
+        ids_NL = torch.from_numpy(input_ids).to(device)
+        for begin in range(0, longest, piece_tokens or max(1, longest)):
+            piece = ids_NL[:, begin : begin + (piece_tokens or longest)]
+            with self.cache.fill(slots_N, length_N, begin):
+                self._model.base_model(input_ids=piece, past_key_values=self.cache, use_cache=True)
         if self._drafts:
             whole = np.stack([np.append(row, 0) for row in input_ids])
             whole[range(len(prompts)), [len(prompt) - 1 for prompt in prompts]] = [prompt[-1] for prompt in prompts]
@@ -159,12 +173,14 @@ class Stepper:
         self._token_B1[slots_N, 0] = last_N
         self._budget_B[slots_N] = budget_N
         self._count_B[slots_N] = 0
+        self._looked_B[slots_N] = 0
         self._watch.begin(slots_N)
         self._goes_on_B[slots_N] = True
 
     @torch.no_grad()
     def run(self, steps: int) -> None:
-        """Adds up to this many tokens to each text that goes on."""
+        """Takes this many steps, each of which adds a token or more to every text that goes on."""
+        self._steps_since_look += steps
         if self._graph is not None:
             for _ in range(steps):
                 self._graph.replay()
@@ -174,8 +190,15 @@ class Stepper:
                 self._step()
 
     def written(self) -> Written:
-        """Returns what is written once the steps so far are done, without waiting for them."""
-        return Written(self._written_BW[:, :-1], self._count_B, self._goes_on_B, self._watch)
+        """Returns what the steps since the last look write, without waiting for them."""
+        unused = self._written_BW.shape[1] - 1
+        most = min(unused, self._steps_since_look * (1 + self._drafts))
+        place_BM = self._looked_B[:, None] + torch.arange(most, device=self._looked_B.device)
+        new_BM = self._written_BW.gather(1, place_BM.clamp_max(unused))
+        written = Written(new_BM, self._count_B - self._looked_B, self._goes_on_B, self._watch)
+        self._looked_B.copy_(self._count_B)
+        self._steps_since_look = 0
+        return written
 
     def drop(self, slot: int) -> None:
         """Ends a text before its budget is spent."""
@@ -183,28 +206,11 @@ class Stepper:
         self.cache.position_B[slot] = 0
 
     @torch.no_grad()
-    def capture(self) -> None:
-        """Records a step as a CUDA graph; while no text is there, so that trying it out changes nothing.
-
-        A model that cannot be recorded goes on without, and the log says so.
-        """
-        side = torch.cuda.Stream(self._token_B1.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(side.device))
-        with torch.cuda.device(side.device), attending_to(self.cache, self._model):
-            with torch.cuda.stream(side):
-                self._step()  # kernels are compiled and libraries loaded outside a recording
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph):
-                    self._step()
-            except RuntimeError as error:
-                if out_of_memory(error):
-                    raise
-                reason = str(error).strip().partition("\n")[0]
-                logger.warning("steps cannot be recorded as a CUDA graph and run one by one: %s", reason)
-                return
-        self._graph = graph
+    def capture(self, recording: Recording) -> None:
+        """Records a step, while no text is there, so that trying it out changes nothing."""
+        if recording.possible:
+            with attending_to(self.cache, self._model):
+                self._graph = recording.graph_of(self._step, self._token_B1.device)
 
     @torch.no_grad()
     def try_step(self) -> Tensor:
@@ -255,10 +261,9 @@ class Stepper:
     def _take(self, logits_BV: Tensor, taken_B: Tensor) -> None:
         """Adds the token that these logits choose to the texts that take it."""
         none_B = self._watch.note(logits_BV, self._count_B, taken_B)
-        if self._fewest and len(self._ends):
+        if self._fewest and len(self._not_early):
             early_B1 = (self._count_B < self._fewest)[:, None]
-            of_ends = logits_BV[:, self._ends]
-            logits_BV[:, self._ends] = of_ends.masked_fill(early_B1, -torch.inf)
+            logits_BV[:, self._not_early] = logits_BV[:, self._not_early].masked_fill(early_B1, -torch.inf)
         chosen_B1 = logits_BV.argmax(-1, keepdim=True)
         unused = self._written_BW.shape[1] - 1
         place_B = torch.where(taken_B, self._count_B, unused)

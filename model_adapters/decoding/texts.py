@@ -1,13 +1,49 @@
 """Prompts to tokens, and tokens to answers."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
+from numpy.typing import NDArray
 
 from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError
 from sbeval.scoring.non_finite import NoText
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """A prompt to continue.
+
+    Attributes:
+        key: what its answer is given under.
+        prompt: tokens, at least one.
+        budget_tokens: most tokens to generate.
+    """
+
+    key: int
+    prompt: NDArray[np.int64]
+    budget_tokens: int
+
+    @property
+    def length_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.prompt) + self.budget_tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What was generated for a text.
+
+    Attributes:
+        tokens: up to the first end token or what completes a stop sequence, both included.
+        sound: whether every token was chosen from logits that are numbers; else the tokens are those before.
+    """
+
+    tokens: list[int]
+    sound: bool = True
 
 
 def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:

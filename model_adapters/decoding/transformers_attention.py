@@ -33,7 +33,7 @@ def _attend(
     more = [name for name in _MORE if others.get(name) is not None and others[name] is not False]
     if attention_mask is not None or more or key_BGKD.shape != value_BGKD.shape:
         asked = ", ".join(more) or "a mask, or values of another size than keys"
-        raise NotImplementedError(f"its attention takes {asked}")
+        raise ValueError(f"its attention takes {asked}")
     scale = query_BH1D.shape[-1] ** -0.5 if scaling is None else scaling
     output_BH1D = softmax_decode(query_BH1D, key_BGKD, value_BGKD, _slots.get().length_B, scale=scale)
     return output_BH1D.transpose(1, 2), None

@@ -2,6 +2,7 @@
 
 - `theme`: colours, shapes and type
 - `lines`: what do all curves have in common?
+- `small_multiples`: figures of lines side by side
 - `labels`: what explains a line, and where do names at its end go?
 - `curves`: a metric or a score against context length
 - `steps`: NLL over training steps

@@ -6,7 +6,8 @@ from typing import Any
 import pandas as pd
 
 from sbeval.reports.figures.curves import length_domain, length_rows, training_marks
-from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.lines import Axes
+from sbeval.reports.figures.small_multiples import Panel, small_multiples
 from sbeval.reports.figures.theme import Look
 
 MEASURES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -38,38 +39,24 @@ def attention_figure(
     """
     marks = training_marks(training_lengths, list(looks))
     domain = length_domain(means, marks)
-    parts = []
-    for number, (column, (words, number_format, axis)) in enumerate(MEASURES.items()):
+    panels = []
+    for column, (words, number_format, axis) in MEASURES.items():
         known = means.dropna(subset=[column])
         known = known.assign(value=known[column], ci95_low=float("nan"), ci95_high=float("nan"))
         if known.empty:
             continue
         options: dict[str, Any] = {"x_title": None, "x_octaves": 2, "x_domain": domain, "y_title": None, **axis}
-        spec = line_figure(
-            length_rows(known, [label for label in looks if label in set(known["setting"])], number_format),
-            axes=Axes(**options),
-            looks=looks,
-            marks=dict.fromkeys(marks, ""),
-            tooltip=_TOOLTIP,
-            title=words,
-            subtitle="",
-            description=words,
-            height=180,
-            width=300,
-            direct_labels=False,
-            hover=f"hover{number}",
-            every_look=True,
-        )
-        kept = {key: value for key, value in spec.items() if key in ("width", "height", "data", "layer")}
-        parts.append({"title": {"text": words, "fontSize": 12, "offset": 6}, **kept})
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "title": {"text": title, "subtitle": "mean over heads, by context length"},
-        "description": description,
-        "padding": 6,
-        "columns": 2,
-        "spacing": {"row": 22, "column": 26},
-        "params": [{"name": "hidden", "value": []}],
-        "concat": parts,
-        "resolve": {"legend": {"color": "shared"}, "scale": {"color": "shared", "shape": "shared"}},
-    }
+        rows = length_rows(known, [label for label in looks if label in set(known["setting"])], number_format)
+        panels.append(Panel(name=words, rows=rows, axes=Axes(**options)))
+    return small_multiples(
+        panels,
+        columns=2,
+        height=180,
+        width=300,
+        looks=looks,
+        marks=marks,
+        tooltip=_TOOLTIP,
+        title=title,
+        subtitle="mean over heads, by context length",
+        description=description,
+    )

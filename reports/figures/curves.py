@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.small_multiples import Panel, small_multiples
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.rows import by_model
@@ -128,43 +129,30 @@ def score_grid(
     shown = set(everything["setting"])
     order = [label for label in looks if label in shown]
     marks = training_marks(training_lengths, order)
-    parts = []
-    for index, (name, table) in enumerate(tables.items()):
-        spec = line_figure(
-            length_rows(table, [label for label in order if label in set(table["setting"])], ".3f"),
-            axes=Axes(
-                x_title=None,
-                x_octaves=3,
-                x_domain=length_domain(everything, marks),
-                y_title=None,
-                y_domain=(0.0, 1.0),
-                y_format=".0%",
-            ),
-            looks={label: looks[label] for label in order},
-            marks={length: "" for length in marks},
-            tooltip=_SCORE_TOOLTIP,
-            title=name,
-            subtitle="",
-            description=name,
-            height=130,
-            width=200,
-            direct_labels=False,
-            hover=f"hover{index}",
-            every_look=True,
-        )
-        kept = {key: value for key, value in spec.items() if key in ("width", "height", "data", "layer")}
-        parts.append({"title": {"text": name, "fontSize": 12, "offset": 6}, **kept})
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "title": {"text": title, "subtitle": subtitle},
-        "description": description,
-        "padding": 6,
-        "columns": columns,
-        "spacing": {"row": 22, "column": 26},
-        "params": [{"name": "hidden", "value": []}],
-        "concat": parts,
-        "resolve": {"legend": {"color": "shared"}, "scale": {"color": "shared", "shape": "shared"}},
-    }
+    axes = Axes(
+        x_title=None,
+        x_octaves=3,
+        x_domain=length_domain(everything, marks),
+        y_title=None,
+        y_domain=(0.0, 1.0),
+        y_format=".0%",
+    )
+    panels = []
+    for name, table in tables.items():
+        rows = length_rows(table, [label for label in order if label in set(table["setting"])], ".3f")
+        panels.append(Panel(name=name, rows=rows, axes=axes))
+    return small_multiples(
+        panels,
+        columns=columns,
+        height=130,
+        width=200,
+        looks={label: looks[label] for label in order},
+        marks=marks,
+        tooltip=_SCORE_TOOLTIP,
+        title=title,
+        subtitle=subtitle,
+        description=description,
+    )
 
 
 def curve_tooltip(rows: Sequence[Mapping[str, Any]], base: Mapping[str, str] = _TOOLTIP) -> dict[str, str]:

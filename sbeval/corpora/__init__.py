@@ -7,6 +7,7 @@
 - `split`: how are documents cut into smaller ones?
 - `tokenizers`: how is a tokenizer loaded, and what does it add to a text?
 - `encode`: which words and bytes fall to each token?
+- `long_documents`: what if a document is too long to be encoded at once?
 - `tokens`: how do the tokens of a corpus lie on disk?
 - `store`: how are they made once, and named in requests?
 - `windows`: which tokens does a protocol feed and score?

@@ -3,12 +3,14 @@
 Legend: n tokens of one document, separators included.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.corpora.documents import Document
+from sbeval.corpora.long_documents import PIECE_CHARACTERS, DocumentTokens, long_document_tokens
 from sbeval.corpora.tokens import Layout
 
 # by code point; the last entry stands for all above white space's last, U+3000
@@ -37,17 +39,29 @@ class EncodedDocument(NamedTuple):
 
 
 def encode_documents(documents: list[Document], tokenizer: Any, layout: Layout) -> list[EncodedDocument]:
-    """Encodes a batch; a fast tokenizer uses all cores."""
-    texts = [document.text for document in documents]
+    """Encodes a batch; a fast tokenizer uses all cores, and reads a very long document in pieces.
+
+    Raises:
+        UserError: pieces of a very long document have no tokens in common where they overlap.
+    """
+    whole = [document for document in documents if not (tokenizer.is_fast and len(document.text) > PIECE_CHARACTERS)]
     options = {"return_attention_mask": False, "verbose": False, "return_offsets_mapping": bool(tokenizer.is_fast)}
-    encoded = tokenizer(texts, add_special_tokens=layout.special_tokens, **options)
-    offsets = encoded["offset_mapping"] if tokenizer.is_fast else [None] * len(texts)
+    texts = [document.text for document in whole]
+    encoded = tokenizer(texts, add_special_tokens=layout.special_tokens, **options) if texts else {"input_ids": []}
+    offsets = encoded["offset_mapping"] if tokenizer.is_fast and texts else [None] * len(texts)
+    together = iter(zip(encoded["input_ids"], offsets, strict=True))
     rows = []
-    for document, ids, spans in zip(documents, encoded["input_ids"], offsets, strict=True):
-        if layout.special_tokens and _starts_with_prefix(document.text, tokenizer):
-            again = tokenizer(document.text, add_special_tokens=False, **options)
-            ids, spans = again["input_ids"], again["offset_mapping"] if tokenizer.is_fast else None
-        rows.append(_row(document, ids, spans, layout.separator))
+    for document in documents:
+        special = layout.special_tokens and not _starts_with_prefix(document.text, tokenizer)
+        if tokenizer.is_fast and len(document.text) > PIECE_CHARACTERS:
+            parts = long_document_tokens(document, tokenizer, special_tokens=special)
+        else:
+            ids, spans = next(together)
+            if special != layout.special_tokens:
+                again = tokenizer(document.text, add_special_tokens=False, **options)
+                ids, spans = again["input_ids"], again["offset_mapping"] if tokenizer.is_fast else None
+            parts = iter([DocumentTokens.of(ids, spans)])
+        rows.append(_row(document, parts, layout.separator))
     return rows
 
 
@@ -57,20 +71,34 @@ def _starts_with_prefix(text: str, tokenizer: Any) -> bool:
     return bool(token) and text.startswith(token)
 
 
-def _row(
-    document: Document, ids: list[int], spans: list[tuple[int, int]] | None, separator: tuple[int, ...]
-) -> EncodedDocument:
-    tokens = np.asarray([*ids, *separator], np.int32)
-    words, sizes = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), np.int32)
-    if spans is None or not ids:
-        return EncodedDocument(document, tokens, words, sizes, UNKNOWN, UNKNOWN)
-    ends = np.maximum.accumulate(np.fromiter((end for _, end in spans), np.int64, len(spans)))
-    ends[int(np.argmax(ends)) :] = len(document.text)
-    words_before, bytes_before = words_and_bytes_before(document.text, ends)
-    words[: len(ids)] = np.diff(words_before, prepend=0)
-    words[0] += 1
-    sizes[: len(ids)] = np.diff(bytes_before, prepend=0)
-    return EncodedDocument(document, tokens, words, sizes, int(words.sum()), int(sizes.sum()))
+def _row(document: Document, parts: Iterator[DocumentTokens], separator: tuple[int, ...]) -> EncodedDocument:
+    ids, words, sizes = [], [], []
+    known, before = True, 0
+    pending = next(parts, None)
+    while pending is not None:
+        part, pending = pending, next(parts, None)
+        ids.append(part.ids)
+        known = known and part.ends is not None
+        if part.ends is None or not len(part.ids):
+            continue
+        ends = np.maximum(np.maximum.accumulate(part.ends), before)
+        if pending is None:
+            ends[int(np.argmax(ends)) :] = len(document.text)
+        # from the last token's character on, so that a word that goes on is not counted again
+        begin = max(before - 1, 0)
+        words_before, bytes_before = words_and_bytes_before(document.text[begin : int(ends[-1])], ends - begin)
+        own_words, own_bytes = words_and_bytes_before(document.text[begin:before], np.array([before - begin]))
+        words.append(np.diff(words_before, prepend=own_words).astype(np.int32))
+        sizes.append(np.diff(bytes_before, prepend=own_bytes).astype(np.int32))
+        before = int(ends[-1])
+    tokens = np.concatenate([*ids, np.asarray(separator, np.int32)])
+    token_words, token_bytes = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), np.int32)
+    if not known or not words:
+        return EncodedDocument(document, tokens, token_words, token_bytes, UNKNOWN, UNKNOWN)
+    token_words[: sum(map(len, words))] = np.concatenate(words)
+    token_words[0] += 1
+    token_bytes[: sum(map(len, sizes))] = np.concatenate(sizes)
+    return EncodedDocument(document, tokens, token_words, token_bytes, int(token_words.sum()), int(token_bytes.sum()))
 
 
 def words_and_bytes_before(text: str, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -8,6 +8,7 @@ positions, D head_dim.
 """
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,21 @@ from sbeval.models.softmax import softmax_attention
 
 MOST_QUERIES = 64
 """Most queries to a key head in a step: those of the heads that share it, times new positions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Filling:
+    """Prompts that are being filled in.
+
+    Attributes:
+        slots_N: int64, one a prompt.
+        length_N: int64, tokens of each.
+        begin: the first position that is read now.
+    """
+
+    slots_N: Tensor
+    length_N: Tensor
+    begin: int
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -58,10 +74,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         assert self.values is not None
         filling = self._of.filling
         if filling is not None:
-            slots_N, length_N = filling
-            for room, new in ((self.keys, key_states), (self.values, value_states)):
-                _fill(room, new, slots_N, length_N)
-            return key_states, value_states
+            both = (self.keys, key_states), (self.values, value_states)
+            if filling.begin == 0:
+                seen = key_states, value_states
+            else:
+                seen = (_after_earlier(both[0], filling), _after_earlier(both[1], filling))
+            for room, new in both:
+                _fill(room, new, filling)
+            return seen
         _write(self.keys, self.values, key_states, value_states, self._of.position_B)
         return self.attended()
 
@@ -73,12 +93,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        """0: a prompt begins its slot, and the position of a step is told to the model."""
-        return 0
+        """How many positions of a prompt were filled in before; 0 in a step, whose position the model is told."""
+        return 0 if self._of.filling is None else self._of.filling.begin
 
     def get_mask_sizes(self, query_length: int, *_: Any) -> tuple[int, int]:
         """How many keys a prompt's mask has, and which is the first."""
-        return int(query_length), 0
+        begin = self.get_seq_length()
+        earlier = min(begin, self.room_tokens)
+        return earlier + int(query_length), begin - earlier
 
     def get_max_length(self) -> int:
         """Room for keys, in tokens."""
@@ -102,7 +124,7 @@ class SlotCache(Cache):
         position_B: int32, where the next step writes. Written by who steps.
         lengths_B: int32 [B] for each size of room: how many keys are there in the step, set by `begin_step`.
         length_B: how many keys of the layer updated last are there.
-        filling: slots and lengths of the prompts that are being filled in, None outside `fill`.
+        filling: the prompts that are being filled in, None outside `fill`.
     """
 
     def __init__(
@@ -112,20 +134,21 @@ class SlotCache(Cache):
         self.position_B = torch.zeros(slots, dtype=torch.int32, device=device)
         self.length_B = self.position_B + 1
         self.lengths_B: dict[int, Tensor] = {}
-        self.filling: tuple[Tensor, Tensor] | None = None
+        self.filling: Filling | None = None
         layers: list[Any] = [SlotLayer(self, window) for window in sliding_windows]
         self._rooms = {layer.room_tokens for layer in layers}
         super().__init__(layers=layers)
 
     @contextlib.contextmanager
-    def fill(self, slots_N: Tensor, length_N: Tensor) -> Iterator[None]:
+    def fill(self, slots_N: Tensor, length_N: Tensor, begin: int = 0) -> Iterator[None]:
         """Within it, the model reads prompts padded on the right, which are written into these slots.
 
         Args:
             slots_N: int64, one a prompt.
             length_N: int64, tokens of each.
+            begin: the first position that the model reads now; those before it are in the slots.
         """
-        self.filling = slots_N, length_N
+        self.filling = Filling(slots_N=slots_N, length_N=length_N, begin=begin)
         try:
             yield
         finally:
@@ -157,17 +180,27 @@ def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Ten
     return softmax_attention(q_BHQD, k_BGKD, v_BGKD, scale=scale, seq_start_B=start_B)
 
 
-def _fill(room_BGKD: Tensor, new_NGQD: Tensor, slots_N: Tensor, length_N: Tensor) -> None:
-    room, new = room_BGKD.shape[2], new_NGQD.shape[2]
-    if new <= room:
-        room_BGKD[slots_N, :, :new] = new_NGQD
+def _after_earlier(room_and_new: tuple[Tensor, Tensor], filling: Filling) -> Tensor:
+    """Returns [N, G, earlier and new, D]: all earlier keys of these slots, or those that a ring still holds."""
+    room_BGKD, new_NGQD = room_and_new
+    room = room_BGKD.shape[2]
+    place_K = torch.arange(max(0, filling.begin - room), filling.begin, device=room_BGKD.device) % room
+    earlier_NKGD = room_BGKD.transpose(1, 2)[filling.slots_N[:, None], place_K]
+    return torch.cat([earlier_NKGD.transpose(1, 2), new_NGQD], dim=2)
+
+
+def _fill(room_BGKD: Tensor, new_NGQD: Tensor, filling: Filling) -> None:
+    begin, room, end = filling.begin, room_BGKD.shape[2], filling.begin + new_NGQD.shape[2]
+    if end <= room:
+        room_BGKD[filling.slots_N, :, begin:end] = new_NGQD
         return
-    # each place of a ring holds the newest position that falls on it
-    newest_N1 = (length_N - 1)[:, None]
-    place_K = torch.arange(room, device=length_N.device)
-    position_NK = (newest_N1 - (newest_N1 - place_K) % room).clamp_min(0)
-    taken = position_NK[:, None, :, None].expand(-1, new_NGQD.shape[1], -1, new_NGQD.shape[3])
-    room_BGKD[slots_N] = new_NGQD.gather(2, taken)
+    # each place of a ring holds the newest position that falls on it, which may be there already
+    newest_N1 = filling.length_N.clamp_max(end)[:, None] - 1
+    place_K = torch.arange(room, device=newest_N1.device)
+    index_NK = newest_N1 - (newest_N1 - place_K) % room - begin
+    taken = index_NK.clamp_min(0)[:, None, :, None].expand(-1, new_NGQD.shape[1], -1, new_NGQD.shape[3])
+    is_new = (index_NK >= 0)[:, None, :, None]
+    room_BGKD[filling.slots_N] = torch.where(is_new, new_NGQD.gather(2, taken), room_BGKD[filling.slots_N])
 
 
 def _write(k_BGKD: Tensor, v_BGKD: Tensor, new_k_BGQD: Tensor, new_v_BGQD: Tensor, position_B: Tensor) -> None:

@@ -146,6 +146,22 @@ def test_splits_that_newer_ones_decide_read_nothing() -> None:
     assert torch.equal(again[1], found[1])
 
 
+@pytest.mark.parametrize("left_behind", [1e30, -3e38, math.nan])
+@pytest.mark.parametrize("skipping", [False, True])
+def test_what_memory_held_before_is_in_no_result(
+    skipping: bool, left_behind: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = torch.full
+    monkeypatch.setattr(torch, "empty", lambda shape, **options: full(shape, left_behind, **options))
+    for seed in range(3):
+        p = problem(queries=1, keys=200, heads=2, groups=1, dtype=torch.float32, logit_scale=4.0, seed=seed)
+        exact = stickbreaking_attention(p.q.double(), p.k.double(), p.v.double(), impl="reference")
+        for first_splits in (1, 3):  # where they spend the stick, older ones give up
+            launch = parameters(p, splits=4, first_splits=first_splits)
+            found = decoded(p, launch, log2_threshold=math.log2(1e-5), skipping=skipping)
+            assert relative_error(found[0].double(), exact.output) < 1e-3
+
+
 def test_padding_is_not_read() -> None:
     padding = 130
     alone = problem(queries=1, keys=470, dtype=torch.float32, logit_scale=0.1)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import corpus_problems
 import numpy as np
@@ -13,8 +14,20 @@ from corpus_problems import EOS, corpus_of, random_text, tiny_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sbeval.corpora import Layout, resolve_tokens, store, token_key, tokenize_corpus, tokenizer_sha256
-from sbeval.corpora.encode import words_and_bytes_before
+from sbeval.corpora import (
+    Layout,
+    count_words,
+    documents,
+    encode,
+    long_documents,
+    make_document,
+    resolve_tokens,
+    store,
+    token_key,
+    tokenize_corpus,
+    tokenizer_sha256,
+)
+from sbeval.corpora.encode import encode_documents, words_and_bytes_before
 from sbeval.errors import UserError
 
 TEXTS = [random_text(60, 1), "é", random_text(20, 2), "  leading and trailing \n", random_text(90, 3)]
@@ -198,3 +211,46 @@ def test_a_cache_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monke
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match="SBEVAL_CACHE"):
         tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout())
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(text=st.lists(st.sampled_from(["the quick ", "fox é 😀 ", "\n\n", " ", "jumps", "a\u3000b "]), min_size=200))
+def test_a_document_read_in_pieces_has_the_tokens_words_and_bytes_it_has_at_once(
+    adds_bos: bool, text: list[str]
+) -> None:
+    document, tokenizer = make_document("long", "".join(text)), tiny_tokenizer(adds_bos=adds_bos)
+    layout = Layout((EOS,), special_tokens=adds_bos)
+    (whole,) = encode_documents([document], tokenizer, layout)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (encode, long_documents):
+            patch.setattr(module, "PIECE_CHARACTERS", 400)
+        patch.setattr(long_documents, "_OVERLAP_CHARACTERS", 160)
+        (short, pieces, again) = encode_documents([make_document("a", "the"), document, document], tokenizer, layout)
+    assert short.tokens.tolist() == encode_documents([make_document("a", "the")], tokenizer, layout)[0].tokens.tolist()
+    for found in (pieces, again):
+        assert [np.asarray(part).tolist() for part in found[1:]] == [np.asarray(part).tolist() for part in whole[1:]]
+
+
+def test_a_document_whose_pieces_have_no_tokens_in_common_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Position:
+        """Counts its tokens, so that a token depends on all before it."""
+
+        is_fast, bos_token, eos_token = True, None, None
+
+        def __call__(self, text: str, **options: object) -> dict[str, list[Any]]:
+            spans = [(start, start + 1) for start in range(len(text))]
+            return {"input_ids": list(range(len(text))), "offset_mapping": spans}
+
+    monkeypatch.setattr(encode, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(long_documents, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(long_documents, "_OVERLAP_CHARACTERS", 40)
+    with pytest.raises(UserError, match=r"'long' of 300, .* cut the text into documents"):
+        encode_documents([make_document("long", "x" * 300)], Position(), Layout())
+
+
+@given(st.lists(st.sampled_from(["a", " ", "\n", "bc", "\u3000"])).map("".join), st.integers(1, 4))
+def test_words_counted_piece_by_piece_are_those_of_one_split(text: str, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "_COUNTED_TOGETHER", size)
+        assert count_words(text) == len(re.split(r"\s+", text))

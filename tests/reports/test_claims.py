@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from document_sums import LENGTHS, sums
 from hypothesis import given
 from hypothesis import strategies as st
 from result_files import model_record, perplexity_task, position_task, write_run
@@ -13,20 +14,6 @@ from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.positions import doubtful_positions, position_bands
 from sbeval.reports.read.positions import SumsByPosition
 from sbeval.reports.read.samples import SumsByDocument
-
-LENGTHS = [256, 512, 1024, 2048, 4096]
-
-
-def sums(curve: list[float], *, documents: int = 40, noise: float = 0.01, seed: int = 0) -> SumsByDocument:
-    generator = np.random.default_rng(seed)
-    tokens = generator.integers(500, 5000, documents).astype(float)
-    level = generator.normal(0, 0.3, documents)
-    table = {}
-    for length, nll in zip(LENGTHS, curve, strict=True):
-        nats = (nll + level + generator.normal(0, noise, documents)) * tokens
-        rows = np.stack([nats, tokens, 3 * tokens], axis=1)
-        table[length] = {f"document {index}": row for index, row in enumerate(rows)}
-    return SumsByDocument(table)
 
 
 def test_a_curve_that_keeps_falling_lowers_to_the_end_and_never_raises() -> None:

@@ -136,9 +136,10 @@ def _map_kernel(
             tl.store(at, result, mask=mask)
             # a room smaller than the text is a ring of its newest keys
             place = tl.load(position_ptr).to(tl.int64) % room
-            at = k_ptr + head * k_h + place * k_l + dim
+            far = head.to(tl.int64)  # heads of a long room lie far apart
+            at = k_ptr + far * k_h + place * k_l + dim
             if part > 1:
-                at = v_ptr + head * v_h + place * v_l + dim
+                at = v_ptr + far * v_h + place * v_l + dim
     tl.store(at, result, mask=mask)
 
 

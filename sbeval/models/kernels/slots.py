@@ -21,9 +21,9 @@ def _kernel(
 ):  # fmt: skip
     batch = tl.program_id(0).to(tl.int64)
     # a room smaller than the text is a ring of its newest keys
-    new = tl.program_id(2)
+    new = tl.program_id(2).to(tl.int64)
     place = (tl.load(position_ptr + batch).to(tl.int64) + new) % room
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)[:, None]
     dim = tl.arange(0, BLOCK_D)[None, :]
     mask = (head < HEADS) & (dim < HEAD_DIM)
     key = tl.load(new_k + batch * new_k_b + head * new_k_h + new * new_k_l + dim, mask=mask)

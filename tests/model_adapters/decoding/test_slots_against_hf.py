@@ -9,6 +9,7 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.model_adapters.decoding import schedule
+from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances
@@ -214,14 +215,14 @@ def test_steps_replayed_as_a_graph_give_the_answers_of_steps_without(
     recorded: list[bool] = []
     capture = Stepper.capture
 
-    def seen(self: Stepper) -> None:
-        capture(self)
+    def seen(self: Stepper, recording: Recording) -> None:
+        capture(self, recording)
         recorded.append(self._graph is not None)
 
     monkeypatch.setattr(Stepper, "capture", seen)
     found = answers(adapter(checkpoint(architecture), batch_size=batch_size))
     assert recorded == [True]
-    monkeypatch.setattr(Stepper, "capture", lambda self: None)
+    monkeypatch.setattr(Stepper, "capture", lambda *_: None)
     assert found == answers(adapter(checkpoint(architecture), batch_size=batch_size))
 
 
@@ -259,10 +260,10 @@ def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(
     given: list[str] = []
     monkeypatch.setattr(lm.session.cache_hook, "add_partial", lambda *args: given.append(args[-1]))
 
-    def too_large(self: Stepper, slots: Any, *others: Any) -> None:
+    def too_large(self: Stepper, slots: Any, *others: Any, **options: Any) -> None:
         if len(slots) > 1:
             raise torch.OutOfMemoryError
-        start(self, slots, *others)
+        start(self, slots, *others, **options)
 
     def without_memory(self: Stepper, steps: int) -> None:
         if self.cache.slots > 2:

@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from document_sums import LENGTHS, sums
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,6 @@ from sbeval.reports.analyse.one_number.areas import change_weights, nll_area, oc
 from sbeval.reports.analyse.one_number.effective import effective_nll_length
 from sbeval.reports.read.samples import SumsByDocument
 
-LENGTHS = [256, 512, 1024, 2048, 4096]
 lengths = st.lists(st.integers(1, 2**20), min_size=2, max_size=12, unique=True).map(sorted)
 
 
@@ -39,18 +39,6 @@ def test_the_change_of_a_level_curve_is_zero_and_shorter_lengths_have_no_part(ow
     if weights is not None:
         assert weights.sum() == pytest.approx(0, abs=1e-12)
         assert not weights[: own.index(reference)].any()
-
-
-def sums(curve: list[float], documents: int = 40, noise: float = 0.01) -> SumsByDocument:
-    random = np.random.default_rng(0)
-    tokens = random.integers(500, 1000, documents).astype(float)
-    level = random.normal(0, 0.3, documents)
-    table = {}
-    for length, nll in zip(LENGTHS, curve, strict=True):
-        nats = (nll + level + random.normal(0, noise, documents)) * tokens
-        rows = np.stack([nats, tokens, 3 * tokens], axis=1)
-        table[length] = {f"document {index}": row for index, row in enumerate(rows)}
-    return SumsByDocument(table)
 
 
 def test_the_area_of_nll_is_the_mean_change_beyond_the_training_length() -> None:

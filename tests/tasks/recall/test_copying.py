@@ -1,5 +1,6 @@
 """Copying: what comes back stands where it is said to, lengths are exact, and copying is what answers."""
 
+import abc
 import itertools
 import math
 from collections import Counter
@@ -100,8 +101,9 @@ def test_a_shorter_text_is_the_beginning_of_a_longer_one(task_of: Any) -> None:
 class OnSequences(PartialModel):
     """Gives targets their log-probabilities by what the inputs alone tell."""
 
+    @abc.abstractmethod
     def expect(self, sequence: TargetSequence) -> tuple[np.ndarray, np.ndarray]:
-        raise NotImplementedError
+        """Returns log-probabilities of the targets, and whether each is the most probable token."""
 
     def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
         return [TargetLogprobs(*self.expect(resolve_sequence(request.args[0]))) for request in requests]

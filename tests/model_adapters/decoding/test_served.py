@@ -1,0 +1,92 @@
+"""What is generated in slots and what is not, with the reason in the log."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from accelerate.hooks import attach_align_device_hook_on_blocks
+from lm_eval.models.huggingface import HFLM
+
+from sbeval.model_adapters.batching import DoesNotFit
+from sbeval.model_adapters.decoding.stepper import Stepper
+from sbeval.model_adapters.lm import StickBreakingLM
+from tests.model_adapters.small import Checkpoints, english, instances
+
+LINES = [line for line in english().splitlines() if line][3:7]
+SETTING: dict[str, Any] = {"until": ["\n\n"], "max_gen_toks": 12}
+
+
+def answers(lm: Any, **setting: Any) -> list[str]:
+    asked = [(line, {**SETTING, **setting}) for line in LINES]
+    found: list[str] = lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
+    return found
+
+
+def adapter(folder: Path, **options: Any) -> StickBreakingLM:
+    return StickBreakingLM(str(folder), device="cpu", dtype="float32", batch_size=2, **options)
+
+
+def test_a_model_with_an_adapter_of_peft_goes_the_old_way(
+    checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    peft.get_peft_model(base, config).save_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        found = answers(adapter(checkpoint("llama"), peft=str(tmp_path)))
+    assert "transformers' own loop, which is slower: the model has an adapter of PEFT" in caplog.text
+    folder = str(checkpoint("llama"))
+    assert found == answers(HFLM(folder, peft=str(tmp_path), device="cpu", dtype="float32", batch_size=1))
+
+
+def test_a_model_spread_over_devices_goes_the_old_way(
+    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = adapter(checkpoint("llama"))
+    expected = answers(lm)
+    pieces = {name: "cpu" for name, _ in lm.model.named_modules() if name.count(".") == 2}
+    attach_align_device_hook_on_blocks(lm.model, pieces, dict.fromkeys(pieces, False))
+    with caplog.at_level(logging.WARNING):
+        assert answers(lm) == expected
+    assert "the model is spread over devices" in caplog.text
+
+
+def test_a_cache_named_by_the_generation_config_changes_nothing(
+    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = adapter(checkpoint("gemma3"))
+    expected = answers(lm)
+    lm.model.generation_config.cache_implementation = "hybrid"
+    with caplog.at_level(logging.WARNING):
+        assert answers(lm) == expected
+    assert "own loop" not in caplog.text
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_end_that_comes_early_is_put_off_as_transformers_does(named: bool, checkpoint: Checkpoints) -> None:
+    folder = checkpoint("llama")
+    lm = adapter(folder)
+    prompt = torch.tensor([lm.tok_encode(LINES[0])])
+    first = int(lm.model.generate(prompt, max_new_tokens=3, do_sample=False)[0, -1])
+    hf = HFLM(str(folder), device="cpu", dtype="float32", batch_size=1)
+    assert len(answers(hf)[0]) > len(hf.tokenizer.decode([first]))
+    for each in (lm, hf):
+        each.tokenizer.eos_token = each.tokenizer.convert_ids_to_tokens(first)  # ends a text as a stop sequence does
+        each.model.generation_config.eos_token_id = first if named else None
+    found = answers(lm, min_new_tokens=8)
+    assert found == answers(hf, min_new_tokens=8)
+    assert (len(lm.tok_encode(found[0])) >= 8) is named
+
+
+def test_no_memory_for_trying_a_model_is_one_sentence(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    lm = adapter(checkpoint("llama"))
+    monkeypatch.setattr(Stepper, "start", too_large)
+    with pytest.raises(DoesNotFit, match="beside the model"):
+        answers(lm)
