@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-import rank_that
 
 from sbeval.errors import UserError
 from sbeval.launch import launch
+from tests.model_adapters.runs import rank_that
 from tests.model_adapters.small import Checkpoints, english
 
-SUPPORT = str(Path(rank_that.__file__).parent)
+HERE = str(Path(rank_that.__file__).parent)
 MACHINES, PROCESSES = 2, 4
 
 
@@ -33,7 +33,7 @@ def evaluation(checkpoint: Checkpoints, tmp_path: Path) -> list[str]:
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SBEVAL")}
-    own = {"SBEVAL_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": SUPPORT}
+    own = {"SBEVAL_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": HERE}
     return kept | own | variables
 
 
