@@ -16,6 +16,7 @@ from lm_eval.models.utils import has_bos_prefix
 from torch import Tensor
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
+from sbeval import ranks
 from sbeval.checkpoints import LoadedCheckpoint, check_weights, register_fla_models
 from sbeval.checkpoints.values import check_generation
 from sbeval.corpora.tokenizers import encode_together
@@ -69,6 +70,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         self.session: Session | None = None
         self._encoded: dict[str, list[int]] = {}
         find_processes()
+        ranks.watch()
         if isinstance(pretrained, str) and pretrained.startswith("~"):
             pretrained = str(Path(pretrained).expanduser())
         try:
@@ -232,6 +234,23 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         with loading(pretrained, "a model's weights"), whole_adapter(kwargs.get("peft")):
             super()._create_model(pretrained, **kwargs)
         self.AUTO_MODEL_CLASS = own_class
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Returns every process's tensor."""
+        with ranks.waiting():
+            found: Tensor = super().all_gather(tensor)
+            return found
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """Returns every process's object in the process `dst`, None elsewhere."""
+        with ranks.waiting():
+            found: list[Any] | None = super().gather_object(obj, dst)
+            return found
+
+    def barrier(self) -> None:
+        """Waits for all processes."""
+        with ranks.waiting():
+            super().barrier()
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Takes lm-eval's response cache, new or made with the same settings."""

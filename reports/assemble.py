@@ -23,11 +23,13 @@ from sbeval.reports.sections.runs import notes_section, provenance_section, spee
 from sbeval.reports.sections.samples import samples_section
 from sbeval.reports.sections.section import Material, Publish, Report, Section
 from sbeval.reports.sections.spans import spans_section
+from sbeval.reports.sections.steps import steps_section
 from sbeval.reports.sections.tables import tables_section
 from sbeval.reports.table import Cell, Table, row, texts
 
 SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     curves_section,
+    steps_section,
     positions_section,
     needles_section,
     ruler_section,

@@ -77,6 +77,17 @@ def sweep(
     metadata: Annotated[
         str | None, typer.Option(metavar="JSON", help="With --suite: metadata for the tasks, as lm_eval's.")
     ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="Runs at a time on this machine, a GPU each, longest first."),
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS|local", help="Run on a Ray cluster (the extra sbeval[ray]).")
+    ] = None,
+    follow: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Evaluate a training's checkpoints (DIR/checkpoint-*) as they appear."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs, and only say what would be run.")] = False,
     replace: _Replace = False,
 ) -> None:
@@ -84,14 +95,27 @@ def sweep(
 
     A run that fails does not end the others: it is named at the end, with exit code 1.
     """
-    options = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
-    settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, metadata=metadata, **options)
+    options: dict[str, Any] = {"output": output, "context_lengths": context_lengths, "limit": limit}
+    options |= {"model_args": model_args, "metadata": metadata, "follow": follow}
+    settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
         _check(_load("sbeval.lm_eval_command", "asked_by")(config))
 
-    if _load("sbeval.sweep", "run_sweep")(settings, dry_run=dry_run, check=check, replace=replace):
+    chosen = {"dry_run": dry_run, "check": check, "replace": replace, "workers": workers, "ray": ray}
+
+    def go(settings: Any) -> Any:
+        return _load("sbeval.sweep", "run_sweep")(settings, **chosen)
+
+    following = settings.follow is not None
+    if _load("sbeval.sweep.follow", "follow")(settings, go, once=dry_run) if following else go(settings):
         raise typer.Exit(1)
+
+
+@app.command(context_settings=_PASSED_ON, options_metavar="")
+def launch(arguments: _Arguments = None) -> None:
+    """Start run, train or extend in several processes: options of `accelerate launch`, then the command."""
+    _load("sbeval.launch", "launch")(arguments or ["--help"])
 
 
 @app.command()

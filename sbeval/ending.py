@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from sbeval import ranks
 from sbeval.errors import UserError, first_line
 
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
@@ -69,7 +70,10 @@ def told_in_one_sentence() -> Iterator[None]:
             print(ended, file=sys.stderr)
             raise
         except Exception as error:
-            if (sentence := _sentence(error)) is None:
+            sentence = _sentence(error)
+            if ranks.told(error, sentence):
+                raise SystemExit(1) from None
+            if sentence is None:
                 raise
             print(sentence, file=sys.stderr)
             raise SystemExit(1) from None

@@ -83,6 +83,20 @@ def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
     }
 
 
+def series_looks(labels: Sequence[str]) -> dict[str, Look]:
+    """Returns looks of lines that are not models, such as context lengths, in the order of the hues."""
+    hues = list(_HUES.values())
+    return {
+        label: Look(
+            light=hues[index % len(hues)][0],
+            dark=hues[index % len(hues)][1],
+            shape=SHAPES[index % len(SHAPES)],
+            dashed=False,
+        )
+        for index, label in enumerate(labels)
+    }
+
+
 def within(looks: Mapping[str, Look], labels: Sequence[str], parents: Mapping[str, str]) -> dict[str, Look]:
     """Returns the looks of the models shown; a parent is dashed only beside its extension.
 
