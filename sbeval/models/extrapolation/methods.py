@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import read_json
-from sbeval.models.rope import parse_rope_scaling
+from sbeval.rope_parameters import parse_rope_scaling
 
 OfPosition = Callable[[Tensor], Tensor]
 _LARGEST = 2**31 - 1

@@ -29,6 +29,7 @@ CASES = {  # processes of a group, and the model
 REFUSED = {
     "left over": (3, "stickbreaking", "in groups of context_parallel=3, found 4"),
     "another family": (2, "llama", "found LlamaForCausalLM"),
+    "decay along the text": (2, "forgetting", "found decay or shifts"),
     "several models": (2, "stickbreaking", "one model in all 2 processes"),
 }
 
@@ -105,6 +106,11 @@ def test_windows_scored_together_have_the_log_probabilities_of_one_process(
 def test_what_cannot_be_shared_is_refused_in_every_process(name: str, found: list[dict[str, Any]]) -> None:
     for each in found:
         assert REFUSED[name][2] in each[name]
+
+
+def test_an_extrapolation_is_not_shared(checkpoint: Checkpoints) -> None:
+    with pytest.raises(UserError, match="no extrapolation beside context_parallel=2, found log_length"):
+        load(checkpoint("rope"), context_parallel=2, extrapolation="log_length")
 
 
 def test_one_process_cannot_share_a_window(checkpoint: Checkpoints) -> None:
