@@ -2,24 +2,31 @@
 
     python benchmarks/generation.py [--models llama,stickbreaking] [--batches 1,64] [--words 300] [--peers hf,static]
     python benchmarks/generation.py --choices 1500 [--models llama,stickbreaking] [--batches 64]
+    python benchmarks/generation.py --differing 64 [--models llama,stickbreaking] [--batches 64]
 
 Every row answers the same prompts of `--words` words with exactly `--new` tokens each, through lm-eval's
 `generate_until`; a step is the time of all of them less that of half as many, over the steps between, so that reading
 prompts and recording a step as a graph count to neither. The bytes are those of the weights, read once a step, and of
 the keys and values that are there halfway, over the bandwidth of a copy measured in the same run. `static` is `hf` with
-`cache_implementation=static`, which transformers compiles; its first answers, in which it does, are not timed. `answers
-equal` counts those of the first row of its block. Models have random weights: a Llama of 22 layers and 4 key heads, and
-a stick-breaking preset, whose queries and keys are shifted so that no stick breaks (`stickbreaking`) or are as they
-are, so that sticks break within some twenty tokens (`breaking`).
+`cache_implementation=static`, which transformers compiles; its first two answers of full length, in which it does, are
+not timed. `answers equal` counts those of the first row of its block. Models have random weights: a Llama of 22 layers
+and 4 key heads, and a stick-breaking preset, whose queries and keys are shifted so that no stick breaks
+(`stickbreaking`) or are as they are, so that sticks break within some twenty tokens (`breaking`).
 
 With `--choices`, that many questions have a context of `--words` words at most and four continuations of two to five.
 `tokens` are those of all requests; `tokenizing` is timed by calling the adapter with everything after it left out, and
 `model` is the rest. `of the matrices` is the share of the throughput of a large product, measured in the same run: two
 operations a weight and token, attention and the vocabulary left out. `read` is how many positions `sb` has the model
 read for each token, padding counted. Without a GPU everything is small.
+
+With `--differing`, that many prompts are continued under two ways that differ in one thing: steps recorded or not, many
+texts at a time or one, one text's blocks in few kernels or as they are. Answers are compared up to the first token that
+differs, behind which they are answers to different texts; `one token in` is how many were compared for each that did.
+Steps of one text that are not recorded take so long that an eighth of the prompts has to do.
 """
 
 import argparse
+import functools
 import gc
 import itertools
 import logging
@@ -28,16 +35,23 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from harness import DEMO, Row, random_model, shape_of, sources, tokenizer
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from measuring import interleaved, machine
+from measuring import copy_bandwidth, machine, matrix_throughput
 
 from sbeval.model_adapters import scoring
-from sbeval.model_adapters.decoding.schedule import slot_bytes
+from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
+from sbeval.model_adapters.decoding.recording import Recording
+from sbeval.model_adapters.decoding.schedule import Terms, generate, slot_bytes
+from sbeval.model_adapters.decoding.served import fused_blocks
+from sbeval.model_adapters.decoding.stops import StopSequences
+from sbeval.model_adapters.decoding.texts import Text
 from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.session import GPU_BATCH_TOKENS
 from sbeval.scoring.scorer import TokenScorer
 
 LLAMA: dict[str, Any] = {
@@ -53,23 +67,6 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def copy_bandwidth() -> float:
-    """Bytes read and written a second by a large copy; NaN without a GPU."""
-    if not torch.cuda.is_available():
-        return float("nan")
-    source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(10):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        target.copy_(source)
-        end.record()
-        torch.cuda.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3)
-    return 2 * source.numel() / sorted(seconds)[len(seconds) // 2]
-
-
 def prompts(count: int, words: int) -> list[str]:
     """Different stretches of the standard library's sources."""
     text = sources().split()
@@ -79,16 +76,9 @@ def prompts(count: int, words: int) -> list[str]:
 def load(adapter: str, name: str, preset: str, dtype: str, batch: int | str, max_length: int) -> Any:
     """The lm-eval model of a row."""
     shape = LLAMA if name == "llama" and torch.cuda.is_available() else shape_of(preset)
-    row = Row(
-        question="generation",
-        adapter=adapter,
-        model="llama" if name == "llama" else "stickbreaking",
-        shape=shape,
-        checkpoint=str(DEMO),
-        length=max_length,
-        windows=1,
-        dtype=dtype,
-    )
+    kind = "llama" if name == "llama" else "stickbreaking"
+    options = {"question": "generation", "checkpoint": str(DEMO), "length": max_length, "windows": 1, "dtype": dtype}
+    row = Row(adapter=adapter, model=kind, shape=shape, **options)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
         model = random_model(row)
@@ -97,8 +87,8 @@ def load(adapter: str, name: str, preset: str, dtype: str, batch: int | str, max
             for layer in model.model.layers:
                 layer.self_attn.q_proj.bias.zero_()
                 layer.self_attn.k_proj.bias.zero_()
-    kind = StickBreakingLM if adapter == "sb" else HFLM
-    return kind(model, tokenizer=tokenizer(row), max_length=max_length, batch_size=batch)
+    loaded = StickBreakingLM if adapter == "sb" else HFLM
+    return loaded(model, tokenizer=tokenizer(row), max_length=max_length, batch_size=batch)
 
 
 def generated(lm: Any, texts: list[str], new_tokens: int, **settings: Any) -> tuple[float, list[str]]:
@@ -123,13 +113,12 @@ def rows(arguments: argparse.Namespace, bandwidth: float) -> Iterator[str]:
                 settings = {"cache_implementation": "static"} if adapter == "static" else {}
                 lm = load(adapter, name, arguments.preset, arguments.dtype, batch, arguments.max_length)
                 tokens = sum(len(lm.tok_encode(text)) for text in texts) / batch
-                weights = sum(x.numel() * x.itemsize for x in lm.model.parameters())
+                weights = sum(x.nbytes for x in lm.model.parameters())
                 if not lm.model.config.tie_word_embeddings:
-                    embedding = lm.model.get_input_embeddings().weight
-                    weights -= embedding.numel() * embedding.itemsize
+                    weights -= lm.model.get_input_embeddings().weight.nbytes
                 keys = batch * slot_bytes(lm.model, int(tokens + arguments.new / 2))
-                for _ in range(2 if adapter == "static" else 1):
-                    generated(lm, texts, 12, **settings)
+                for _ in range(2 if adapter == "static" else 1):  # which makes its cache anew for longer texts
+                    generated(lm, texts, arguments.new if adapter == "static" else 12, **settings)
                 if gpu:
                     held = torch.cuda.memory_allocated()
                     torch.cuda.reset_peak_memory_stats()
@@ -152,6 +141,52 @@ def rows(arguments: argparse.Namespace, bandwidth: float) -> Iterator[str]:
                     torch.cuda.empty_cache()
 
 
+def continued(
+    lm: Any, texts: list[Any], new_tokens: int, *, slots: int, recorded: bool, fused: FusedBlocks | None
+) -> list[list[int]]:
+    """The answers' tokens."""
+    terms = Terms(
+        end_tokens=[],
+        fewest_new_tokens=0,
+        not_early=[],
+        stops=StopSequences(lm.tokenizer, []),
+        slots=slots,
+        most_tokens=None,
+        prompt_tokens=GPU_BATCH_TOKENS,
+        recording=Recording(lm.model.device if recorded else torch.device("cpu")),
+        fused=fused,
+    )
+    asked = [Text(key=key, prompt=np.array(text), budget_tokens=new_tokens) for key, text in enumerate(texts)]
+    found: dict[int, list[int]] = {}
+    generate(lm.model, asked, terms, lambda asked, answer: found.update({asked.key: answer.tokens}))
+    return [found[key] for key in range(len(texts))]
+
+
+def differing(arguments: argparse.Namespace) -> Iterator[str]:
+    """The lines of `--differing`."""
+    many = max(map(int, arguments.batches.split(",")))
+    for name in arguments.models.split(","):
+        lm = load("sb", name, arguments.preset, arguments.dtype, 1, arguments.max_length)
+        texts = [lm.tok_encode(text) for text in prompts(arguments.differing, arguments.words)]
+        run = functools.partial(continued, lm, new_tokens=arguments.new)
+        few = fused_blocks(lm.model)
+        one = run(texts, slots=1, recorded=True, fused=few)
+        side_by_side = run(texts, slots=many, recorded=True, fused=None)
+        fewer = texts[: max(1, len(texts) // 8)]
+        for what, first, second in (
+            ("one text, recorded and not", one, run(fewer, slots=1, recorded=False, fused=few)),
+            ("one text, in few kernels and as it is", one, run(texts, slots=1, recorded=True, fused=None)),
+            (f"{many} texts, recorded and not", side_by_side, run(texts, slots=many, recorded=False, fused=None)),
+            (f"one text and {many}", one, side_by_side),
+        ):
+            pairs = list(zip(first, second, strict=False))
+            same = [sum(itertools.accumulate((a == b for a, b in zip(*pair, strict=True)), min)) for pair in pairs]
+            differ = sum(count < arguments.new for count in same)
+            compared = sum(min(count + 1, arguments.new) for count in same)
+            often = f"{compared / differ:,.0f}" if differ else f"more than {compared:,}"
+            yield f"| {name} | {what} | {len(pairs)} | {len(pairs) - differ} | {often} |"
+
+
 def choices(questions: int, most_words: int) -> list[Instance]:
     """Four continuations for each context."""
     words, draw = sources().split(), random.Random(0)
@@ -163,14 +198,6 @@ def choices(questions: int, most_words: int) -> list[Instance]:
             continuation = " " + " ".join(words[start + count : start + count + 2 + extra])
             found.append(Instance("loglikelihood", {}, (context, continuation), len(found)))
     return found
-
-
-def matrix_throughput(dtype: torch.dtype) -> float:
-    """Operations a second of a large product."""
-    size = 8192 if torch.cuda.is_available() else 512
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = torch.randn(size, size, device=device, dtype=dtype)
-    return float(2 * size**3 / (interleaved({"product": lambda: x @ x})["product"][1] / 1e3))
 
 
 def choice_seconds(lm: Any, asked: list[Instance]) -> float:
@@ -238,6 +265,7 @@ def main() -> None:
     parser.add_argument("--preset", default="1b" if gpu else None)
     parser.add_argument("--dtype", default="bfloat16" if gpu else "float32")
     parser.add_argument("--choices", type=int, default=0)
+    parser.add_argument("--differing", type=int, default=0)
     parser.add_argument("--max_length", type=int, default=8192)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
@@ -249,6 +277,12 @@ def main() -> None:
             "of the matrices | read |\n|---|---|---|---|---|---|---|---|---|---|"
         )
         for line in choice_rows(arguments, throughput):
+            print(line, flush=True)
+        return
+    if arguments.differing:
+        print(f"{machine()}; {arguments.dtype}, {arguments.new} new tokens\n")
+        print("| model | what differs | answers | equal | one token in |\n|---|---|---|---|---|")
+        for line in differing(arguments):
             print(line, flush=True)
         return
     bandwidth = copy_bandwidth()

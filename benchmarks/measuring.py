@@ -86,6 +86,31 @@ def _timed(call: Call, flush: Tensor, repeats: int) -> list[float]:
     return [start.elapsed_time(end) for start, end in events]
 
 
+def copy_bandwidth() -> float:
+    """Bytes read and written a second by a large copy; NaN without a GPU."""
+    if not torch.cuda.is_available():
+        return float("nan")
+    source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(10):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source)
+        end.record()
+        torch.cuda.synchronize()
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return 2 * source.numel() / sorted(seconds)[len(seconds) // 2]
+
+
+def matrix_throughput(dtype: torch.dtype) -> float:
+    """Operations a second of a large product."""
+    size = 8192 if torch.cuda.is_available() else 512
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(size, size, device=device, dtype=dtype)
+    return float(2 * size**3 / (interleaved({"product": lambda: x @ x})["product"][1] / 1e3))
+
+
 def peak_bytes(call: Call) -> int:
     """Peak bytes of a call above what was allocated before."""
     torch.cuda.synchronize()

@@ -17,6 +17,12 @@ seconds go: building prompts (from when the model is loaded to its first request
 rest. The device is waited for around each part, which a run itself does not do.
 
     python benchmarks/ruler.py --model CHECKPOINT [--lengths 1024,16384] [--tasks sb_niah_single_1,...] [--samples 50]
+    python benchmarks/ruler.py --model CHECKPOINT --random 1b [--metadata '{"essays": "DIR", "squad": "FILE"}'] ...
+
+With `--random`, the model is one of the paper's sizes with random weights, whose sticks break within some twenty
+tokens, and CHECKPOINT's tokenizer; few of its answers end before a task's longest. Needles in essays and questions need
+the texts named in `--metadata`; no texts are needed by `sb_niah_single_1`, `sb_niah_multikey_2`, `sb_niah_multikey_3`,
+`sb_ruler_vt`, `sb_ruler_cwe` and `sb_ruler_fwe`.
 """
 
 import argparse
@@ -92,6 +98,7 @@ def time_theirs(name: str, metadata: dict[str, Any], length: int) -> float:
 @contextlib.contextmanager
 def timed_parts() -> Iterator[dict[str, float]]:
     """Seconds of the parts of runs, and how many prompts were read."""
+    from sbeval.model_adapters import generation
     from sbeval.model_adapters.decoding.stepper import Stepper
     from sbeval.model_adapters.lm import StickBreakingLM
 
@@ -118,6 +125,7 @@ def timed_parts() -> Iterator[dict[str, float]]:
     parts = [
         (StickBreakingLM, "__init__", "loading"),
         (StickBreakingLM, "generate_until", "all answers"),
+        (generation, "encode_prompts", "encoding prompts"),
         (Stepper, "start", "reading prompts"),
         (Stepper, "run", "decoding"),
         (Stepper, "capture", "recording"),
@@ -128,7 +136,21 @@ def timed_parts() -> Iterator[dict[str, float]]:
         yield found
 
 
-def end_to_end(arguments: argparse.Namespace) -> None:
+def random_checkpoint(tokenizer: str, size: str, dtype: str, folder: str) -> str:
+    """Writes a model of a preset with random weights, and returns its folder."""
+    import transformers
+
+    from sbeval.models import preset
+
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = transformers.AutoModelForCausalLM.from_config(preset(size), dtype=getattr(torch, dtype))
+    model.save_pretrained(f"{folder}/{size}")
+    transformers.AutoTokenizer.from_pretrained(tokenizer).save_pretrained(f"{folder}/{size}")
+    return f"{folder}/{size}"
+
+
+def end_to_end(arguments: argparse.Namespace, model: str) -> None:
     """Prints one row a run: of each task, or of all together."""
     from sbeval import lm_eval_command
 
@@ -142,7 +164,7 @@ def end_to_end(arguments: argparse.Namespace) -> None:
             output = arguments.keep or f"{folder}/out"
             command = [
                 "--model_args",
-                f"pretrained={arguments.model},dtype={dtype},{arguments.arguments}".rstrip(","),
+                f"pretrained={model},dtype={dtype},{arguments.arguments}".rstrip(","),
                 "--tasks",
                 task,
             ]
@@ -194,6 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", nargs="?")
     parser.add_argument("--model", help="checkpoint of whole runs")
+    parser.add_argument("--random", metavar="PRESET", help="random weights of this size, with the tokenizer of --model")
     parser.add_argument("--samples", type=int, default=None, help="for each length")
     parser.add_argument("--options", default="", help="more options of sbeval run")
     parser.add_argument("--arguments", default="", help="more of --model_args")
@@ -209,7 +232,12 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     if arguments.model:
-        end_to_end(arguments)
+        with tempfile.TemporaryDirectory() as folder:
+            model = arguments.model
+            if arguments.random:
+                dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+                model = random_checkpoint(model, arguments.random, dtype, folder)
+            end_to_end(arguments, model)
         return
     metadata = {"tokenizer": arguments.tokenizer, "examples_file": arguments.examples_file, **arguments.metadata}
     for length in map(int, arguments.lengths.split(",")):
