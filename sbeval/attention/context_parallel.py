@@ -12,37 +12,16 @@ positions, D head_dim.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sbeval.attention.api import StickBreakingOutput, stickbreaking_attention
-
-FIRST_PIECE_TOKENS = 4096
-"""Newest keys of a chunk that are asked for at once; every older piece has twice as many as the one before."""
-
-
-class Piece(NamedTuple):
-    """Keys that lie next to each other in one chunk.
-
-    Attributes:
-        holder: rank of the process that has them.
-        newer: whether they lie in that process's newer chunk.
-        start: first of them, in the chunk.
-        stop: one past the last.
-        of_both: whether both chunks of the process that asks see them; else its newer one alone.
-    """
-
-    holder: int
-    newer: bool
-    start: int
-    stop: int
-    of_both: bool
+from sbeval.attention.zigzag import Piece, chunks_of, pieces
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -148,22 +127,8 @@ class ContextParallel:
             for own, start in zip((slice(0, chunk), slice(chunk, 2 * chunk)), self._starts(chunk), strict=True)
         ]
 
-    def pieces(self, rank: int, chunk_tokens: int) -> list[Piece]:
-        """Returns all keys that are older than a process's newer chunk, newest first."""
-        bounds = [chunk_tokens]
-        size = FIRST_PIECE_TOKENS
-        while bounds[-1] > 0:
-            bounds.append(max(0, bounds[-1] - size))
-            size *= 2
-        found = []
-        for chunk in reversed(range(2 * self.ranks - 1 - rank)):
-            newer = chunk >= self.ranks
-            holder = 2 * self.ranks - 1 - chunk if newer else chunk
-            found += [Piece(holder, newer, start, stop, chunk < rank) for stop, start in itertools.pairwise(bounds)]
-        return found
-
-    def _starts(self, chunk_tokens: int) -> tuple[int, int]:
-        return self.rank * chunk_tokens, (2 * self.ranks - 1 - self.rank) * chunk_tokens
+    def _starts(self, chunk_tokens: int) -> list[int]:
+        return [chunk * chunk_tokens for chunk in chunks_of(self.rank, self.ranks)]
 
 
 class _Walk:
@@ -187,7 +152,7 @@ class _Walk:
         dtype = torch.promote_types(q.dtype, torch.float32)
         self.output = torch.empty(q.shape, dtype=dtype, device=q.device)
         self.remainder = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
-        self.lists = [context.pieces(rank, self.chunk) for rank in range(context.ranks)]
+        self.lists = [pieces(rank, context.ranks, self.chunk) for rank in range(context.ranks)]
         self.place = 0
 
     def run(self) -> None:

@@ -13,7 +13,6 @@
 - `trainer`: what differs from transformers' Trainer?
 - `windows`: which tokens does a step see?
 - `document_loss`: what is the loss where documents do not see each other?
-- `context_parallel`: how do processes share a window?
 - `distributed`: which processes train together?
 - `full_disk`: what if the disk is full?
 - `text`: where training text comes from

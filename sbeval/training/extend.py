@@ -15,7 +15,7 @@ from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
 from sbeval.training.claim import claimed
-from sbeval.training.distributed import is_first_process
+from sbeval.training.distributed import check_context_parallel, is_first_process
 from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.recipe import Extension, OptimizationSettings
 from sbeval.training.record import RunParts, extension_record
@@ -59,7 +59,6 @@ def extend(
 
     from sbeval.checkpoints.files import Weights, find_folder
     from sbeval.checkpoints.load import load_checkpoint
-    from sbeval.training.context_parallel import check_context_parallel
 
     check_context_parallel(context_parallel, extension.context_tokens, extension.documents)
     optimization = extension.optimization

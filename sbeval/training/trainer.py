@@ -19,8 +19,13 @@ from transformers import Trainer, TrainingArguments
 
 from sbeval.errors import UserError
 from sbeval.results.outputs import set_aside
-from sbeval.training.context_parallel import EachBatchForAGroup, shared_loss
-from sbeval.training.distributed import is_first_process, process_count, smallest_over_processes
+from sbeval.training.distributed import (
+    EachBatchForAGroup,
+    is_first_process,
+    process_count,
+    shared_loss,
+    smallest_over_processes,
+)
 from sbeval.training.full_disk import COMPLETE_MARK
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 

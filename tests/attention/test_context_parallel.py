@@ -11,8 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from sbeval.attention import context_parallel as module
-from sbeval.attention import stickbreaking_attention
+from sbeval.attention import stickbreaking_attention, zigzag
 from sbeval.attention.context_parallel import ContextParallel
 
 TOKENS, HEADS, GROUPS, HEAD_DIM = 360, 4, 2, 16
@@ -34,7 +33,7 @@ def worker(rank: int, ranks: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    module.FIRST_PIECE_TOKENS = 8
+    zigzag.FIRST_PIECE_TOKENS = 8
     context = ContextParallel()
     own = context.positions(TOKENS)
     found: dict[str, Any] = {"own": own}

@@ -203,7 +203,7 @@ def _backward_kernel(
 def backward(
     q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, remainder: Tensor, stick: Tensor,
     stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
-    causal: bool,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Launches the backward kernel.
 

@@ -171,7 +171,7 @@ def _keys_kernel(
 def deterministic_backward(
     q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, remainder: Tensor, stick: Tensor,
     stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
-    causal: bool,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Takes and returns what `backward` does."""
     batch, heads, queries, head_dim = q.shape

@@ -205,7 +205,8 @@ def _forward_kernel(
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None,
-    row_start: Tensor | None, threshold: float, save: bool, causal: bool, newer_remainder: Tensor | None,
+    row_start: Tensor | None, threshold: float, save: bool, causal: bool = True,
+    newer_remainder: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Launches the forward kernel.
 
