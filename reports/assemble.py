@@ -29,12 +29,12 @@ from sbeval.reports.table import Cell, Table, row, texts
 
 SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     curves_section,
-    steps_section,
     positions_section,
     needles_section,
     ruler_section,
     recall_section,
     spans_section,
+    steps_section,
     numbers_section,
     inputs_section,
     samples_section,

@@ -19,6 +19,8 @@
 - `cli`: what does the command `sbeval` offer?
 - `__main__`: how does it start?
 - `ending`: how does it end?
+- `launch`: how does it run in several processes?
+- `ranks`: how do these end together?
 - `lm_eval_command`: how does `sbeval run` hand over to lm-eval's own command?
 - `policy`: what may the file of `sbeval report --gate` hold?
 - `plugin`: how does a plain `lm_eval` command learn of model and tasks?

@@ -67,7 +67,8 @@ def told_in_one_sentence() -> Iterator[None]:
                 _check_arguments()
                 yield
         except AskedToEnd as ended:
-            print(ended, file=sys.stderr)
+            if not ranks.launched():
+                print(ended, file=sys.stderr)
             raise
         except Exception as error:
             sentence = _sentence(error)

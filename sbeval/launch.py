@@ -2,13 +2,15 @@
 
 import logging
 import os
+import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from sbeval.ending import AskedToEnd
 from sbeval.errors import UserError, first_line
-from sbeval.ranks import LAUNCHED
+from sbeval.ranks import LAUNCHED, tell_machines
 
 _COMMANDS = ("run", "train", "extend")
 
@@ -34,7 +36,11 @@ def launch(arguments: Sequence[str]) -> None:
     try:
         launch_command(chosen)
     except ChildFailedError as error:
-        raise UserError(_why(error.failures)) from None
+        why = _why(error.failures)
+        print(file=sys.stderr)  # behind a progress bar that was cut off
+        if (chosen.num_machines or 1) > 1:
+            tell_machines(chosen.main_process_ip, int(chosen.main_process_port), why)
+        raise UserError(why) from None
     except SignalException as error:
         raise AskedToEnd(error.sigval) from None
     except subprocess.CalledProcessError as error:
@@ -67,9 +73,15 @@ def _as_module(chosen: Any) -> Any:
 
 def _why(failures: Any) -> str:
     """Returns what the first process to fail said, or else how it ended."""
-    rank, first = min(failures.items(), key=lambda item: (not item[1].error_file_data, item[1].timestamp))
-    said = first.error_file_data.get("message") if isinstance(first.error_file_data, dict) else None
-    if isinstance(said, str) and said:
-        return said
+    # what a process of ours leaves holds a time; torch fills in for one that left nothing
+    said = {
+        rank: failure.error_file_data for rank, failure in failures.items() if "timestamp" in failure.error_file_data
+    }
+    if said:
+        return str(min(said.values(), key=lambda left: left["timestamp"])["message"])
+    rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     ended = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"
-    return f"Expected every process to end well, found that rank {rank} ended with {ended}: what it said is above."
+    return (
+        f"Expected every process to end well, found that rank {rank}, process {first.pid} on {socket.gethostname()}, "
+        f"ended with {ended}: see what it said last, or whether memory ran out."
+    )

@@ -32,6 +32,7 @@ _TOLD_SECONDS = 3 * _LOOK_SECONDS
 _LOST_SECONDS = 10.0
 _TO_END_SECONDS = 5.0
 _FAILED = "sbeval/failed"
+_GONE = "Expected the first machine's launcher to answer, found it gone: see what it said."
 _watch: "_Watch | None" = None
 
 
@@ -70,7 +71,9 @@ def told(error: BaseException, sentence: str | None) -> bool:
     if not several():
         return False
     if _watch is not None:
-        if not isinstance(error, UserError) and _watch.failed_elsewhere(_TO_END_SECONDS):
+        elsewhere = None if isinstance(error, UserError) else _watch.failed_elsewhere(_TO_END_SECONDS)
+        if elsewhere is not None:
+            _say(elsewhere)
             return True
         said = f"{sentence or first_line(error)} ({_name()})"
         first = _watch.tell(said)
@@ -81,12 +84,35 @@ def told(error: BaseException, sentence: str | None) -> bool:
     return sentence is not None and _leave(sentence)
 
 
+def launched() -> bool:
+    """Whether `sbeval launch` started this process, and says for all what there is to say."""
+    return bool(os.environ.get(LAUNCHED)) and bool(os.environ.get("TORCHELASTIC_ERROR_FILE"))
+
+
+def tell_machines(address: str, port: int, sentence: str) -> None:
+    """Tells the processes of other machines, from a launcher, that one here has failed."""
+    with contextlib.suppress(Exception):  # the first machine's launcher may be gone
+        if _board(address, port).compare_set(_FAILED, "", sentence).decode() == sentence:
+            time.sleep(_TOLD_SECONDS)
+
+
+def _board(address: str, port: int) -> Any:
+    stores: Any = importlib.import_module("torch.distributed")
+    seconds = datetime.timedelta(seconds=_LOST_SECONDS)
+    return stores.TCPStore(address, port, is_master=False, timeout=seconds, wait_for_workers=False)
+
+
+def _say(sentence: str) -> None:
+    """Says what is said elsewhere too: to the launcher, or else by one process of this machine."""
+    if not _leave(sentence) and os.environ.get("LOCAL_RANK") == "0":
+        print(sentence, file=sys.stderr, flush=True)
+
+
 def _leave(sentence: str) -> bool:
     """Leaves a sentence for the launcher; False where there is none that would say it."""
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not file or not os.environ.get(LAUNCHED):
+    if not launched():
         return False
-    with open(file, "w", encoding="utf-8") as error_file:
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w", encoding="utf-8") as error_file:
         json.dump({"message": sentence, "timestamp": int(time.time())}, error_file)
     return True
 
@@ -97,11 +123,7 @@ def _name() -> str:
 
 class _Watch:
     def __init__(self) -> None:
-        stores: Any = importlib.import_module("torch.distributed")
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        seconds = datetime.timedelta(seconds=_LOST_SECONDS)
-        server = stores.TCPStore(address, port, is_master=False, timeout=seconds, wait_for_workers=False)
-        self._store: Any = stores.PrefixStore(os.environ.get("TORCHELASTIC_RUN_ID", "none"), server)
+        self._store = _board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self._using = threading.Lock()
         self._rank, self._count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._step = 0
@@ -132,14 +154,18 @@ class _Watch:
             return bool(self._store.compare_set(_FAILED, "", sentence).decode() == sentence)
         return True
 
-    def failed_elsewhere(self, seconds: float) -> bool:
-        """Whether another process writes on the board within some seconds, whose end would be this one's."""
+    def failed_elsewhere(self, seconds: float) -> str | None:
+        """Returns what another process, whose end is this one's, writes on the board within some seconds."""
         last = time.monotonic() + seconds
         while time.monotonic() < last:
-            if self._read(_FAILED) is not None:
-                return True
+            try:
+                failed = self._read(_FAILED)
+            except Exception:  # whatever the store raises when its machine is gone
+                return _GONE
+            if failed is not None:
+                return failed
             time.sleep(_LOOK_SECONDS)
-        return False
+        return None
 
     def _look(self) -> None:
         published, answered = -1, time.monotonic()
@@ -157,7 +183,7 @@ class _Watch:
                 answered = time.monotonic()
             except Exception:
                 if time.monotonic() - answered > _LOST_SECONDS:
-                    self._end("Expected the first machine's launcher to answer, found it gone: see what it said.")
+                    self._end(_GONE)
                 continue
             if failed is not None and not self._failing:
                 self._end(failed)
@@ -181,8 +207,7 @@ class _Watch:
     def _end(self, sentence: str) -> None:
         """Ends this process, whatever it is doing; one of them says why where no launcher does."""
         with contextlib.suppress(OSError):
-            if not _leave(sentence) and os.environ.get("LOCAL_RANK") == "0":
-                print(sentence, file=sys.stderr, flush=True)
+            _say(sentence)
         os._exit(1)
 
     def _read(self, key: str) -> str | None:

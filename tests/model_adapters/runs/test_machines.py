@@ -103,6 +103,15 @@ def test_a_process_that_fails_ends_all_with_its_sentence_alone(
         assert end - failed_at < 15, text
 
 
+def test_a_process_that_is_killed_is_named(evaluation: list[str], tmp_path: Path) -> None:
+    for code, text, _ in on_two_machines(["-m", "rank_that", "run", *evaluation], tmp_path, RANK_THAT="1 dies"):
+        assert code == 1
+        said = text.splitlines()[-1]
+        assert said.startswith("Expected every process to end well, found that rank 1, process ")
+        assert "ended with SIGKILL" in said
+        assert "Traceback" not in text
+
+
 def test_a_process_that_hangs_is_named_after_a_time_out(evaluation: list[str], tmp_path: Path) -> None:
     command = ["-m", "rank_that", "run", *evaluation]
     ended = on_two_machines(command, tmp_path, RANK_THAT="2 hangs", SBEVAL_WAIT_SECONDS="5")
