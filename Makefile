@@ -16,13 +16,14 @@ FIRST ?= 0
 KILLS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs fuzz test-browser kills surroundings check lint types tree editor bench clean
+.PHONY: help setup demo test docs fuzz test-browser test-ray kills surroundings check lint types tree editor bench clean
 
 help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
 	@echo "make test          run the tests; TESTS=... names some, TEST_WORKERS=... sets the processes"
 	@echo "make fuzz          read N=10000 damaged files of every kind; SEED=... and FIRST=... choose which"
 	@echo "make test-browser  run the tests of the page in headless chromium"
+	@echo "make test-ray      run the tests of sweeps on a Ray cluster of three nodes on this machine"
 	@echo "make kills         kill every command that writes at random moments; KILLS=... of each, COMMANDS=... names some"
 	@echo "make surroundings  run them with a full disk, no home and the like; COMMANDS=... names some"
 	@echo "make docs          build the site into build/site, without a network once its packages are there"
@@ -66,6 +67,11 @@ test-browser: $(INSTALLED)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { echo "Expected chromium, found none: apt-get install chromium" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet $(EXTRA_PIP) --constraint constraints.txt playwright
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/browser
+
+# ray is an extra (sbeval[ray]), so that nobody pays for it who does not use it
+test-ray: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet $(EXTRA_PIP) --constraint constraints.txt ray
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 0 tests/sweep/test_ray.py
 
 # KILLS of each command at random moments; COMMANDS=... names some of run, sweep, train, extend, convert, report, demo
 # and caches, a run whose tasks keep what they compute

@@ -23,6 +23,7 @@ from sbeval.reports.sections.runs import notes_section, provenance_section, spee
 from sbeval.reports.sections.samples import samples_section
 from sbeval.reports.sections.section import Material, Publish, Report, Section
 from sbeval.reports.sections.spans import spans_section
+from sbeval.reports.sections.steps import steps_section
 from sbeval.reports.sections.tables import tables_section
 from sbeval.reports.table import Cell, Table, row, texts
 
@@ -33,6 +34,7 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     ruler_section,
     recall_section,
     spans_section,
+    steps_section,
     numbers_section,
     inputs_section,
     samples_section,

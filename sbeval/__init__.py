@@ -15,15 +15,21 @@
 - `tasks`: lm-eval's side of a task
 - `model_adapters`: lm-eval's side of a model, `sb`
 - `reports`: results files in, a page out
+- `report_options`: which options has `sbeval report` beside those of its page?
 - `compare_command`: what does `sbeval report --compare` print, and how does it end?
 - `cli`: what does the command `sbeval` offer?
 - `__main__`: how does it start?
 - `ending`: how does it end?
+- `launch`: how does it run in several processes?
+- `ranks`: how do these end together?
 - `lm_eval_command`: how does `sbeval run` hand over to lm-eval's own command?
 - `policy`: what may the file of `sbeval report --gate` hold?
 - `plugin`: how does a plain `lm_eval` command learn of model and tasks?
 - `autoload`: what runs when Python starts, before `lm_eval` is imported?
 - `settings`: how is what a user sets read?
+- `rope_parameters`: what may be written of RoPE's scaling?
+- `hub_names`: what stands for a checkpoint, a folder or an id of the hub?
+- `devices`: is the device that a user names one this machine has?
 - `foreign_files`: how are JSON and YAML read that others wrote?
 - `errors`: what does a user's mistake look like?
 

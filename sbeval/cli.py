@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from sbeval import report_options
 from sbeval.ending import EVALUATE, say_next, told_in_one_sentence
 from sbeval.errors import UserError
 
@@ -71,6 +72,17 @@ def sweep(
     metadata: Annotated[
         str | None, typer.Option(metavar="JSON", help="With --suite: metadata for the tasks, as lm_eval's.")
     ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="Runs at a time on this machine, a GPU each, longest first."),
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS|local", help="Run on a Ray cluster (the extra sbeval[ray]).")
+    ] = None,
+    follow: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Evaluate a training's checkpoints (DIR/checkpoint-*) as they appear."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs, and only say what would be run.")] = False,
     replace: _Replace = False,
 ) -> None:
@@ -78,14 +90,27 @@ def sweep(
 
     A run that fails does not end the others: it is named at the end, with exit code 1.
     """
-    options = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
-    settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, metadata=metadata, **options)
+    options: dict[str, Any] = {"output": output, "context_lengths": context_lengths, "limit": limit}
+    options |= {"model_args": model_args, "metadata": metadata, "follow": follow}
+    settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
         _check(_load("sbeval.lm_eval_command", "asked_by")(config))
 
-    if _load("sbeval.sweep", "run_sweep")(settings, dry_run=dry_run, check=check, replace=replace):
+    chosen = {"dry_run": dry_run, "check": check, "replace": replace, "workers": workers, "ray": ray}
+
+    def go(settings: Any) -> Any:
+        return _load("sbeval.sweep", "run_sweep")(settings, **chosen)
+
+    following = settings.follow is not None
+    if _load("sbeval.sweep.follow", "follow")(settings, go, once=dry_run) if following else go(settings):
         raise typer.Exit(1)
+
+
+@app.command(context_settings=_PASSED_ON, options_metavar="")
+def launch(arguments: _Arguments = None) -> None:
+    """Start run, train or extend in several processes: options of `accelerate launch`, then the command."""
+    _load("sbeval.launch", "launch")(arguments or ["--help"])
 
 
 @app.command()
@@ -107,45 +132,14 @@ def report(
         list[str] | None, typer.Option(metavar="NAME", help="Name or pattern of models or tasks to show; repeatable.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Build again whenever a results file appears.")] = False,
-    compare: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            metavar="A B",
-            help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",
-        ),
-    ] = None,
-    fail_if_worse: Annotated[
-        bool,
-        typer.Option(
-            "--fail-if-worse", help="With --compare: exit code 1 where B is worse by more than --least-effect."
-        ),
-    ] = False,
-    least_effect: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="With --compare: what a whole band has to exceed to count as worse, in nats, bits or a score's unit; "
-            "0.02 if not given.",
-        ),
-    ] = None,
-    gate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --compare: judge B by the rules of a YAML file; exit code 1 where one fails, 3 where none "
-            "does and one has not enough data.",
-        ),
-    ] = None,
-    hub_results: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also write the hub's evaluation result files, a folder for each model."),
-    ] = None,
-    hub_dataset: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TASK=OWNER/NAME", help="With --hub-results: the data set of a task; repeatable."),
-    ] = None,
-    wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help="Also log the curves to wandb.")] = None,
-    trackio: Annotated[str | None, typer.Option(metavar="PROJECT", help="Also log the curves to trackio.")] = None,
+    compare: Annotated[tuple[str, str] | None, report_options.COMPARE] = None,
+    fail_if_worse: Annotated[bool, report_options.FAIL_IF_WORSE] = False,
+    least_effect: Annotated[float | None, report_options.LEAST_EFFECT] = None,
+    gate: Annotated[Path | None, report_options.GATE] = None,
+    hub_results: Annotated[Path | None, report_options.HUB_RESULTS] = None,
+    hub_dataset: Annotated[list[str] | None, report_options.HUB_DATASET] = None,
+    wandb: Annotated[str | None, report_options.WANDB] = None,
+    trackio: Annotated[str | None, report_options.TRACKIO] = None,
     replace: _Replace = False,
 ) -> None:
     """Turn results files into one self-contained page, figures and tables, or compare two models."""
@@ -206,6 +200,8 @@ def convert(
     replace: _Replace = False,
 ) -> None:
     """Write a released checkpoint out in this project's form, its tokenizer beside it."""
+    _load("sbeval.hub_names", "check_name")(source, "a checkpoint", file="config.json")
+    _load("sbeval.model_adapters.options", "check_dtypes")({"dtype": dtype})
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)
     print(f"{source}, of the format {loaded.format}, is now in {destination.resolve()}")
@@ -225,6 +221,8 @@ def demo(
 
     A second page, in the folder `extension` beside it, shows stored results from before and after context extension.
     """
+    if text is not None:
+        _load("sbeval.tasks.asked", "check_options")((), {"data_path": str(text)})
     for page_folder in () if replace else (output, output / "extension"):
         _load("sbeval.reports", "check_output_folder")(page_folder)
     folder = _load("sbeval.demo.evaluation", "evaluate")(results, text=text)
@@ -271,8 +269,9 @@ def _check(asked: Any) -> bool:
         raise UserError("Expected --tasks with names of tasks, found none: `lm_eval ls tasks` lists them.")
     _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
     if asked.model == "sb":
-        _load("sbeval.model_adapters.options", "check_early")(asked.model_args)
-    _load("sbeval.tasks.metadata", "check_lengths")(asked.metadata)
+        check_early = _load("sbeval.model_adapters.options", "check_early")
+        check_early(asked.model_args, device=asked.device, batch_size=asked.batch_size)
+    _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
     _load("sbeval.tasks.ruler.corpora", "check_corpora")(asked.tasks, asked.metadata)
     return not _load("sbeval.tasks.packaged", "are_all_packaged")(asked.tasks)
 

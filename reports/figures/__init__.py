@@ -5,6 +5,7 @@
 - `small_multiples`: figures of lines side by side
 - `labels`: what explains a line, and where do names at its end go?
 - `curves`: a metric or a score against context length
+- `steps`: NLL over training steps
 - `differences`: NLL against the training length's own, in pairs
 - `positions`: NLL by position
 - `heatmaps`: needles by depth and length

@@ -24,7 +24,14 @@ _HUES: dict[str, tuple[str, str]] = {
     "brown": ("#8c4a32", "#d9a184"),
     "teal": ("#00787f", "#4fd0d6"),
 }
-_SCHEME_HUES = {"stickbreaking": "blue", "rope": "vermillion", "nope": "green", "alibi": "purple", "fire": "orange"}
+_SCHEME_HUES = {
+    "stickbreaking": "blue",
+    "rope": "vermillion",
+    "nope": "green",
+    "alibi": "purple",
+    "fire": "orange",
+    "forgetting": "teal",
+}
 
 LIGHT = {"ink": "#16191d", "muted": "#5a626b", "grid": "#e6e8eb", "axis": "#b9bfc6", "paper": "#ffffff"}
 DARK = {"ink": "#eef0f2", "muted": "#a4adb6", "grid": "#2c3238", "axis": "#4a525a", "paper": "#14171a"}
@@ -73,6 +80,20 @@ def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
             dashed=model.label in parents,
         )
         for index, model in enumerate(models)
+    }
+
+
+def series_looks(labels: Sequence[str]) -> dict[str, Look]:
+    """Returns looks of lines that are not models, such as context lengths, in the order of the hues."""
+    hues = list(_HUES.values())
+    return {
+        label: Look(
+            light=hues[index % len(hues)][0],
+            dark=hues[index % len(hues)][1],
+            shape=SHAPES[index % len(SHAPES)],
+            dashed=False,
+        )
+        for index, label in enumerate(labels)
     }
 
 

@@ -3,6 +3,7 @@
 - `section`: what is a section made of, and from what?
 - `curves`: perplexity against context length
 - `differences`: what the same targets gain or lose beyond the training length
+- `steps`: checkpoints of one training, over its steps
 - `positions`: NLL by position
 - `ruler`: RULER against length
 - `needles`: needle heatmaps

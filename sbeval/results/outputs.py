@@ -80,7 +80,7 @@ def alone_in(path: Path) -> Iterator[None]:
     """
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if not _locked(descriptor):
+        if not locked(descriptor):
             folder = path if path.is_dir() else path.parent
             raise UserError(
                 f"Expected no other process that writes to {folder}, found one: wait for it, or name another folder."
@@ -138,7 +138,7 @@ def part_of(path: Path, ending: str) -> Iterator[Path]:
             descriptor = os.open(
                 part, os.O_RDONLY if ending == "partial" else os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666
             )
-            if _locked(descriptor) and os.path.lexists(part):
+            if locked(descriptor) and os.path.lexists(part):
                 break
             os.close(descriptor)
     try:
@@ -148,8 +148,12 @@ def part_of(path: Path, ending: str) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _locked(descriptor: int) -> bool:
-    """Locks an open file until it is closed or its process has died; False where another process has locked it."""
+def locked(descriptor: int) -> bool:
+    """Locks an open file until it is closed or its process has died.
+
+    Returns:
+        False where another process has locked it; True also where the file system has no locks.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

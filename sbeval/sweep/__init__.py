@@ -6,6 +6,13 @@
 - `plan`: which folder and configuration does each run get?
 - `results`: does a folder hold the results of its run, whole?
 - `execute`: what runs, and what failed?
+- `follow`: which checkpoints has a training left?
+- `schedule`: in which order, and how far are they?
+- `engine`: where do they run?
+- `ray_engine`: how do they run on a cluster?
+- `gpus`: which GPUs can they be given?
+- `attempt`: how did one run end?
+- `holder`: who else is at it, and do they live?
 - `child`: how do processes end when this one is ended?
 """
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -19,26 +20,56 @@ _C_LIBRARY = ctypes.CDLL(None)
 Child = subprocess.Popen[bytes]
 
 
-def run_to_end(command: Sequence[str], log: IO[Any]) -> int:
-    """Runs a command with its output in a log; returns its exit code, negative for the signal that ended it.
+class Children:
+    """The commands that several threads have running, so that one of them can end all."""
 
-    Where this process is interrupted or asked to end, the command and all that it started end first (`end`).
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._running: dict[str, Child] = {}
+        self._ended = False
 
-    Args:
-        command: program and arguments.
-        log: open file for standard output and standard error.
+    def run_to_end(self, command: Sequence[str], log: IO[Any], variables: Mapping[str, str] | None = None) -> int:
+        """Runs a command with its output in a log; returns its exit code, negative for the signal that ended it.
 
-    Raises:
-        OSError: the command does not start.
-        AskedToEnd: this process was asked to end.
-    """
-    with raising_when_asked_to_end():
-        child = start(command, log)
-        try:
-            return child.wait()
-        except BaseException:
+        Where this process is interrupted or asked to end, the command and all that it started end first (`end`).
+
+        Args:
+            command: program and arguments.
+            log: open file for standard output and standard error.
+            variables: added to this process's environment.
+
+        Raises:
+            OSError: the command does not start.
+            AskedToEnd: this process was asked to end.
+        """
+        with raising_when_asked_to_end():
+            with self._changing:
+                if self._ended:
+                    return -signal.SIGTERM
+                child = start(command, log, variables)
+                self._running[log.name] = child
+            try:
+                return child.wait()
+            except BaseException:
+                end([child])
+                raise
+            finally:
+                with self._changing:
+                    del self._running[log.name]
+
+    def end_all(self) -> None:
+        """Ends what is running, and lets nothing start any more."""
+        with self._changing:
+            self._ended = True
+            running = list(self._running.values())
+        end(running)
+
+    def end_one(self, log: str) -> None:
+        """Ends the command whose log has this path, if it is running."""
+        with self._changing:
+            child = self._running.get(log)
+        if child is not None:
             end([child])
-            raise
 
 
 def start(command: Sequence[str], log: IO[Any], variables: Mapping[str, str] | None = None) -> Child:
@@ -65,7 +96,7 @@ def start(command: Sequence[str], log: IO[Any], variables: Mapping[str, str] | N
 
 
 def _ends_with_its_parent() -> None:
-    """Has the process that calls it asked to end when its parent is killed, which then cannot ask."""
+    """Has the process that calls it asked to end when the thread that started it ends, and can no longer ask."""
     _C_LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -22,6 +22,7 @@ def sweep_from_command(
     limit: float | None = None,
     model_args: str | None = None,
     metadata: str | None = None,
+    follow: str | None = None,
 ) -> Sweep:
     """Returns the sweep of a file, or that of a suite over checkpoints.
 
@@ -33,6 +34,7 @@ def sweep_from_command(
         limit: documents of a task.
         model_args: arguments of every model, as lm-eval reads them: `key=value,...` or a JSON object.
         metadata: metadata for the tasks, likewise.
+        follow: folder of a training whose checkpoints are evaluated as they appear.
 
     Raises:
         UserError: arguments that do not belong together, or a value that cannot be.
@@ -40,12 +42,13 @@ def sweep_from_command(
     options = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
     options["metadata"] = metadata
     if suite is None:
-        return _from_file(arguments, [name for name, value in options.items() if value is not None])
-    if not arguments:
+        return _from_file(arguments, [name for name, value in options.items() if value is not None], follow)
+    if not arguments and follow is None:
         raise UserError(f"Expected checkpoints behind --suite {suite}, found none: name at least one.")
     lengths = None if context_lengths is None else read_value(_LengthsOption, context_lengths, name="--context-lengths")
     return Sweep(
         checkpoints=tuple(SweepCheckpoint(pretrained=path) for path in arguments),
+        follow=follow,
         runs=suite_runs(suite, lengths),
         output=output or f"results/{suite}",
         model_args=_mapping(model_args, "--model-args"),
@@ -54,11 +57,15 @@ def sweep_from_command(
     )
 
 
-def load_sweep(path: Path) -> Sweep:
+def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     """Reads a sweep file.
 
     Its keys are the fields of `Sweep`; `suite` names a set of runs (`context_lengths` beside it chooses their lengths),
     `runs` lists further ones, and a checkpoint may be written as its path alone.
+
+    Args:
+        path: the file.
+        follow: a training's folder in place of the file's own.
 
     Raises:
         UserError: no such file, no YAML, an unknown or missing key, or a value that cannot be.
@@ -87,7 +94,8 @@ def load_sweep(path: Path) -> Sweep:
         for entry in _listed(values, "checkpoints", source)
     ]
     parts = {"checkpoints": tuple(checkpoints), "runs": tuple(runs)}
-    return Sweep.read({**values, **parts}, place="the sweep", source=source)
+    following = {} if follow is None else {"follow": follow}
+    return Sweep.read({**values, **parts, **following}, place="the sweep", source=source)
 
 
 def _entry(entry: Any, kind: str, key: str) -> str:
@@ -108,7 +116,7 @@ def _listed(values: dict[str, Any], key: str, source: str) -> list[Any]:
     return value
 
 
-def _from_file(arguments: Sequence[str], options: Sequence[str]) -> Sweep:
+def _from_file(arguments: Sequence[str], options: Sequence[str], follow: str | None) -> Sweep:
     if len(arguments) != 1 or Path(arguments[0]).suffix not in (".yaml", ".yml"):
         found = " ".join(arguments) or "nothing"
         raise UserError(
@@ -118,7 +126,7 @@ def _from_file(arguments: Sequence[str], options: Sequence[str]) -> Sweep:
     if options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise UserError(f"Expected {names} with --suite only, found {arguments[0]}: write it into that file.")
-    return load_sweep(Path(arguments[0]))
+    return load_sweep(Path(arguments[0]), follow)
 
 
 def _mapping(text: str | None, option: str) -> dict[str, Any]:

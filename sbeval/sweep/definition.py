@@ -58,6 +58,10 @@ class SweepRun(Settings):
     limit: Limit | None = Field(
         default=None, description="Documents of a task, as a number or a share below 1; None takes all."
     )
+    gpus: WholeNumber | None = Field(
+        default=None,
+        description="GPUs of each such run. None is one under --workers and --ray where there are any, and else all.",
+    )
     model_args: Options = Field(default={}, description="Arguments of the model; they win over those of the sweep.")
     metadata: Options = Field(default={}, description="Further metadata for the tasks; it wins over that of the sweep.")
 
@@ -85,6 +89,10 @@ class Sweep(Settings):
     """A sweep."""
 
     checkpoints: tuple[SweepCheckpoint, ...] = Field(default=(), description="The models.")
+    follow: Text | None = Field(
+        default=None,
+        description="Folder of a training whose checkpoints (`checkpoint-STEP`) are evaluated as they appear.",
+    )
     runs: tuple[SweepRun, ...] = Field(default=(), description="What each of them goes through.")
     output: Text = Field(
         default="results", description="Folder of all results, one folder a checkpoint and in it one folder a run."
@@ -106,7 +114,7 @@ class Sweep(Settings):
 
     @model_validator(mode="after")
     def _something_to_run(self) -> Self:
-        if not self.checkpoints:
+        if not self.checkpoints and self.follow is None:
             raise UserError("Expected checkpoints to evaluate, found none: name at least one.")
         if not self.runs:
             raise UserError("Expected a suite or runs, found neither: name a suite or list runs.")

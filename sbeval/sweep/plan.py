@@ -21,12 +21,14 @@ class PlannedRun:
         name: the run's folder in it.
         folder: where everything of the run lies.
         config: what lm-eval reads with `--config`.
+        gpus: how many it needs, None where its run does not say.
     """
 
     label: str
     name: str
     folder: Path
     config: dict[str, Any]
+    gpus: int | None = None
 
     @property
     def config_file(self) -> Path:
@@ -110,6 +112,7 @@ def _planned(
         label=checkpoint.folder_name,
         name=name,
         folder=folder,
+        gpus=run.gpus,
         config={
             **{key: value for key, value in config.items() if value is not None},
             "output_path": str(folder),

@@ -17,7 +17,7 @@ from source_tree import ROOT
 
 BLOCK = re.compile(r"(?:^<!-- (?P<comment>[^>]+) -->\n)?^```sh\n(?P<commands>.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(?P<language>\S*)", re.MULTILINE)
-NOT_RUN = ("not run: needs a GPU", "not run: needs the hub")
+NOT_RUN = ("not run: needs a GPU", "not run: needs the hub", "not run: needs a cluster")
 TESTED_BY = "tested by: "
 # a page with a test of its own, and results whose commands were run on GPUs
 WITH_THEIR_OWN = {"docs/adding.md", "docs/results"}
@@ -94,7 +94,7 @@ def test_what_is_not_run_says_why_or_names_its_test(block: Block) -> None:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_a_fence_names_its_language_so_that_no_command_hides(page: Path) -> None:
     opened = FENCE.findall(page.read_text(encoding="utf-8"))[::2]
-    assert {*opened} <= {"sh", "yaml", "json", "text", "python"}
+    assert {*opened} <= {"sh", "bash", "yaml", "json", "text", "python"}
 
 
 def test_readme_is_read_in_three_minutes_and_links_to_files_that_are_there() -> None:

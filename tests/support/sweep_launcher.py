@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import yaml
@@ -17,6 +18,7 @@ DATE = "2025-01-02T03-04-05.678901"
 
 
 def main() -> None:
+    began = time.time()
     behaviour, config = sys.argv[1], yaml.safe_load(Path(sys.argv[-1]).read_text(encoding="utf-8"))
     count = Path(sys.argv[-1]).parents[2] / "started.txt"
     with count.open("a", encoding="utf-8") as file:
@@ -30,6 +32,13 @@ def main() -> None:
         sys.exit(3)
     if behaviour == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if behaviour.startswith("slow"):
+        time.sleep(float(behaviour.partition(":")[2] or 0.3))
+        with count.with_name("spans.jsonl").open("a", encoding="utf-8") as file:
+            gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+            file.write(f"{json.dumps([config['model_args']['pretrained'], gpus, began, time.time()])}\n")
     if behaviour == "hang":
         hang(count.with_name("held.lock"))
     dataset = config.get("metadata", {}).get("dataset")

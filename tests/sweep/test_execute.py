@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import sweep_launcher
 import yaml
-from filelock import FileLock
 from fresh_process import run
 from tiny_task import TINY_TASK
 
@@ -121,15 +120,6 @@ def test_results_of_other_settings_are_kept_unless_replaced(tmp_path: Path) -> N
     assert run_sweep(sweep(tmp_path, limit=3), replace=True) == []
     assert started(tmp_path) == 2
     assert len(list((tmp_path / "one" / "t").rglob("results_*.json"))) == 1
-
-
-def test_two_sweeps_never_write_into_one_folder(tmp_path: Path) -> None:
-    (tmp_path / "one" / "t").mkdir(parents=True)
-    with FileLock(tmp_path / "one" / "t" / "running.lock"):
-        (failure,) = run_sweep(sweep(tmp_path))
-    assert "no other process that writes" in failure.reason
-    assert not (tmp_path / "started.txt").exists()
-    assert run_sweep(sweep(tmp_path)) == []
 
 
 def test_other_settings_do_not_stand_in_the_way_of_a_run_that_failed(tmp_path: Path) -> None:

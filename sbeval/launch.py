@@ -1,0 +1,87 @@
+"""`sbeval launch`: a command of sbeval in several processes, on one machine or several, by accelerate's launcher."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from sbeval.ending import AskedToEnd
+from sbeval.errors import UserError, first_line
+from sbeval.ranks import LAUNCHED, tell_machines
+
+_COMMANDS = ("run", "train", "extend")
+
+
+def launch(arguments: Sequence[str]) -> None:
+    """Runs a command in several processes, and says in one sentence why they failed.
+
+    Args:
+        arguments: options of `accelerate launch`, the command, and what follows it on the command line.
+
+    Raises:
+        UserError: what the first process that failed said, or how it ended.
+        AskedToEnd: this process was asked to end.
+    """
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    chosen = _as_module(launch_command_parser().parse_args(list(arguments)))
+    # a checkout in the current folder is not the installed package
+    os.environ |= {LAUNCHED: "1", "PYTHONSAFEPATH": "1"}
+    logging.disable(logging.CRITICAL)  # of this process alone: launchers tell of a failure in pages
+    try:
+        launch_command(chosen)
+    except ChildFailedError as error:
+        why = _why(error.failures)
+        print(file=sys.stderr)  # behind a progress bar that was cut off
+        if (chosen.num_machines or 1) > 1:
+            tell_machines(chosen.main_process_ip, int(chosen.main_process_port), why)
+        raise UserError(why) from None
+    except SignalException as error:
+        raise AskedToEnd(error.sigval) from None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(error.returncode) from None
+    except ConnectionError:
+        raise UserError(
+            f"Expected a free port for the processes to meet at, found {chosen.main_process_port} in use: name another "
+            "one with --main_process_port."
+        ) from None
+    except (ValueError, RuntimeError, TimeoutError) as error:
+        raise UserError(f"Expected processes to start as the options say, found: {first_line(error)}") from error
+
+
+def _as_module(chosen: Any) -> Any:
+    """Returns accelerate's options with the command as a module of Python."""
+    if not chosen.module:
+        if chosen.training_script not in _COMMANDS:
+            raise UserError(
+                f"Expected {', '.join(_COMMANDS[:-1])} or {_COMMANDS[-1]} behind the launcher's options, found "
+                f"{chosen.training_script!r}: write `sbeval launch --num_processes 2 run ...`."
+            )
+        chosen.training_script_args = [chosen.training_script, *chosen.training_script_args]
+        chosen.training_script, chosen.module = "sbeval", True
+    if (chosen.num_processes or 1) > 1 and not (chosen.use_fsdp or chosen.use_deepspeed or chosen.use_megatron_lm):
+        chosen.multi_gpu = True  # accelerate's word for several processes, on CPUs too
+    if (chosen.num_machines or 1) == 1 and chosen.main_process_port is None:
+        chosen.main_process_port = 0
+    return chosen
+
+
+def _why(failures: Any) -> str:
+    """Returns what the first process to fail said, or else how it ended."""
+    # what a process of ours leaves holds a time; torch fills in for one that left nothing
+    said = {
+        rank: failure.error_file_data for rank, failure in failures.items() if "timestamp" in failure.error_file_data
+    }
+    if said:
+        return str(min(said.values(), key=lambda left: left["timestamp"])["message"])
+    rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
+    ended = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"
+    return (
+        f"Expected every process to end well, found that rank {rank}, process {first.pid} on {socket.gethostname()}, "
+        f"ended with {ended}: see what it said last, or whether memory ran out."
+    )

@@ -1,0 +1,227 @@
+"""Processes of one evaluation, on one machine or several: they end together, and one that does not come is named.
+
+accelerate gives collectives a year, since ranks of an evaluation may wait long for each other, so neither a rank that
+fails elsewhere nor one that hangs would end the others. Each therefore has a thread that looks at a board, a key of
+the store they meet at: a sentence on it ends all of them.
+"""
+
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sbeval.errors import UserError, first_line
+
+LAUNCHED = "SBEVAL_LAUNCHED"
+"""Set where `sbeval launch` says for all processes what one of them has found wrong."""
+WAIT_SECONDS = "SBEVAL_WAIT_SECONDS"
+"""Environment variable: how long processes wait for one that does not come."""
+_WAIT_SECONDS = 1800.0
+_LOOK_SECONDS = 0.5
+# until every other process has looked at the board, and left
+_TOLD_SECONDS = 3 * _LOOK_SECONDS
+_LOST_SECONDS = 10.0
+_TO_END_SECONDS = 5.0
+_FAILED = "sbeval/failed"
+_GONE = "Expected the first machine's launcher to answer, found it gone: see what it said."
+_watch: "_Watch | None" = None
+
+
+def several() -> bool:
+    """Whether this process is one of several that were launched together."""
+    return os.environ.get("WORLD_SIZE", "1").isdecimal() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def watch() -> None:
+    """Starts to look after the other processes, where a launcher started several and keeps a store for them."""
+    global _watch
+    if _watch is None and several() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        _watch = _Watch()
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Holds a step at which every process waits for the others."""
+    if _watch is None:
+        yield
+        return
+    with _watch.waiting():
+        yield
+
+
+def told(error: BaseException, sentence: str | None) -> bool:
+    """Tells the other processes, and the launcher, that this one fails.
+
+    Args:
+        error: what it fails with.
+        sentence: what a user is told about it, None for a traceback.
+
+    Returns:
+        Whether all is said already: by the launcher, or by a process that failed before and took this one with it.
+    """
+    if not several():
+        return False
+    if _watch is not None:
+        elsewhere = None if isinstance(error, UserError) else _watch.failed_elsewhere(_TO_END_SECONDS)
+        if elsewhere is not None:
+            _say(elsewhere)
+            return True
+        said = f"{sentence or first_line(error)} ({_name()})"
+        first = _watch.tell(said)
+        time.sleep(_TOLD_SECONDS)
+        sentence = sentence and (said if first else None)
+        if sentence is None and not first:
+            return True
+    return sentence is not None and _leave(sentence)
+
+
+def launched() -> bool:
+    """Whether `sbeval launch` started this process, and says for all what there is to say."""
+    return bool(os.environ.get(LAUNCHED)) and bool(os.environ.get("TORCHELASTIC_ERROR_FILE"))
+
+
+def tell_machines(address: str, port: int, sentence: str) -> None:
+    """Tells the processes of other machines, from a launcher, that one here has failed."""
+    with contextlib.suppress(Exception):  # the first machine's launcher may be gone
+        if _board(address, port).compare_set(_FAILED, "", sentence).decode() == sentence:
+            time.sleep(_TOLD_SECONDS)
+
+
+def _board(address: str, port: int) -> Any:
+    stores: Any = importlib.import_module("torch.distributed")
+    seconds = datetime.timedelta(seconds=_LOST_SECONDS)
+    return stores.TCPStore(address, port, is_master=False, timeout=seconds, wait_for_workers=False)
+
+
+def _say(sentence: str) -> None:
+    """Says what is said elsewhere too: to the launcher, or else by one process of this machine."""
+    if not _leave(sentence) and os.environ.get("LOCAL_RANK") == "0":
+        print(sentence, file=sys.stderr, flush=True)
+
+
+def _leave(sentence: str) -> bool:
+    """Leaves a sentence for the launcher; False where there is none that would say it."""
+    if not launched():
+        return False
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w", encoding="utf-8") as error_file:
+        json.dump({"message": sentence, "timestamp": int(time.time())}, error_file)
+    return True
+
+
+def _name() -> str:
+    return f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, process {os.getpid()} on {socket.gethostname()}"
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self._store = _board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        self._using = threading.Lock()
+        self._rank, self._count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._step = 0
+        self._since: float | None = None
+        self._failing = False
+        self._wait_seconds = _seconds_to_wait()
+        self._ended, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        if threading.current_thread() is threading.main_thread():
+            # a signal reaches Python's own handlers only where no collective is waited for
+            signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        self._write(f"sbeval/name/{self._rank}", _name())
+        threading.Thread(target=self._look, daemon=True).start()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        self._step += 1
+        self._since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = None
+
+    def tell(self, sentence: str) -> bool:
+        """Writes a sentence on the board; whether it is the first one there."""
+        self._failing = True
+        with contextlib.suppress(Exception), self._using:
+            return bool(self._store.compare_set(_FAILED, "", sentence).decode() == sentence)
+        return True
+
+    def failed_elsewhere(self, seconds: float) -> str | None:
+        """Returns what another process, whose end is this one's, writes on the board within some seconds."""
+        last = time.monotonic() + seconds
+        while time.monotonic() < last:
+            try:
+                failed = self._read(_FAILED)
+            except Exception:  # whatever the store raises when its machine is gone
+                return _GONE
+            if failed is not None:
+                return failed
+            time.sleep(_LOOK_SECONDS)
+        return None
+
+    def _look(self) -> None:
+        published, answered = -1, time.monotonic()
+        while True:
+            ready, _, _ = select.select([self._ended], [], [], _LOOK_SECONDS)
+            if ready and {*os.read(self._ended, 16)} & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
+                time.sleep(_TO_END_SECONDS)
+                os._exit(128 + signal.SIGTERM)
+            try:
+                failed = self._read(_FAILED)
+                step, since = self._step, self._since
+                if step != published:
+                    self._write(f"sbeval/step/{self._rank}", str(step))
+                    published = step
+                answered = time.monotonic()
+            except Exception:
+                if time.monotonic() - answered > _LOST_SECONDS:
+                    self._end(_GONE)
+                continue
+            if failed is not None and not self._failing:
+                self._end(failed)
+            if since is not None and time.monotonic() - since > self._wait_seconds and (late := self._late(step)):
+                sentence = (
+                    f"Expected all processes within {self._wait_seconds:.0f} s of each other, found that "
+                    f"{' and '.join(late)} did not come: see what holds it up, or set {WAIT_SECONDS} to more seconds."
+                )
+                self.tell(sentence)
+                time.sleep(_TOLD_SECONDS)
+                self._end(self._read(_FAILED) or sentence)
+
+    def _late(self, step: int) -> list[str]:
+        """Returns the names of the processes that have not come to a step."""
+        late = []
+        for rank in range(self._count):
+            if int(self._read(f"sbeval/step/{rank}") or 0) < step:
+                late.append(self._read(f"sbeval/name/{rank}") or f"rank {rank}")
+        return late
+
+    def _end(self, sentence: str) -> None:
+        """Ends this process, whatever it is doing; one of them says why where no launcher does."""
+        with contextlib.suppress(OSError):
+            _say(sentence)
+        os._exit(1)
+
+    def _read(self, key: str) -> str | None:
+        with self._using:
+            return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def _write(self, key: str, value: str) -> None:
+        with self._using:
+            self._store.set(key, value)
+
+
+def _seconds_to_wait() -> float:
+    given = os.environ.get(WAIT_SECONDS)
+    with contextlib.suppress(ValueError):
+        if given is None or float(given) > 0:
+            return _WAIT_SECONDS if given is None else float(given)
+    raise UserError(f"Expected {WAIT_SECONDS} to be a number of seconds above 0, found {given!r}: correct it.")

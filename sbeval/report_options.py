@@ -1,0 +1,25 @@
+"""Options of `sbeval report` beyond a page: two models compared, and what is published."""
+
+import typer
+
+COMPARE = typer.Option(
+    metavar="A B",
+    help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",
+)
+FAIL_IF_WORSE = typer.Option(
+    "--fail-if-worse", help="With --compare: exit code 1 where B is worse by more than --least-effect."
+)
+LEAST_EFFECT = typer.Option(
+    metavar="X",
+    help="With --compare: what a whole band has to exceed to count as worse, in nats, bits or a score's unit; "
+    "0.02 if not given.",
+)
+GATE = typer.Option(
+    metavar="FILE",
+    help="With --compare: judge B by the rules of a YAML file; exit code 1 where one fails, 3 where none "
+    "does and one has not enough data.",
+)
+HUB_RESULTS = typer.Option(metavar="DIR", help="Also write the hub's evaluation result files, a folder for each model.")
+HUB_DATASET = typer.Option(metavar="TASK=OWNER/NAME", help="With --hub-results: the data set of a task; repeatable.")
+WANDB = typer.Option(metavar="PROJECT", help="Also log the curves to wandb.")
+TRACKIO = typer.Option(metavar="PROJECT", help="Also log the curves to trackio.")

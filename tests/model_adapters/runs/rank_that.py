@@ -1,0 +1,35 @@
+"""Is the command `sbeval`, in which one process of several fails, hangs or dies when it is asked for scores.
+
+python -m rank_that ARGUMENT..., with RANK_THAT="3 fails" in the environment.
+"""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
+
+SENTENCE = "Expected a test to go well, found one that does not."
+
+
+def scores(self: StickBreakingLM, requests: Any, **options: Any) -> Any:
+    rank, does = os.environ["RANK_THAT"].split()
+    if self.rank == int(rank):
+        print(f"at {time.time()}", file=sys.stderr, flush=True)
+        if does == "fails":
+            raise UserError(SENTENCE)
+        if does == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+    return whole(self, requests, **options)
+
+
+if __name__ == "__main__":
+    whole = StickBreakingLM.token_logprobs
+    StickBreakingLM.token_logprobs = scores  # type: ignore[method-assign]
+    from sbeval.__main__ import main
+
+    main()

@@ -1,0 +1,136 @@
+"""Two machines of two processes each, on loopback: the numbers of one process, and one sentence where one fails."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sbeval.errors import UserError
+from sbeval.launch import launch
+from tests.model_adapters.runs import rank_that
+from tests.model_adapters.small import Checkpoints, english
+
+HERE = str(Path(rank_that.__file__).parent)
+MACHINES, PROCESSES = 2, 4
+
+
+@pytest.fixture
+def evaluation(checkpoint: Checkpoints, tmp_path: Path) -> list[str]:
+    """What follows `sbeval run`."""
+    (tmp_path / "text.txt").write_text(english())
+    metadata = {"data_path": str(tmp_path / "text.txt"), "context_lengths": [16, 32]}
+    return [
+        *("--model_args", f"pretrained={checkpoint('stickbreaking')},dtype=float32", "--device", "cpu"),
+        *("--tasks", "sb_text_stream,sb_text_fixed_target", "--metadata", json.dumps(metadata)),
+    ]
+
+
+def environment(folder: Path, **variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SBEVAL")}
+    own = {"SBEVAL_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": HERE}
+    return kept | own | variables
+
+
+def on_two_machines(command: list[str], folder: Path, **variables: str) -> list[tuple[int, str, float]]:
+    """Returns exit code, output and time of the end of each machine's launcher."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    options = [f"--num_machines={MACHINES}", f"--num_processes={PROCESSES}", "--main_process_ip=127.0.0.1"]
+    ended = []
+    with contextlib.ExitStack() as stack:
+        started = []
+        for rank in range(MACHINES):
+            launcher = [sys.executable, "-m", "sbeval", "launch", *options, f"--machine_rank={rank}"]
+            log = stack.enter_context((folder / f"machine{rank}.log").open("w"))
+            process = subprocess.Popen(
+                [*launcher, f"--main_process_port={port}", *command],
+                env=environment(folder, **variables),
+                cwd=folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(process.kill)
+            started.append(process)
+        last = time.monotonic() + 300
+        ends: dict[int, float] = {}
+        while len(ends) < len(started) and time.monotonic() < last:
+            ends |= {
+                rank: time.time() for rank, one in enumerate(started) if rank not in ends and one.poll() is not None
+            }
+            time.sleep(0.05)
+        for rank, process in enumerate(started):
+            text = (folder / f"machine{rank}.log").read_text()
+            assert rank in ends, text
+            ended.append((process.returncode, text, ends[rank]))
+    return ended
+
+
+def results(folder: Path) -> dict[str, object]:
+    (file,) = folder.rglob("results_*.json")
+    found: dict[str, object] = json.loads(file.read_text())["results"]
+    return found
+
+
+def test_two_machines_give_the_numbers_of_one_process_to_the_bit(evaluation: list[str], tmp_path: Path) -> None:
+    alone = [sys.executable, "-m", "sbeval", "run", *evaluation, "--output_path", "one"]
+    subprocess.run(alone, env=environment(tmp_path), cwd=tmp_path, check=True, capture_output=True)
+    ended = on_two_machines(["run", *evaluation, "--output_path", "four"], tmp_path)
+    assert [code for code, *_ in ended] == [0, 0], ended
+    assert len(results(tmp_path / "one")) == 2
+    assert results(tmp_path / "four") == results(tmp_path / "one")
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_process_that_fails_ends_all_with_its_sentence_alone(
+    rank: int, evaluation: list[str], tmp_path: Path
+) -> None:
+    command = ["-m", "rank_that", "run", *evaluation]
+    ended = on_two_machines(command, tmp_path, RANK_THAT=f"{rank} fails")
+    texts = [text for _, text, _ in ended]
+    failed_at = next(float(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("at "))
+    for code, text, end in ended:
+        assert code == 1
+        assert text.splitlines()[-1].startswith(f"{rank_that.SENTENCE} (rank {rank} of 4, process ")
+        assert text.count(rank_that.SENTENCE) == 1
+        assert "Traceback" not in text
+        assert end - failed_at < 15, text
+
+
+def test_a_process_that_is_killed_is_named(evaluation: list[str], tmp_path: Path) -> None:
+    for code, text, _ in on_two_machines(["-m", "rank_that", "run", *evaluation], tmp_path, RANK_THAT="1 dies"):
+        assert code == 1
+        said = text.splitlines()[-1]
+        assert said.startswith("Expected every process to end well, found that rank 1, process ")
+        assert "ended with SIGKILL" in said
+        assert "Traceback" not in text
+
+
+def test_a_process_that_hangs_is_named_after_a_time_out(evaluation: list[str], tmp_path: Path) -> None:
+    command = ["-m", "rank_that", "run", *evaluation]
+    ended = on_two_machines(command, tmp_path, RANK_THAT="2 hangs", SBEVAL_WAIT_SECONDS="5")
+    for code, text, _ in ended:
+        assert code == 1
+        said = text.splitlines()[-1]
+        assert said.startswith("Expected all processes within 5 s of each other, found that rank 2 of 4, process ")
+        assert "Traceback" not in text
+
+
+def test_a_port_in_use_and_a_command_that_is_none_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SBEVAL_LAUNCHED", "PYTHONSAFEPATH"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(UserError, match="run, train or extend behind the launcher's options, found 'sweep'"):
+        launch(["--num_processes", "2", "sweep", "x.yaml"])
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = str(used.getsockname()[1])
+        first = ["--num_processes=4", "--num_machines=2", "--machine_rank=0", "--main_process_ip=127.0.0.1"]
+        with pytest.raises(UserError, match=f"Expected a free port .* found {port} in use"):
+            launch([*first, "--main_process_port", port, "run", "--tasks", "none"])

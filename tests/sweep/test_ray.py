@@ -1,0 +1,157 @@
+"""A sweep on a Ray cluster of three nodes: whatever dies in the middle, every run is there once, as one by one.
+
+Needs the extra sbeval[ray]; `make test-ray` installs and runs it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sweep_launcher
+import yaml
+from folders import snapshot
+
+from sbeval.errors import UserError
+from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
+
+ray = pytest.importorskip("ray", reason="the extra sbeval[ray] is not installed: make test-ray")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+NAMES = tuple(f"model{number}" for number in range(8))
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, num_gpus=0)
+        cluster.wait_for_nodes()
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def settings(output: Path, *checkpoints: str, behaviour: str = "slow", **of_run: Any) -> Sweep:
+    return Sweep(
+        checkpoints=tuple(SweepCheckpoint(pretrained=name) for name in checkpoints),
+        runs=(SweepRun(name="t", tasks=("t",), **of_run),),
+        output=str(output),
+        launcher=(sys.executable, str(sweep_launcher.__file__), behaviour),
+    )
+
+
+def write(folder: Path, behaviour: str) -> list[str]:
+    values = settings(Path("out"), *NAMES, behaviour=behaviour)
+    written = {
+        "output": values.output,
+        "checkpoints": [*NAMES],
+        "runs": [{"name": "t", "tasks": ["t"]}],
+        "launcher": list(values.launcher or ()),
+    }
+    (folder / "out").mkdir()
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(written))
+    return [sys.executable, "-P", "-m", "sbeval", "sweep", "sweep.yaml"]
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def wait_for(file: Path, count: int, seconds: float = 90.0) -> None:
+    last = time.monotonic() + seconds
+    while len(lines(file)) < count:
+        assert time.monotonic() < last, f"{file} has {len(lines(file))} lines"
+        time.sleep(0.05)
+
+
+def left(folder: Path) -> dict[str, tuple[int, str]]:
+    assert not list(folder.rglob("running.lock"))
+    assert not list(folder.rglob("*.part"))
+    whole = snapshot(folder, without=("started.txt", "spans.jsonl", "log.txt"))
+    # a run that was ended in the middle is begun anew where it stood
+    return {name: content for name, content in whole.items() if ".old-" not in name}
+
+
+def test_nodes_that_die_and_come_and_a_driver_that_dies_lose_and_double_nothing(cluster: Any, tmp_path: Path) -> None:
+    one_by_one, on_cluster = tmp_path / "one", tmp_path / "cluster"
+    for folder, seconds in ((one_by_one, 0), (on_cluster, 3)):
+        folder.mkdir()
+        command = write(folder, f"slow:{seconds}")
+        if not seconds:
+            subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    command += ["--ray", cluster.address]
+    started, ended = on_cluster / "out" / "started.txt", on_cluster / "out" / "spans.jsonl"
+
+    with subprocess.Popen(command, cwd=on_cluster, stdout=subprocess.DEVNULL) as driver:
+        wait_for(started, 3)
+        victim = next(iter(cluster.worker_nodes))
+        cluster.remove_node(victim, allow_graceful=False)
+        cluster.add_node(num_cpus=1, num_gpus=0)
+        wait_for(ended, 3)
+        wait_for(started, 6)
+        driver.send_signal(signal.SIGKILL)
+    time.sleep(1)
+    again = subprocess.run(command, cwd=on_cluster, capture_output=True, text=True, timeout=240)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "8 runs: " in again.stdout
+    assert left(on_cluster / "out") == left(one_by_one / "out")
+    finished = [line.split(",")[0] for line in lines(ended)]
+    assert len(set(finished)) == len(NAMES)
+    assert len(list(on_cluster.rglob("results_*.json"))) == len(NAMES)
+
+
+def test_a_run_that_fails_is_not_tried_again_and_one_that_is_ended_is(cluster: Any, tmp_path: Path) -> None:
+    failures = run_sweep(settings(tmp_path / "out", "one", "broken", "two"), ray=cluster.address)
+    assert [str(failure.run) for failure in failures] == ["broken/t"]
+    assert failures[0].reason == "exit code 3: CUDAError: out of memory on device 0"
+    assert sum("broken" in line for line in lines(tmp_path / "out" / "started.txt")) == 1
+    (failure,) = run_sweep(settings(tmp_path / "ended", "one", behaviour="terminate"), ray=cluster.address)
+    assert failure.reason.startswith("ended by SIGTERM")
+    assert len(lines(tmp_path / "ended" / "started.txt")) == 4
+
+
+def test_what_a_cluster_cannot_run_is_one_sentence(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"at most 0 GPUs a run, which is what the largest node .* found gpus: 2"
+    ) as error:
+        run_sweep(settings(tmp_path / "out", "one", gpus=2), ray=cluster.address)
+    assert "\n" not in str(error.value)
+    assert not ray.is_initialized()
+    with pytest.raises(UserError, match="Expected --workers or --ray, found both"):
+        run_sweep(settings(tmp_path / "out", "one"), ray=cluster.address, workers="2")
+
+
+def test_a_folder_that_a_node_does_not_see_is_one_sentence(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a node of another machine has another file system; here the folder goes between the driver's look and the node's
+    monkeypatch.setattr("sbeval.sweep.ray_engine.part_of", _vanishing)
+    with pytest.raises(UserError, match=r"on every node of the cluster, found that .* does not see it") as error:
+        run_sweep(settings(tmp_path / "out", "one"), ray=cluster.address)
+    assert "\n" not in str(error.value)
+    assert not lines(tmp_path / "out" / "started.txt")
+
+
+class _vanishing:
+    def __init__(self, path: Path, ending: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> Path:
+        return self._path.with_name("elsewhere")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_an_address_without_a_cluster_is_one_sentence(tmp_path: Path) -> None:
+    os.environ.pop("RAY_ADDRESS", None)
+    with pytest.raises(UserError, match=r"Expected a Ray cluster at --ray 127\.0\.0\.1:1, found") as error:
+        run_sweep(settings(tmp_path / "out", "one"), ray="127.0.0.1:1")
+    assert "\n" not in str(error.value)
