@@ -3,7 +3,9 @@
 Two fresh virtual environments, one with `sbeval_autoload.pth`, take turns to run `python -c pass`; the difference of
 each pair is one measurement. Run: `python benchmarks/startup.py [PAIRS]`. With `--weights-gb N` the fingerprint of a
 folder with one file of N GB of random bytes is timed instead, each time in a fresh process: the first reads the file,
-later ones know its hash, and the last finds 4 KiB changed in its middle with size and time kept.
+later ones know its hash, and the last finds 4 KiB changed in its middle with size and time kept. With `--commands N`
+the CPU time of help and of what is refused is measured, N times each in turn; `--sbeval FILE` names the command of
+another installation to measure instead.
 """
 
 import argparse
@@ -21,6 +23,24 @@ from sbeval import autoload
 
 RESAMPLES = 2000
 PIECE_BYTES = 2**20
+CHECKPOINT = Path(__file__).parents[1] / "sbeval" / "demo" / "checkpoints" / "rope"
+RUN = f"run --model_args pretrained={CHECKPOINT} --tasks"
+COMMANDS = (
+    "--help",
+    "run --help",
+    "train --help",
+    f"{RUN} sb_stdlib_steam",
+    "run --model_args pretrained=/no/such --tasks sb_stdlib",
+    f"{RUN} sb_stdlib --metadata context_length=1024",
+    f"{RUN} sb_text",
+    f"{RUN} sb_stdlib --device cuda:99",
+    f"{RUN} sb_stdlib --batch_size abc",
+    f"run --model_args pretrained={CHECKPOINT},rope_scaling=dynamc:4 --tasks sb_stdlib",
+    "train no_such_recipe",
+    "train scheme_rope --data /no/such --out out",
+    f"extend {CHECKPOINT} --data /no/such --context 2048 --out out",
+    "convert /no/such out",
+)
 FINGERPRINT = """
 import sys, time
 began = time.perf_counter()
@@ -76,6 +96,27 @@ def measure_fingerprint(weights_gb: float, place: str | None) -> None:
         start("changed with size and time kept")
 
 
+def measure_commands(sbeval: str, times: int) -> None:
+    took: dict[str, list[float]] = {command: [] for command in COMMANDS}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": folder, "SBEVAL_CACHE": folder}
+        for _ in range(times + 1):
+            for command, seconds in took.items():
+                process = subprocess.Popen(
+                    [sbeval, *command.split()],
+                    cwd=folder,
+                    env=environment,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                _, _, used = os.wait4(process.pid, 0)
+                seconds.append(used.ru_utime + used.ru_stime)
+    for command, seconds in took.items():
+        later = seconds[1:]  # the first compiles
+        shown = command.replace(str(CHECKPOINT), "CKPT")
+        print(f"{statistics.median(later):5.2f} s CPU ({min(later):.2f} to {max(later):.2f})  sbeval {shown}")
+
+
 def measure_ms(environment: Path) -> float:
     start = time.perf_counter()
     subprocess.run([environment / "bin" / "python", "-c", "pass"], check=True)
@@ -94,8 +135,14 @@ if __name__ == "__main__":
     parser.add_argument("pairs", type=int, nargs="?", default=300, help="how many pairs to time")
     parser.add_argument("--weights-gb", type=float, help="time the fingerprint of a file of this size instead")
     parser.add_argument("--folder", help="where that file lies for a while (default: the system's temporary folder)")
+    parser.add_argument("--commands", type=int, metavar="N", help="measure help and refusals instead, N times each")
+    parser.add_argument(
+        "--sbeval", default=str(Path(sys.executable).with_name("sbeval")), help="the command to measure"
+    )
     options = parser.parse_args()
-    if options.weights_gb:
+    if options.commands:
+        measure_commands(options.sbeval, options.commands)
+    elif options.weights_gb:
         measure_fingerprint(options.weights_gb, options.folder)
     else:
         main(options.pairs)

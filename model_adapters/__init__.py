@@ -16,7 +16,7 @@ Between a request and the model:
 - `windows`: windows of tokens, scored in batches
 - `sharing`: inputs that begin alike, read once
 - `batching`: batches by token budget, halved when memory runs out
-- `rope`: RoPE's frequencies for each request
+- `rope`: RoPE's frequencies and extrapolation for each request
 - `speed`: kernels in place of a loaded model's parts
 
 Before and after a run:

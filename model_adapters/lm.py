@@ -20,7 +20,7 @@ from sbeval import ranks
 from sbeval.checkpoints import LoadedCheckpoint, check_weights, register_fla_models
 from sbeval.checkpoints.values import check_generation
 from sbeval.corpora.tokenizers import encode_together
-from sbeval.errors import UserError
+from sbeval.errors import UserError, first_line
 from sbeval.model_adapters import generation, probing, scoring
 from sbeval.model_adapters.answers import check_scores
 from sbeval.model_adapters.loading import (
@@ -73,7 +73,14 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         ranks.watch()
         if isinstance(pretrained, str) and pretrained.startswith("~"):
             pretrained = str(Path(pretrained).expanduser())
-        super().__init__(pretrained, **kwargs)
+        try:
+            super().__init__(pretrained, **kwargs)
+        except torch.distributed.DistNetworkError as error:
+            place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+            raise UserError(
+                f"Expected {os.environ.get('WORLD_SIZE', '1')} processes to meet at {place}, but {first_line(error)}: "
+                "choose another port (--master-port of torchrun, --main_process_port of accelerate)."
+            ) from error
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         if self.options.non_finite == "null":
@@ -83,6 +90,11 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 )
             record_nulls(Task)
             record_nulls(ConfigurableTask)
+        if self.options.extrapolation is not None and self.backend != "causal":
+            raise UserError(
+                "Expected no extrapolation for an encoder-decoder model, found "
+                f"{self.options.extrapolation}: remove it from --model_args."
+            )
         if self.backend == "causal":
             fit_tokenizer(self.model, self.tokenizer)
             check_tokenizer(self)
@@ -244,6 +256,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         """Takes lm-eval's response cache, new or made with the same settings."""
         if self.session is not None:
             if cache_hook.dbdict is not None:
+                if self.options.context_parallel > 1:  # processes would ask for different windows
+                    raise UserError(
+                        "Expected no response cache beside context_parallel, found --use_cache: leave one of them out."
+                    )
                 stamp(cache_hook.dbdict, run_settings(self))
             self.session = dataclasses.replace(self.session, cache_hook=cache_hook)
         super().set_cache_hook(cache_hook)

@@ -9,7 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from sbeval.checkpoints.facts import KvExpand
+from sbeval.devices import check_device, check_device_early
 from sbeval.errors import UserError, shown
+from sbeval.hub_names import is_on_the_hub, looks_like_path
+from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
 from sbeval.settings import Expected, Settings, Tokens, as_number, read_value
 
@@ -44,9 +47,15 @@ def _threshold(value: Any) -> float | Literal["auto"] | None:
 def _rope_scaling(value: Any) -> dict[str, Any]:
     if not isinstance(value, str | Mapping):
         raise ValueError
-    from sbeval.models.rope import parse_rope_scaling
-
     return parse_rope_scaling(value)
+
+
+def _extrapolation(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError
+    from sbeval.models.extrapolation import parse_extrapolation
+
+    return parse_extrapolation(value)
 
 
 class AdapterOptions(Settings):
@@ -59,6 +68,12 @@ class AdapterOptions(Settings):
         Annotated[Mapping[str, Any], Expected("a scaling such as dynamic:4, or a JSON object", _rope_scaling)] | None
     ) = Field(
         default=None, description="RoPE scaling at evaluation, in transformers' form; None leaves the checkpoint's own."
+    )
+    extrapolation: Annotated[Any, Expected("a method such as self_extend:8:512", _extrapolation)] | None = Field(
+        default=None,
+        description="What RoPE models do to read beyond their training length: "
+        "self_extend:GROUP:WINDOW, dual_chunk:CHUNK:LOCAL, sink_window:SINK:WINDOW (tokens), log_length or "
+        "longrope:FILE.",
     )
     kernels: Kernels = Field(default="auto", description="What computes stick-breaking attention.")
     skip_threshold: Annotated[
@@ -96,6 +111,17 @@ class AdapterOptions(Settings):
         description="Tokens looked up in a text and checked at once in a step of greedy generation, which changes no "
         "answer in fp32; for models of this family without windows.",
     )
+    context_parallel: Annotated[
+        int,
+        Expected(
+            "a whole number of processes from 1",
+            lambda value: int(as_number(value, lambda n: n.is_integer() and n >= 1)),
+        ),
+    ] = Field(
+        default=1,
+        description="Processes that score a window together where it is a batch of its own (max_batch_tokens), each a "
+        "part of its tokens; for models of this family, under torchrun or accelerate.",
+    )
     non_finite: NonFinite = Field(
         default="error",
         description="What happens where the model's logits are no numbers: an error that names the request, or null "
@@ -115,15 +141,22 @@ class AdapterOptions(Settings):
         return cls.read(given, place="", source=_SOURCE)
 
 
-def check_early(arguments: Mapping[str, Any]) -> None:
-    """Checks what can be checked of a model's arguments before torch is imported: types, names and the folder.
+def check_early(arguments: Mapping[str, Any], *, device: Any = None, batch_size: Any = None) -> None:
+    """Checks what can be checked of a model's arguments before torch is imported: types, names, folder and device.
+
+    Args:
+        arguments: as `--model_args` has them.
+        device: as `--device` has it, None for none named.
+        batch_size: as `--batch_size` has it, likewise.
 
     Raises:
         UserError: naming the argument, what it may be and what it is.
     """
     given = dict(arguments)
     AdapterOptions.pop(given)
-    _check_dtypes(given)
+    check_dtypes(given)
+    check_device_early(device)
+    _check_batch_size(1 if batch_size is None else batch_size)
     for own in ("device", "batch_size"):  # lm-eval gives these to the model beside its arguments
         if own in given:
             raise UserError(
@@ -144,52 +177,30 @@ def check_early(arguments: Mapping[str, Any]) -> None:
         )
     if not isinstance(name, str) or Path(name).expanduser().exists():
         return
-    looks_like_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
     # an owner and a name on the hub could be meant too: it is asked where a folder of the owner's name is here
     folder_of_that_name = "/" in name and Path(name).parent.is_dir()
-    if looks_like_path or (folder_of_that_name and not _is_on_the_hub(name, given)):
+    if looks_like_path(name) or (folder_of_that_name and not is_on_the_hub(name, given)):
         raise UserError(
             f"Expected a model at pretrained={name}, but there is no such folder: {name}: correct the path."
         )
 
 
-def _is_on_the_hub(name: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether the hub has a repository, or where it cannot be reached, whether its configuration is kept here."""
-    from huggingface_hub import errors, hf_hub_download
+def check_dtypes(arguments: Mapping[str, Any]) -> None:
+    """Refuses types of weights that torch has no name for.
 
-    revision, folder = (str(value) if (value := arguments.get(key)) else None for key in ("revision", "cache_dir"))
-    try:
-        hf_hub_download(name, "config.json", revision=revision, cache_dir=folder)
-    except errors.GatedRepoError:
-        return True
-    except (errors.RepositoryNotFoundError, errors.HFValidationError, errors.LocalEntryNotFoundError):
-        return False
-    except (errors.HfHubHTTPError, errors.EntryNotFoundError, OSError):
-        return True
-    return True
-
-
-def _check_dtypes(arguments: Mapping[str, Any]) -> None:
+    Raises:
+        UserError: naming the argument.
+    """
     for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
         dtype = arguments.get(name)
         if isinstance(dtype, str) and dtype not in DTYPES:
             raise UserError(f"Expected {name} to be auto or a type such as bfloat16, found {shown(dtype)}: correct it.")
 
 
-def _check_device(device: Any) -> None:
-    """Refuses a device that `hf` does not know or that this machine has not: it takes another without a word."""
-    import torch
-
-    # lm-eval names cuda:0 where --device is not given, and hf takes the CPU where there is no GPU
-    if device is None or str(device) in ("cpu", "cuda:0"):
-        return
-    known = re.fullmatch(r"cpu|(cuda|mps|npu|xpu|hpu)(?::(\d+))?", str(device))
-    accelerator = torch.accelerator.current_accelerator()
-    there = 0 if accelerator is None else torch.accelerator.device_count()
-    if known is None or accelerator is None or known[1] != accelerator.type or int(known[2] or 0) >= there:
+def _check_batch_size(batch_size: Any) -> None:
+    if not re.fullmatch(r"auto(:\d+(\.\d+)?)?|[1-9]\d*", str(batch_size)):
         raise UserError(
-            f"Expected device to be one there is, such as cpu or cuda:0, found {shown(device)} with {there} "
-            f"{'accelerators' if accelerator is None else f'{accelerator.type} devices'}: correct --device."
+            f"Expected batch_size to be a positive number or auto, found {shown(batch_size)}: correct --batch_size."
         )
 
 
@@ -201,26 +212,22 @@ def check_shared_arguments(arguments: dict[str, Any]) -> None:
     """
     import torch
 
-    _check_dtypes(arguments)
+    check_dtypes(arguments)
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
         logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")
-    _check_device(arguments.get("device"))
+    check_device(arguments.get("device"))
     if arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
         raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
-    batch_size = arguments.get("batch_size", 1)
-    if not re.fullmatch(r"auto(:\d+(\.\d+)?)?|[1-9]\d*", str(batch_size)):
-        raise UserError(
-            f"Expected batch_size to be a positive number or auto, found {shown(batch_size)}: correct --batch_size."
-        )
+    _check_batch_size(arguments.get("batch_size", 1))
     if arguments.get("max_length") is not None:
         arguments["max_length"] = read_value(Tokens, arguments["max_length"], name="max_length", source=_SOURCE)
     for name, file in (("peft", "adapter_config.json"), ("delta", "config.json")):
         folder = arguments.get(name)
-        looks_like_path = isinstance(folder, str) and (folder.startswith(("/", ".", "~")) or Path(folder).is_dir())
-        if looks_like_path and not (Path(str(folder)) / file).is_file():
+        is_path = isinstance(folder, str) and (folder.startswith(("/", ".", "~")) or Path(folder).is_dir())
+        if is_path and not (Path(str(folder)) / file).is_file():
             raise UserError(
                 f"Expected a folder with {file} at {name}={folder}, found none: correct the path in --model_args."
             )
         weights = Path(str(folder)) / "adapter_model.safetensors"
-        if looks_like_path and name == "peft" and weights.exists() and not weights.is_file():  # a FIFO is waited for
+        if is_path and name == "peft" and weights.exists() and not weights.is_file():  # a FIFO is waited for
             raise UserError(f"Expected weights at {str(weights)!r}, found no regular file: copy the adapter again.")

@@ -9,6 +9,7 @@ import torch
 from lm_eval.api.instance import Instance
 
 from sbeval.corpora import resolve_tokens
+from sbeval.errors import UserError
 from sbeval.model_adapters.answers import Give, answer_each_once, names_by_arguments
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.session import Session
@@ -59,6 +60,11 @@ def target_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bo
 def attention_span(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[list[list[Any]]]:
     """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
     names = names_by_arguments(requests)
+    if session.rope.extrapolation is not None:
+        raise UserError(
+            f"Expected a model that attends as it was trained to for attention spans, found extrapolation="
+            f"{session.rope.extrapolation}: remove it from --model_args."
+        )
 
     def run(todo: Sequence[AttentionSpanRequest], give: Give[AttentionSpanRequest, list[list[Any]]]) -> None:
         session.check_positions(max((request.context_length for request in todo), default=0))

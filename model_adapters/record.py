@@ -88,6 +88,7 @@ def model_record(lm: Any) -> ModelRecord:
     attention = config.scheme if own else getattr(config, "model_type", None)
     folder = str(loaded.folder) if loaded and loaded.folder else pretrained
     recipe, training_seed = _training(folder)
+    extrapolation = lm.session.rope.extrapolation if lm.session else None
     return ModelRecord(
         name=Path(pretrained).name if pretrained else type(model).__name__,
         format=loaded.format if loaded else checkpoint_format(config),
@@ -103,6 +104,7 @@ def model_record(lm: Any) -> ModelRecord:
         training_seed=training_seed,
         kernels=kernels_in_use(model, lm.options.kernels, device),
         rope_scaling=lm.session.rope.in_force if lm.session else None,
+        extrapolation=extrapolation.to_json() if extrapolation else None,
         skip_threshold=lm.skip_threshold,
         dtype=str(dtype).removeprefix("torch.") if dtype else None,
         parameters=sum(parameter.numel() for parameter in parameters),

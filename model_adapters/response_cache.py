@@ -82,6 +82,7 @@ def run_settings(lm: Any) -> dict[str, Any]:
         "max_length": lm.max_length,
         "training_length": options.training_length,
         "rope_scaling": dict(rope_scaling) if rope_scaling else None,
+        "extrapolation": str(lm.session.rope.extrapolation) if lm.session.rope.extrapolation else None,
         "kernels": kernels_in_use(lm.model, options.kernels, lm.device),
         "skip_threshold": lm.skip_threshold,
         "kv_expand": options.kv_expand,

@@ -14,6 +14,7 @@ from sbeval.model_adapters.batching import BatchLimits
 from sbeval.model_adapters.options import AdapterOptions, Truncation
 from sbeval.model_adapters.rope import RequestRope
 from sbeval.models.learned_positions import learned_positions
+from sbeval.scoring.context_parallel import ContextParallelScorer, join_context
 from sbeval.scoring.scorer import TokenScorer
 
 GPU_BATCH_TOKENS = 65536
@@ -86,8 +87,8 @@ class Session:
         """Returns the session of lm-eval's Hugging Face model, loaded, with our own arguments.
 
         Raises:
-            UserError: a RoPE scaling is given and the model has no rotary embeddings it could be applied to, or
-                configuration and tokenizer leave no room for a token.
+            UserError: a RoPE scaling or an extrapolation is given and the model has no rotary embeddings it could be
+                applied to, or configuration and tokenizer leave no room for a token.
         """
         if hf.max_length < 1:
             raise UserError(
@@ -95,11 +96,11 @@ class Session:
                 "max_length in --model_args, or correct the checkpoint's configuration."
             )
         on_cpu = hf.device.type == "cpu"
-        rope = RequestRope(hf.model, options.rope_scaling, options.training_length)
+        rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation)
         automatic = hf.batch_size == "auto"
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
         return cls(
-            scorer=TokenScorer(hf.model, non_finite=options.non_finite),
+            scorer=_scorer(hf, options),
             rope=rope,
             meter=Meter(),
             device=hf.device,
@@ -156,3 +157,15 @@ class Session:
                 f"Expected at most {self.learned_positions} tokens, the number of this model's learned positions, "
                 f"found a request of {length_tokens}: ask for shorter contexts or lower max_length in --model_args."
             )
+
+
+def _scorer(hf: Any, options: AdapterOptions) -> TokenScorer:
+    if options.context_parallel == 1:
+        return TokenScorer(hf.model, non_finite=options.non_finite)
+    if options.extrapolation is not None:
+        raise UserError(
+            f"Expected no extrapolation beside context_parallel={options.context_parallel}, found "
+            f"{options.extrapolation}: leave one of them out of --model_args."
+        )
+    context = join_context(hf.model, options.context_parallel, hf.device)
+    return ContextParallelScorer(hf.model, context, non_finite=options.non_finite)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,10 +15,13 @@ from numpy.typing import NDArray
 from sbeval.corpora import resolve_tokens
 from sbeval.model_adapters.batching import BatchLimits, DoesNotFit, out_of_memory, run_in_batches
 from sbeval.model_adapters.session import Session
+from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TokenLogprobsRequest
 from sbeval.scoring.scorer import PendingScores, Prefix, to_device
 
+# below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
+logger = logging.getLogger("lm_eval.sbeval.context_parallel")
 Tokens = NDArray[np.int64]
 
 
@@ -132,6 +136,7 @@ def score_windows(
             it.
     """
     session.check_positions(max((window.length for window in windows), default=0))
+    together = _score_together(session, windows, done, name=name)
     waiting: deque[tuple[Sequence[int], PendingBatch]] = deque()
     clock = time.perf_counter()
 
@@ -164,7 +169,7 @@ def score_windows(
                 raise DoesNotFit("Expected memory for the scores of a batch, but it ran out: free some.") from error
             raise
 
-    order = sorted(range(len(windows)), key=lambda index: -windows[index].length)
+    order = sorted(set(range(len(windows))) - together, key=lambda index: -windows[index].length)
     try:
         with session.autocast():
             run_in_batches(order, run, length_tokens=lambda index: windows[index].length, limits=batches)
@@ -175,6 +180,46 @@ def score_windows(
             with contextlib.suppress(Exception):  # the first error is the one to tell
                 finish()
         raise
+
+
+def _score_together(
+    session: Session,
+    windows: Sequence[ScoredWindow],
+    done: Callable[[int, list[RunScores]], None],
+    *,
+    name: Callable[[int], str],
+) -> set[int]:
+    """Scores windows that are a batch of their own, those of all processes of a group, and returns which of these."""
+    scorer = session.scorer
+    if not isinstance(scorer, ContextParallelScorer):
+        return set()
+    context, least = scorer.context, session.own_batches.max_tokens or 0
+    own = [index for index, window in enumerate(windows) if window.length >= least]
+    everyone = context.gather_objects([(windows[index].length, index) for index in own])
+    order = sorted((-length, rank, index) for rank, asked in enumerate(everyone) for length, index in asked)
+    for minus_length, rank, index in order:
+        started = time.perf_counter()
+        mine = rank == context.rank
+        window, label = context.from_rank(rank, (windows[index].load(), name(index)) if mine else None)
+        try:
+            with session.autocast(), session.rope.hold(-minus_length):
+                (scores,) = start_batch(session, [window], start=scorer.start_together).result()
+        except NonFiniteError as error:
+            raise error.of(label) from None
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise DoesNotFit(
+                f"Expected a window of {-minus_length} tokens to fit into the memory of {context.ranks} processes, but "
+                "it ran out: use more processes with a larger context_parallel, a shorter length or dtype=bfloat16."
+            ) from error
+        if mine:
+            session.meter.add(-minus_length, time.perf_counter() - started)
+            done(index, scores)
+    if order and context.transfers.whole_bytes:
+        gib = (context.transfers.received_bytes / 2**30, context.transfers.whole_bytes / 2**30)
+        logger.info("keys and values of other processes so far: %.3f GiB came, without skipping %.3f", *gib)
+    return set(own)
 
 
 class PendingBatch(NamedTuple):
@@ -197,13 +242,20 @@ class PendingBatch(NamedTuple):
         return [[RunScores(next(logprobs), bool(next(greedy).all())) for _ in window] for window in self.run_tokens]
 
 
-def start_batch(session: Session, batch: Sequence[LoadedWindow], *, after: Prefix | None = None) -> PendingBatch:
+def start_batch(
+    session: Session,
+    batch: Sequence[LoadedWindow],
+    *,
+    after: Prefix | None = None,
+    start: Callable[..., PendingScores] | None = None,
+) -> PendingBatch:
     """Begins to score each run of each window, in one call of the model.
 
     Args:
         session: of the model.
         batch: windows, padded here on the right.
         after: what the windows' inputs follow, from `TokenScorer.read`.
+        start: `ContextParallelScorer.start_together`, where other processes score the same batch; None means `start`.
     """
     longest = max(len(window.inputs) for window in batch)
     input_ids = np.zeros((len(batch), longest), dtype=np.int64)
@@ -215,11 +267,12 @@ def start_batch(session: Session, batch: Sequence[LoadedWindow], *, after: Prefi
             rows.append(np.full(len(run), row))
             positions.append(np.arange(length - len(run), length))
             targets.append(run)
-    pending = session.scorer.start(
+    options = {} if after is None else {"after": after}
+    pending = (start or session.scorer.start)(
         to_device(torch.from_numpy(input_ids), session.device),
         torch.from_numpy(np.concatenate(rows)),
         torch.from_numpy(np.concatenate(positions)),
         torch.from_numpy(np.concatenate(targets).astype(np.int64)),
-        after=after,
+        **options,
     )
     return PendingBatch(pending, [[len(run) for run in window.target_runs] for window in batch])

@@ -18,6 +18,7 @@ from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import Results
 from sbeval.reports.read.rows import records
 from sbeval.reports.read.samples import DOCUMENT_SUMS
+from sbeval.results.digits import with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
 
 LEAST_EFFECT = 0.02
@@ -76,10 +77,9 @@ class Comparison:
                 lines.append(f"  doubtful bands: the documents differ much in size, so that 95% are {UNEVEN_COVERAGE}")
             for one in own:
                 verdict = "better" if one.high < 0 else self._verdict(one)
-                interval = "" if math.isnan(one.low) else f"[{one.low:+.3f}, {one.high:+.3f}]"
                 length = one.context_length_tokens
                 context = f"{length_text(length):>6}" if length else BEYOND
-                lines.append(f"  {context}  {one.estimate:+.3f}  {interval}  {verdict}".rstrip())
+                lines.append(f"  {context}  {with_interval(one.estimate, one.low, one.high)}  {verdict}".rstrip())
         for pair in self.effective:
             lines += ["", f"{pair.corpus}: effective length {pair.candidate.text}, against {pair.reference.text}"]
             lines[-1] += "  worse" if pair.worse else ""
@@ -101,7 +101,7 @@ class Comparison:
         named = f"{score.name} ({score.samples} samples)" if score.name else OVER_OCTAVES
         place = f"{length_text(length):>6}" if length else named
         verdict = "better" if score.better else self._verdict(score)
-        return f"  {place}  {score.estimate:+.3f}  [{score.low:+.3f}, {score.high:+.3f}]  {verdict}".rstrip()
+        return f"  {place}  {with_interval(score.estimate, score.low, score.high)}  {verdict}".rstrip()
 
 
 def compare(

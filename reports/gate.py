@@ -23,6 +23,7 @@ from sbeval.reports.analyse.suite import usual_direction
 from sbeval.reports.compare import Side, measured, pair_of_models
 from sbeval.reports.read.fields import context_metric, length_text
 from sbeval.reports.read.samples import SAMPLE_SCORES, MetricKey, SampleScores
+from sbeval.results.digits import with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
 
 MEAN, RULER = "mean", "ruler"
@@ -103,8 +104,7 @@ class Gate:
         """Returns the verdicts as lines for a terminal."""
         lines = [f"{self.candidate} against {self.reference}; above zero is worse; 95% intervals that hold at once"]
         for one in self.judged:
-            known = "" if math.isnan(one.low) else f" [{one.low:+.3f}, {one.high:+.3f}]"
-            change = "" if math.isnan(one.change) else f": {one.change:+.3f}{known}"
+            change = "" if math.isnan(one.change) else f": {with_interval(one.change, one.low, one.high)}"
             lines.append(f"{one.verdict}: {one.rule.name}{change}, at most {one.rule.largest_change:+g} allowed")
             lines += [f"  {one.reason}"] if one.reason else []
         return "\n".join([*lines, f"all rules: {self.verdict}"])

@@ -26,6 +26,9 @@
 - `plugin`: how does a plain `lm_eval` command learn of model and tasks?
 - `autoload`: what runs when Python starts, before `lm_eval` is imported?
 - `settings`: how is what a user sets read?
+- `rope_parameters`: what may be written of RoPE's scaling?
+- `hub_names`: what stands for a checkpoint, a folder or an id of the hub?
+- `devices`: is the device that a user names one this machine has?
 - `foreign_files`: how are JSON and YAML read that others wrote?
 - `errors`: what does a user's mistake look like?
 

@@ -218,6 +218,8 @@ def convert(
     replace: _Replace = False,
 ) -> None:
     """Write a released checkpoint out in this project's form, its tokenizer beside it."""
+    _load("sbeval.hub_names", "check_name")(source, "a checkpoint", file="config.json")
+    _load("sbeval.model_adapters.options", "check_dtypes")({"dtype": dtype})
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)
     print(f"{source}, of the format {loaded.format}, is now in {destination.resolve()}")
@@ -237,6 +239,8 @@ def demo(
 
     A second page, in the folder `extension` beside it, shows stored results from before and after context extension.
     """
+    if text is not None:
+        _load("sbeval.tasks.asked", "check_options")((), {"data_path": str(text)})
     for page_folder in () if replace else (output, output / "extension"):
         _load("sbeval.reports", "check_output_folder")(page_folder)
     folder = _load("sbeval.demo.evaluation", "evaluate")(results, text=text)
@@ -283,8 +287,9 @@ def _check(asked: Any) -> bool:
         raise UserError("Expected --tasks with names of tasks, found none: `lm_eval ls tasks` lists them.")
     _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
     if asked.model == "sb":
-        _load("sbeval.model_adapters.options", "check_early")(asked.model_args)
-    _load("sbeval.tasks.metadata", "check_lengths")(asked.metadata)
+        check_early = _load("sbeval.model_adapters.options", "check_early")
+        check_early(asked.model_args, device=asked.device, batch_size=asked.batch_size)
+    _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
     _load("sbeval.tasks.ruler.corpora", "check_corpora")(asked.tasks, asked.metadata)
     return not _load("sbeval.tasks.packaged", "are_all_packaged")(asked.tasks)
 

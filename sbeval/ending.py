@@ -19,7 +19,7 @@ _NO_ROOM = (
     *("inline_container.cc", "PytorchStreamWriter failed"),
 )
 _NETWORK_PACKAGES = ("httpx", "httpcore", "requests", "urllib3", "aiohttp")
-
+_said_later = False
 
 EVALUATE = "sbeval run --model_args pretrained={} --tasks sb_stdlib_fixed_target --limit 40 --output_path results"
 """What a checkpoint just made can be tried with: a task that needs no data of its own."""
@@ -38,8 +38,19 @@ class AskedToEnd(SystemExit):
 
 def say_next(step: str) -> None:
     """Prints, as a command's last line, what to do next; the first of several processes does so alone."""
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0" and not _said_later:
         print(f"Next: {step}", flush=True)
+
+
+@contextlib.contextmanager
+def saying_next_later() -> Iterator[None]:
+    """Within it nothing is said of what to do next: the command goes on and says so at its own end."""
+    global _said_later
+    before, _said_later = _said_later, True
+    try:
+        yield
+    finally:
+        _said_later = before
 
 
 @contextlib.contextmanager

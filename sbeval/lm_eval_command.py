@@ -68,6 +68,8 @@ class Asked(NamedTuple):
         tasks: names and patterns of tasks and groups, one by one.
         metadata: what lm-eval hands to the tasks, the model's arguments among it.
         folders: of `--include_path`.
+        device: where the model runs, None where none is named.
+        batch_size: likewise.
     """
 
     model: str
@@ -75,6 +77,8 @@ class Asked(NamedTuple):
     tasks: Sequence[str]
     metadata: Mapping[str, Any]
     folders: Sequence[str]
+    device: Any = None
+    batch_size: Any = None
 
 
 def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) -> None:
@@ -102,6 +106,7 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
         check_response_cache(Path(f"{said['use_cache']}_rank{os.environ.get('LOCAL_RANK', '0')}.db"))
     with contextlib.ExitStack() as stack:
         stack.enter_context(plugin.compact_tables())
+        stack.enter_context(plugin.quiet_git())
         if said.get("output_path") and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
             chosen.output_path = stack.enter_context(saved_whole(said["output_path"]))
         if not own_tasks_needed:
@@ -221,22 +226,24 @@ def asked_by(said: Mapping[str, Any]) -> Asked:
         ],
         metadata={**model_args, **metadata},
         folders=[str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)],
+        device=said.get("device"),
+        batch_size=said.get("batch_size"),
     )
 
 
 def _make_room(chosen: argparse.Namespace) -> None:
     """Sets `max_length` to the longest context length asked for by any task, where the model would stop before it."""
-    _, model_args, _, metadata, _ = asked(chosen)
-    of_one_task = [value for value in metadata.values() if isinstance(value, Mapping)]
+    wanted = asked(chosen)
+    of_one_task = [value for value in wanted.metadata.values() if isinstance(value, Mapping)]
     lengths: set[int] = set()
-    for options in (metadata, *of_one_task):
+    for options in (wanted.metadata, *of_one_task):
         with contextlib.suppress(ValueError):  # the task says what is wrong with them
             lengths.update(as_counts(options.get("context_lengths")))
-    if not lengths or "max_length" in metadata:
+    if not lengths or "max_length" in wanted.metadata:
         return
     longest = max(lengths)
-    if longest > (longest_input_tokens(model_args.get("pretrained")) or 0):
-        chosen.model_args = {**model_args, "max_length": longest}
+    if longest > (longest_input_tokens(wanted.model_args.get("pretrained")) or 0):
+        chosen.model_args = {**wanted.model_args, "max_length": longest}
         logging.getLogger("lm_eval.sbeval").info("max_length=%d, the longest context length asked for", longest)
 
 

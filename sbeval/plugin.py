@@ -22,10 +22,11 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 from sbeval.errors import UserError
@@ -84,6 +85,18 @@ def compact_tables() -> Iterator[None]:
         yield
     finally:
         utils.make_table = original  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def quiet_git() -> Iterator[None]:
+    """Within it git is silent where lm-eval asks for the commit of a folder that is no checkout, and has its answer."""
+    asking = importlib.import_module("lm_eval.loggers.utils")
+    ask = functools.partial(subprocess.check_output, stderr=subprocess.DEVNULL)
+    asking.subprocess = SimpleNamespace(**{**vars(subprocess), "check_output": ask})  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        asking.subprocess = subprocess  # type: ignore[attr-defined]
 
 
 def tasks_folder() -> Path:

@@ -2,6 +2,7 @@
 
 - `base`: what do all tasks have in common?
 - `packaged`: which tasks are there, of what kind, and which models can answer them?
+- `asked`: what of a run's options can be refused before torch is imported?
 - `help`: which keys does the help of `sbeval run` list?
 - `metadata`: what may a user choose with `--metadata`?
 - `tokens`: which tokenizer does the model have, and how many tokens has a text?

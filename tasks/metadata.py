@@ -7,14 +7,13 @@ options for one task alone; there an unknown key is an error. A value of null is
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError
-from sbeval.settings import Count, Lengths, Name, Settings, Tokens, WholeNumber, read_value, unknown_key
+from sbeval.settings import Count, Lengths, Name, Settings, Tokens, WholeNumber, unknown_key
 from sbeval.tasks.packaged import PREFIX, definitions, is_group
 
 # Numbers that are published were made with these: lm-eval's own seed of numpy for the perplexity tasks, and RULER's own
@@ -111,25 +110,6 @@ class SampleOptions(TaskOptions):
 
     num_samples: Count = Field(default=500, description="Samples at each length.")
     seed: WholeNumber = Field(default=SAMPLES_SEED, description="Seed of all draws.")
-
-
-def check_lengths(metadata: Mapping[str, Any]) -> None:
-    """Checks the options that every task has, for all tasks and for each, before any task is read.
-
-    Raises:
-        UserError: naming the option, what it may be and what it is.
-    """
-    for place, options in [("", metadata), *metadata.items()]:
-        if isinstance(options, Mapping) and (not place or place.startswith(PREFIX)):
-            shared = {key: options[key] for key in TaskOptions.model_fields if options.get(key) is not None}
-            TaskOptions.read(shared, place=place, source="--metadata")
-            if options.get("split") is not None:
-                from sbeval.corpora.split import Split  # brings numpy along
-
-                read_value(Split, options["split"], name="split", source="--metadata")
-            text = options.get("data_path")
-            if isinstance(text, str) and not Path(text).expanduser().exists():
-                raise UserError(f"Expected text at data_path {text!r}, found nothing there: check the path.")
 
 
 def _check_shared(key: str, task: str, known: Iterable[str]) -> None:

@@ -94,9 +94,11 @@ def check_model(model: object, asked: Iterable[str]) -> None:
     if ours:
         shown = ", ".join(ours[:3]) + (" ..." if len(ours) > 3 else "")
         raise UserError(
-            f"Expected the model sb for {shown}, which score tokens in windows that no other model of lm-eval is asked "
-            f"for, found {model if isinstance(model, str) else type(model).__name__}: use --model sb, which loads what "
-            "hf loads, or tasks that any model answers, such as sb_niah_single_1, sb_ruler or lm-eval's wikitext."
+            f"Expected the model sb for {shown}, whose requests (windows of chosen lengths, targets within a text, "
+            "attention) no other model of lm-eval knows, which cut a text at the one length they were loaded with, "
+            f"found {model if isinstance(model, str) else type(model).__name__}: use --model sb, which loads what hf "
+            "loads, or tasks that any model answers, such as sb_niah_single_1, sb_ruler, sb_json_kv or lm-eval's "
+            "wikitext."
         )
 
 

@@ -146,43 +146,6 @@ def test_parsing_leaves_the_command_line_of_this_process_alone() -> None:
     assert sys.argv == before
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("--tasks sb_stdlib_steam", "Expected the name of a task, found 'sb_stdlib_steam'"),
-        ("--tasks helaswag", "Expected the name of a task, found 'helaswag'"),
-        ("--tasks sb_stdlib_stream --model_args pretrained=/no/such", "there is no such folder: /no/such"),
-        ("--tasks sb_stdlib_stream --model_args pretrained=models/typo", "there is no such folder: models/typo"),
-        ("--tasks sb_stdlib_stream --model_args pretrained=x,dtype=bfloat61", "found 'bfloat61'"),
-        ("--tasks sb_stdlib_stream --model_args pretrained=x,max_length=a", "Expected max_length"),
-        ("--tasks sb_stdlib_stream --model_args pretrained=x,device=cpu", "use --device."),
-        ("--tasks sb_stdlib_stream --model_args pretrained=x,batch_size=4", "use --batch_size."),
-        ("--tasks sb_stdlib_stream --model_args pretrained=x --metadata context_lengths=[-5]", "found [-5]"),
-        (
-            "--tasks sb_stdlib_stream --model_args pretrained=x --metadata data_path=/no/such",
-            "Expected text at data_path",
-        ),
-        ("--model_args pretrained=x", "Expected --tasks with names of tasks, found none"),
-        ("--tasks sb_stdlib_stream", "Expected pretrained=CHECKPOINT in --model_args, found none"),
-        ("--tasks sb_stdlib_stream --model_args pretraned=x", "found pretraned"),
-        ("--tasks sb_stdlib_stream --model_args pretrained=x --include_path nope", "found none: nope"),
-        ("--tasks sb_stdlib_stream --model_args pretrained=x --limit -3", "Expected --limit to be a number above 0"),
-        ("--tasks sb_stdlib_stream --model_args pretrained=x --metadata {context_lengths:[8]}", "found: Invalid JSON"),
-        ("--tasks sb_stdlib_stream --model hf --model_args pretrained=x", "Expected the model sb"),
-    ],
-)
-def test_what_cannot_run_is_refused_before_torch_is_imported(options: str, sentence: str, tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom sbeval.cli import main\n"
-        f"sys.argv[1:] = {['run', *options.split()]!r}\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules)"
-    )
-    (tmp_path / "models").mkdir()
-    process = run([sys.executable, "-c", code], folder=tmp_path)
-    assert (process.returncode, process.stdout) == (1, "False\n")
-    assert sentence in process.stderr
-    assert len(process.stderr.splitlines()) == 1
-
-
 def test_lm_evals_own_tasks_are_left_unread_where_none_is_asked_for(tmp_path: Path) -> None:
     code = (
         "from lm_eval.tasks._index import TaskIndex\nimport sys\nfrom sbeval.cli import main\n"
@@ -236,12 +199,3 @@ def test_help_of_training_imports_no_torch(command: str) -> None:
     lines = run_code(code)
     assert lines[-1] == "False False"
     assert f"usage: sbeval {command}" in lines[0]
-
-
-def test_a_recipe_that_is_none_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom sbeval.cli import main\nsys.argv[1:] = ['train', 'no_such_recipe']\ntry:\n    main()\n"
-        "finally:\n    print('torch' in sys.modules)"
-    )
-    process = run([sys.executable, "-c", code])
-    assert (process.returncode, process.stdout) == (1, "False\n")

@@ -144,3 +144,19 @@ def test_lm_eval_knows_sb_and_prints_one_sentence_for_a_missing_checkpoint(wheel
     assert process.returncode == 1
     assert "Traceback" not in process.stderr
     assert str(missing) in process.stderr.splitlines()[-1]
+
+
+def test_git_is_silent_outside_a_checkout_and_has_its_answer_within_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from lm_eval.loggers.utils import get_git_commit_hash
+
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    with plugin.quiet_git():
+        assert get_git_commit_hash() is None
+    assert capfd.readouterr().err == ""
+    monkeypatch.chdir(ROOT)
+    commit = get_git_commit_hash()
+    with plugin.quiet_git():
+        assert get_git_commit_hash() == commit

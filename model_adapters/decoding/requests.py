@@ -41,6 +41,10 @@ class GenerationInSlots:
 
     @functools.cached_property
     def _against_model(self) -> str | None:
+        if self._session.rope.extrapolation is not None:
+            return (
+                f"slots keep keys that are rotated, which extrapolation={self._session.rope.extrapolation} rotates anew"
+            )
         with self._session.rope.hold(1):
             return why_not_model(self._hf)
 

@@ -63,11 +63,11 @@ def fuse_rotations(model: nn.Module) -> list[nn.Module]:
 
 @functools.cache
 def _fused(forward: Forward) -> Forward | None:
-    return with_name(forward, _NAME, lambda own: FusedRotation(own) if _turns_halves(own) else None)
+    return with_name(forward, _NAME, lambda own: FusedRotation(own) if turns_halves(own) else None)
 
 
 @torch.no_grad()
-def _turns_halves(own: Forward) -> bool:
+def turns_halves(own: Forward) -> bool:
     """Whether a function rotates pairs (x_f, x_{f + F}), as most models do; some rotate neighbours."""
     generator = torch.Generator().manual_seed(0)
     q_BHLD, k_BGLD = (torch.randn(2, heads, 3, 8, generator=generator) for heads in (2, 1))

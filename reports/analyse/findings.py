@@ -7,7 +7,8 @@ from sbeval.reports.analyse.claims import TOO_FEW, LengthClaims, LengthDifferenc
 from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import length_text, shown_name
-from sbeval.reports.read.models import EvaluatedModel, rope_scaling_text
+from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
+from sbeval.results.digits import change_text, with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _SCHEME_WORDS = {
@@ -16,6 +17,7 @@ _SCHEME_WORDS = {
     "nope": "softmax attention, no positions",
     "alibi": "softmax attention, ALiBi",
     "fire": "softmax attention, FIRE",
+    "forgetting": "forgetting attention",
 }
 
 
@@ -56,6 +58,8 @@ def model_facts(model: EvaluatedModel) -> str:
         parts.append(f"window {length_text(record.sliding_window)}")
     if scaling := rope_scaling_text(record.rope_scaling):
         parts.append(scaling)
+    if extrapolation := extrapolation_text(record.extrapolation):
+        parts.append(extrapolation)
     if record.parameters:
         parts.append(f"{parameters_text(record.parameters)} parameters")
     if record.training_length_tokens:
@@ -209,15 +213,16 @@ def _without_claim(claim: LengthClaims) -> str:
     lowest, highest = claim.by_document[0], claim.by_document[-1]
     agreeing = sum((own < 0) == (last.estimate < 0) for own in claim.by_document)
     each = "" if one else f", {side} in {agreeing} of them (by document from {signed(lowest)} to {signed(highest)})"
+    size = signed(abs(last.estimate))[1:]
     return (
-        f"in {documents} NLL at {length_text(last.context_length_tokens)} is {abs(last.estimate):.2f} nats per token "
+        f"in {documents} NLL at {length_text(last.context_length_tokens)} is {size} nats per token "
         f"{side} than at {length_text(claim.reference_tokens or 0)}{each}; {too_few}"
     )
 
 
 def signed(value: float) -> str:
-    """Writes a number with its sign and two digits."""
-    return f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")
+    """Writes a number with its sign and two digits or more."""
+    return change_text(value, least=2)[0].replace("-", "\N{MINUS SIGN}")
 
 
 def _recovery(claim: LengthClaims) -> str:
@@ -228,8 +233,7 @@ def _recovery(claim: LengthClaims) -> str:
 
 def difference_text(difference: LengthDifference) -> str:
     """Writes a difference with its simultaneous interval."""
-    text = f"{difference.estimate:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-    return text.replace("-", "\N{MINUS SIGN}")
+    return with_interval(difference.estimate, difference.low, difference.high).replace("-", "\N{MINUS SIGN}")
 
 
 def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Mapping[str, LengthClaims]) -> list[str]:

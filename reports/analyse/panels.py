@@ -142,7 +142,7 @@ def _perplexity(nll: pd.DataFrame) -> pd.DataFrame:
 
 
 def _aspects(models: Sequence[EvaluatedModel]) -> list[tuple[str, list[EvaluatedModel]]]:
-    schemes = {(s.record.attention, str(s.record.rope_scaling)) for s in models}
+    schemes = {(s.record.attention, str(s.record.rope_scaling), str(s.record.extrapolation)) for s in models}
     lengths = {_own_length(s) for s in models}
     windows = {s.record.sliding_window for s in models}
     if sum(len(values) > 1 for values in (schemes, lengths, windows)) < 2 or len(models) < 4:

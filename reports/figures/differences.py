@@ -10,6 +10,7 @@ from sbeval.reports.figures.labels import SYMLOG_CONSTANT
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
+from sbeval.results.digits import change_text
 
 _TOOLTIP = {
     "setting": "model",
@@ -71,14 +72,15 @@ def _rows(label: str, claim: LengthClaims) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [zero | {"low": 0.0, "high": 0.0}]
     for item in claim.differences:
         measured = not math.isnan(item.low)
+        text, low, high = change_text(item.estimate, item.low, item.high)
         rows.append(
             {
                 "x": item.context_length_tokens,
                 "y": item.estimate,
                 "low": item.low if measured else None,
                 "high": item.high if measured else None,
-                "value_text": f"{item.estimate:+.3f}",
-                "interval_text": f"{item.low:+.3f} to {item.high:+.3f}" if measured else "none: too few documents",
+                "value_text": text,
+                "interval_text": f"{low} to {high}" if measured else "none: too few documents",
             }
         )
     if not any(row["low"] for row in rows):

@@ -104,11 +104,29 @@ def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
     return f"{kind} RoPE" + (f" x{factor:g}" if isinstance(factor, int | float) else "")
 
 
+_METHODS = {
+    "self_extend": "SelfExtend",
+    "dual_chunk": "dual chunks",
+    "sink_window": "sink and window",
+    "log_length": "log-length temperature",
+}
+
+
+def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None:
+    """Writes what attended beyond the training length in a few words, with its numbers; None where nothing did."""
+    method = (extrapolation or {}).get("method")
+    if not extrapolation or not isinstance(method, str):
+        return None
+    numbers = [str(value) for value in extrapolation.values() if isinstance(value, int)]
+    return " ".join([_METHODS.get(method, shown_name(method)), *(["/".join(numbers)] if numbers else [])])
+
+
 _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
     "label": lambda run: run.label,
     "attention": lambda run: run.record.attention,
     "window": lambda run: f"window {length_text(run.record.sliding_window)}" if run.record.sliding_window else None,
     "rope_scaling": lambda run: rope_scaling_text(run.record.rope_scaling),
+    "extrapolation": lambda run: extrapolation_text(run.record.extrapolation),
     "training_length": lambda run: (
         f"trained at {length_text(run.record.training_length_tokens)}" if run.record.training_length_tokens else None
     ),
@@ -172,7 +190,7 @@ def _rename(
 
 
 def _order(model: EvaluatedModel) -> tuple[int, str, int, str]:
-    schemes = ("stickbreaking", "rope", "nope", "alibi", "fire")
+    schemes = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
     attention = model.record.attention or ""
     rank = schemes.index(attention) if attention in schemes else len(schemes)
     return (rank, model.record.name, model.record.training_length_tokens or 0, model.label)

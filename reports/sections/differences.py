@@ -13,6 +13,7 @@ from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.sections.section import Figure, Material, listed
 from sbeval.reports.table import Cell, Row, Table, row, texts
+from sbeval.results.digits import change_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 
@@ -91,9 +92,10 @@ def _difference_cells(claim: LengthClaims, lengths: Sequence[int]) -> list[Cell]
 
 def _difference_cell(found: LengthDifference, *, doubtful: bool) -> Cell:
     shown = not math.isnan(found.low)
+    text, low, high = change_text(found.estimate, found.low, found.high)
     return Cell(
-        f"{found.estimate:+.3f}" + (f" {DOUBTFUL}" if doubtful and shown else ""),
-        interval=(f"{found.low:+.3f}", f"{found.high:+.3f}") if shown else None,
+        text + (f" {DOUBTFUL}" if doubtful and shown else ""),
+        interval=(low, high) if shown else None,
         verdict="better" if found.high < 0 else "worse" if found.low > 0 else None,
     )
 

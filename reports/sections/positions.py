@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
+from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
 from sbeval.reports.analyse.names import in_words, name_list
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
@@ -180,8 +180,10 @@ def _differences(
     for label in dict.fromkeys(table["setting"]):
         last = records(table[table["setting"] == label])[-1]
         side = "below" if last["nll"] < 0 else "above"
-        band = "" if math.isnan(last["ci95_low"]) else f" ({_signed(last['ci95_low'])} to {_signed(last['ci95_high'])})"
-        parts.append(f"{in_words(label)} ends {abs(last['nll']):.2f} nats {side} {in_words(material.baseline)}{band}")
+        band = "" if math.isnan(last["ci95_low"]) else f" ({signed(last['ci95_low'])} to {signed(last['ci95_high'])})"
+        parts.append(
+            f"{in_words(label)} ends {signed(abs(last['nll']))[1:]} nats {side} {in_words(material.baseline)}{band}"
+        )
     finding = listed(parts)
     spec = position_figure(
         table,
@@ -214,7 +216,3 @@ def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: 
             f"to {shown(last['nll'])} around {length_text(int(last['last']))}"
         )
     return f"{METRIC_WORDS[metric]}: {listed(parts)}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
-from sbeval.reports.read.models import EvaluatedModel, rope_scaling_text
+from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.reports.read.runs import EvaluationRun, TaskResult
 from sbeval.reports.sections.section import Fact, Fold, Link, Material, Section
 from sbeval.reports.table import Cell, Row, Table, row, texts
@@ -115,6 +115,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "training seed": record.training_seed,
         "window": f"{record.sliding_window:,} tokens" if record.sliding_window else None,
         "position scaling": rope_scaling_text(record.rope_scaling),
+        "extrapolation": extrapolation_text(record.extrapolation),
         "training length": f"{record.training_length_tokens:,} tokens" if record.training_length_tokens else None,
         "extended from": _extension(record.extended_from),
         "dtype": record.dtype,

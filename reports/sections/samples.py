@@ -10,6 +10,7 @@ from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.samples import DOCUMENT_SUMS
 from sbeval.reports.sections.section import Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Row, Table, row, texts
+from sbeval.results.digits import change_text, decimals
 
 _MODELS_AT_MOST = 6
 _DOCUMENTS_AT_EITHER_END = 4
@@ -80,15 +81,16 @@ def _changes(material: Material, label: str, corpus: str) -> dict[str, tuple[flo
         if tokens[0] == tokens[1] > 0:
             before, after = sums.nll_nats[place, columns] / tokens
             lengths = [length_text(sums.lengths[column]) for column in columns]
+            digits = decimals(after - before, least=2)
             found[shown_name(name)] = (
                 float(after - before),
-                f"{before:.2f} at {lengths[0]}, {after:.2f} at {lengths[1]}",
+                f"{before:.{digits}f} at {lengths[0]}, {after:.{digits}f} at {lengths[1]}",
             )
     return found
 
 
 def _document_row(name: str, changes: Sequence[tuple[float, str]]) -> Row:
-    return row(Cell(name=name), [Cell(f"{change:+.3f}", small=(words,)) for change, words in changes])
+    return row(Cell(name=name), [Cell(change_text(change)[0], small=(words,)) for change, words in changes])
 
 
 def _answer_tables(material: Material) -> list[Table]:

@@ -13,6 +13,7 @@ from sbeval.reports.analyse.suite import SuiteRow
 from sbeval.reports.read.rows import records
 from sbeval.reports.sections.section import Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
+from sbeval.results.digits import with_interval
 from sbeval.results.records import parse_metric_key
 
 _AVERAGE, _NOT_AVERAGED = "Avg.", "Wikitext"
@@ -135,7 +136,7 @@ def _ordinary_cell(own: SuiteRow, label: str, baseline: str) -> Cell:
     small = [] if cell.stderr != cell.stderr else [f"± {cell.stderr:.4f}"]
     if (difference := own.difference(label, baseline)) is not None:
         unpaired = "" if difference.samples else " unpaired"
-        small.append(f"{difference.estimate:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]{unpaired}")
+        small.append(f"{with_interval(difference.estimate, difference.low, difference.high)}{unpaired}")
     return Cell(
         f"{cell.value:.4f}" if abs(cell.value) < 10 else f"{cell.value:,.2f}",
         bold=label in own.best,

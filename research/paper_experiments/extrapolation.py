@@ -40,6 +40,7 @@ SCHEMES = {
     "nope": {},
     "alibi": {},
     "fire": {},
+    "forgetting": {},
     "rope_window_256": {"sliding_window": 256},
     "rope_window_512": {"sliding_window": 512},
     "rope_window_1024": {"sliding_window": 1024},

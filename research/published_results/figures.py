@@ -9,7 +9,17 @@ from pathlib import Path
 from research.paper_experiments.attention_picture import write_picture
 from sbeval.reports import build_report
 
-SCHEMES = ("stickbreaking", "rope", "rope_dynamic1", "rope_dynamic4", "nope", "alibi", "fire", "rope_window_1024")
+SCHEMES = (
+    "stickbreaking",
+    "rope",
+    "rope_dynamic1",
+    "rope_dynamic4",
+    "nope",
+    "alibi",
+    "fire",
+    "forgetting",
+    "rope_window_1024",
+)
 EXTENSION = ("stickbreaking", "stickbreaking_extended", "rope_dynamic4", "rope_extended")
 REST = {
     "windows": (
@@ -31,6 +41,7 @@ LABELS = {
     "nope": "NoPE",
     "alibi": "ALiBi",
     "fire": "FIRE",
+    "forgetting": "FoX",
     "rope_window_256": "RoPE, window 256",
     "rope_window_512": "RoPE, window 512",
     "rope_window_1024": "RoPE, window 1K",

@@ -27,12 +27,17 @@ NAMES = {
     "nope": "NoPE",
     "alibi": "ALiBi",
     "fire": "FIRE",
+    "forgetting": "FoX",
     "rope_window_256": "RoPE, window 1/4x",
     "rope_window_512": "RoPE, window 1/2x",
     "rope_window_1024": "RoPE, window 1x",
     "stickbreaking_extended": "stick-breaking, extended to 4x",
     "rope_extended": "RoPE, extended to 4x with `dynamic:4`",
 }
+
+
+LATER = ("forgetting",)
+"""Schemes that the plan of the archive does not have."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,11 @@ class Found:
         """Runs of a scheme that were evaluated, the first seed first."""
         named = [scheme, *(f"{scheme}_seed{seed}" for seed in range(1, int(self.plan["seeds"])))]
         return [name for name in named if (name, STREAM) in self.metrics]
+
+    @property
+    def added(self) -> list[str]:
+        """The schemes of `LATER` that were trained."""
+        return [scheme for scheme in LATER if f"scheme_{scheme}" in self.records]
 
     def edge_rate(self, scheme: str) -> float | None:
         """A scheme's learning rate where it is the lowest or highest tried, so that a better one may lie beyond."""

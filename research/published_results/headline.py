@@ -2,7 +2,7 @@
 
 from research.published_results.found import FIXED, NAMES, Found
 
-SCHEMES = ("stickbreaking", "alibi", "rope_window_1024", "fire", "rope", "nope")
+SCHEMES = ("stickbreaking", "alibi", "rope_window_1024", "fire", "forgetting", "rope", "nope")
 """The schemes trained once at 1x, and evaluated as trained."""
 LEVEL_NATS = 0.05
 

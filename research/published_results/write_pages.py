@@ -18,9 +18,10 @@ from typing import Any
 
 from research.published_results.claims import claims_page
 from research.published_results.figures import draw
-from research.published_results.found import FIXED, NAMES, STREAM, Found, multiple_name, number, read, table
+from research.published_results.found import FIXED, LATER, NAMES, STREAM, Found, multiple_name, number, read, table
 from research.published_results.headline import headline
 from research.published_results.packed import packed_section
+from research.published_results.rivals import rivals_section
 from research.published_results.scored_text import DOUBTFUL_NOTE, scored, seed_spread
 from sbeval.corpora.archives import unpack
 
@@ -55,7 +56,7 @@ def curves(found: Found, task: str) -> list[str]:
 def searches(found: Found) -> list[str]:
     rates = found.plan["learning_rates"]
     rows = []
-    for scheme in found.plan["schemes"]:
+    for scheme in [*found.plan["schemes"], *found.added]:
         losses = [found.records.get(f"search_{scheme}_{rate:g}", {}).get("validation", {}).get("nll") for rate in rates]
         chosen = (
             found.records.get(f"scheme_{scheme}", {}).get("recipe", {}).get("optimization", {}).get("learning_rate")
@@ -67,7 +68,8 @@ def searches(found: Found) -> list[str]:
 
 def edges(found: Found) -> list[str]:
     """Says whose learning rate the search could not bracket, and what it rests on."""
-    edge = [NAMES[scheme] for scheme in found.plan["schemes"] if found.edge_rate(scheme) is not None]
+    schemes = [*found.plan["schemes"], *found.added]
+    edge = [NAMES[scheme] for scheme in schemes if found.edge_rate(scheme) is not None]
     share = found.plan["search_tokens"] / found.plan["tokens"]
     line = (
         f"A search run sees {share:.0%} of the tokens of a whole run, so that a rate that is best late may be missed."
@@ -112,6 +114,11 @@ TRAINED_AGAIN = (
     "training data, tokens and evaluations are the others'."
 )
 """What was not run with the rest."""
+ADDED_LATER = (
+    "{name} (forget gates, Lin et al. 2025, without the rest of its authors' layers) was searched, trained and "
+    "evaluated after the others and at a later commit (`machine.json` names it in its addition to the archive), by the "
+    "same commands, on the same tokens in the same order."
+)
 
 
 def unfinished(found: Found) -> list[tuple[str, str]]:
@@ -133,11 +140,13 @@ def missing(found: Found) -> list[str]:
         "is not among them."
         for scheme, task in unfinished(found)
     ]
-    wanted = [(scheme, task) for scheme in NAMES for task in (STREAM, FIXED)]
+    there = [scheme for scheme in NAMES if scheme not in LATER or scheme in found.added]
+    wanted = [(scheme, task) for scheme in there for task in (STREAM, FIXED)]
     wanted += [(scheme, task) for scheme in PROBED for task in NEEDLE_TASKS]
     tried = {(run["attention"], run["pairs"]) for run in found.recall}
     if "scheme_fire" in found.records:
         lines.append(TRAINED_AGAIN)
+    lines += [ADDED_LATER.format(name=NAMES[scheme]) for scheme in found.added]
     left = [
         f"{scheme} {task}"
         for scheme, task in wanted
@@ -317,6 +326,7 @@ def results_page(found: Found) -> str:
         "",
         "![before and after extension, one file](figures/extension-fixed_target.png)",
         "",
+        *rivals_section(found),
         "## Seeds beside documents",
         "",
         f"A seed sets the initial weights and the order of the data: 0 for every scheme, 0 to "

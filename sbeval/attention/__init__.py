@@ -2,6 +2,8 @@
 
 - `api`: which shapes and options are allowed, and which implementation runs?
 - `packed`: where do the texts of a packed row begin and end?
+- `context_parallel`: how do several processes attend to one sequence?
+- `zigzag`: which of its tokens does each process hold, and which does it ask for?
 - `slots`: how does one new position attend to keys whose number only the device knows?
 - `span`: how many keys hold a given share of a query's weight?
 - `impl`: the implementations

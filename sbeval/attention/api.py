@@ -41,7 +41,10 @@ def stickbreaking_attention(
     attend_current: bool = False,
     seq_start: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     skip_threshold: float | None = None,
+    causal: bool = True,
+    newer_remainder: Tensor | None = None,
     impl: Implementation = "auto",
 ) -> StickBreakingOutput:
     """Stick-breaking attention (Tan et al. 2025, arXiv 2410.17980, equations 1 to 4).
@@ -61,11 +64,19 @@ def stickbreaking_attention(
             it have output 0 and remainder 1. None means 0 everywhere.
         cu_seqlens: int32 [n + 1] for n packed sequences, on the tensors' device: q is [1, H, T, D], k and v are
             [1, G, T, D], and sequence s is tokens cu_seqlens[s] up to cu_seqlens[s + 1], which see no other sequence.
-            It rises from 0 to T; a sequence may be empty. On CUDA, looking at its values costs one transfer to the
-            host; they are not looked at while a CUDA graph is captured or torch.compile traces.
+            It rises from 0 to T; a sequence may be empty; where not `causal` it describes the queries alone. On CUDA,
+            looking at its values costs one transfer to the host; they are not looked at while a CUDA graph is captured
+            or torch.compile traces.
+        cu_seqlens_k: int32 [n + 1], the same for keys that are all older: query sequence s sees key sequence s.
         skip_threshold: stop looking back once every query of a block has less than this much of its stick left. The
             output then changes by at most `skip_threshold * max|v|` and the remainder by at most `skip_threshold`.
             None visits every key that a stick above fp32's smallest normal number reaches.
+        causal: whether queries are the last positions of the keys. False: every key is older than every query, of any
+            number. Calls for blocks of keys, newest to oldest, combine to what one call for all of them returns:
+            output o1 + r1 o2 + r1 r2 o3 + ..., remainder r1 r2 r3 ...
+        newer_remainder: [B, H, Q] fp32 (fp64 for fp64 inputs), what newer blocks left of each stick, where not
+            `causal`: a walk ends where it times the stick is below the threshold. It changes nothing else, and has no
+            gradient.
         impl: "reference" (O(L^2) memory, the definition), "blockwise" (plain PyTorch, O(L) memory, any device),
             "triton" (CUDA), or "auto": "triton" for CUDA tensors it supports, else "blockwise".
 
@@ -79,7 +90,10 @@ def stickbreaking_attention(
         ValueError: shapes, dtypes or devices do not fit, Q > K, the implementation cannot run on these tensors, or a
             forward-mode derivative is asked for, which "reference" alone has.
     """
-    check_inputs(q, k, v, seq_start, cu_seqlens, skip_threshold)
+    check_inputs(q, k, v, seq_start, cu_seqlens, skip_threshold, cu_seqlens_k=cu_seqlens_k, causal=causal)
+    if newer_remainder is not None:
+        _check_newer(newer_remainder, q, causal)
+        newer_remainder = newer_remainder.detach().contiguous()
     if scale is None:
         scale = float(q.shape[-1] ** -0.5)
     if impl == "auto":
@@ -90,17 +104,24 @@ def stickbreaking_attention(
             if impl == "reference":
                 from sbeval.attention.impl.reference import reference
 
-                return StickBreakingOutput(*reference(q, k, v, scale, attend_current, seq_start, cu_seqlens))
+                found = reference(q, k, v, scale, attend_current, seq_start, cu_seqlens, cu_seqlens_k, causal)
+                return StickBreakingOutput(*found)
             _refuse_tangents(q, k, v)
             from sbeval.attention.impl.blockwise import blockwise
 
-            found = blockwise(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold)
+            found = blockwise(
+                *(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold),
+                *(cu_seqlens_k, newer_remainder, causal),
+            )
             return StickBreakingOutput(*found)
     if impl == "triton":
         _refuse_tangents(q, k, v)
         from sbeval.attention.impl.triton import triton_attention
 
-        found = triton_attention(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold)
+        found = triton_attention(
+            *(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold),
+            *(cu_seqlens_k, newer_remainder, causal),
+        )
         return StickBreakingOutput(*found)
     raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
 
@@ -112,6 +133,9 @@ def check_inputs(
     seq_start: Tensor | None,
     cu_seqlens: Tensor | None,
     skip_threshold: float | None,
+    *,
+    cu_seqlens_k: Tensor | None = None,
+    causal: bool = True,
 ) -> None:
     """Refuses inputs that do not fit each other with a ValueError; see `stickbreaking_attention`."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -132,7 +156,7 @@ def check_inputs(
         raise ValueError("head_dim must be at least 1, got 0")
     if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}")
-    if q.shape[2] > k.shape[2]:
+    if causal and q.shape[2] > k.shape[2]:
         raise ValueError(f"queries are the last positions of the keys: at most {k.shape[2]} fit, got {q.shape[2]}")
     if seq_start is not None:
         _check_dense("seq_start", seq_start)
@@ -144,7 +168,13 @@ def check_inputs(
         if seq_start is not None:
             raise ValueError("cu_seqlens says where packed sequences begin: seq_start must be None beside it")
         _check_dense("cu_seqlens", cu_seqlens)
-        check_cu_seqlens(cu_seqlens, q, k)
+        if cu_seqlens_k is not None:
+            _check_dense("cu_seqlens_k", cu_seqlens_k)
+        elif not causal:
+            raise ValueError("cu_seqlens describes queries where causal=False: give cu_seqlens_k for the keys")
+        check_cu_seqlens(cu_seqlens, q, k, cu_seqlens_k)
+    if cu_seqlens_k is not None and (causal or cu_seqlens is None):
+        raise ValueError("cu_seqlens_k goes with cu_seqlens and causal=False: leave it out, or give both")
     if skip_threshold is not None and not 0 < skip_threshold < 1:
         raise ValueError(f"skip_threshold must lie between 0 and 1, or be None, got {skip_threshold}")
 
@@ -154,6 +184,18 @@ def _check_dense(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise ValueError(f"{name} must be a dense tensor, got {'a nested one' if tensor.is_nested else tensor.layout}")
+
+
+def _check_newer(newer_remainder: Tensor, q: Tensor, causal: bool) -> None:
+    _check_dense("newer_remainder", newer_remainder)
+    if causal:
+        raise ValueError("newer_remainder is what keys newer than all of these left: it needs causal=False")
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if newer_remainder.shape != q.shape[:3] or newer_remainder.dtype != dtype or newer_remainder.device != q.device:
+        raise ValueError(
+            f"newer_remainder must be {dtype} {list(q.shape[:3])} on {q.device}, got {newer_remainder.dtype} "
+            f"{list(newer_remainder.shape)} on {newer_remainder.device}"
+        )
 
 
 def _refuse_tangents(*tensors: Tensor) -> None:

@@ -5,12 +5,23 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 
-def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, k: Tensor) -> None:
+def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, k: Tensor, cu_seqlens_k: Tensor | None = None) -> None:
     """Refuses cumulative lengths that do not describe the tokens of q [1, H, T, D] and k [1, G, T, D].
+
+    With `cu_seqlens_k`, those of k [1, G, K, D], the first describe q alone.
 
     The values are looked at in one transfer from the device, and not at all while a graph is recorded or where there
     are none, in tensors of shapes alone.
     """
+    if cu_seqlens_k is not None:
+        if cu_seqlens_k.shape != cu_seqlens.shape:
+            raise ValueError(
+                "cu_seqlens and cu_seqlens_k must name the same sequences, got shapes "
+                f"{list(cu_seqlens.shape)} and {list(cu_seqlens_k.shape)}"
+            )
+        check_cu_seqlens(cu_seqlens, q, q)
+        check_cu_seqlens(cu_seqlens_k, k, k)
+        return
     tokens = q.shape[2]
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(
@@ -38,3 +49,15 @@ def row_starts(cu_seqlens: Tensor, tokens: int) -> Tensor:
     begun = torch.searchsorted(cu_seqlens, position, right=True)
     # never below zero, whatever was not looked at while a graph was recorded: kernels read from there on
     return cu_seqlens[begun - 1].clamp_min(0)
+
+
+def key_ranges(cu_seqlens: Tensor, cu_seqlens_k: Tensor | None, tokens: int) -> Tensor:
+    """Returns int32 [1, tokens], the first key each query may see; [2, tokens] with the end of `cu_seqlens_k` too.
+
+    Needs no transfer from the device.
+    """
+    if cu_seqlens_k is None:
+        return row_starts(cu_seqlens, tokens)[None]
+    position = torch.arange(tokens, dtype=torch.int32, device=cu_seqlens.device)
+    sequence = (torch.searchsorted(cu_seqlens, position, right=True) - 1).clamp(0, len(cu_seqlens) - 2)
+    return torch.stack([cu_seqlens_k[sequence], cu_seqlens_k[sequence + 1]]).clamp_min(0)

@@ -11,6 +11,7 @@
 - `layers`: what do the readers of foreign layouts share?
 - `dolomite`: how is dolomite-engine's read?
 - `fla`: how is flash-linear-attention's stick-breaking model read?
+- `forgetting`: how are the Forgetting Transformer and its authors' softmax baselines read?
 - `moduleformer`: how is ModuleFormer read?
 - `moduleformer_model`: what is its model?
 

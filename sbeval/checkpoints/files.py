@@ -14,16 +14,10 @@ from torch import Tensor
 from sbeval.checkpoints.values import check_sizes
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import read_json_object
+from sbeval.hub_names import is_hub_id
 
 _SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
 _PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
-
-
-def is_hub_id(path_or_id: str | Path) -> bool:
-    """Whether a name can only mean a repository of the hub: nothing is there, and it does not look like a path."""
-    name = str(path_or_id)
-    looks_like_path = isinstance(path_or_id, Path) or name.startswith(("/", ".", "~")) or name.count("/") > 1
-    return not looks_like_path and not Path(name).exists()
 
 
 def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:

@@ -43,15 +43,15 @@ def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalCo
         eos_token_id=given.token("eos_token_id", 2),
     )
     given.refuse_unread(FLA, whole=True)
-    tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in _names(config).items()}
+    tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in fla_names(config).items()}
     if config.tie_word_embeddings:
         check_tied_head(weights, tensors["model.embed_tokens.weight"])
     refuse_left_over(weights.left_over(), f"fla {MODEL_TYPE}")
     return f"fla:{MODEL_TYPE}", config, tensors
 
 
-def _names(config: SbevalConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """From this family's names to fla's names and shapes."""
+def fla_names(config: SbevalConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns fla's names and shapes of a plain transformer by this family's names."""
     assert config.head_dim is not None
     assert config.num_key_value_heads is not None
     assert isinstance(config.bias, list)

@@ -79,6 +79,21 @@ FLA: Ignored = {
     "elementwise_affine": (True,),
     "window_size": (None,),
 }
+FLA_FORGETTING: Ignored = {**FLA, "attnres_block_size": (None,)}
+FOX: Ignored = {
+    # the width of the MLP is its tensors', decays begin with what the next three say, and pruning is within rounding
+    **_any_value(
+        """hidden_ratio intermediate_size initializer_range fuse_norm fuse_cross_entropy log_pruning_tolerance
+        decay_time_min decay_time_max fgate_bias_init"""
+    ),
+    "elementwise_affine": (True,),
+    # of no effect there, so that whoever set them meant another model
+    "attention_bias": (False,),
+    "window_size": (None,),
+}
+_OF_FORGETTING = ("log_pruning_tolerance", "decay_time_min", "decay_time_max", "fgate_bias_init", "window_size")
+FOX_SOFTMAX: Ignored = {key: values for key, values in FOX.items() if key not in _OF_FORGETTING}
+FOX_SOFTMAX["qk_norm"] = (False,)  # until March 2025
 MODULEFORMER: Ignored = {
     # n_ctx is computed; the norms are built with PyTorch's own epsilon whatever the key says
     **_any_value(

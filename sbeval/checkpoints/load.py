@@ -12,9 +12,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sbeval.checkpoints.facts import KvExpand, checkpoint_format, training_length_tokens
-from sbeval.checkpoints.files import Weights, find_folder, is_hub_id, read_config
+from sbeval.checkpoints.files import Weights, find_folder, read_config
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.errors import UserError, first_line, raised_here
+from sbeval.hub_names import is_hub_id
 from sbeval.models import SbevalConfig
 
 Model = TypeVar("Model", bound=PreTrainedModel)

@@ -13,6 +13,8 @@ from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.files import Weights
 from sbeval.checkpoints.fla import MODEL_TYPE as FLA_TYPE
 from sbeval.checkpoints.fla import read_fla
+from sbeval.checkpoints.forgetting import FLA_TYPE as FLA_FORGETTING_TYPE
+from sbeval.checkpoints.forgetting import FOX_SOFTMAX_TYPE, FOX_TYPE, read_forgetting
 from sbeval.checkpoints.moduleformer import MODEL_TYPE as MODULEFORMER_TYPE
 from sbeval.checkpoints.moduleformer import read_moduleformer
 from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
@@ -62,6 +64,11 @@ FORMATS = (
     ),
     CheckpointFormat(
         name="fla", model_types=(FLA_TYPE,), read=lambda source, weights, kv_expand: read_fla(source, weights)
+    ),
+    CheckpointFormat(
+        name="forgetting",
+        model_types=(FOX_TYPE, FOX_SOFTMAX_TYPE, FLA_FORGETTING_TYPE),
+        read=lambda source, weights, kv_expand: read_forgetting(source, weights),
     ),
     CheckpointFormat(
         name="moduleformer",

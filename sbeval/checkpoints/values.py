@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from sbeval.checkpoints.ignored import OF_TRANSFORMERS, Ignored
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import fits, kind_text
-from sbeval.models.rope import check_rope_values
+from sbeval.rope_parameters import check_rope_values
 
 T = TypeVar("T")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

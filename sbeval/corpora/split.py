@@ -15,21 +15,21 @@ PARAGRAPH = "paragraph"
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 _TOKENS = re.compile(r"([1-9]\d*) tokens?", re.ASCII)
 _CHARACTERS = 1_000_000
+_EXPECTED = f"{PARAGRAPH}, a number of tokens such as '512 tokens', or a regular expression"
 
 
 def _read(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError
     if value != PARAGRAPH and get_close_matches(value, [PARAGRAPH], cutoff=0.8):
-        raise UserError(f"Expected split to be {PARAGRAPH}, found {value!r}: correct it.")
+        raise UserError(f"Expected split to be {_EXPECTED}, found {value!r}: did you mean {PARAGRAPH}?")
     try:
         re.compile(value)
     except re.error as error:
-        raise UserError(f"Expected split to be a regular expression, found {value!r} ({error}): correct it.") from None
+        raise UserError(f"Expected split to be {_EXPECTED}, found {value!r} ({error}): correct it.") from None
     return value
 
 
-_EXPECTED = f"{PARAGRAPH}, a number of tokens such as '512 tokens', or a regular expression"
 Split = Annotated[str, Expected(_EXPECTED, _read)]
 
 

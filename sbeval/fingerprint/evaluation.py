@@ -17,6 +17,8 @@ _DATA = (
     *("data_path", "dataset", "essays", "squad", "hotpot"),
     *("trec", "banking77", "clinc150", "nlu", "examples_file"),
 )
+_FILE_OF = {"extrapolation": "longrope:"}
+"""Arguments whose value may be a file behind this."""
 _NAMING = ("model_args", "metadata")
 # arguments of the model that say where something is kept, which no number depends on
 KEPT_IN = frozenset({"cache_dir", "offload_folder", "logits_cache"})
@@ -49,13 +51,14 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
     parts = versions()
     revision, subfolder = arguments.get("revision"), str(arguments.get("subfolder") or "")
 
-    def read(value: Any, name: str, key: str) -> Any:
+    def read(given: Any, name: str, key: str) -> Any:
         """Adds the parts of what a value names; returns the value, without the place of what is local."""
-        if isinstance(value, Mapping):
-            return {key: read(inner, f"{name}.{key}", str(key)) for key, inner in value.items()}
-        if not isinstance(value, str):
-            return value
-        names_a_path = key in (*_CHECKPOINTS, *_DATA) or "/" in value
+        if isinstance(given, Mapping):
+            return {key: read(inner, f"{name}.{key}", str(key)) for key, inner in given.items()}
+        if not isinstance(given, str):
+            return given
+        value = given.removeprefix(_FILE_OF.get(key, ""))
+        names_a_path = key in (*_CHECKPOINTS, *_DATA, *_FILE_OF) or "/" in value
         local = names_a_path and os.path.exists(os.path.expanduser(value))
         if key in _CHECKPOINTS:
             # hf hands both on to the model and its tokenizer, and adapters take the revision alone
@@ -67,7 +70,7 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
             parts.update(found if name == "model_args.pretrained" else named(name.removeprefix("model_args."), found))
         elif local:
             parts[name.removeprefix("model_args.")] = data_sha256(value) or ""
-        return _LOCAL if local else value
+        return _LOCAL if local else given
 
     try:
         settings = {

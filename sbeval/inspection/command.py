@@ -95,8 +95,11 @@ def inspect(
     tasks = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=question.limit, packaged=not needed)
     encode = Encode(str(run.model_args.get("tokenizer") or described.folder))
 
+    longrope = str(run.model_args.get("extrapolation")).startswith("longrope")
+    nested = "rope_scaling" not in run.model_args and not longrope
+
     def shared(windows: Any) -> Any:
-        return [window.run for window in share(windows, nested="rope_scaling" not in run.model_args)]
+        return [window.run for window in share(windows, nested=nested)]
 
     works = [count_work(name, task.instances, encode, shared) for name, task in tasks.items()]
     preparing = time.perf_counter() - started

@@ -94,7 +94,7 @@ def text_bytes(sizes: Sizes, length_tokens: int) -> int:
     """Returns what keys and values of one text take while it is generated."""
     room = -(-length_tokens // _ROOM_MULTIPLE) * _ROOM_MULTIPLE
     kept = sum(min(room, window or room) for window in sizes.key_windows)
-    return 2 * sizes.key_value_heads * sizes.head_dim * kept * sizes.item_bytes
+    return sizes.key_value_heads * (sizes.cached_channels or 2 * sizes.head_dim) * kept * sizes.item_bytes
 
 
 def longest_tokens(sizes: Sizes, memory_bytes: int, device: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from sbeval.checkpoints.facts import text_config
+from sbeval.models.forgetting.cached import cached_channels
 from sbeval.models.mlp.experts import MOST_TOKENS
 
 _NO_KEYS_KEPT = ("linear_attention", "mamba", "recurrent", "conv")
@@ -16,6 +17,7 @@ class Sizes:
     """Sizes of a decoder, in channels, heads and layers.
 
     Attributes:
+        cached_channels: numbers that a key head keeps of a position, None for its key and value alone.
         inner_size: channels inside the MLP that every token passes, 0 where there are experts alone.
         expert_size: channels inside an expert, 0 without experts.
         chosen_experts: how many a token passes.
@@ -34,6 +36,7 @@ class Sizes:
     heads: int
     key_value_heads: int
     head_dim: int
+    cached_channels: int | None
     inner_size: int
     expert_size: int
     chosen_experts: int
@@ -69,6 +72,7 @@ def sizes_of(model: PreTrainedModel) -> Sizes | None:
         heads=heads * (_whole(config, "attention_chosen") or 1),
         key_value_heads=_whole(config, "num_key_value_heads") or heads,
         head_dim=_whole(config, "head_dim") or hidden_size // heads,
+        cached_channels=cached_channels(config, model.dtype) if config.model_type == "sbeval" else None,
         inner_size=inner_size,
         expert_size=expert_size,
         chosen_experts=chosen,

@@ -7,13 +7,16 @@
 - `blocks`: what is one block?
 - `mlp`: what does it do to each position alone?
 - `attention`: what stands around the mixers of an attention layer?
+- `heads`: what is done to heads beside attention?
 - `softmax`: how do the baselines attend?
 - `packed_softmax`: how do they attend within each of several texts in one row?
 - `slots`: where do the keys of texts lie while tokens are generated, and how does a new position attend to them?
 - `flex`: when does FlexAttention compute it?
 - `biases`: what do ALiBi and FIRE add to the logits?
+- `forgetting`: how do forget gates reach the logits, and what comes with them?
 - `rope`: how are positions rotated?
 - `rope_scaling`: how does a scaling hold for one request?
+- `extrapolation`: how do RoPE models read beyond their training length without other weights?
 - `learned_positions`: how many positions does a model with learned ones have?
 - `padding`: where does each padded sequence start?
 - `kernels`: kernels beside attention
@@ -26,8 +29,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from sbeval.models.config import SbevalConfig
 from sbeval.models.decoder import SbevalForCausalLM, SbevalModel
 from sbeval.models.presets import preset
-from sbeval.models.rope import RopeFrequencies, parse_rope_scaling
+from sbeval.models.rope import RopeFrequencies
 from sbeval.models.rope_scaling import held_rope_frequencies
+from sbeval.rope_parameters import parse_rope_scaling
 
 AutoConfig.register("sbeval", SbevalConfig, exist_ok=True)
 AutoModel.register(SbevalConfig, SbevalModel, exist_ok=True)

@@ -9,19 +9,24 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import group_norm
 from transformers import Cache
 
 from sbeval.attention import stickbreaking_attention, stickbreaking_decode
 from sbeval.attention.api import Implementation
+from sbeval.attention.context_parallel import ContextParallel
 from sbeval.models.biases import AlibiBias, FireBias
 from sbeval.models.config import SbevalConfig
+from sbeval.models.extrapolation import ExtrapolatedAttention
+from sbeval.models.forgetting.cached import cached_last
+from sbeval.models.forgetting.decay import ForgetGate, sums_in, with_decay
+from sbeval.models.forgetting.shift import TokenShift
+from sbeval.models.forgetting.whole_text import whole_text_attention
+from sbeval.models.heads.norms import HeadNorm, OwnHeadsNorm, norm_of_queries
 from sbeval.models.packed_softmax import packed_softmax_attention
 from sbeval.models.rope import rotate
 from sbeval.models.slots import SlotCache, softmax_decode
 from sbeval.models.softmax import softmax_attention
 
-HEAD_NORM_EPS = 1e-5
 BIASED: dict[str, type[AlibiBias] | type[FireBias]] = {"alibi": AlibiBias, "fire": FireBias}
 
 
@@ -47,6 +52,7 @@ class Positions(NamedTuple):
         cos_sin: RoPE's cosine and sine, [B or 1, 1, Q, D / 2] each, or None.
         cu_seqlens: int32 [n + 1], where each of n texts packed into one row begins, or None.
         packed_lengths: the same as numbers, n of them, for what runs text by text.
+        extrapolated: rotates and attends in the place of layers with RoPE; there is no `cos_sin` beside it.
     """
 
     position_ids: Tensor
@@ -54,6 +60,7 @@ class Positions(NamedTuple):
     cos_sin: tuple[Tensor, Tensor] | None
     cu_seqlens: Tensor | None = None
     packed_lengths: tuple[int, ...] | None = None
+    extrapolated: ExtrapolatedAttention | None = None
 
     def cached_from(self, first_key: int) -> Tensor | None:
         """`seq_start` counted from the first key a cache still holds."""
@@ -69,6 +76,7 @@ class StickBreakingMixer(nn.Module):
         self.attend_current = config.attend_current
         self.remainder = config.remainder
         self.kernels = StickBreakingKernels()
+        self.context_parallel: ContextParallel | None = None
         if config.remainder == "head_bias":
             assert config.head_dim is not None
             self.head_bias = nn.Parameter(torch.zeros(config.num_attention_heads, config.head_dim))
@@ -77,17 +85,28 @@ class StickBreakingMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
-        output_BHQD, remainder_BHQ = stickbreaking_attention(
-            q_BHQD,
-            k_BGKD,
-            v_BGKD,
-            scale=self.scale,
-            attend_current=self.attend_current,
-            skip_threshold=self.kernels.skip_threshold,
-            seq_start=seq_start_B,
-            cu_seqlens=positions.cu_seqlens,
-            impl=self.kernels.impl,
-        )
+        if self.context_parallel is not None and self.context_parallel.active:
+            output_BHQD, remainder_BHQ = self.context_parallel.stickbreaking_attention(
+                q_BHQD,
+                k_BGKD,
+                v_BGKD,
+                scale=self.scale,
+                attend_current=self.attend_current,
+                skip_threshold=self.kernels.skip_threshold,
+                impl=self.kernels.impl,
+            )
+        else:
+            output_BHQD, remainder_BHQ = stickbreaking_attention(
+                q_BHQD,
+                k_BGKD,
+                v_BGKD,
+                scale=self.scale,
+                attend_current=self.attend_current,
+                skip_threshold=self.kernels.skip_threshold,
+                seq_start=seq_start_B,
+                cu_seqlens=positions.cu_seqlens,
+                impl=self.kernels.impl,
+            )
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGKD[:, :, -q_BHQD.shape[2] :])
 
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
@@ -115,12 +134,19 @@ class StickBreakingMixer(nn.Module):
 
 
 class SoftmaxMixer(nn.Module):
-    """Causal softmax attention; RoPE has rotated its inputs before, ALiBi and FIRE are a bias here."""
+    """Causal softmax attention; RoPE has rotated its inputs before, ALiBi and FIRE are a bias here.
+
+    The inputs of forgetting attention have more channels than a head, which are its bias; then so may the output.
+    """
 
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__()
         self.scale = config.attention_scale
         self.sliding_window = config.sliding_window
+        self.context_parallel: ContextParallel | None = None
+        self.head_dim = config.head_dim
+        self.forgets = config.attention == "forgetting"
+        self.skip_threshold: float | None = None
         self.bias: AlibiBias | FireBias | None = None
         if config.attention in BIASED:
             self.bias = BIASED[config.attention](config.num_attention_heads)
@@ -129,8 +155,38 @@ class SoftmaxMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
+        context = self.context_parallel
+        if context is not None and context.active:
+            chunks = context.with_all_keys(
+                lambda own, k, v: softmax_attention(
+                    q_BHQD[:, :, own],
+                    k,
+                    v,
+                    scale=self.scale,
+                    sliding_window=self.sliding_window,
+                    bias=self.bias,
+                    position_ids_BQ=positions.position_ids[:, own],
+                ),
+                k_BGKD,
+                v_BGKD,
+            )
+            return torch.cat(chunks, dim=2)
         lengths = positions.packed_lengths
-        if lengths is not None and len(lengths) > 1:
+        packed = lengths is not None and len(lengths) > 1
+        if self.forgets and not packed and seq_start_B is None:
+            assert self.head_dim is not None
+            whole_BHQD = whole_text_attention(
+                q_BHQD,
+                k_BGKD,
+                v_BGKD,
+                head_dim=self.head_dim,
+                scale=self.scale,
+                sliding_window=self.sliding_window,
+                skip_threshold=self.skip_threshold,
+            )
+            if whole_BHQD is not None:
+                return whole_BHQD
+        if lengths is not None and packed:
             return packed_softmax_attention(
                 q_BHQD,
                 k_BGKD,
@@ -172,22 +228,6 @@ def without_part_along(output_BHQD: Tensor, v_BGQD: Tensor) -> Tensor:
     return (output_BHQD - share_BHQ1 * v_BHQD).to(output_BHQD.dtype)
 
 
-class HeadNorm(nn.Module):
-    """GroupNorm of each position's concatenated heads, one group a head."""
-
-    def __init__(self, config: SbevalConfig) -> None:
-        super().__init__()
-        assert config.head_dim is not None
-        self.heads = config.num_attention_heads
-        self.weight = nn.Parameter(torch.ones(self.heads * config.head_dim))
-        self.bias = nn.Parameter(torch.zeros(self.heads * config.head_dim))
-
-    def forward(self, heads: Tensor) -> Tensor:
-        """[B, Q, H * D] to the same."""
-        normed = group_norm(heads.flatten(0, 1), self.heads, self.weight, self.bias, HEAD_NORM_EPS)
-        return normed.view(heads.shape)
-
-
 class Attention(nn.Module):
     """Projects to heads, mixes over earlier positions, projects back."""
 
@@ -205,11 +245,23 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, key_width, bias=qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, key_width, bias=qkv_bias)
         self.o_proj = nn.Linear(query_width, config.hidden_size, bias="output" in config.bias)
-        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.q_norm, self.k_norm = (norm_of_queries(config, heads) for heads in (query_width, key_width))
+        self.output_norm = None
+        if config.output_norm:
+            self.output_norm = OwnHeadsNorm(config.num_attention_heads, config.head_dim, config.norm_eps)
+        self.key_shift, self.value_shift = (
+            TokenShift(config.hidden_size, config.num_key_value_heads, bias=False) if shifts else None
+            for shifts in (config.key_shift, config.value_shift)
+        )
+        self.forget_gate = None
+        if config.attention == "forgetting":
+            self.forget_gate = ForgetGate(config.hidden_size, config.num_attention_heads)
+        self.looks_back = bool(config.key_shift or config.value_shift or self.forget_gate)
+        self.members = config.num_attention_heads // config.num_key_value_heads
+        self.scale = config.attention_scale
         self.head_gate = nn.Linear(config.hidden_size, query_width, bias=qkv_bias) if config.attention_gate else None
         self.exclusive = config.exclusive_self_attention
-        self.rotates = config.attention == "rope"
+        self.rotates = config.attention in ("rope", "forgetting")
         self.head_norm = HeadNorm(config) if config.head_norm else None
         mixer = StickBreakingMixer if config.attention == "stickbreaking" else SoftmaxMixer
         self.mixer: nn.Module = mixer(config)
@@ -220,6 +272,14 @@ class Attention(nn.Module):
         q_BHQD = self.q_proj(hidden_BQE).view(heads).transpose(1, 2)
         k_BGQD = self.k_proj(hidden_BQE).view(heads).transpose(1, 2)
         v_BGQD = self.v_proj(hidden_BQE).view(heads).transpose(1, 2)
+        older_keys, older_values = cached_last(past_key_values, self.layer_index) if self.looks_back else (None, None)
+        plain_k, plain_v = k_BGQD, v_BGQD
+        if self.key_shift is not None:
+            older = None if older_keys is None else older_keys[..., -self.head_dim :]
+            k_BGQD = self.key_shift.shifted(k_BGQD, hidden_BQE, positions.position_ids, older)
+        if self.value_shift is not None:
+            older = None if older_values is None else older_values[..., -self.head_dim :]
+            v_BGQD = self.value_shift.shifted(v_BGQD, hidden_BQE, positions.position_ids, older)
         if self.q_norm is not None and self.k_norm is not None:
             q_BHQD, k_BGQD = (
                 norm(x.to(norm.weight.dtype)).to(v_BGQD.dtype)
@@ -227,19 +287,44 @@ class Attention(nn.Module):
             )
         if self.rotates and positions.cos_sin is not None:
             q_BHQD, k_BGQD = rotate(q_BHQD, *positions.cos_sin), rotate(k_BGQD, *positions.cos_sin)
+        own_v_BGQD = v_BGQD
+        if self.forget_gate is not None:
+            older = None
+            if older_keys is not None:
+                older = sums_in(older_keys, self.head_dim, self.members, self.scale)
+            sums_BHQ = self.forget_gate.sums(hidden_BQE, positions, older)
+            q_BHQD, k_BGQD, v_BGQD = with_decay(q_BHQD, k_BGQD, v_BGQD, sums_BHQ, self.scale)
         k_BGKD, v_BGKD = k_BGQD, v_BGQD
         seq_start_B = positions.seq_start
         if isinstance(past_key_values, SlotCache) and past_key_values.filling is None:
             k_BGKD, v_BGKD = past_key_values.update(k_BGQD, v_BGQD, self.layer_index)
             mixed_BHQD = self.mixer.step(q_BHQD, v_BGQD, past_key_values, k_BGKD, v_BGKD)  # type: ignore[operator]
-            return self._projected(mixed_BHQD, v_BGQD, hidden_BQE)
+            return self._projected(mixed_BHQD, own_v_BGQD, hidden_BQE)
         if past_key_values is not None:
             seen = int(past_key_values.get_seq_length(self.layer_index)) + hidden_BQE.shape[1]
-            k_BGKD, v_BGKD = past_key_values.update(k_BGQD, v_BGQD, self.layer_index)
+            # a shift needs the position before as it was: any that is last in a crop may be that
+            kept_k = k_BGQD if self.key_shift is None else torch.cat([k_BGQD, plain_k], dim=-1)
+            kept_v = v_BGQD if self.value_shift is None else torch.cat([v_BGQD, plain_v], dim=-1)
+            k_BGKD, v_BGKD = past_key_values.update(kept_k, kept_v, self.layer_index)
+            k_BGKD, v_BGKD = k_BGKD[..., : k_BGQD.shape[3]], v_BGKD[..., : v_BGQD.shape[3]]
             seq_start_B = positions.cached_from(seen - k_BGKD.shape[2])
-        return self._projected(self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B), v_BGQD, hidden_BQE)
+        if self.rotates and positions.extrapolated is not None:
+            mixed_BHQD = positions.extrapolated(
+                q_BHQD,
+                k_BGKD,
+                v_BGKD,
+                scale=float(self.mixer.scale),  # type: ignore[arg-type]
+                seq_start_B=seq_start_B,
+                packed_lengths=positions.packed_lengths,
+            )
+        else:
+            mixed_BHQD = self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B)
+        return self._projected(mixed_BHQD, own_v_BGQD, hidden_BQE)
 
     def _projected(self, mixed_BHQD: Tensor, own_v_BGQD: Tensor, hidden_BQE: Tensor) -> Tensor:
+        mixed_BHQD = mixed_BHQD[..., : self.head_dim]
+        if self.output_norm is not None:
+            mixed_BHQD = self.output_norm(mixed_BHQD.to(self.output_norm.weight.dtype)).to(mixed_BHQD.dtype)
         if self.exclusive:
             mixed_BHQD = without_part_along(mixed_BHQD, own_v_BGQD)
         if self.head_gate is not None:

@@ -10,9 +10,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import fits, kind_text
-from sbeval.models.rope import check_rope_values
+from sbeval.models.mlp.checks import check_experts
+from sbeval.rope_parameters import check_rope_values
 
-ATTENTIONS = ("stickbreaking", "rope", "nope", "alibi", "fire")
+ATTENTIONS = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
 REMAINDERS = ("none", "value", "head_bias")
 NORMS = ("rmsnorm", "layernorm")
 GATED_ACTIVATIONS = ("swiglu", "geglu")
@@ -64,7 +65,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         num_attention_heads: query heads.
         num_key_value_heads: key/value heads, a divisor of the query heads; None means as many as those.
         head_dim: width of a head; None means hidden_size / num_attention_heads.
-        attention: "stickbreaking", or softmax with "rope", "nope" (no positions), "alibi" or "fire".
+        attention: "stickbreaking", or softmax with "rope", "nope" (no positions), "alibi", "fire" or "forgetting"
+            (forget gates).
         sliding_window: keys with j - i < window only, for the softmax schemes; None attends everything.
         remainder: what the unbroken part of a stick adds to a head's output: "none", "value" (remainder times the
             position's own value) or "head_bias" (remainder times a learned vector of the head).
@@ -72,6 +74,11 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         exclusive_self_attention: take from each head's output its part along the position's own value.
         attend_current: let a stick-breaking query attend its own position.
         qk_norm: RMSNorm on the queries and keys of each head.
+        qk_norm_per_head: give each head's norm weights of its own.
+        qk_norm_eps: epsilon of those norms; None means `norm_eps`.
+        key_shift: add to each key a share of the one before, the sigmoid of a linear map of the layer's input.
+        value_shift: the same for values.
+        output_norm: RMSNorm of each head's output with weights of its own, before any gate.
         head_norm: GroupNorm (one group a head, eps 1e-5, affine) on the concatenated heads, before the output map.
         norm: "rmsnorm" or "layernorm", of the blocks and the end.
         norm_eps: its epsilon.
@@ -89,7 +96,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         embedding_multiplier: factor of the embeddings; None means 1.
         residual_multiplier: factor of each branch before it is added; None means 1.
         logits_divisor: the logits are divided by it; None means 1.
-        rope_parameters: RoPE's base and scaling in transformers' form; None for other schemes.
+        rope_parameters: RoPE's base and scaling in transformers' form; None for schemes other than RoPE, which
+            "forgetting" may have besides.
         training_length_tokens: longest context the weights were trained at; None where unknown.
         extended_from: name, sha256 and training_length_tokens of the parent of a context extension, or None.
         max_position_embeddings: for other software; the training length unless given.
@@ -113,6 +121,11 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     attention_gate: bool = False
     exclusive_self_attention: bool = False
     qk_norm: bool = False
+    qk_norm_per_head: bool = False
+    qk_norm_eps: float | None = None
+    key_shift: bool = False
+    value_shift: bool = False
+    output_norm: bool = False
     head_norm: bool = False
     norm: str = "rmsnorm"
     norm_eps: float = 1e-5
@@ -157,11 +170,12 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.max_position_embeddings is None:
             self.max_position_embeddings = self.training_length_tokens or 2048
+        rotates = "rope" in self.schemes or ("forgetting" in self.schemes and self.rope_parameters is not None)
         if self.rope_parameters is not None:
             self.set_rope_parameters(self.rope_parameters)
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
         self._check_layers()
-        if "rope" not in self.schemes:
+        if not rotates:
             self.rope_parameters = None
         for layer in range(self.num_hidden_layers if self.layer_overrides else 1):
             self.of_layer(layer)._check_meaning()
@@ -271,17 +285,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
                 f"remainder={shown(self.remainder)}, "
                 f"attend_current={self.attend_current} with attention={shown(self.attention)}"
             )
-        if self.num_experts is None and (self.num_experts_per_token or self.shared_intermediate_size):
-            raise UserError("num_experts_per_token and shared_intermediate_size are for mixtures: give num_experts")
-        if self.num_experts is not None and not 1 <= (self.num_experts_per_token or 0) <= self.num_experts:
-            raise UserError(
-                f"num_experts_per_token must be at least 1 and at most num_experts {self.num_experts}, got "
-                f"{self.num_experts_per_token}"
-            )
-        if self.balanced_experts and not self.normalize_expert_weights:
-            raise UserError("balanced_experts needs normalize_expert_weights")
-        if self.num_experts is not None and "mlp" in self.bias:
-            raise UserError(f"experts have no bias, got bias={shown(self.bias)}; leave mlp out")
+        check_experts(self)
         if self.rope_parameters is not None:
             rope_type = self.rope_parameters.get("rope_type")
             if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:

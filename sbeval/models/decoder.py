@@ -15,6 +15,7 @@ from sbeval.errors import UserError
 from sbeval.models.attention import Positions
 from sbeval.models.blocks import DecoderBlock, make_norm
 from sbeval.models.config import SbevalConfig
+from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
 from sbeval.models.padding import sequence_starts
 from sbeval.models.pretrained import SbevalPreTrainedModel
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin
@@ -33,6 +34,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         self.norm = make_norm(config)
         self.gradient_checkpointing = False
         self.held_rope_frequencies: RopeFrequencies | None = None
+        self.held_extrapolation: Extrapolation | None = None
         self.post_init()  # type: ignore[no-untyped-call]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -118,7 +120,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         frequencies = frequencies or self.held_rope_frequencies
         if frequencies is None:
             frequencies = self._own_frequencies(past, past + new)
-        return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=cos_sin(frequencies, position_ids))
+        positions = Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
+        return self._rotating(positions, frequencies)
 
     def _packed_positions(self, cu_seqlens: Tensor, frequencies: RopeFrequencies | None) -> Positions:
         lengths = cu_seqlens.diff()
@@ -141,7 +144,12 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
                 "one set of frequencies with held_rope_frequencies"
             )
         frequencies = frequencies or self.rope_frequencies_for(max(positions.packed_lengths or ()))
-        return positions._replace(cos_sin=cos_sin(frequencies, position_ids))
+        return self._rotating(positions, frequencies)
+
+    def _rotating(self, positions: Positions, frequencies: RopeFrequencies) -> Positions:
+        if self.held_extrapolation is not None:
+            return positions._replace(extrapolated=ExtrapolatedAttention(self.held_extrapolation, frequencies))
+        return positions._replace(cos_sin=cos_sin(frequencies, positions.position_ids))
 
     def _own_frequencies(self, past: int, length: int) -> RopeFrequencies:
         own = self.config.rope_parameters

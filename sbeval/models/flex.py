@@ -42,6 +42,14 @@ def whole_blocks(length: int) -> int:
     return -(-length // _BLOCK) * _BLOCK
 
 
+def listed_blocks(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """From bool [rows of blocks, columns of blocks] to how many each row has and which, as `BlockMask` takes them."""
+    count = chosen.sum(-1, dtype=torch.int32)
+    first = chosen.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    # no views: what they are views of would have to be alike for a kernel to be used again
+    return count[None, None].detach(), first.to(torch.int32)[None, None].contiguous().detach()
+
+
 def causal_blocks(length: int, sliding_window: int, device: torch.device) -> BlockMask:
     """Which blocks of 128 x 128 pairs are seen in full, in part, or not: keys with 0 <= j - i < window."""
     blocks = -(-length // _BLOCK)
@@ -51,17 +59,11 @@ def causal_blocks(length: int, sliding_window: int, device: torch.device) -> Blo
     full = (apart >= 0) & (nearest >= 0) & (farthest < sliding_window)
     partial = (apart >= 0) & (nearest < sliding_window) & ~full
 
-    def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-        count = chosen.sum(-1, dtype=torch.int32)
-        first = chosen.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-        # no views: what they are views of would have to be alike for a kernel to be used again
-        return count[None, None].detach(), first.to(torch.int32)[None, None].contiguous().detach()
-
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query - key < sliding_window)
 
     return BlockMask.from_kv_blocks(
-        *listed(partial), *listed(full), BLOCK_SIZE=_BLOCK, mask_mod=seen, seq_lengths=(length, length)
+        *listed_blocks(partial), *listed_blocks(full), BLOCK_SIZE=_BLOCK, mask_mod=seen, seq_lengths=(length, length)
     )
 
 
@@ -73,6 +75,7 @@ def flex_causal_attention(
     scale: float,
     sliding_window: int,
     score_mod: ScoreMod | None,
+    block_mask: BlockMask | None = None,
     attention: Callable[..., Any] | None = None,
 ) -> Tensor:
     """Returns [B, H, L, D] of causal attention over the newest `sliding_window` keys.
@@ -84,18 +87,21 @@ def flex_causal_attention(
         scale: factor of the logits.
         sliding_window: keys with j - i < window only.
         score_mod: adds a bias, for up to `whole_blocks(L)` queries; None adds none.
+        block_mask: which of `whole_blocks(L)` positions are seen, without a window; None stands for `causal_blocks`.
         attention: `flex_with_options` compiled; None takes it as it is, which holds all pairs.
     """
     length, added = q_BHLD.shape[2], whole_blocks(q_BHLD.shape[2]) - q_BHLD.shape[2]
     if added:  # newer than every query whose output is kept
         q_BHLD, k_BGLD, v_BGLD = (_padded(x, added) for x in (q_BHLD, k_BGLD, v_BGLD))
     windowed = sliding_window < length
+    if block_mask is None:
+        block_mask = _blocks(length + added, sliding_window if windowed else length + added, q_BHLD.device)
     output: Tensor = (attention or flex_with_options)(
         q_BHLD,
         k_BGLD,
         v_BGLD,
         score_mod=score_mod,
-        block_mask=_blocks(length + added, sliding_window if windowed else length + added, q_BHLD.device),
+        block_mask=block_mask,
         scale=scale,
         enable_gqa=q_BHLD.shape[1] != k_BGLD.shape[1],
         tuned=is_tuned(q_BHLD),

@@ -9,10 +9,12 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from sbeval.attention.api import Implementation
+from sbeval.attention.context_parallel import ContextParallel
 from sbeval.errors import UserError
-from sbeval.models.attention import HeadNorm, StickBreakingKernels, StickBreakingMixer
+from sbeval.models.attention import SoftmaxMixer, StickBreakingKernels, StickBreakingMixer
 from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
+from sbeval.models.heads.norms import HeadNorm, OwnHeadsNorm
 from sbeval.models.mlp.experts import Experts, Mixture
 from sbeval.models.rope import RopeFrequencies, rope_frequencies
 
@@ -46,9 +48,9 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
         elif isinstance(module, Mixture) and module.balance is not None:
             init.zeros_(module.balance)
-        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | HeadNorm):
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | HeadNorm | OwnHeadsNorm):
             init.ones_(module.weight)
-            if not isinstance(module, nn.RMSNorm):
+            if not isinstance(module, nn.RMSNorm | OwnHeadsNorm):
                 init.zeros_(module.bias)
         elif isinstance(module, StickBreakingMixer) and module.remainder == "head_bias":
             init.zeros_(module.head_bias)
@@ -63,24 +65,37 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
                 init.uniform_(layer.bias, -bound, bound)
 
     def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
-        """Chooses how stick-breaking attention is computed from now on; nothing of it is saved.
+        """Chooses how stick-breaking or forgetting attention is computed from now on; nothing of it is saved.
 
         Args:
-            impl: "auto", "reference", "blockwise" or "triton".
-            skip_threshold: stick below which older keys are skipped; None visits all.
+            impl: "auto", "reference", "blockwise" or "triton"; forgetting attention has the first alone.
+            skip_threshold: stick below which older keys are skipped, or the largest change of forgetting attention's
+                outputs, as a share of the largest value, by keys that are skipped; None visits all.
 
         Raises:
-            UserError: the model has no stick-breaking attention and something other than the default was asked for.
+            UserError: the model has neither, or no such kernels, and something other than the default was asked for.
         """
         kernels = StickBreakingKernels(impl=impl, skip_threshold=skip_threshold)
-        if "stickbreaking" not in self.config.schemes and kernels != StickBreakingKernels():
+        forgets = "forgetting" in self.config.schemes and impl == "auto"
+        if not forgets and "stickbreaking" not in self.config.schemes and kernels != StickBreakingKernels():
             raise UserError(
-                f"kernels can be chosen for stick-breaking attention, got impl={impl!r} and "
-                f"skip_threshold={skip_threshold} for a model with attention={self.config.scheme!r}"
+                "kernels can be chosen for stick-breaking attention, and skip_threshold for forgetting as well, got "
+                f"impl={impl!r} and skip_threshold={skip_threshold} for a model with attention={self.config.scheme!r}"
             )
         for module in self.modules():
             if isinstance(module, StickBreakingMixer):
                 module.kernels = kernels
+            elif isinstance(module, SoftmaxMixer) and module.forgets:
+                module.skip_threshold = skip_threshold
+
+    def set_context_parallel(self, context: ContextParallel | None) -> None:
+        """Chooses the processes that attend to one sequence together, within `context.shared()`; None for none.
+
+        There, a forward pass takes this process's tokens of the sequence with their `position_ids`, without a cache.
+        """
+        for module in self.modules():
+            if isinstance(module, StickBreakingMixer | SoftmaxMixer):
+                module.context_parallel = context
 
     def rope_frequencies_for(
         self, length_tokens: int, scaling: Mapping[str, Any] | None = None, *, original_length_tokens: int | None = None

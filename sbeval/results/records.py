@@ -130,7 +130,7 @@ class ModelRecord(_Record):
             with the beginning of its content's hash or its revision; empty where a run did not record them.
         training_length_tokens: the original training length, None where unknown.
         extended_from: name, hash and length of the parent before context extension, else None.
-        attention: "stickbreaking", "rope", "nope", "alibi", "fire", or the foreign model's type.
+        attention: "stickbreaking", "rope", "nope", "alibi", "fire", "forgetting", or the foreign model's type.
         sliding_window: window in tokens, None for full attention.
         remainder: what the unbroken part of a stick adds, as the model's configuration names it; None where unknown.
         head_norm: whether heads are normalised before the output map, None where unknown.
@@ -138,6 +138,7 @@ class ModelRecord(_Record):
         training_seed: seed of the initial weights; runs of one recipe with different seeds are shown as one line.
         kernels: what computed attention: "triton", "blockwise", "reference", "sdpa", ...
         rope_scaling: scaling in force in transformers' form, else None.
+        extrapolation: what attended beyond the training length: `method` and its numbers in tokens by name, else None.
         skip_threshold: stick below which older keys were skipped, None when nothing was skipped.
         dtype: parameter dtype such as "bfloat16".
         parameters: number of parameters.
@@ -164,6 +165,7 @@ class ModelRecord(_Record):
     training_seed: int | None = None
     kernels: str | None = None
     rope_scaling: dict[str, Any] | None = None
+    extrapolation: dict[str, Any] | None = None
     skip_threshold: float | None = None
     dtype: str | None = None
     parameters: int | None = None

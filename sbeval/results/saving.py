@@ -5,6 +5,7 @@ lm-eval writes a results file before its samples, in place, and only warns where
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,8 @@ def saved_whole(output_path: str) -> Iterator[str]:
         with told(folder):
             folder.mkdir(parents=True, exist_ok=True)
             part = stack.enter_context(part_of(folder / "lm_eval", "partial"))
-        yield str(part / named)
+        with _named_in_logs(part, folder):
+            yield str(part / named)
         files = sorted(file for file in part.rglob("*") if file.is_file())
         results = [file for file in files if file.suffix == ".json"]
         missing = [reason for file in results if (reason := what_is_cut_off(file)) is not None]
@@ -50,6 +52,25 @@ def saved_whole(output_path: str) -> Iterator[str]:
                 f"Expected lm-eval to write its results to {folder}, found that {found}: make room there and run "
                 "again; with --use_cache no answer is computed twice."
             )
+
+
+@contextlib.contextmanager
+def _named_in_logs(part: Path, folder: Path) -> Iterator[None]:
+    """Within it, lines of the log name the folder where files will lie in place of the one that they pass through."""
+
+    def name(record: logging.LogRecord) -> bool:
+        if str(part) in (message := record.getMessage()):
+            record.msg, record.args = message.replace(str(part), str(folder)), None
+        return True
+
+    handlers = logging.getLogger().handlers[:]
+    for handler in handlers:
+        handler.addFilter(name)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(name)
 
 
 def what_is_cut_off(file: Path) -> str | None:

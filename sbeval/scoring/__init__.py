@@ -2,6 +2,7 @@
 
 - `requests`: what do tasks ask of a model, and how do sequences travel?
 - `scorer`: how are tokens scored without [length, vocabulary] logits?
+- `context_parallel`: how do several processes score one window?
 - `logprob_kernel`: how is that one pass over the logits on a GPU?
 - `non_finite`: what if a model's logits are no numbers?
 - `null_metrics`: what do lm-eval's tasks record then?

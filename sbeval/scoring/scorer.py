@@ -136,6 +136,21 @@ class TokenScorer:
         Raises:
             UserError: the model does not know a target.
         """
+        logprobs, greedy = self._scores(input_ids_BL, row_N, position_N, target_N, after)
+        before = 0 if after is None else int(after.get_seq_length())
+
+        def check(found: Tensor) -> None:
+            if self.non_finite == "null":
+                found[~found.isfinite()] = torch.nan
+            else:
+                check_finite(found, row_N.cpu(), before + position_N.cpu())
+
+        return PendingScores(logprobs, greedy, check)
+
+    def _scores(
+        self, input_ids_BL: Tensor, row_N: Tensor, position_N: Tensor, target_N: Tensor, after: Prefix | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what `PendingScores` takes, on the device."""
         splits = self._splits(input_ids_BL)
         if splits:
             hidden_BLD = self._hidden(input_ids_BL) if after is None else self._hidden_after(after, input_ids_BL)
@@ -155,16 +170,7 @@ class TokenScorer:
         # on the CPU by NumPy: PyTorch wakes all cores for tens of thousands of numbers, which can take milliseconds
         known = target_N.cpu().numpy()
         lowest, highest = (int(known.min()), int(known.max())) if len(known) else (0, 0)
-        logprobs, greedy = self._in_chunks(logits_of, targets, lowest, highest)
-        before = 0 if after is None else int(after.get_seq_length())
-
-        def check(found: Tensor) -> None:
-            if self.non_finite == "null":
-                found[~found.isfinite()] = torch.nan
-            else:
-                check_finite(found, row_N.cpu(), before + position_N.cpu())
-
-        return PendingScores(logprobs, greedy, check)
+        return self._in_chunks(logits_of, targets, lowest, highest)
 
     @torch.no_grad()
     def read(self, prefix_P: Tensor) -> Prefix | None:

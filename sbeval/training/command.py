@@ -8,11 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from sbeval.ending import EVALUATE, say_next
+from sbeval.ending import EVALUATE, say_next, saying_next_later
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
+from sbeval.hub_names import check_name
 from sbeval.settings import Count, read_value
-from sbeval.training.recipe import Documents, Extension, OptimizationSettings, TrainRecipe, merged, read_mapping
+from sbeval.training.recipe import (
+    RUN_FILES,
+    Documents,
+    Extension,
+    OptimizationSettings,
+    TrainRecipe,
+    merged,
+    read_mapping,
+)
 
 
 class HeldOut(NamedTuple):
@@ -20,7 +29,7 @@ class HeldOut(NamedTuple):
 
     Attributes:
         checkpoint: the trained model.
-        text: documents that were kept out of its training.
+        text: folder of the documents that were kept out of its training.
         context_lengths: in tokens, to evaluate it at.
     """
 
@@ -79,8 +88,11 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
     recipe = TrainRecipe.read(mapping, place="the recipe", source=file.name)
     out = options.out or Path("build/runs") / recipe.name
     from sbeval.corpora.cache import whole_file
+    from sbeval.training.text.arrays import load_arrays
+
+    load_arrays(folder or Path(recipe.data.folder))  # refused before torch is imported
     from sbeval.training.distributed import is_first_process
-    from sbeval.training.text.own_text import HELD_OUT_FILE, lengths_to_report
+    from sbeval.training.text.own_text import HELD_OUT_FILE, lengths_to_report, name_of_text
     from sbeval.training.train import train
 
     lengths = lengths_to_report(folder, recipe.length_tokens) if options.report else ()
@@ -96,9 +108,11 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
     if not options.report or checkpoint is None or not is_first_process():
         _say_next(checkpoint)
         return None
-    with whole_file(out / HELD_OUT_FILE, "the text kept out of training", remedy="choose another --out") as part:
+    held_out = out / "held_out" / name_of_text(options.text)  # a text is named by its folder
+    held_out.mkdir(parents=True, exist_ok=True)
+    with whole_file(held_out / HELD_OUT_FILE, "the text kept out of training", remedy="choose another --out") as part:
         shutil.copyfile(folder / HELD_OUT_FILE, part)
-    return HeldOut(checkpoint, out / HELD_OUT_FILE, lengths)
+    return HeldOut(checkpoint, held_out, lengths)
 
 
 def evaluate_held_out(held_out: HeldOut) -> Path:
@@ -117,8 +131,10 @@ def evaluate_held_out(held_out: HeldOut) -> Path:
         metadata={"data_path": str(held_out.text.resolve()), "context": "stream"},
     )
     checkpoint = SweepCheckpoint(pretrained=str(held_out.checkpoint.resolve()))
-    results = held_out.text.with_name("results")
-    if failures := run_sweep(Sweep(checkpoints=(checkpoint,), runs=(run,), output=str(results))):
+    results = held_out.checkpoint.with_name("results")
+    with saying_next_later():
+        failures = run_sweep(Sweep(checkpoints=(checkpoint,), runs=(run,), output=str(results)))
+    if failures:
         raise UserError(f"expected results for the report, found none: {failures[0].reason}")
     return results
 
@@ -153,8 +169,11 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
     parser.add_argument("--replace", action="store_true", help="move what else the folder holds to NAME.old-TIME")
     parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
+    parser.add_argument(
+        "--context-parallel", type=int, default=1, help="processes of accelerate launch that share a window"
+    )
     options = parser.parse_args(arguments)
-    for name in ("context", "log_every_steps", "save_every_steps"):
+    for name in ("context", "log_every_steps", "save_every_steps", "context_parallel"):
         read_value(Count, getattr(options, name), name=f"--{name.replace('_', '-')}")
     micro_batch_tokens = options.micro_batch_tokens
     if micro_batch_tokens is None and options.batch_tokens % options.context == 0:
@@ -181,6 +200,7 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
         log_every_steps=options.log_every_steps,
         save_every_steps=options.save_every_steps,
     )
+    _check_parent_and_text(extension)
     command = shlex.join(["sbeval", "extend", *(sys.argv[1:] if arguments is None else arguments)])
     from sbeval.training.extend import extend
 
@@ -191,8 +211,20 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
         command=command,
         fsdp=options.fsdp,
         replace=options.replace,
+        context_parallel=options.context_parallel,
     )
     _say_next(checkpoint)
+
+
+def _check_parent_and_text(extension: Extension) -> None:
+    """Refuses what is not there before torch is imported."""
+    from sbeval.training.text import arrays, own_text
+
+    check_name(extension.checkpoint, "a checkpoint to extend", file="config.json")
+    if (extension.data / "tokens.npy").is_file():
+        arrays.load_arrays(extension.data)
+    else:
+        own_text.check_text(own_text.OwnText(source=str(extension.data)), has_tokenizer=True)
 
 
 def _say_next(checkpoint: Path | None) -> None:
@@ -231,8 +263,13 @@ def _with_own_text(
         dataset_split=options.dataset_split,
     )
     own_text.check_text(text, has_tokenizer=options.tokenizer is not None)
+    if options.tokenizer is not None:
+        check_name(options.tokenizer, "a tokenizer")
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     folder = own_text.tokenised_text(text, tokenizer, holding_out=True)
+    own_text.say_what_is_kept_out(folder)
+    if options.recipe is None and (name := own_text.name_of_text(options.text)).casefold() not in RUN_FILES:
+        mapping = {**mapping, "name": name}
     mapping = _with_changes(merged(mapping, own_text.settings_of_text(text, folder)), changes)
     return folder, merged(mapping, own_text.one_epoch(mapping, folder))
 

@@ -13,15 +13,17 @@ from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_s
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import named
+from sbeval.hub_names import is_hub_id
 from sbeval.training.claim import claimed
-from sbeval.training.distributed import is_first_process
+from sbeval.training.distributed import check_context_parallel, is_first_process
 from sbeval.training.document_loss import DocumentMaskedLoss
 from sbeval.training.recipe import Extension, OptimizationSettings
 from sbeval.training.record import RunParts, extension_record
 from sbeval.training.run import TrainingRun
+from sbeval.training.text.arrays import arrays_parts, load_arrays
 from sbeval.training.text.own_text import OwnText, tokenised_text
 from sbeval.training.trainer import next_token_loss
-from sbeval.training.windows import TrainingWindows, arrays_parts, load_arrays
+from sbeval.training.windows import TrainingWindows
 
 
 def extend(
@@ -32,6 +34,7 @@ def extend(
     command: str = "",
     fsdp: bool = False,
     replace: bool = False,
+    context_parallel: int = 1,
 ) -> Path | None:
     """Continues training at a longer context, or goes on where an earlier call stopped.
 
@@ -42,6 +45,7 @@ def extend(
         command: command line for the record.
         fsdp: shard weights, gradients and the optimizer over the processes of `accelerate launch`.
         replace: where `out` holds something else, move that aside.
+        context_parallel: processes of `accelerate launch` that share a window, each a part of its tokens.
 
     Returns:
         The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
@@ -53,9 +57,10 @@ def extend(
     import torch
     from transformers import set_seed
 
-    from sbeval.checkpoints.files import Weights, find_folder, is_hub_id
+    from sbeval.checkpoints.files import Weights, find_folder
     from sbeval.checkpoints.load import load_checkpoint
 
+    check_context_parallel(context_parallel, extension.context_tokens, extension.documents)
     optimization = extension.optimization
     folder = find_folder(extension.checkpoint)
     run = TrainingRun(
@@ -64,6 +69,7 @@ def extend(
         max_seconds=max_seconds,
         command=command,
         fsdp=fsdp,
+        context_parallel=context_parallel,
     )
     loaded = load_checkpoint(folder, dtype="float32")
     if not loaded.extendable:
@@ -151,7 +157,7 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
     """
     from sbeval.models import SbevalConfig, held_rope_frequencies
     from sbeval.models.learned_positions import learned_positions
-    from sbeval.models.rope import parse_rope_scaling
+    from sbeval.rope_parameters import parse_rope_scaling
 
     config = model.config
     original = parent["training_length_tokens"]

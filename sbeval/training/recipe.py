@@ -3,15 +3,17 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_yaml
 from sbeval.results.outputs import LOCK
+from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.settings import (
     Count,
+    Expected,
     Flag,
     LocalPath,
     Name,
@@ -27,13 +29,18 @@ from sbeval.settings import (
 )
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
-RUN_FILES = frozenset(
-    {"run.json", "runs.jsonl", "training_log.jsonl", "states", LOCK, "held_out.jsonl", "results", "report"}
-)
+RUN_FILES = frozenset({"run.json", "runs.jsonl", "training_log.jsonl", "states", LOCK, "held_out", "results", "report"})
 """What lies in a run's folder beside its checkpoint."""
 
 Documents = Literal["separate", "joined"]
 SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def _scaling(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    parse_rope_scaling(value)
+    return value
 
 
 class DataSettings(Settings):
@@ -164,7 +171,7 @@ class Extension(TrainingSettings):
     documents: Documents = Field(
         default="separate", description='"separate" (documents do not see each other) or "joined".'
     )
-    rope_scaling: Text | None = Field(
+    rope_scaling: Annotated[str, Expected("a scaling such as dynamic:4", _scaling)] | None = Field(
         default=None, description='Scaling to train with, such as "dynamic:4"; None keeps the parent\'s.'
     )
     allow_repeat: Flag = Field(default=False, description="Let a run be more than one epoch.")

@@ -40,6 +40,7 @@ class TrainingRun:
         max_seconds: stop with a resumable state after this time; None trains to the end.
         command: command line for the record.
         fsdp: shard weights, gradients and the optimizer over the processes.
+        context_parallel: processes that share a window.
         started: `time.monotonic()` when the command started.
     """
 
@@ -48,6 +49,7 @@ class TrainingRun:
     max_seconds: float | None
     command: str
     fsdp: bool
+    context_parallel: int = 1
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -89,7 +91,10 @@ class TrainingRun:
             factor=schedule_factor(optimization),
             window_loss=loss,
             model=model,
-            args=training_arguments(self.settings, self.out / "states", fsdp=self.fsdp),
+            context_parallel=self.context_parallel,
+            args=training_arguments(
+                self.settings, self.out / "states", fsdp=self.fsdp, context_parallel=self.context_parallel
+            ),
             train_dataset=windows,
             callbacks=[watch],
         )

@@ -13,9 +13,10 @@ from sbeval.training.distributed import is_first_process
 from sbeval.training.recipe import TrainRecipe
 from sbeval.training.record import RunParts, training_record
 from sbeval.training.run import TrainingRun
+from sbeval.training.text.arrays import arrays_parts, load_arrays
 from sbeval.training.text.tokenizer import Tokens
 from sbeval.training.trainer import next_token_loss
-from sbeval.training.windows import TrainingWindows, arrays_parts, load_arrays
+from sbeval.training.windows import TrainingWindows
 
 
 def train(

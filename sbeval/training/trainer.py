@@ -19,7 +19,13 @@ from transformers import Trainer, TrainingArguments
 
 from sbeval.errors import UserError
 from sbeval.results.outputs import set_aside
-from sbeval.training.distributed import is_first_process, process_count, smallest_over_processes
+from sbeval.training.distributed import (
+    EachBatchForAGroup,
+    is_first_process,
+    process_count,
+    shared_loss,
+    smallest_over_processes,
+)
 from sbeval.training.full_disk import COMPLETE_MARK
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 
@@ -51,17 +57,23 @@ class WindowTrainer(Trainer):
         *,
         factor: Callable[[int], float],
         window_loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss,
+        context_parallel: int = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(data_collator=_as_batch, **kwargs)
         self._factor = factor
+        self._context_parallel = context_parallel
         self._window_loss = window_loss
+        if context_parallel > 1:
+            self._window_loss = shared_loss(self.model, context_parallel, self.args.device)
         # our loss is a mean over equal windows: accumulation steps weigh the same
         self.model_accepts_loss_kwargs = False
         self.first_bad_step: Tensor | None = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         dataset: Any = train_dataset if train_dataset is not None else self.train_dataset
+        if self._context_parallel > 1:
+            return EachBatchForAGroup(len(dataset), self.args.per_device_train_batch_size, self._context_parallel)
         return SequentialSampler(dataset)
 
     def compute_loss(
@@ -131,10 +143,14 @@ def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, pro
     return micro_windows, batch_windows // (micro_windows * processes)
 
 
-def training_arguments(settings: TrainingSettings, states: Path, *, fsdp: bool) -> TrainingArguments:
+def training_arguments(
+    settings: TrainingSettings, states: Path, *, fsdp: bool, context_parallel: int = 1
+) -> TrainingArguments:
     """Translates our settings into transformers' own."""
     optimization = settings.optimization
-    micro_windows, accumulation_steps = passes_of_a_step(optimization, settings.length_tokens, process_count())
+    micro_windows, accumulation_steps = passes_of_a_step(
+        optimization, settings.length_tokens, process_count() // context_parallel
+    )
     shard: Any = True if fsdp else None  # declared as text, which is going away
     return TrainingArguments(
         output_dir=str(states),

@@ -15,15 +15,7 @@ from sbeval.corpora import (
     wikitext_corpus,
 )
 from sbeval.corpora.split import split_corpus
-from sbeval.errors import UserError
-from sbeval.tasks.perplexity.options import CorpusOptions
-
-HUB_DATASETS = {
-    "wikitext": "EleutherAI/wikitext_document_level",
-    "pile": "NeelNanda/pile-10k",
-    "pg19": "emozilla/pg19-test",
-}
-
+from sbeval.tasks.perplexity.options import HUB_DATASETS, CorpusOptions
 
 # over the words of wikitext-2's test split, which copies of it share whatever their line ends
 _WIKITEXT_WORDS_SHA256 = "06f8f4136de90fcf1b32ffda9136ecab621b3e437c370b5cdd27b37e9e9e9efc"
@@ -40,24 +32,15 @@ def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> Corpus:
     Raises:
         UserError: there is no such text, or it cannot be read or split as asked.
     """
+    options.check_text(name)
     corpus = _whole_corpus(name, options)
     if options.split is None:
         return corpus
-    if name == "wikitext":
-        raise UserError(
-            "Expected no split for wikitext, whose documents are its pages, found one in --metadata: use sb_text with "
-            "data_path or dataset."
-        )
     return split_corpus(corpus, options.split, tokenizer)
 
 
 def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
     if name == "wikitext":
-        if options.dataset is not None or options.text_field is not None:
-            raise UserError(
-                "Expected wikitext to come from its own hub dataset or from data_path, found dataset or text_field in "
-                "--metadata: use sb_text with the same values for another dataset."
-            )
         path = options.data_path
         read = name if path is None or words_sha256(path) == _WIKITEXT_WORDS_SHA256 else _local_name(path)
         return wikitext_corpus(lambda: _wikitext_pages(options), detokenize=_detokenize_wikitext, name=read)
@@ -67,14 +50,8 @@ def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
         )
     if name == "stdlib" and options.dataset is None:
         return stdlib_corpus()
-    dataset = options.dataset or HUB_DATASETS.get(name)
-    if dataset is None:
-        raise UserError(
-            'Expected a text to read, found none: name one with --metadata \'{"data_path": "..."}\' or '
-            '\'{"dataset": "owner/name"}\'.'
-        )
     source = hub_text(
-        dataset,
+        options.dataset or HUB_DATASETS[name],
         config=options.dataset_config,
         split=options.dataset_split,
         text_field=options.text_field,

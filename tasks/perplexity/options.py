@@ -11,6 +11,12 @@ from sbeval.settings import Count, LocalPath, Text, WholeNumber
 from sbeval.tasks.metadata import PERPLEXITY_SEED, TaskOptions
 
 MOST_TARGETS = 256
+HUB_DATASETS = {
+    "wikitext": "EleutherAI/wikitext_document_level",
+    "pile": "NeelNanda/pile-10k",
+    "pg19": "emozilla/pg19-test",
+}
+_STDLIB = "stdlib"
 
 
 class CorpusOptions(TaskOptions):
@@ -26,6 +32,31 @@ class CorpusOptions(TaskOptions):
         description='Cuts documents into smaller ones: "paragraph", "512 tokens", or a regular expression that matches '
         "between them.",
     )
+
+    def check_text(self, corpus: str) -> None:
+        """Refuses options that name no text, or one that a corpus cannot be.
+
+        Args:
+            corpus: the name of the task's own.
+
+        Raises:
+            UserError: saying what to name.
+        """
+        if corpus == "wikitext" and (self.dataset is not None or self.text_field is not None):
+            raise UserError(
+                "Expected wikitext to come from its own hub dataset or from data_path, found dataset or text_field in "
+                "--metadata: use sb_text with the same values for another dataset."
+            )
+        if corpus == "wikitext" and self.split is not None:
+            raise UserError(
+                "Expected no split for wikitext, whose documents are its pages, found one in --metadata: use sb_text "
+                "with data_path or dataset."
+            )
+        if self.data_path is None and self.dataset is None and corpus not in (*HUB_DATASETS, _STDLIB):
+            raise UserError(
+                'Expected a text to read, found none: name one with --metadata \'{"data_path": "..."}\' or '
+                '\'{"dataset": "owner/name"}\'.'
+            )
 
 
 class PerplexityOptions(CorpusOptions):

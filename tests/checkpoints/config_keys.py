@@ -2,8 +2,9 @@
 
     python -m tests.checkpoints.config_keys FOLDER
 
-FOLDER holds clones named lm-engine, dolomite-engine-branches (shawntan/dolomite-engine), flash-linear-attention and
-ModuleFormer. Every version in their histories counts: checkpoints outlive the code that wrote them.
+FOLDER holds clones named lm-engine, dolomite-engine-branches (shawntan/dolomite-engine), flash-linear-attention,
+forgetting-transformer (zhixuan-lin) and ModuleFormer. Every version in their histories counts: checkpoints outlive the
+code that wrote them.
 """
 
 import ast
@@ -37,6 +38,7 @@ class Source(NamedTuple):
 _FLAT = (f"{_DOLOMITE}/config.py", *(f"{_DOLOMITE}/models/{name}/config.py" for name in ("gpt_dolomite", "*stickbr*")))
 _FLAT_CLASSES = ("CommonConfig", "GPTDolomiteConfig", "StickBreakingConfig", "SBDolomiteConfig")
 _MOE = f"{_DOLOMITE}/models/moe_dolomite/config.py"
+_FOX = "src/forgetting_transformer/model"
 _BRANCHES = ("sb-moe", "forgetting", "forgetting-default-init", "moe-stickbreaking-tp", "stickbreaking", "sb-new")
 SOURCES: dict[str, tuple[Source, ...]] = {
     "flat": (
@@ -71,6 +73,30 @@ SOURCES: dict[str, tuple[Source, ...]] = {
             ("--all",),  # added and taken back in September 2025, in releases since 0.6.0
             ("fla/models/stickbreaking_attn/configuration_stickbreaking_attn.py",),
             ("StickBreakingAttentionConfig",),
+        ),
+    ),
+    "fla forgetting": (
+        Source(
+            "flash-linear-attention",
+            ("--all",),
+            ("fla/models/forgetting_transformer/configuration_forgetting_transformer.py",),
+            ("ForgettingTransformerConfig",),
+        ),
+    ),
+    "fox": (
+        Source(
+            "forgetting-transformer",
+            ("HEAD",),
+            (f"{_FOX}/forgetting_transformer/configuration_forgetting_transformer.py",),
+            ("ForgettingTransformerConfig",),
+        ),
+    ),
+    "fox softmax": (
+        Source(
+            "forgetting-transformer",
+            ("HEAD",),
+            (f"{_FOX}/transformer/configuration_transformer.py",),
+            ("TransformerConfig",),
         ),
     ),
     "moduleformer": (

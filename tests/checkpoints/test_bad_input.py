@@ -16,6 +16,7 @@ from torch import Tensor
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
 from sbeval.models import SbevalForCausalLM
+from tests.checkpoints.forgetting import PRO, fla_forgetting, fox
 from tests.checkpoints.layouts import dolomite, fla, save
 from tests.checkpoints.lm_engine import MOE, lm_engine
 from tests.checkpoints.mixtures import with_experts
@@ -39,6 +40,8 @@ FORMATS: dict[str, Callable[[], Made]] = {
     "blocks": lambda: dolomite(model_type="gpt_base", head_bias=True, head_norm=True),
     "lm-engine": lambda: lm_engine(mixer={"head_dim": 8, "sliding_window": 3}, mlp=MOE),
     "fla": lambda: fla(qkv_bias=True, qk_norm=True, attend_current=False, kv_heads=2, tied=False),
+    "fla forgetting": lambda: fla_forgetting(kv_heads=2),
+    "fox": lambda: fox(**PRO),
     "moduleformer": lambda: moduleformer("mlp"),
     "own": _own,
 }

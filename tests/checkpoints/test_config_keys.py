@@ -14,6 +14,7 @@ from torch import Tensor
 from sbeval.checkpoints import ignored, load_checkpoint
 from sbeval.errors import UserError
 from tests.checkpoints.config_keys import KEYS_FILE, declared_keys
+from tests.checkpoints.forgetting import PRO, fla_forgetting, fox
 from tests.checkpoints.layouts import dolomite, fla, save, tokens
 from tests.checkpoints.mixtures import with_experts
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
@@ -65,6 +66,9 @@ PARTS = {
     "fla": Part(
         lambda: fla(qkv_bias=False, qk_norm=False, attend_current=False, kv_heads=2, tied=True), _whole, ignored.FLA
     ),
+    "fla forgetting": Part(lambda: fla_forgetting(), _whole, ignored.FLA_FORGETTING),
+    "fox": Part(lambda: fox(use_rope=True, **PRO), _whole, ignored.FOX),
+    "fox softmax": Part(lambda: fox(model_type="transformer-project_fox"), _whole, ignored.FOX_SOFTMAX),
     "moduleformer": Part(lambda: moduleformer("mlp"), _whole, ignored.MODULEFORMER),
 }
 

@@ -158,6 +158,7 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "model.skip_threshold": (1e-3, "model_args.skip_threshold was not set and is 0.001"),
     "model.max_length": (256, "model_args.max_length was not set and is 256"),
     "model.rope_scaling": ("dynamic:4", 'model_args.rope_scaling was not set and is "dynamic:4"'),
+    "model.extrapolation": ("log_length", 'model_args.extrapolation was not set and is "log_length"'),
     "model.kernels": ("reference", 'model_args.kernels was not set and is "reference"'),
     "model.trust_remote_code": (True, "model_args.trust_remote_code was not set and is true"),
     "model.delta": ("someone/else", 'model_args.delta was "someone/delta" and is "someone/else"'),
@@ -166,6 +167,17 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "checkpoint.model": ("hf", 'model was "sb" and is "hf"'),
     "checkpoint.pretrained": ("someone/other", 'model_args.pretrained was "a local file or folder" and is "someone/ot'),
 }
+
+
+def test_a_file_of_factors_counts_by_its_content(tmp_path: Path) -> None:
+    def inputs() -> Any:
+        return run_inputs({"model_args": {"extrapolation": f"longrope:{tmp_path / 'factors.json'}"}})
+
+    (tmp_path / "factors.json").write_text("[1.0, 2.0]")
+    before = inputs()
+    assert str(tmp_path) not in str(before)
+    (tmp_path / "factors.json").write_text("[1.0, 3.0]")
+    assert parts.changes(before.parts, inputs().parts) == "extrapolation changed"
 
 
 def said(folder: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> str:

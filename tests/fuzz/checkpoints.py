@@ -30,7 +30,7 @@ from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.corpora.tokenizers import tokenizer_sha256
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.models import SbevalConfig
-from tests.checkpoints import layouts, lm_engine, mixtures, test_moduleformer
+from tests.checkpoints import forgetting, layouts, lm_engine, mixtures, test_moduleformer
 from tests.fuzz.mutations import Change, changed_bytes, damage, put_in_place_of, same_kind
 from tests.fuzz.outcomes import Silent, said
 from tests.model_adapters.small import instances
@@ -120,6 +120,9 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
         lambda: lm_engine.lm_engine(mixer={"attention_gate": True, "sliding_window": 20}, mlp=lm_engine.MOE)
     ),
     "fla": _foreign(lambda: layouts.fla(qkv_bias=True, qk_norm=True, attend_current=False, kv_heads=2, tied=False)),
+    "fla forgetting": _foreign(lambda: forgetting.fla_forgetting(kv_heads=2, qkv_bias=True)),
+    "fox": _foreign(lambda: forgetting.fox(use_rope=True, **forgetting.PRO)),
+    "fox softmax": _foreign(lambda: forgetting.fox(model_type="transformer-project_fox", window_size=20)),
     "moduleformer": _foreign(_moduleformer),
     "stickbreaking": _of_transformers(
         lambda: SbevalConfig(attention="stickbreaking", remainder="value", logits_divisor=0.5, **SIZES)

@@ -81,6 +81,7 @@ METADATA: dict[type[TaskOptions], Tree] = {
 MODEL_ARGS: Tree = {
     **{"training_length": 1024, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32}},
     **{"kernels": "reference", "skip_threshold": 0.001, "max_batch_tokens": 4096, "kv_expand": "tile"},
+    **{"extrapolation": "self_extend:8:512"},
     **{"truncation": "error", "dtype": "float32", "max_length": 2048, "batch_size": "auto", "device": "cpu"},
 }
 TRAPS = (

@@ -59,6 +59,9 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
         layer_overrides=[{}, {"attention": "rope", "num_experts": None, "num_experts_per_token": None}],
         **SIZES,
     ),
+    "forgetting": lambda v: SbevalConfig(
+        vocab_size=v, attention="forgetting", key_shift=True, value_shift=True, **SIZES
+    ),
     "gated exclusive": lambda v: SbevalConfig(
         vocab_size=v, attention="rope", attention_gate=True, exclusive_self_attention=True, **SIZES
     ),

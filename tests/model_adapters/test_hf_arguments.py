@@ -83,6 +83,8 @@ def test_an_encoder_decoder_model(tmp_path: Path) -> None:
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
     tokenizer.save_pretrained(tmp_path / "t5")
     assert_equal(*both(tmp_path / "t5", max_length=64))
+    with pytest.raises(UserError, match="no extrapolation for an encoder-decoder model, found log_length"):
+        StickBreakingLM(str(tmp_path / "t5"), device="cpu", extrapolation="log_length")
 
 
 def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:

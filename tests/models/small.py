@@ -23,6 +23,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "alibi": {"attention": "alibi", "num_key_value_heads": 2},
     "alibi-window": {"attention": "alibi", "sliding_window": 5},
     "fire": {"attention": "fire"},
+    "forgetting": {"attention": "forgetting", "num_key_value_heads": 2},
+    "forgetting-rope-window": {
+        "attention": "forgetting",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        "sliding_window": 5,
+    },
+    "forgetting-pro": {
+        "attention": "forgetting",
+        "key_shift": True,
+        "value_shift": True,
+        "qk_norm": True,
+        "qk_norm_per_head": True,
+        "qk_norm_eps": 1e-3,
+        "output_norm": True,
+        "attention_gate": True,
+    },
+    "rope-pro": {"attention": "rope", "key_shift": True, "value_shift": True, "qk_norm": True},
     "rope-gated-exclusive": {
         "attention": "rope",
         "attention_gate": True,

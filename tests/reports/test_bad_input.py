@@ -202,6 +202,7 @@ RECORD = {"name": "m", "format": "f", "training_length_tokens": 1024}
     ("field", "value"),
     [
         ("rope_scaling", "yes"),
+        ("extrapolation", "self_extend"),
         ("skip_threshold", "0.1"),
         ("versions", ["torch"]),
         ("extended_from", "parent"),

@@ -32,6 +32,19 @@ def test_models_of_one_name_are_told_apart_by_what_differs(tmp_path: Path) -> No
     assert sorted(labels(load_results([tmp_path]))) == ["demo-rope", "demo-rope (dynamic RoPE x4)"]
 
 
+def test_a_model_is_named_after_what_attends_beyond_its_training_length(tmp_path: Path) -> None:
+    named = {
+        "demo-rope": None,
+        "demo-rope (SelfExtend 8/512)": {"method": "self_extend", "group": 8, "window": 512},
+        "demo-rope (SelfExtend 16/512)": {"method": "self_extend", "group": 16, "window": 512},
+        "demo-rope (log-length temperature)": {"method": "log_length"},
+        "demo-rope (of_a_later_version 3)": {"method": "of_a_later_version", "size": 3},
+    }
+    for index, extrapolation in enumerate(named.values()):
+        write(tmp_path / str(index), "rope", extrapolation=extrapolation)
+    assert set(labels(load_results([tmp_path]))) == set(named)
+
+
 def test_a_limit_is_no_part_of_a_name(tmp_path: Path) -> None:
     for index, scaling in enumerate((None, {"rope_type": "dynamic", "factor": 4.0})):
         write(tmp_path / str(index), "rope", rope_scaling=scaling)

@@ -40,6 +40,8 @@ def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_car
     page = build_report([write_pair(tmp_path / "r")], tmp_path / "p", image_formats=()).read_text(encoding="utf-8")
     places = [page.index(f'data-figure="f{index}"') for index in (0, 1)]
     assert max(places) < page.index('class="card ') < page.index("Numbers: ")
+    contents = re.findall(r'<a href="#([^"]+)">', page[page.index('<nav class="contents"') : page.index("</nav>")])
+    assert contents == sorted(contents, key=lambda identifier: page.index(f'id="{identifier}"'))
     assert page.index('id="curves"') < page.index('id="summary"') < page.index('id="curves-more"')
 
 

@@ -147,6 +147,16 @@ def test_a_protocol_never_finished_is_said_plainly_and_is_a_row_without_numbers(
     assert "Not measured, so not among them: " in pages["claims"]._best_scheme(rivals).evidence
 
 
+def test_a_scheme_added_later_is_said_to_be_and_is_missed_only_once_it_was_trained(pages):
+    found = results(pages, beyond={"stickbreaking": 0.0}, seeds=1)
+    found.plan["recall_pairs"] = []
+    assert "forgetting" not in " ".join(pages["write_pages"].missing(found))
+    found.records["scheme_forgetting"] = chosen(0.002)
+    text = " ".join(pages["write_pages"].missing(found))
+    assert "FoX (forget gates" in text
+    assert "`forgetting sb_stdlib_stream`" in text
+
+
 def chosen(rate):
     return {"recipe": {"optimization": {"learning_rate": rate}}}
 

@@ -11,8 +11,8 @@ from research.paper_experiments.extrapolation import LENGTH_KEYS, SCHEMES, Plan,
 from sbeval.errors import UserError
 from sbeval.training.command import train_command as train_main
 from sbeval.training.recipe import RECIPE_FOLDER, read_mapping
+from sbeval.training.text.arrays import load_arrays
 from sbeval.training.train import train
-from sbeval.training.windows import load_arrays
 
 
 def plan(out: Path, **changes) -> Plan:

@@ -1,6 +1,7 @@
 """lm-eval's files appear whole; what could not be written whole is an error, and a file of somebody else's is none."""
 
 import json
+import logging
 import sqlite3
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def test_files_appear_once_all_are_written_and_beside_others(name: str, tmp_path
     assert {file.name.partition("_")[0] for file in (tmp_path / "out" / "model").iterdir()} == {"results", "samples"}
     assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
     assert not list((tmp_path / "out").glob("*.partial"))
+
+
+def test_the_log_names_the_folder_where_files_will_lie(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), saved_whole(str(tmp_path / "out")) as path:
+        logging.getLogger("lm_eval").info("Saving samples to: %s/samples.jsonl", path)
+        sweep_launcher.write_results(Path(path))
+    assert caplog.messages == [f"Saving samples to: {tmp_path}/out/samples.jsonl"]
 
 
 def nothing(folder: Path) -> None:

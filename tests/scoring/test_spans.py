@@ -131,7 +131,7 @@ def test_stick_breaking_spans_equal_a_loop_that_breaks_sticks(attend_current: bo
         assert own[4:] == pytest.approx(plain(own_weights), abs=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["rope", "nope", "alibi", "fire"])
+@pytest.mark.parametrize("attention", ["rope", "nope", "alibi", "fire", "forgetting"])
 def test_every_softmax_scheme_of_the_family_is_seen(attention: str) -> None:
     torch.manual_seed(2)
     config = SbevalConfig(attention=attention, sliding_window=9, **SIZES)

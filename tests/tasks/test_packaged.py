@@ -2,11 +2,15 @@
 
 import importlib
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from sbeval.errors import UserError
+from sbeval.tasks.asked import options_class
 from sbeval.tasks.packaged import are_all_packaged, check_model, check_names, definitions, is_group, named
+from sbeval.tasks.perplexity.task import PerplexityTask
+from sbeval.tasks.recall.options import SpanOptions
 
 
 def test_the_files_are_read_as_lm_eval_reads_them() -> None:
@@ -29,6 +33,17 @@ def test_a_task_that_says_it_generates_is_of_a_class_that_does_and_no_other() ->
         module, _, of_class = settings["class"].rpartition(".")
         fixed = getattr(importlib.import_module(module), of_class).fixed
         assert fixed["output_type"] == settings.get("output_type", "loglikelihood_rolling"), name
+
+
+def test_options_are_read_early_as_the_task_itself_reads_them() -> None:
+    for name, settings in definitions().items():
+        if "class" not in settings or "ruler" in settings["metadata"]:
+            continue
+        module, _, of_class = settings["class"].rpartition(".")
+        task_class = getattr(importlib.import_module(module), of_class)
+        own = get_type_hints(task_class).get("options") if issubclass(task_class, PerplexityTask) else None
+        expected = own or getattr(task_class, "options_class", SpanOptions)
+        assert options_class(settings["class"]) is expected, name
 
 
 def test_groups_and_patterns_stand_for_their_tasks() -> None:
@@ -80,4 +95,10 @@ def test_tasks_that_only_sb_answers_are_refused_for_another_model(tasks: list[st
 
 
 def test_tasks_that_generate_are_every_models() -> None:
-    check_model("vllm", ["sb_ruler", "sb_niah_single_1", "hellaswag"])
+    check_model("vllm", ["sb_ruler", "sb_niah_single_1", "sb_json_kv", "hellaswag"])
+    check_model("vllm", ["sb_paper_mmlu", "sb_paper_gsm8k", "sb_paper_ruler", "sb_paper_appendix"])
+
+
+def test_a_refusal_of_rolling_windows_says_why() -> None:
+    with pytest.raises(UserError, match=r"sb_wikitext_rolling, whose requests .* at the one length they were loaded"):
+        check_model("hf", ["sb_wikitext_rolling"])

@@ -83,3 +83,36 @@ def test_processes_whose_documents_fill_different_numbers_of_batches_wait_for_ea
     extend_command([*options, "--out", str(tmp_path / "one")])
     run_processes("extend", [*options, "--out", str(tmp_path / "two")])
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+
+
+def test_processes_that_share_windows_learn_the_same(tmp_path, data_folder):
+    parent = tmp_path / "parent"
+    tiny_model("stickbreaking").save_pretrained(parent)
+    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), parent)
+    options = [str(parent), "--data", str(data_folder), "--context", "128", "--documents", "joined"]
+    options += ["--steps", "4", "--batch-tokens", "512", "--micro-batch-tokens", "128", "--warmup-steps", "1"]
+    options += ["--learning-rate", "3e-3", "--precision", "float32", "--log-every-steps", "1"]
+    extend_command([*options, "--out", str(tmp_path / "one")])
+    shared = [*options, "--out", str(tmp_path / "four"), "--context-parallel", "2", "--gradient-checkpointing"]
+    run_processes("extend", shared, processes=4)
+    assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    found = weights(tmp_path / "four" / "checkpoint")
+    for name, tensor in weights(tmp_path / "one" / "checkpoint").items():
+        torch.testing.assert_close(found[name], tensor, rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "degree", "processes", "message"),
+    [
+        ({}, 2, 1, "groups of --context-parallel 2, found 1"),
+        ({"documents": "joined"}, 3, 3, "--context to be a multiple of 6"),
+        ({"documents": "separate"}, 2, 2, "--documents joined"),
+    ],
+)
+def test_windows_that_cannot_be_shared_are_refused_before_anything_is_written(
+    tmp_path, data_folder, monkeypatch, changes, degree, processes, message
+):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    with pytest.raises(UserError, match=message):
+        extend(tiny_extension(tmp_path, data_folder, **changes), tmp_path / "out", context_parallel=degree)
+    assert not (tmp_path / "out").exists()

@@ -13,14 +13,15 @@ from sbeval.checkpoints.load import load_checkpoint
 from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.errors import UserError
 from sbeval.models import SbevalForCausalLM, held_rope_frequencies
-from sbeval.models.rope import parse_rope_scaling
+from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.training.command import extend_command
 from sbeval.training.document_loss import DocumentMaskedLoss, bucketed_loss, segments
 from sbeval.training.extend import extend
 from sbeval.training.recipe import OptimizationSettings
+from sbeval.training.text.arrays import load_arrays
 from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.trainer import next_token_loss
-from sbeval.training.windows import TrainingWindows, load_arrays
+from sbeval.training.windows import TrainingWindows
 
 
 @pytest.fixture(scope="module", params=["stickbreaking", "rope"])

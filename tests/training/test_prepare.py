@@ -14,9 +14,9 @@ from sbeval.corpora.archives import unpack
 from sbeval.errors import UserError
 from sbeval.training.prepare import DataRecipe, prepare
 from sbeval.training.recipe import load_recipe
+from sbeval.training.text.arrays import load_arrays
 from sbeval.training.text.corpus import download, is_hand_written
 from sbeval.training.tokenised import tokenise
-from sbeval.training.windows import load_arrays
 
 
 def write_wheel(folder, name, version, files):

@@ -19,9 +19,10 @@ from sbeval import lm_eval_command
 from sbeval.errors import UserError
 from sbeval.training.command import train_command
 from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
+from sbeval.training.text.arrays import load_arrays
 from sbeval.training.train import train
 from sbeval.training.trainer import last_complete_state, passes_of_a_step
-from sbeval.training.windows import TrainingWindows, load_arrays
+from sbeval.training.windows import TrainingWindows
 
 
 def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_path, data_folder):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sbeval.reports.analyse.statistics import mean_interval, score_interval
 from sbeval.reports.read.samples import SampleKey, SumsByDocument
+from sbeval.results.digits import with_interval
 from sbeval.results.intervals import ratio_interval, uneven
 
 
@@ -44,8 +45,7 @@ class Area:
     @property
     def text(self) -> str:
         """Such as "+0.120 [+0.100, +0.140]", for a change."""
-        interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
-        return f"{self.estimate:+.3f}{interval}".replace("-", "\N{MINUS SIGN}")
+        return with_interval(self.estimate, self.low, self.high).replace("-", "\N{MINUS SIGN}")
 
 
 def octave_weights(lengths: Sequence[int]) -> NDArray[np.float64]:

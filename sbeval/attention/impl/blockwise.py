@@ -7,6 +7,7 @@ Shape suffixes: n some of the batch times key/value heads, R rows of a block, J 
 as in `tiles`.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -33,10 +34,14 @@ def blockwise(
     seq_start_B: Tensor | None,
     cu_seqlens: Tensor | None,
     skip_threshold: float | None,
+    cu_seqlens_k: Tensor | None,
+    newer_remainder_BHQ: Tensor | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns output [B, H, Q, D] and remainder [B, H, Q]."""
     output, remainder, _ = _forward(
-        q_BHQD, k_BGKD, v_BGKD, scale, attend_current, seq_start_B, cu_seqlens, skip_threshold
+        *(q_BHQD, k_BGKD, v_BGKD, scale, attend_current, seq_start_B, cu_seqlens, skip_threshold),
+        *(cu_seqlens_k, newer_remainder_BHQ, causal),
     )
     return output, remainder
 
@@ -51,22 +56,31 @@ def _forward(
     seq_start_B: Tensor | None,
     cu_seqlens: Tensor | None,
     skip_threshold: float | None,
+    cu_seqlens_k: Tensor | None = None,
+    newer_remainder_BHQ: Tensor | None = None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns output, remainder, and how many tiles of keys each head and block of queries visited, int32 [N, X]."""
-    tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens)
+    tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens, cu_seqlens_k, causal)
     v_NKD = newest_first(v, tiles.k_NKD.dtype)
     output_NSQD = v_NKD.new_empty(tiles.q_NSQD.shape)
     remainder_NSQ = v_NKD.new_empty(tiles.q_NSQD.shape[:3])
     visited_NX = v_NKD.new_zeros((v_NKD.shape[0], most_row_blocks(q, k, cu_seqlens)), dtype=torch.int32)
     least = log_of_least_stick(skip_threshold, tiles.q_NSQD)
+    log_newer_NSQ = None
+    if newer_remainder_BHQ is not None:
+        log_newer_NSQ = newer_remainder_BHQ.double().log().view(tiles.q_NSQD.shape[:3])
 
     def work(block: RowBlock) -> None:
         q_nRD = tiles.rows(tiles.q_NSQD, block)
         out_nRD = torch.zeros_like(q_nRD)
         log_stick_nR = q_nRD.new_zeros(q_nRD.shape[:2], dtype=torch.float64)
+        least_nR = log_stick_nR.new_full((), -math.inf if least is None else least)
+        if log_newer_NSQ is not None:
+            least_nR = least_nR - tiles.rows(log_newer_NSQ, block)
         visits = 0
         for tile in tiles.key_tiles(block):
-            if least is not None and not (log_stick_nR >= least).any():
+            if least is not None and not (log_stick_nR >= least_nR).any():
                 break
             logits_nRJ = tiles.logits(q_nRD, block, tile)
             through_nRJ = _spent(logits_nRJ).cumsum_(-1)
@@ -94,6 +108,9 @@ def _(
     seq_start_B: Tensor | None,
     cu_seqlens: Tensor | None,
     skip_threshold: float | None,
+    cu_seqlens_k: Tensor | None = None,
+    newer_remainder_BHQ: Tensor | None = None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     remainder = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
     visited_NX = q.new_empty((k.shape[0] * k.shape[1], most_row_blocks(q, k, cu_seqlens)), dtype=torch.int32)
@@ -113,8 +130,10 @@ def _backward(
     attend_current: bool,
     seq_start_B: Tensor | None,
     cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None = None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens)
+    tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens, cu_seqlens_k, causal)
     v_NKD = newest_first(v, tiles.k_NKD.dtype)
     d_output_NSQD = d_output.to(v_NKD.dtype).reshape(tiles.q_NSQD.shape)
     d_spent_NSQ = (d_remainder * remainder).to(v_NKD.dtype).reshape(tiles.q_NSQD.shape[:3])
@@ -202,27 +221,31 @@ def _(
     attend_current: bool,
     seq_start_B: Tensor | None,
     cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None = None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, scale, attend_current, seq_start_B, cu_seqlens, _ = inputs
-    ctx.save_for_backward(q, k, v, *output[1:], seq_start_B, cu_seqlens)
+    q, k, v, scale, attend_current, seq_start_B, cu_seqlens, _, cu_seqlens_k, _, causal = inputs
+    ctx.save_for_backward(q, k, v, *output[1:], seq_start_B, cu_seqlens, cu_seqlens_k)
     ctx.settings = (scale, attend_current)
+    ctx.causal = causal
     ctx.set_materialize_grads(False)
 
 
 def _gradients(
     ctx: Any, d_output: Tensor | None, d_remainder: Tensor | None, *unused: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    q, k, v, remainder, visited_NX, seq_start_B, cu_seqlens = ctx.saved_tensors
+    q, k, v, remainder, visited_NX, seq_start_B, cu_seqlens, cu_seqlens_k = ctx.saved_tensors
     d_output = torch.zeros_like(q) if d_output is None else d_output
     d_remainder = torch.zeros_like(remainder) if d_remainder is None else d_remainder
     dq, dk, dv = _backward(
-        q, k, v, d_output, d_remainder, remainder, visited_NX, *ctx.settings, seq_start_B, cu_seqlens
+        *(q, k, v, d_output, d_remainder, remainder, visited_NX, *ctx.settings),
+        *(seq_start_B, cu_seqlens, cu_seqlens_k, ctx.causal),
     )
-    return dq, dk, dv, None, None, None, None, None
+    return dq, dk, dv, *[None] * 8
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)

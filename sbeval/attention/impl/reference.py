@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from sbeval.attention.packed import row_starts
+from sbeval.attention.packed import key_ranges
 
 
 def log_weights(
@@ -17,20 +17,25 @@ def log_weights(
     attend_current: bool,
     seq_start_B: Tensor | None,
     cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the log attention weights [B, H, Q, K] (-inf outside the causal mask) and log remainders [B, H, Q]."""
+    """Returns the log attention weights [B, H, Q, K] (-inf for keys not seen) and log remainders [B, H, Q]."""
     k_BHKD = k_BGKD.repeat_interleave(q_BHQD.shape[1] // k_BGKD.shape[1], dim=1)
     queries, keys = q_BHQD.shape[2], k_BHKD.shape[2]
     logits_BHQK = scale * (q_BHQD @ k_BHKD.mT)
-    allowed_QK = torch.ones(queries, keys, dtype=torch.bool, device=q_BHQD.device).tril(
-        keys - queries - (0 if attend_current else 1)
-    )
+    allowed_QK = torch.ones(queries, keys, dtype=torch.bool, device=q_BHQD.device)
+    if causal:
+        allowed_QK = allowed_QK.tril(keys - queries - (0 if attend_current else 1))
     if seq_start_B is not None:
         present_BK = torch.arange(keys, device=q_BHQD.device) >= seq_start_B[:, None]
         allowed_QK = allowed_QK & present_BK[:, None, None, :]
     if cu_seqlens is not None:
-        start_Q = row_starts(cu_seqlens, queries)
-        allowed_QK = allowed_QK & (torch.arange(keys, device=q_BHQD.device) >= start_Q[:, None])
+        start_Q, *stop_Q = key_ranges(cu_seqlens, cu_seqlens_k, queries)
+        key_K = torch.arange(keys, device=q_BHQD.device)
+        allowed_QK = allowed_QK & (key_K >= start_Q[:, None])
+        if stop_Q:
+            allowed_QK = allowed_QK & (key_K < stop_Q[0][:, None])
     log_rest_BHQK = torch.where(allowed_QK, logsigmoid(-logits_BHQK), 0.0)
     # inclusive of the key itself: shifting it by one key excludes it without a subtraction that could cancel
     from_key_BHQK = log_rest_BHQK.flip(-1).cumsum(-1).flip(-1)
@@ -47,11 +52,13 @@ def reference(
     attend_current: bool,
     seq_start_B: Tensor | None,
     cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns output [B, H, Q, D] and remainder [B, H, Q]; visits every key."""
     dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
     log_weights_BHQK, log_remainder_BHQ = log_weights(
-        q_BHQD.to(dtype), k_BGKD.to(dtype), scale, attend_current, seq_start_B, cu_seqlens
+        q_BHQD.to(dtype), k_BGKD.to(dtype), scale, attend_current, seq_start_B, cu_seqlens, cu_seqlens_k, causal
     )
     v_BHKD = v_BGKD.to(dtype).repeat_interleave(q_BHQD.shape[1] // v_BGKD.shape[1], dim=1)
     return (log_weights_BHQK.exp() @ v_BHKD).to(q_BHQD.dtype), log_remainder_BHQ.exp()

@@ -36,12 +36,14 @@ class RowBlock:
         queries: which of the Q.
         index: the how-manieth block of queries this is.
         first_key: the oldest key that one of the rows may see.
+        newest: the newest such key, among keys that are stored newest first.
     """
 
     heads: slice
     queries: slice
     index: int
     first_key: int
+    newest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Tiles:
         q_NSQD: queries times the scale, in fp32 or wider.
         k_NKD: keys, newest first.
         attend_current: whether a query attends its own position.
+        causal: whether queries are the last positions of the keys; else every key is older than every query.
         seq_start_N: first position that is no padding, or None.
         row_blocks: all rows, those that may look back farthest first.
         tile_keys: keys of a tile.
@@ -60,6 +63,7 @@ class Tiles:
     q_NSQD: Tensor
     k_NKD: Tensor
     attend_current: bool
+    causal: bool
     seq_start_N: Tensor | None
     row_blocks: list[RowBlock]
     tile_keys: int
@@ -73,6 +77,8 @@ class Tiles:
         attend_current: bool,
         seq_start_B: Tensor | None,
         cu_seqlens: Tensor | None,
+        cu_seqlens_k: Tensor | None = None,
+        causal: bool = True,
     ) -> "Tiles":
         """Lays out the inputs of a call."""
         batch, heads, queries, head_dim = q_BHQD.shape
@@ -80,37 +86,45 @@ class Tiles:
         shared = heads // groups
         starts = [0] * batch if seq_start_B is None else seq_start_B.clamp_min(0).tolist()
         bounds = [0, queries] if cu_seqlens is None else cu_seqlens.tolist()
+        key_bounds = [0, keys] if cu_seqlens is None else bounds if cu_seqlens_k is None else cu_seqlens_k.tolist()
         longest = max(stop - start for start, stop in itertools.pairwise(bounds))
         rows = max(1, min(longest, TILE_ROWS // shared))
         tile_keys = min(TILE_KEYS, max(1, TILE_LOGITS // (rows * shared)))
         heads_at_once = max(1, batch * groups)
         if q_BHQD.device.type == "cpu":
-            visible = keys if cu_seqlens is None else longest
+            visible = longest if cu_seqlens is not None and causal else keys
             heads_at_once = max(1, TILE_LOGITS // max(1, rows * shared * min(tile_keys, visible)))
         row_blocks = [
-            RowBlock(slice(head, min(batch * groups, head + heads_at_once)), slice(first, last), index, first_key)
+            RowBlock(
+                slice(head, min(batch * groups, head + heads_at_once)), slice(first, last), index, first_key, newest
+            )
             for index, (first, last, own) in enumerate(_query_blocks(bounds, rows))
             for head in range(0, batch * groups, heads_at_once)
             for first_key in [
-                min(starts[head // groups : (head + heads_at_once - 1) // groups + 1]) if cu_seqlens is None else own
+                min(starts[head // groups : (head + heads_at_once - 1) // groups + 1])
+                if cu_seqlens is None
+                else key_bounds[own]
             ]
+            for newest in [queries - last + (0 if attend_current else 1) if causal else keys - key_bounds[own + 1]]
         ]
         dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
         return cls(
             (q_BHQD.to(dtype) * scale).reshape(batch * groups, shared, queries, head_dim),
             newest_first(k_BGKD, dtype),
             attend_current,
+            causal,
             None if seq_start_B is None else seq_start_B.repeat_interleave(groups),
-            sorted(row_blocks, key=lambda block: block.first_key - block.queries.stop),
+            sorted(row_blocks, key=lambda block: block.first_key + block.newest),
             tile_keys,
         )
 
     def key_tiles(self, block: RowBlock) -> list[slice]:
         """Tiles of keys these rows may attend, newest first."""
         keys = self.k_NKD.shape[1]
-        newest = self.q_NSQD.shape[2] - block.queries.stop + (0 if self.attend_current else 1)
         oldest = keys - block.first_key
-        return [slice(first, min(oldest, first + self.tile_keys)) for first in range(newest, oldest, self.tile_keys)]
+        return [
+            slice(first, min(oldest, first + self.tile_keys)) for first in range(block.newest, oldest, self.tile_keys)
+        ]
 
     def rows(self, tensor_NSQD: Tensor, block: RowBlock) -> Tensor:
         """Returns [n, R, ...] of [N, S, Q, ...]."""
@@ -129,7 +143,7 @@ class Tiles:
         queries = block.queries.stop - block.queries.start
         first_row = self.k_NKD.shape[1] - self.q_NSQD.shape[2] + block.queries.start
         limit = first_row if self.attend_current else first_row - 1
-        if newest_key > limit:
+        if self.causal and newest_key > limit:
             key_J = newest_key - torch.arange(length, device=q_nRD.device)
             limit_Q = torch.arange(limit, limit + queries, device=q_nRD.device)
             unseen_QJ = key_J > limit_Q[:, None]
@@ -191,9 +205,9 @@ def in_threads(work: Callable[[Item], None], items: Sequence[Item], device: torc
 
 
 def _query_blocks(bounds: list[int], rows: int) -> list[tuple[int, int, int]]:
-    """Blocks of queries within one sequence: first, one past the last, and where the sequence begins."""
+    """Blocks of queries within one sequence: first, one past the last, and which sequence it is."""
     return [
-        (first, min(stop, first + rows), start)
-        for start, stop in itertools.pairwise(bounds)
+        (first, min(stop, first + rows), sequence)
+        for sequence, (start, stop) in enumerate(itertools.pairwise(bounds))
         for first in range(start, stop, rows)
     ]

@@ -4,5 +4,6 @@
 - `decontamination`: which of them share text with held-out text?
 - `recall_text`: how is text made in which numbers are given names and asked for again?
 - `own_text`: how does a person's own text become token arrays?
+- `arrays`: what do token arrays hold?
 - `tokenizer`: how is the demo tokenizer trained, saved and used?
 """

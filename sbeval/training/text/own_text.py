@@ -7,6 +7,7 @@ The arrays are those of `sbeval.training.tokenised` without recall text. Where t
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import sha256
@@ -22,8 +23,8 @@ from sbeval.corpora.store import batches
 from sbeval.corpora.tokenizers import all_cores, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.results.outputs import written_beside
+from sbeval.training.text.arrays import load_arrays
 from sbeval.training.text.tokenizer import save_tokenizer, token_dtype, train_tokenizer
-from sbeval.training.windows import load_arrays
 
 HELD_OUT_EVERY = 20
 HELD_OUT_FILE = "held_out.jsonl"
@@ -113,6 +114,23 @@ def tokenised_text(text: OwnText, tokenizer: Any, *, holding_out: bool) -> Path:
             with written_beside(folder) as part:
                 _write(part, corpus, content, tokenizer, holding_out=holding_out)
     return folder
+
+
+def name_of_text(source: str) -> str:
+    """Returns the name of a file, a folder or a hub data set, as models trained on it and its figures are called."""
+    path = Path(source).expanduser()
+    return path.resolve().name if path.exists() else source.rpartition("/")[2]
+
+
+def say_what_is_kept_out(folder: Path) -> None:
+    """Prints how many documents are not trained on, given the folder of a text's token arrays."""
+    record = load_arrays(folder).record
+    if (kept_out := record["held_out"]["documents"]) and os.environ.get("RANK", "0") == "0":
+        every = record["documents"] + kept_out
+        print(
+            f"{kept_out} of {every} documents are kept out of training, every {HELD_OUT_EVERY}th, for --report",
+            flush=True,
+        )
 
 
 def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from sbeval.checkpoints.load import load_checkpoint
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.command import train_command
+from sbeval.training.text.arrays import load_arrays
 from sbeval.training.text.own_text import OwnText, lengths_to_report, tokenised_text
-from sbeval.training.windows import load_arrays
 
 SMALL = {
     "model.hidden_size": 32,
@@ -120,14 +120,14 @@ def test_one_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(
     text = write_text(tmp_path / "own", texts)
     command = ["--text", str(text), "--tokenizer", tokenizer_folder, "--out", str(tmp_path / "run")]
     train_command(small(*command, "--max-seconds", "0"))
-    assert not (tmp_path / "run" / "own_text").exists()
+    assert not (tmp_path / "run" / "own").exists()
     train_command(small(*command))
-    loaded = load_checkpoint(tmp_path / "run" / "own_text")
+    loaded = load_checkpoint(tmp_path / "run" / "own")
     assert loaded.training_length_tokens == 32
     assert 0 <= loaded.model.config.vocab_size - len(tiny_tokenizer()) < 64
     assert loaded.model.config.vocab_size % 64 == 0
     assert loaded.model.config.eos_token_id == tiny_tokenizer().eos_token_id
-    record = json.loads((tmp_path / "run" / "own_text" / "training_record.json").read_text())
+    record = json.loads((tmp_path / "run" / "own" / "training_record.json").read_text())
     assert record["data"]["source"] == "own"
     assert record["tokens_seen"] == 512
     train_command(small(*command))
@@ -143,9 +143,9 @@ def test_without_a_tokenizer_one_is_trained_and_without_a_length_the_run_is_one_
         train_command(small("--text", str(text), "--out", str(tmp_path / "run"), optimization__total_tokens="null"))
         is None
     )
-    record = json.loads((tmp_path / "run" / "own_text" / "training_record.json").read_text())
+    record = json.loads((tmp_path / "run" / "own" / "training_record.json").read_text())
     assert 0.7 < record["epochs"] <= 1
-    assert load_tokenizer(tmp_path / "run" / "own_text").eos_token == "<|endoftext|>"
+    assert load_tokenizer(tmp_path / "run" / "own").eos_token == "<|endoftext|>"
 
 
 def test_another_recipe_takes_the_text_s_vocabulary_and_no_recall_text(tmp_path, texts, tokenizer_folder) -> None:
@@ -209,5 +209,9 @@ def test_a_folder_of_text_becomes_a_model_and_a_page_in_one_command(tmp_path, to
     assert done.returncode == 0, done.stderr
     assert "The page is" in done.stdout
     table = (tmp_path / "run" / "report" / "results.csv").read_text()
-    assert "own_text" in table
-    assert "held_out.jsonl" in table
+    assert {row.split(",")[0] for row in table.splitlines()[1:]}  # rows there are
+    assert "own" in table
+    assert "own_text" not in table
+    assert "held_out" not in table
+    assert "3 of 60 documents are kept out of training" in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith("Next:")] == done.stdout.splitlines()[-1:]

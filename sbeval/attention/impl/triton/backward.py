@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly, shared_memory_bytes
 from sbeval.attention.impl.triton.launch import LOG2_E, backward_parameters, heads_at_once
-from sbeval.attention.impl.triton.primitives import add_tile, first_visible, load_tile, place
+from sbeval.attention.impl.triton.primitives import add_tile, first_visible, last_visible, load_tile, place
 from sbeval.attention.impl.triton.sticks import (
     before_groups,
     in_columns,
@@ -134,7 +134,7 @@ def _backward_kernel(
     heads, shared, all_heads, heads_at_once, queries, keys, qk_scale, scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr, COPY: tl.constexpr, REDUCE: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
+    ASSEMBLY: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     block_m, all_head = place(tl.cdiv(queries, BLOCK_M), all_heads, heads_at_once)
     batch = all_head // heads
@@ -157,9 +157,9 @@ def _backward_kernel(
     remainder = tl.load(rem_ptr + row_at, mask=row < queries, other=0.0)
     older = of_threads(tl.load(drem_ptr + row_at, mask=row < queries, other=0.0) * remainder, BLOCK_M)
 
-    position = keys - queries + block_m * BLOCK_M
-    # rows past the end attend nothing
-    last_key = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
+    last_key, end_block, full = last_visible(
+        start_ptr, block_m * BLOCK_M, queries, keys, BLOCK_M, BLOCK_N, ATTEND_CURRENT, STARTS, CAUSAL
+    )
     first_key = first_visible(start_ptr, batch, row, queries, STARTS)
     tile = keys_of_columns(BLOCK_N)
     group_at = batch.to(tl.int64) * (heads // shared) + group
@@ -170,9 +170,6 @@ def _backward_kernel(
     k_offsets = tile[:, None] * k_stride_l + dim[None, :]
     v_offsets = tile[:, None] * v_stride_l + dim[None, :]
 
-    end = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
-    end_block = tl.cdiv(tl.maximum(end, 0), BLOCK_N)
-    full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
     # keys older than where the forward pass stopped took nothing off the stick it kept: to a row they do not exist
     stop_at = stop_ptr + all_head.to(tl.int64) * tl.cdiv(queries, 16) + tl.minimum(row, queries - 1) // 16
     first_key = tl.maximum(first_key, tl.load(stop_at))
@@ -206,6 +203,7 @@ def _backward_kernel(
 def backward(
     q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, remainder: Tensor, stick: Tensor,
     stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Launches the backward kernel.
 
@@ -222,6 +220,7 @@ def backward(
         attend_current: whether a query attends its own position.
         seq_start: as in the forward pass.
         row_start: as in the forward pass.
+        causal: as in the forward pass.
 
     Returns:
         Gradients of q, k and v, in their dtypes.
@@ -256,7 +255,7 @@ def backward(
         heads, heads // k.shape[1], batch * heads, together, queries, k.shape[2], scale * LOG2_E, scale,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
         STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts,
-        COPY=copy, REDUCE=reduce, ASSEMBLY=has_assembly(q), num_warps=launch.num_warps,
+        COPY=copy, REDUCE=reduce, ASSEMBLY=has_assembly(q), CAUSAL=causal, num_warps=launch.num_warps,
         maxnreg=launch.max_registers,
     )  # fmt: skip
     # scaled and rounded in one pass over what may be gigabytes

@@ -17,7 +17,7 @@ from torch import Tensor
 from sbeval.attention.impl.triton.backward import logit_gradients, tile_weights
 from sbeval.attention.impl.triton.hardware import has_assembly, shared_memory_bytes
 from sbeval.attention.impl.triton.launch import LOG2_E, training_block_keys
-from sbeval.attention.impl.triton.primitives import first_visible
+from sbeval.attention.impl.triton.primitives import first_visible, last_visible
 from sbeval.attention.impl.triton.sticks import in_columns, keys_of_columns, of_rows, of_threads
 
 STRIPE_BLOCKS = 32
@@ -33,13 +33,15 @@ def _rows(pointer, row, rows, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.conste
 
 @triton.jit
 def _seen(
-    start_ptr, stop_ptr, program, batch, row, queries, keys, STARTS: tl.constexpr, ATTEND_CURRENT: tl.constexpr
+    start_ptr, stop_ptr, program, batch, first_row, queries, keys, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    STARTS: tl.constexpr, ATTEND_CURRENT: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """First and last key of each row: those the forward pass visited. Rows past the end see none."""
+    row = first_row + tl.arange(0, ROWS)
     inside = tl.minimum(row, queries - 1)
     first_key = first_visible(start_ptr, batch, row, queries, STARTS)
     stop = tl.load(stop_ptr + program.to(tl.int64) * tl.cdiv(queries, 16) + inside // 16)
-    last_key = tl.where(row < queries, keys - queries + row - (0 if ATTEND_CURRENT else 1), -1)
+    last_key, _, _ = last_visible(start_ptr, first_row, queries, keys, ROWS, KEYS, ATTEND_CURRENT, STARTS, CAUSAL)
     return tl.maximum(first_key, stop), last_key
 
 
@@ -63,13 +65,17 @@ def _rows_kernel(
     do_stride_b, do_stride_h, do_stride_l, heads, shared, queries, keys, qk_scale, stripe,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, STRIPE: tl.constexpr,
     STARTS: tl.constexpr, ATTEND_CURRENT: tl.constexpr, ASSEMBLY: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Takes one block of rows through one stripe, oldest key first."""
     program = tl.program_id(0)
     batch = (program // heads).to(tl.int64)
     head = (program % heads).to(tl.int64)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    first_key, last_key = _seen(start_ptr, stop_ptr, program, batch, row, queries, keys, STARTS, ATTEND_CURRENT)
+    first_row = tl.program_id(1) * ROWS
+    row = first_row + tl.arange(0, ROWS)
+    first_key, last_key = _seen(
+        start_ptr, stop_ptr, program, batch, first_row, queries, keys, ROWS, KEYS, STARTS, ATTEND_CURRENT, CAUSAL
+    )
     first = tl.maximum(tl.min(first_key, 0) // KEYS, stripe)
     end = tl.minimum(tl.max(last_key, 0) // KEYS + 1, stripe + STRIPE)
     if first < end:
@@ -112,6 +118,7 @@ def _keys_kernel(
     do_stride_b, do_stride_h, do_stride_l, heads, shared, queries, keys, qk_scale, scale, stripe,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, STRIPE: tl.constexpr,
     STARTS: tl.constexpr, ATTEND_CURRENT: tl.constexpr, ASSEMBLY: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Adds up the gradients of one block of keys over all rows that visited it."""
     groups = heads // shared
@@ -124,14 +131,17 @@ def _keys_kernel(
     dk = tl.zeros([KEYS, BLOCK_D], tl.float32)
     dv = tl.zeros([KEYS, BLOCK_D], tl.float32)
     # the first row that sees one of the keys; all later ones do, if their sequence and their stick reach so far
-    first_row = block * KEYS - (keys - queries) + (0 if ATTEND_CURRENT else 1)
+    first_row = block * KEYS - (keys - queries) + (0 if ATTEND_CURRENT else 1) if CAUSAL else 0
     first_row_block = tl.maximum(first_row, 0) // ROWS
     for member in range(shared):
         head = group * shared + member
         program = batch * heads + head
         for row_block in range(first_row_block, tl.cdiv(queries, ROWS)):
             row = row_block * ROWS + tl.arange(0, ROWS)
-            first_key, last_key = _seen(start_ptr, stop_ptr, program, batch, row, queries, keys, STARTS, ATTEND_CURRENT)
+            first_key, last_key = _seen(
+                start_ptr, stop_ptr, program, batch, row_block * ROWS, queries, keys, ROWS, KEYS, STARTS,
+                ATTEND_CURRENT, CAUSAL,
+            )  # fmt: skip
             if (block >= tl.min(first_key, 0) // KEYS) & (block <= tl.max(last_key, 0) // KEYS):
                 q_base = q_ptr + batch * q_stride_b + head * q_stride_h
                 do_base = do_ptr + batch * do_stride_b + head * do_stride_h
@@ -161,6 +171,7 @@ def _keys_kernel(
 def deterministic_backward(
     q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, remainder: Tensor, stick: Tensor,
     stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Takes and returns what `backward` does."""
     batch, heads, queries, head_dim = q.shape
@@ -180,7 +191,7 @@ def deterministic_backward(
     sizes = [heads, heads // groups, queries, keys, scale * LOG2_E]
     constants = {
         "HEAD_DIM": head_dim, "BLOCK_D": block_d, "ROWS": rows, "KEYS": block_keys, "STRIPE": STRIPE_BLOCKS,
-        "STARTS": starts, "ATTEND_CURRENT": attend_current, "ASSEMBLY": has_assembly(q),
+        "STARTS": starts, "ATTEND_CURRENT": attend_current, "ASSEMBLY": has_assembly(q), "CAUSAL": causal,
     }  # fmt: skip
     key_blocks = triton.cdiv(keys, block_keys)
     for stripe in range(0, key_blocks, STRIPE_BLOCKS):

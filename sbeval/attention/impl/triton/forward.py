@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly, shared_memory_bytes
 from sbeval.attention.impl.triton.launch import LOG2_E, forward_parameters, heads_at_once, training_block_keys
-from sbeval.attention.impl.triton.primitives import first_visible, load_tile, place
+from sbeval.attention.impl.triton.primitives import first_visible, last_visible, load_tile, place
 from sbeval.attention.impl.triton.sticks import (
     LARGEST_PRODUCT,
     before_groups,
@@ -72,9 +72,9 @@ def _tile(
 
 
 @triton.jit
-def _largest_stick(stick, inside, first_key, oldest):
-    """Largest stick of the rows that have keys older than `oldest`; -1 where there is none."""
-    return tl.max(tl.where(inside & (first_key < oldest), of_rows(stick), -1.0), 0)
+def _largest_stick(stick, newer, inside, first_key, oldest):
+    """Largest stick, after what newer calls left, of the rows that have keys older than `oldest`; -1 where none has."""
+    return tl.max(tl.where(inside & (first_key < oldest), of_rows(stick) * newer, -1.0), 0)
 
 
 @triton.jit
@@ -92,12 +92,13 @@ def _next_chunk(chunk, steps, before, left, threshold, CHUNK: tl.constexpr):
 
 @triton.jit
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, k_desc, v_desc, out_ptr, rem_ptr, stick_ptr, stop_ptr, start_ptr,
+    q_ptr, k_ptr, v_ptr, k_desc, v_desc, out_ptr, rem_ptr, stick_ptr, stop_ptr, start_ptr, newer_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     heads, shared, all_heads, heads_at_once, queries, keys, qk_scale, threshold, stop_entries,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr, ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr,
     EXACT: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr, SAVE: tl.constexpr,
+    CAUSAL: tl.constexpr, NEWER: tl.constexpr,
 ):  # fmt: skip
     block_m, all_head = place(tl.cdiv(queries, BLOCK_M), all_heads, heads_at_once)
     batch = all_head // heads
@@ -115,15 +116,15 @@ def _forward_kernel(
     k_offsets = tile[:, None] * k_stride_l + dim[None, :]
     v_offsets = tile[:, None] * v_stride_l + dim[None, :]
 
-    position = keys - queries + block_m * BLOCK_M
-    # rows past the end attend nothing
-    last_key = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
+    last_key, end_block, full = last_visible(
+        start_ptr, block_m * BLOCK_M, queries, keys, BLOCK_M, BLOCK_N, ATTEND_CURRENT, STARTS, CAUSAL
+    )
     first_key = first_visible(start_ptr, batch, row, queries, STARTS)
 
-    # keys up to `end` are seen by some row, blocks from `first_full` to `full` by every row
-    end = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
-    end_block = tl.cdiv(tl.maximum(end, 0), BLOCK_N)
-    full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
+    newer = 1.0
+    if NEWER:
+        newer = tl.load(newer_ptr + all_head.to(tl.int64) * queries + row, mask=row < queries, other=0.0)
+    # blocks up to `end_block` are seen by some row, from `first_full` to `full` by every row
     if STARTS == "none":
         first_block = 0
         first_full = 0
@@ -144,7 +145,7 @@ def _forward_kernel(
             last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
             HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
         )  # fmt: skip
-    left = _largest_stick(stick, row < queries, first_key, block * BLOCK_N)
+    left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
     chunk = 2
     while (left >= threshold) & (block > first_full):
         steps = tl.minimum(block - first_full, chunk)
@@ -156,7 +157,7 @@ def _forward_kernel(
             )  # fmt: skip
         block -= steps
         before = left
-        left = _largest_stick(stick, row < queries, first_key, block * BLOCK_N)
+        left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
         chunk = _next_chunk(chunk, steps, before, left, threshold, CHUNK)
     if STARTS != "none":
         while (left >= threshold) & (block > first_block):
@@ -166,7 +167,7 @@ def _forward_kernel(
                 keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
-            left = _largest_stick(stick, row < queries, first_key, block * BLOCK_N)
+            left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
     # eight logits in a row that add up to more than 126 overflow their product, and an infinite product of which a
     # factor is 0 is none, which no maximum shows, but the stick does: the block walks again, key by key
     lost = tl.max(tl.max(tl.max((stick != stick).to(tl.int32), 2), 1), 0) > 0
@@ -185,7 +186,7 @@ def _forward_kernel(
                 block, keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, True, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
-            left = _largest_stick(stick, row < queries, first_key, block * BLOCK_N)
+            left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
             going = (block > first_block) & (left >= threshold)
 
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
@@ -204,7 +205,8 @@ def _forward_kernel(
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None,
-    row_start: Tensor | None, threshold: float, save: bool,
+    row_start: Tensor | None, threshold: float, save: bool, causal: bool = True,
+    newer_remainder: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Launches the forward kernel.
 
@@ -215,9 +217,12 @@ def forward(
         scale: factor of the logits.
         attend_current: whether a query attends its own position.
         seq_start: [B] integers, the first key each sequence's rows may see, or None.
-        row_start: [Q] integers, the first key each row may see, never falling, or None.
+        row_start: [Q] integers, the first key each row may see, never falling, or None; [2, Q], with one past the last,
+            where not `causal`.
         threshold: the stick below which older keys are not visited; 0 visits every key.
         save: keep what the backward pass needs.
+        causal: whether queries are the last positions of the keys, or all keys are older.
+        newer_remainder: [B, H, Q] fp32, contiguous: what newer keys, in other calls, left of the sticks; or None.
 
     Returns:
         output like q; remainder [B, H, Q] fp32; stick [B, H, Q, 2] fp32, what is kept of each row: a stick and the
@@ -237,7 +242,7 @@ def forward(
     stick = torch.empty((batch, heads, queries, 2) if save else (0,), dtype=torch.float32, device=q.device)
     stop_entries = -(-queries // 16)
     stop = torch.empty((batch, heads, stop_entries) if save else (0,), dtype=torch.int32, device=q.device)
-    pairs = batch * heads * queries * (k.shape[2] - queries // 2)
+    pairs = batch * heads * queries * (k.shape[2] - (queries // 2 if causal else 0))
     copy = launch.copy_engine and pairs >= FEWEST_PAIRS_TO_COPY and copies(k) and copies(v)
     together = heads_at_once(
         heads=batch * heads,
@@ -250,12 +255,14 @@ def forward(
         q, k, v, *(describe(each, launch.block_keys, launch.block_head_dim) if copy else each for each in (k, v)),
         out, remainder, stick, stop,
         row_start if row_start is not None else seq_start if seq_start is not None else q,
+        q if newer_remainder is None else newer_remainder,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         heads, heads // k.shape[1], batch * heads, together, queries, k.shape[2], scale * LOG2_E, threshold,
         stop_entries,
         HEAD_DIM=head_dim, BLOCK_D=launch.block_head_dim, BLOCK_M=launch.block_queries, BLOCK_N=launch.block_keys,
         CHUNK=launch.chunk_tiles, STAGES=launch.num_stages, ATTEND_CURRENT=attend_current, STARTS=starts,
         EXACT=q.dtype == torch.float32, COPY=copy, ASSEMBLY=has_assembly(q), SAVE=save,
+        CAUSAL=causal, NEWER=newer_remainder is not None,
         num_warps=launch.num_warps, maxnreg=launch.max_registers,
     )  # fmt: skip
     return out, remainder, stick, stop

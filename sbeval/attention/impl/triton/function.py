@@ -17,7 +17,7 @@ from sbeval.attention.impl.triton.backward import backward
 from sbeval.attention.impl.triton.decode import decode, suits_decode
 from sbeval.attention.impl.triton.deterministic import deterministic_backward
 from sbeval.attention.impl.triton.forward import forward
-from sbeval.attention.packed import row_starts
+from sbeval.attention.packed import key_ranges, row_starts
 
 # the smallest normal number of fp32: what is left of a stick below it changes no bit of an output
 LOG2_NOTHING_LEFT = -126.0
@@ -32,6 +32,9 @@ def triton_attention(
     seq_start: Tensor | None,
     cu_seqlens: Tensor | None,
     skip_threshold: float | None,
+    cu_seqlens_k: Tensor | None,
+    newer_remainder: Tensor | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns output [B, H, Q, D] and remainder [B, H, Q] in fp32.
 
@@ -44,7 +47,9 @@ def triton_attention(
         raise ValueError(f"impl='triton' takes head_dim up to 256, got {q.shape[-1]}: use impl='blockwise'")
     if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(f"impl='triton' needs CUDA tensors, got {q.device}: use impl='blockwise'")
-    row_start = None if cu_seqlens is None else row_starts(cu_seqlens, q.shape[2])
+    row_start = None
+    if cu_seqlens is not None:
+        row_start = row_starts(cu_seqlens, q.shape[2]) if causal else key_ranges(cu_seqlens, cu_seqlens_k, q.shape[2])
     save = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     # the output lies as q does
     q, k, v = _apart(_dense(q)), _dense(k), _dense(v)
@@ -54,7 +59,9 @@ def triton_attention(
     run = _forward if save or is_followed(q, k, v, seq_start, row_start) else _launch
     # numbers of NumPy and tensors of one number, which the operator takes too
     scale = scale if isinstance(scale, float) else float(scale)
-    output, remainder, _, _ = run(q, k, v, scale, attend_current, seq_start, row_start, skip_threshold, save)
+    output, remainder, _, _ = run(
+        *(q, k, v, scale, attend_current, seq_start, row_start, skip_threshold, save, causal, newer_remainder)
+    )
     return output, remainder
 
 
@@ -81,14 +88,19 @@ def _launch(
     row_start: Tensor | None,
     skip_threshold: float | None,
     save: bool,
+    causal: bool = True,
+    newer_remainder: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
     with _device_of(q):
-        if not save and row_start is None and suits_decode(q, k):
+        if causal and not save and row_start is None and suits_decode(q, k):
             skipping = skip_threshold is not None
             output, remainder = decode(q, k, v, scale, attend_current, seq_start, log2_threshold, skipping=skipping)
             return output, remainder, remainder.new_empty(0), remainder.new_empty(0, dtype=torch.int32)
-        return forward(q, k, v, scale, attend_current, seq_start, row_start, 2.0**log2_threshold, save)
+        threshold = 2.0**log2_threshold
+        return forward(
+            *(q, k, v, scale, attend_current, seq_start, row_start, threshold, save, causal, newer_remainder)
+        )
 
 
 _forward = torch.library.custom_op("sbeval::stickbreaking_forward", _launch, mutates_args=())
@@ -105,6 +117,8 @@ def _(
     row_start: Tensor | None,
     skip_threshold: float | None,
     save: bool,
+    causal: bool = True,
+    newer_remainder: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, heads, queries, _ = q.shape
     return (
@@ -129,11 +143,15 @@ def _backward(
     attend_current: bool,
     seq_start: Tensor | None,
     row_start: Tensor | None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     # looked at when the pass runs, inside a compiled graph as well
     run = deterministic_backward if torch.are_deterministic_algorithms_enabled() else backward
     with _device_of(q):
-        return run(q, k, v, d_output, d_remainder, remainder, stick, stop, scale, attend_current, seq_start, row_start)
+        return run(
+            *(q, k, v, d_output, d_remainder, remainder, stick, stop),
+            *(scale, attend_current, seq_start, row_start, causal),
+        )
 
 
 @_backward.register_fake
@@ -150,15 +168,17 @@ def _(
     attend_current: bool,
     seq_start: Tensor | None,
     row_start: Tensor | None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     return dq, k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, scale, attend_current, seq_start, row_start, _, _ = inputs
+    q, k, v, scale, attend_current, seq_start, row_start, _, _, causal, _ = inputs
     ctx.save_for_backward(q, k, v, *output[1:], seq_start, row_start)
     ctx.settings = (scale, attend_current)
+    ctx.causal = causal
     ctx.set_materialize_grads(False)
 
 
@@ -168,8 +188,10 @@ def _gradients(
     q, k, v, remainder, stick, stop, seq_start, row_start = ctx.saved_tensors
     d_output = torch.zeros_like(q) if d_output is None else _dense(d_output.to(q.dtype))
     d_remainder = q.new_zeros(q.shape[:3], dtype=torch.float32) if d_remainder is None else d_remainder.contiguous()
-    dq, dk, dv = _backward(q, k, v, d_output, d_remainder, remainder, stick, stop, *ctx.settings, seq_start, row_start)
-    return dq, dk, dv, None, None, None, None, None, None
+    dq, dk, dv = _backward(
+        *(q, k, v, d_output, d_remainder, remainder, stick, stop, *ctx.settings, seq_start, row_start, ctx.causal)
+    )
+    return dq, dk, dv, *[None] * 8
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)

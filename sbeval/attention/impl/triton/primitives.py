@@ -1,4 +1,4 @@
-"""What the forward and backward kernels share: which rows a program works on, loads of tiles, additions to them."""
+"""What the forward and backward kernels share: a program's rows and the keys they see, loads of tiles, additions."""
 
 import triton
 import triton.language as tl
@@ -31,6 +31,32 @@ def first_visible(start_ptr, batch, row, queries, STARTS: tl.constexpr):
     else:
         first = tl.zeros_like(row)
     return first
+
+
+@triton.jit
+def last_visible(
+    start_ptr, first_row, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """The last key each row may see, and where the blocks of keys end that some row and that every row sees.
+
+    Rows past the end see none: their last key is -1.
+    """
+    row = first_row + tl.arange(0, BLOCK_M)
+    if CAUSAL:
+        position = keys - queries + first_row
+        last = tl.where(row < queries, position + tl.arange(0, BLOCK_M) - (0 if ATTEND_CURRENT else 1), -1)
+        end = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
+        full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
+    else:
+        # keys are older than all rows; where each row's own end, among packed sequences, lies behind all starts
+        last = tl.zeros_like(row) + (keys - 1)
+        if STARTS == "row":
+            last = tl.load(start_ptr + queries + tl.minimum(row, queries - 1)).to(tl.int32) - 1
+        end = tl.max(last, 0) + 1
+        full = (tl.min(last, 0) + 1) // BLOCK_N
+        last = tl.where(row < queries, last, -1)
+    return last, tl.cdiv(tl.maximum(end, 0), BLOCK_N), full
 
 
 @triton.jit

@@ -1,0 +1,170 @@
+"""A method of extrapolation in the place of a loaded model's own attention: this family's or transformers'.
+
+An attention of transformers rotates queries and keys by a function of its file, keeps the keys, and looks its kernel up
+in a table. It gets a copy of its forward in which that function rotates nothing and every entry of the table is ours,
+which rotates. Keys are then kept as they are, so that a cache serves whatever zone they turn out to be in.
+"""
+
+import contextlib
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbeval.checkpoints.facts import positive, text_config
+from sbeval.errors import UserError
+from sbeval.model_adapters.decoding.stepper import sliding_windows
+from sbeval.model_adapters.speed.replacing import same_but_for_rounding, with_name
+from sbeval.model_adapters.speed.rotation import turns_halves
+from sbeval.models import SbevalModel
+from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
+from sbeval.models.rope import RopeFrequencies
+
+_SAMPLE_TOKENS = 8
+Changes = list[tuple[nn.Module, dict[str, Any]]]
+"""Modules, each with attributes that it shall have."""
+
+
+def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:
+    """Returns what makes a model attend by a method.
+
+    Raises:
+        UserError: it has no rotary embeddings, windows of its own, or an attention that is not known here.
+    """
+    name = type(model).__name__
+    config = text_config(getattr(model, "config", None))
+    if positive(getattr(config, "sliding_window", None)) or set(sliding_windows(model) or [0]) != {None}:
+        raise UserError(
+            f"Expected a model whose layers all see the whole text for extrapolation={method}, found {name} with "
+            "windows or other caches: remove extrapolation from --model_args."
+        )
+    changes: Changes = [
+        (module, {"held_extrapolation": method})
+        for module in model.modules()
+        if isinstance(module, SbevalModel) and module.config.rope_parameters is not None
+    ]
+    changes = changes or _in_transformers(model, method)
+    if not changes:
+        raise UserError(
+            f"Expected a model with rotary embeddings for extrapolation={method}, found {name}, which has none that "
+            "are known here: remove extrapolation from --model_args."
+        )
+    _check_short_text(model, changes, method)
+    return changes
+
+
+@contextlib.contextmanager
+def held(changes: Changes) -> Iterator[None]:
+    """Gives modules their attributes until the block ends."""
+    before = [dict(vars(module)) for module, _ in changes]
+    try:
+        for module, values in changes:
+            vars(module).update(values)
+        yield
+    finally:
+        for (module, values), own in zip(changes, before, strict=True):
+            for name in values:
+                vars(module).pop(name)
+                if name in own:
+                    vars(module)[name] = own[name]
+
+
+def _in_transformers(model: nn.Module, method: Extrapolation) -> Changes:
+    rotaries = [module for module in model.modules() if hasattr(module, "rope_type") and hasattr(module, "inv_freq")]
+    if len(rotaries) != 1:  # none, or one for every kind of layer
+        return []
+    rotary: Any = rotaries[0]
+
+    def attend(
+        module: nn.Module,
+        query_BHQD: Tensor,
+        key_BGKD: Tensor,
+        value_BGKD: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """Returns [B, Q, H, D] and no weights."""
+        frequencies = RopeFrequencies(rotary.inv_freq, float(rotary.attention_scaling))
+        attention = ExtrapolatedAttention(method, frequencies, angle_dtype=query_BHQD.dtype)  # as rotary embeddings do
+        output_BHQD = attention(
+            query_BHQD,
+            key_BGKD,
+            value_BGKD,
+            scale=query_BHQD.shape[-1] ** -0.5 if scaling is None else scaling,
+            seq_start_B=None if attention_mask is None else _starts(attention_mask),
+        )
+        return output_BHQD.transpose(1, 2).contiguous(), None
+
+    changes: Changes = []
+    for module in model.modules():
+        if _is_hooked(module):
+            return []
+        copied = _copied(type(module).forward, attend)
+        if copied is not None:
+            changes.append((module, {"forward": types.MethodType(copied, module)}))
+    return changes
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    """Whether a module has a forward of accelerate's or a caller's; copies of its class's own are the adapter's."""
+    of_class, own = type(module).forward, vars(module).get("forward")
+    if own is None:
+        return False
+    return inspect.unwrap(getattr(own, "__func__", own), stop=lambda function: function is of_class) is not of_class
+
+
+def _copied(forward: Any, attend: Callable[..., Any]) -> Any:
+    """Returns an attention's forward that leaves rotation and attention to `attend`; None for any other forward."""
+    unrotated = with_name(forward, "apply_rotary_pos_emb", lambda own: _leave if turns_halves(own) else None)
+    return with_name(
+        unrotated, "ALL_ATTENTION_FUNCTIONS", lambda own: _Table(attend) if hasattr(own, "get_interface") else None
+    )
+
+
+def _leave(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    return query, key
+
+
+class _Table:
+    """Stands in for a model file's table of attention functions: the same one by every name."""
+
+    def __init__(self, attend: Callable[..., Any]) -> None:
+        self._attend = attend
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        return self._attend
+
+    def get_interface(self, name: str, default: Any) -> Callable[..., Any]:
+        """Returns the function."""
+        return self._attend
+
+
+def _starts(mask_B1QK: Tensor) -> Tensor | None:
+    """Returns the first key [B] that the newest query sees, None where it is the first of all everywhere."""
+    newest_BK = mask_B1QK[:, 0, -1]
+    seen_BK = newest_BK if newest_BK.dtype == torch.bool else newest_BK == 0
+    start_B = seen_BK.to(torch.int8).argmax(-1)
+    return start_B if bool(start_B.any()) else None
+
+
+@torch.no_grad()
+def _check_short_text(model: Any, changes: Changes, method: Extrapolation) -> None:
+    """Checks that texts for which the method changes nothing have the logits of the model as it is.
+
+    Raises:
+        UserError: they have not: the attention does more than is known here.
+    """
+    length = min(_SAMPLE_TOKENS, method.unchanged_tokens)
+    tokens = torch.arange(length, device=model.device)[None] % text_config(model.config).vocab_size
+    expected = model(input_ids=tokens, use_cache=False).logits
+    with held(changes):
+        found = model(input_ids=tokens, use_cache=False).logits
+    if not same_but_for_rounding(found, expected):
+        raise UserError(
+            f"Expected an attention that is known here for extrapolation={method}, found {type(model).__name__}, whose "
+            "attention does more: remove extrapolation from --model_args."
+        )

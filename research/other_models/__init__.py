@@ -1,0 +1,1 @@
+"""Which models of other packages can be scored and generated with."""

@@ -1,0 +1,283 @@
+"""One sequence over the processes of a group, each of which holds a part of its tokens.
+
+A sequence is 2 N chunks of equal length for N processes, and process r holds chunks r and 2 N - 1 - r, its older and
+its newer one: all have equally many pairs of a query and a key. Only attention needs tokens of other processes.
+
+Stick-breaking attention takes keys newest to oldest, so their chunks come in that order, in pieces that grow, one while
+the one before is worked on. A process whose sticks are all below the threshold asks for no older piece. Where gradients
+are wanted, and for softmax attention, keys and values of the whole sequence are gathered first.
+
+Shape suffixes: B batch, H query heads, G key/value heads, Q positions of this process, C those of a chunk, T all
+positions, D head_dim.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sbeval.attention.api import StickBreakingOutput, stickbreaking_attention
+from sbeval.attention.zigzag import Piece, chunks_of, pieces
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Transfers:
+    """What this process asked of others so far, in bytes of keys and values.
+
+    Attributes:
+        received_bytes: what came.
+        whole_bytes: what would have come had nothing been left out.
+    """
+
+    received_bytes: int = 0
+    whole_bytes: int = 0
+
+
+class ContextParallel:
+    """The processes that share sequences.
+
+    Args:
+        group: of the processes; None means all there are.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group if group is not None else dist.group.WORLD
+        self.rank = dist.get_rank(self.group)
+        self.ranks = dist.get_world_size(self.group)
+        self.transfers = Transfers()
+        self.active = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Within it, models that know this object take their inputs for this process's part of a sequence."""
+        self.active = True
+        try:
+            yield
+        finally:
+            self.active = False
+
+    def padded_tokens(self, tokens: int) -> int:
+        """Length of a sequence filled up at its end, which no earlier token sees, to chunks of equal length."""
+        return -(-tokens // (2 * self.ranks)) * 2 * self.ranks
+
+    def positions(self, tokens: int) -> Tensor:
+        """Returns int64 [Q]: which tokens of a sequence of `padded_tokens` this process holds."""
+        chunk = tokens // (2 * self.ranks)
+        return torch.cat([torch.arange(start, start + chunk) for start in self._starts(chunk)])
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Returns the sum over the processes; all of them must ask."""
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        """Returns what each process gives, by rank; all of them must ask."""
+        found: list[Any] = [None] * self.ranks
+        dist.all_gather_object(found, item, group=self.group)
+        return found
+
+    def from_rank(self, rank: int, item: Any) -> Any:
+        """Returns what the process of that rank gives; all of them must ask, and the others' own `item` is not used."""
+        items = [item]
+        dist.broadcast_object_list(items, group=self.group, group_src=rank)
+        return items[0]
+
+    def stickbreaking_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, skip_threshold: float | None = None, **options: Any
+    ) -> StickBreakingOutput:
+        """`sbeval.stickbreaking_attention` for this process's part of a sequence; all processes must call it.
+
+        Args:
+            q: [B, H, Q, D] queries of this process's positions.
+            k: [B, G, Q, D] keys of the same positions.
+            v: [B, G, Q, D] values.
+            skip_threshold: as there; also, processes whose sticks are all below it ask for no older keys.
+            options: `scale`, `attend_current` and `impl`.
+        """
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            parts = self.with_all_keys(
+                lambda chunk, keys, values: stickbreaking_attention(
+                    q[:, :, chunk], keys, values, skip_threshold=skip_threshold, **options
+                ),
+                k,
+                v,
+            )
+            return StickBreakingOutput(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True)))
+        walk = _Walk(self, q, k, v, skip_threshold, options)
+        walk.run()
+        return StickBreakingOutput(walk.output.to(q.dtype), walk.remainder)
+
+    def with_all_keys(self, attend: Callable[[slice, Tensor, Tensor], Any], k: Tensor, v: Tensor) -> list[Any]:
+        """Returns what `attend(chunk, keys, values)` does for each chunk of this process, with all keys up to its end.
+
+        Args:
+            attend: causal attention of the queries of a chunk, which are the last positions of the keys.
+            k: [B, G, Q, D] keys of this process; gradients come back to them from all processes.
+            v: [B, G, Q, D] values.
+        """
+        chunk = k.shape[2] // 2
+        keys: Tensor = _Gather.apply(k, self)  # type: ignore[no-untyped-call]
+        values: Tensor = _Gather.apply(v, self)  # type: ignore[no-untyped-call]
+        return [
+            attend(own, keys[:, :, : start + chunk], values[:, :, : start + chunk])
+            for own, start in zip((slice(0, chunk), slice(chunk, 2 * chunk)), self._starts(chunk), strict=True)
+        ]
+
+    def _starts(self, chunk_tokens: int) -> list[int]:
+        return [chunk * chunk_tokens for chunk in chunks_of(self.rank, self.ranks)]
+
+
+class _Walk:
+    """One call of attention without gradients, from this process's own keys to the oldest."""
+
+    def __init__(
+        self,
+        context: ContextParallel,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        skip_threshold: float | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.context = context
+        self.q = q
+        self.kv = (k, v)
+        self.chunk = q.shape[2] // 2
+        self.skip_threshold = skip_threshold
+        self.options = options
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        self.output = torch.empty(q.shape, dtype=dtype, device=q.device)
+        self.remainder = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
+        self.lists = [pieces(rank, context.ranks, self.chunk) for rank in range(context.ranks)]
+        self.place = 0
+
+    def run(self) -> None:
+        """Fills `output` and `remainder`."""
+        for own in (slice(0, self.chunk), slice(self.chunk, 2 * self.chunk)):
+            out = stickbreaking_attention(
+                self.q[:, :, own],
+                *(each[:, :, own] for each in self.kv),
+                skip_threshold=self.skip_threshold,
+                **self.options,
+            )
+            self.output[:, :, own] = out.output
+            self.remainder[:, :, own] = out.remainder
+        waiting: tuple[Piece, Sequence[Tensor]] | None = None
+        while True:
+            # asked for before the piece at hand is worked on: it comes meanwhile
+            asked = self._asked_by_all()
+            coming = self._exchange(asked)
+            if waiting is not None:
+                self._add(*waiting)
+            if all(index is None for index in asked):
+                break
+            waiting = coming()
+        own_pieces = self.lists[self.context.rank]
+        self.context.transfers.whole_bytes += sum(
+            self._bytes(piece) for piece in own_pieces if piece.holder != self.context.rank
+        )
+
+    def _asked_by_all(self) -> list[int | None]:
+        """Which of its pieces each process asks for next; None where it needs no more."""
+        mine = self._next()
+        if self.skip_threshold is None:
+            # nobody leaves a piece out: all have come as far
+            return [self.place if self.place < len(pieces) else None for pieces in self.lists]
+        wanted = torch.tensor([-1 if mine is None else mine], device=self.q.device)
+        found = [torch.empty_like(wanted) for _ in self.lists]
+        dist.all_gather(found, wanted, group=self.context.group)
+        return [None if index < 0 else index for index in torch.cat(found).tolist()]
+
+    def _next(self) -> int | None:
+        pieces = self.lists[self.context.rank]
+        if self.skip_threshold is not None:
+            older, newer = (
+                bool((self.remainder[:, :, own] >= self.skip_threshold).any())
+                for own in (slice(0, self.chunk), slice(self.chunk, None))
+            )
+            while self.place < len(pieces) and not (newer or (older and pieces[self.place].of_both)):
+                self.place = self.place + 1 if older else len(pieces)
+        return self.place if self.place < len(pieces) else None
+
+    def _exchange(self, asked: list[int | None]) -> Callable[[], tuple[Piece, Sequence[Tensor]] | None]:
+        """Begins to send and receive; what it returns waits for the piece this process asked for."""
+        context = self.context
+        operations: list[dist.P2POp] = []
+        coming: tuple[Piece, Sequence[Tensor]] | None = None
+        for rank, index in enumerate(asked):
+            if index is None:
+                continue
+            piece = self.lists[rank][index]
+            if rank == context.rank:
+                self.place = index + 1
+                if piece.holder == rank:
+                    coming = (piece, self._own(piece))
+                else:
+                    shape = (2, *self.kv[0].shape[:2], piece.stop - piece.start, self.q.shape[3])
+                    buffer = torch.empty(shape, dtype=self.q.dtype, device=self.q.device)
+                    coming = (piece, buffer.unbind())
+                    operations.append(_operation(dist.irecv, buffer, piece.holder, context))
+                    context.transfers.received_bytes += self._bytes(piece)
+            elif piece.holder == context.rank:
+                operations.append(_operation(dist.isend, torch.stack(self._own(piece)), rank, context))
+        works = dist.batch_isend_irecv(operations) if operations else []
+        if self.skip_threshold is None and asked[context.rank] is None:
+            self.place += 1
+
+        def wait() -> tuple[Piece, Sequence[Tensor]] | None:
+            for work in works:
+                work.wait()
+            operations.clear()  # what is sent lives until it has gone
+            return coming
+
+        return wait
+
+    def _own(self, piece: Piece) -> tuple[Tensor, ...]:
+        first = self.chunk if piece.newer else 0
+        own = slice(first + piece.start, first + piece.stop)
+        return tuple(each[:, :, own] for each in self.kv)
+
+    def _add(self, piece: Piece, kv: Sequence[Tensor]) -> None:
+        rows = slice(0 if piece.of_both else self.chunk, 2 * self.chunk)
+        remainder = self.remainder[:, :, rows]
+        out = stickbreaking_attention(
+            self.q[:, :, rows],
+            *kv,
+            causal=False,
+            newer_remainder=remainder,
+            skip_threshold=self.skip_threshold,
+            **self.options,
+        )
+        self.output[:, :, rows].addcmul_(remainder[..., None], out.output)
+        remainder *= out.remainder
+
+    def _bytes(self, piece: Piece) -> int:
+        tokens = self.kv[0].shape[2]
+        return 2 * self.kv[0].numel() // tokens * (piece.stop - piece.start) * self.kv[0].element_size()
+
+
+class _Gather(torch.autograd.Function):
+    """[B, G, Q, D] of every process to [B, G, T, D] in the order of the sequence; gradients are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, context: ContextParallel) -> Tensor:
+        ctx.context = context
+        parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(context.ranks)]
+        dist.all_gather(parts, own.contiguous(), group=context.group)
+        halves = [part.chunk(2, dim=2) for part in parts]
+        return torch.cat([older for older, _ in halves] + [newer for _, newer in reversed(halves)], dim=2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        context: ContextParallel = ctx.context
+        whole = context.sum(grads[0].to(torch.promote_types(grads[0].dtype, torch.float32), copy=True))
+        own = context.positions(whole.shape[2]).to(whole.device)
+        return whole.index_select(2, own).to(grads[0].dtype), None
+
+
+def _operation(kind: Callable[..., Any], tensor: Tensor, peer: int, context: ContextParallel) -> dist.P2POp:
+    return dist.P2POp(kind, tensor, group=context.group, group_peer=peer)

@@ -1,0 +1,49 @@
+"""Which parts of a sequence each of N processes holds, and which keys of others it asks for, in which order.
+
+A sequence is 2 N chunks of equal length, and process r holds chunks r and 2 N - 1 - r.
+"""
+
+import itertools
+from typing import NamedTuple
+
+FIRST_PIECE_TOKENS = 4096
+"""Newest keys of a chunk that are asked for at once; every older piece has twice as many as the one before."""
+
+
+class Piece(NamedTuple):
+    """Keys that lie next to each other in one chunk.
+
+    Attributes:
+        holder: rank of the process that has them.
+        newer: whether they lie in that process's newer chunk.
+        start: first of them, in the chunk.
+        stop: one past the last.
+        of_both: whether both chunks of the process that asks see them; else its newer one alone.
+    """
+
+    holder: int
+    newer: bool
+    start: int
+    stop: int
+    of_both: bool
+
+
+def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
+    """Returns the older and the newer chunk of a process."""
+    return rank, 2 * ranks - 1 - rank
+
+
+def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
+    """Returns all keys that are older than a process's newer chunk, newest first."""
+    bounds = [chunk_tokens]
+    size = FIRST_PIECE_TOKENS
+    while bounds[-1] > 0:
+        bounds.append(max(0, bounds[-1] - size))
+        size *= 2
+    found = []
+    older, newer = chunks_of(rank, ranks)
+    for chunk in reversed(range(newer)):
+        of_newer = chunk >= ranks
+        holder = 2 * ranks - 1 - chunk if of_newer else chunk
+        found += [Piece(holder, of_newer, start, stop, chunk < older) for stop, start in itertools.pairwise(bounds)]
+    return found

@@ -1,0 +1,80 @@
+"""What stands for a checkpoint or a tokenizer: a folder, or an id of the hub; looked up without torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sbeval.errors import UserError
+
+_ASKED_FOR = "config.json"
+_MOST_SECONDS = 10.0
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name cannot be an id of the hub, which is `name` or `owner/name`."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
+
+
+def is_hub_id(path_or_id: str | Path) -> bool:
+    """Whether a name can only mean a repository of the hub: nothing is there, and it does not look like a path."""
+    name = str(path_or_id)
+    return not (isinstance(path_or_id, Path) or looks_like_path(name) or Path(name).exists())
+
+
+def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "correct the name") -> None:
+    """Refuses a name that is neither a folder of this machine nor a repository of the hub, before anything is loaded.
+
+    Args:
+        name: a folder or a hub id.
+        what: is looked for, for the message, such as "a checkpoint".
+        file: that the folder of one always holds, None where there is no such file.
+        remedy: what to do, for the message.
+
+    Raises:
+        UserError: nothing is there, or the folder lacks the file.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if file is not None and not (folder / file).is_file():
+            raise UserError(f"Expected {what} with its {file} at {name!r}, found a folder without it: {remedy}.")
+    elif folder.exists():
+        raise UserError(f"Expected {what}, which is a folder, found a file at {name!r}: {remedy}.")
+    elif not is_hub_id(name):
+        raise UserError(f"Expected {what} at {name!r}, found nothing there: {remedy}.")
+    elif not is_on_the_hub(name):
+        raise UserError(
+            f"Expected {what} at {name!r}, found no such folder, and neither the hub nor its cache here gave one of "
+            f"that name: {remedy}."
+        )
+
+
+def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool:
+    """Whether the hub has a repository, or where it cannot be reached, whether its cache here holds some of it.
+
+    It is asked once: loading asks it five times more, half a minute where there is no network.
+
+    Args:
+        name: a hub id.
+        arguments: of a model, of which `revision` and `cache_dir` count.
+    """
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    from sbeval.fingerprint.checkpoint import hub_commit
+
+    given = arguments or {}
+    revision, folder = (str(value) if (value := given.get(key)) else None for key in ("revision", "cache_dir"))
+    try:
+        if isinstance(try_to_load_from_cache(name, _ASKED_FOR, cache_dir=folder, revision=revision), str):
+            return True
+        if hub_commit(name, "models", revision) is not None:
+            return True
+        get_hf_file_metadata(hf_hub_url(name, _ASKED_FOR, revision=revision), timeout=_MOST_SECONDS)
+    except (errors.GatedRepoError, errors.EntryNotFoundError):
+        return True
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        return False
+    except errors.HfHubHTTPError:
+        return True
+    except Exception:  # where it is not reached, the class is that of whichever client its library uses
+        return False
+    return True

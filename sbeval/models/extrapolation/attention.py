@@ -1,0 +1,140 @@
+"""Attention whose queries and keys are rotated for each zone of a method: no tensor of all pairs is ever held.
+
+Shape suffixes: B batch, H query heads, G key/value heads, N query heads of a key head, Q queries, K keys, D head_dim,
+R rows of a block, C keys a block has in a zone.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sbeval.models.extrapolation.flex import compiled_zones
+from sbeval.models.extrapolation.methods import Extrapolation, OfPosition, Zone
+from sbeval.models.flex import suits_flex
+from sbeval.models.rope import RopeFrequencies, cos_sin, rotate
+from sbeval.models.softmax import MASK_ELEMENTS, softmax_attention
+
+
+class ExtrapolatedAttention(NamedTuple):
+    """Causal softmax attention of a method: a tuple, so that accelerate can move it between devices.
+
+    Attributes:
+        method: where queries and keys are.
+        frequencies: what they are rotated with.
+        angle_dtype: of cosine and sine; None keeps them in fp32, as this family has them.
+    """
+
+    method: Extrapolation
+    frequencies: RopeFrequencies
+    angle_dtype: torch.dtype | None = None
+
+    def __call__(
+        self,
+        q_BHQD: Tensor,
+        k_BGKD: Tensor,
+        v_BGKD: Tensor,
+        *,
+        scale: float,
+        seq_start_B: Tensor | None = None,
+        packed_lengths: tuple[int, ...] | None = None,
+    ) -> Tensor:
+        """Returns [B, H, Q, D]; the queries are the last Q of the K positions.
+
+        Args:
+            q_BHQD: [B, H, Q, D] queries, not rotated.
+            k_BGKD: [B, G, K, D] keys, not rotated.
+            v_BGKD: [B, G, K, D] values.
+            scale: factor of the logits.
+            seq_start_B: [B] index of the first key that is no padding; the outputs of rows before it mean nothing.
+            packed_lengths: tokens of each of several texts in one row, which do not see each other.
+        """
+        if packed_lengths is not None and len(packed_lengths) > 1:
+            texts = zip(*(torch.split(x, list(packed_lengths), dim=2) for x in (q_BHQD, k_BGKD, v_BGKD)), strict=True)
+            return torch.cat([self(*text, scale=scale) for text in texts], dim=2)
+        queries, keys = q_BHQD.shape[2], k_BGKD.shape[2]
+        # on the CPU, so that nobody waits for a GPU to know which keys a block of rows has
+        position_BK = torch.arange(keys)[None]
+        if seq_start_B is not None:
+            position_BK = position_BK - seq_start_B.cpu()[:, None]
+        position_BQ = position_BK[:, keys - queries :]
+        if (factor_BQ := self.method.temperature(position_BQ)) is not None:
+            q_BHQD = (q_BHQD * factor_BQ.to(q_BHQD.device)[:, None, :, None]).to(q_BHQD.dtype)
+        turned: dict[OfPosition, Tensor] = {}
+
+        def rotated(zone: Zone) -> tuple[Tensor, Tensor]:
+            if zone.key not in turned:  # zones may share their keys
+                turned[zone.key] = self._rotated(k_BGKD, zone.key(position_BK))
+            return self._rotated(q_BHQD, zone.query(position_BQ)), turned[zone.key]
+
+        zones = self.method.zones
+        if len(zones) == 1:
+            return softmax_attention(*rotated(zones[0]), v_BGKD, scale=scale, seq_start_B=seq_start_B)
+        if seq_start_B is None and suits_flex(q_BHQD, k_BGKD, v_BGKD):
+            found = compiled_zones(self.method, rotated, v_BGKD, scale=scale)
+            if found is not None:
+                return found
+        return _in_blocks(
+            [(zone, *rotated(zone)) for zone in zones],
+            v_BGKD,
+            position_BQ,
+            position_BK,
+            scale=scale,
+        )
+
+    def _rotated(self, x_BHLD: Tensor, position_BL: Tensor) -> Tensor:
+        angles = cos_sin(self.frequencies, position_BL.to(x_BHLD.device))
+        if self.angle_dtype is not None:
+            angles = (angles[0].to(self.angle_dtype), angles[1].to(self.angle_dtype))
+        return rotate(x_BHLD, *angles)
+
+
+def _in_blocks(
+    zones: list[tuple[Zone, Tensor, Tensor]],
+    v_BGKD: Tensor,
+    position_BQ: Tensor,
+    position_BK: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    """Returns [B, H, Q, D] block by block of rows: in each, one softmax over the keys of all zones.
+
+    Args:
+        zones: each with its queries and keys.
+        v_BGKD: values.
+        position_BQ: int64 [B or 1, Q] on the CPU.
+        position_BK: likewise of the keys.
+        scale: factor of the logits.
+    """
+    (batch, heads, queries, size), device = zones[0][1].shape, v_BGKD.device
+    groups, keys = v_BGKD.shape[1:3]
+    budget = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"])
+    rows = max(1, min(queries, budget // (batch * heads * keys)))
+    start_B1 = -position_BK[:, :1]
+    wide = torch.promote_types(v_BGKD.dtype, torch.float32)
+    outputs = []
+    for top in range(0, queries, rows):
+        position_BR = position_BQ[:, top : top + rows].clamp_min(0)  # padding sees a key too, or it would be NaN
+        logits, seen, columns = [], [], []
+        for zone, q_BHQD, k_BGKD in zones:
+            first_BR, stop_BR = zone.first(position_BR), zone.stop(position_BR)
+            some_BR = first_BR < stop_BR
+            if not bool(some_BR.any()):
+                continue
+            # the keys that any row has, by their places in the batch
+            low = int((first_BR + start_B1)[some_BR].min())
+            high = int((stop_BR + start_B1)[some_BR].max())
+            own_BC = position_BK[:, low:high].to(device)[:, None]
+            first_BR1, stop_BR1 = (x.to(device)[..., None] for x in (first_BR, stop_BR))
+            seen.append((own_BC >= first_BR1) & (own_BC < stop_BR1))
+            columns.append(slice(low, high))
+            q_BGMD = q_BHQD[:, :, top : top + rows].reshape(batch, groups, -1, size)  # M: rows of all heads of a group
+            logits.append(scale * (q_BGMD.to(wide) @ k_BGKD[:, :, low:high].to(wide).mT))
+        seen_BRC = torch.cat(seen, dim=-1)
+        logits_BGMC = torch.cat(logits, dim=-1)
+        logits_BGNRC = logits_BGMC.view(batch, groups, heads // groups, -1, logits_BGMC.shape[-1])
+        weights = logits_BGNRC.masked_fill(~seen_BRC[:, None, None], -torch.inf).softmax(-1).flatten(2, 3)
+        shares = torch.split(weights, [own.stop - own.start for own in columns], dim=-1)
+        mixed = [share @ v_BGKD[:, :, own].to(wide) for share, own in zip(shares, columns, strict=True)]
+        outputs.append(torch.stack(mixed).sum(0).view(batch, heads, -1, size).to(v_BGKD.dtype))
+    return torch.cat(outputs, dim=2)

@@ -1,0 +1,275 @@
+"""Ways to read beyond the training length, each as functions of positions.
+
+Every method but `log_length` splits the pairs of a query and a key into zones and rotates both anew in each of them, so
+that no distance is longer than in training. The keys a query has in one zone lie in a row, and none is in two zones.
+Positions are int64 tensors of any shape, counted from the beginning of a text; those below 0 are padding.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sbeval.errors import UserError, shown
+from sbeval.foreign_files import read_json
+from sbeval.rope_parameters import parse_rope_scaling
+
+OfPosition = Callable[[Tensor], Tensor]
+_LARGEST = 2**31 - 1
+
+
+class Zone(NamedTuple):
+    """Pairs whose queries and keys are rotated alike.
+
+    Attributes:
+        query: from a query's position to the one it is rotated by.
+        key: from a key's position to the one it is rotated by.
+        first: from a query's position to that of the first key it has here, at least 0.
+        stop: to the position behind its last key, no larger than `first` where it has none.
+    """
+
+    query: OfPosition
+    key: OfPosition
+    first: OfPosition
+    stop: OfPosition
+
+
+def _itself(position: Tensor) -> Tensor:
+    return position
+
+
+def _next(position: Tensor) -> Tensor:
+    return position + 1
+
+
+def _self_extend(group: int, window: int) -> tuple[Zone, ...]:
+    """The newest `window` keys as they are, older ones in groups that share a position (Jin et al. 2024).
+
+    arXiv 2401.01325, algorithm 1.
+    """
+    shift = window - window // group
+
+    def older(position: Tensor) -> Tensor:
+        return (position - window + 1).clamp_min(0)
+
+    return (
+        Zone(query=_itself, key=_itself, first=older, stop=_next),
+        Zone(
+            query=lambda position: position // group + shift,
+            key=lambda position: position // group,
+            first=torch.zeros_like,
+            stop=older,
+        ),
+    )
+
+
+def _dual_chunk(chunk: int, local: int) -> tuple[Zone, ...]:
+    """Keys by their place in a chunk; queries too, or behind the chunk before, or farthest of all (An et al. 2024).
+
+    arXiv 2402.17463, where `chunk` is s, `local` w, and their sum the pretraining window c.
+    """
+    farthest = chunk + local - 1
+
+    def place(position: Tensor) -> Tensor:
+        return position % chunk
+
+    def begins(position: Tensor) -> Tensor:
+        return position // chunk * chunk
+
+    def own(position: Tensor) -> Tensor:
+        return begins(position).clamp_min(0)
+
+    def before(position: Tensor) -> Tensor:
+        return (begins(position) - chunk).clamp_min(0)
+
+    return (
+        Zone(query=place, key=place, first=own, stop=_next),
+        Zone(query=lambda position: (place(position) + chunk).clamp_max(farthest), key=place, first=before, stop=own),
+        Zone(
+            query=lambda position: torch.full_like(position, farthest), key=place, first=torch.zeros_like, stop=before
+        ),
+    )
+
+
+def _sink_window(sink: int, window: int) -> tuple[Zone, ...]:
+    """The first `sink` keys and the newest `window`, by their places in such a cache (Xiao et al. 2023).
+
+    arXiv 2309.17453, 3.2.
+    """
+
+    def older(position: Tensor) -> Tensor:
+        return (position - window + 1).clamp_min(0)
+
+    return (
+        Zone(query=_itself, key=_itself, first=older, stop=_next),
+        Zone(
+            query=lambda position: position.clamp_max(sink + window - 1),
+            key=_itself,
+            first=torch.zeros_like,
+            stop=lambda position: older(position).clamp_max(sink),
+        ),
+    )
+
+
+def _log_length() -> tuple[Zone, ...]:
+    """Every pair as it is; what changes are the logits (Chiang and Cholak 2022, arXiv 2202.12172)."""
+    return (Zone(query=_itself, key=_itself, first=torch.zeros_like, stop=_next),)
+
+
+class _Kind(NamedTuple):
+    """What a method takes: the names of its numbers, in tokens, and what follows from them.
+
+    Attributes:
+        numbers: their names.
+        zones: the zones of all pairs.
+        farthest: tokens of training that its distances need; None for a method that needs the training length itself.
+        unchanged: longest text on which it is plain attention.
+    """
+
+    numbers: tuple[str, ...]
+    zones: Callable[..., tuple[Zone, ...]]
+    farthest: Callable[..., int] | None
+    unchanged: Callable[..., int] | None
+
+
+_KINDS = {
+    "self_extend": _Kind(("group", "window"), _self_extend, lambda group, window: window, lambda group, window: window),
+    "dual_chunk": _Kind(
+        ("chunk", "local"), _dual_chunk, lambda chunk, local: chunk + local, lambda chunk, local: chunk
+    ),
+    "sink_window": _Kind(
+        ("sink", "window"), _sink_window, lambda sink, window: sink + window, lambda sink, window: sink + window
+    ),
+    "log_length": _Kind((), _log_length, None, None),
+}
+LONGROPE = "longrope"
+SPELLINGS = (
+    *(":".join([name, *(number.upper() for number in kind.numbers)]) for name, kind in _KINDS.items()),
+    f"{LONGROPE}:FILE",
+    f"{LONGROPE}:FACTOR:FACTOR:...",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Extrapolation:
+    """A method with its numbers, hashable.
+
+    Attributes:
+        method: its name.
+        numbers: in tokens, in the order in which they are written.
+        training_length_tokens: what `log_length` compares a query's number of keys with.
+    """
+
+    method: str
+    numbers: tuple[int, ...] = ()
+    training_length_tokens: int | None = None
+
+    @property
+    def zones(self) -> tuple[Zone, ...]:
+        """The zones that all pairs of a query and a key it sees lie in."""
+        return _KINDS[self.method].zones(*self.numbers)
+
+    @property
+    def unchanged_tokens(self) -> int:
+        """Longest text on which the method is plain attention."""
+        unchanged = _KINDS[self.method].unchanged
+        if unchanged is not None:
+            return unchanged(*self.numbers)
+        assert self.training_length_tokens is not None
+        return self.training_length_tokens
+
+    def temperature(self, position: Tensor) -> Tensor | None:
+        """Returns the factor of each query's logits in fp32, None where there is none.
+
+        That of a query with n keys is log n by the logarithm of the training length, and at least 1.
+        """
+        if self.method != "log_length":
+            return None
+        assert self.training_length_tokens is not None
+        keys = (position + 1).clamp_min(1).double()
+        return (keys.log() / math.log(self.training_length_tokens)).clamp_min(1).float()
+
+    def trained_at(self, length_tokens: int | None) -> "Extrapolation":
+        """Returns the method for a model of this training length.
+
+        Raises:
+            UserError: its numbers make distances that the model has not seen, or the length is needed and unknown.
+        """
+        kind = _KINDS[self.method]
+        if kind.farthest is None:
+            if length_tokens is None or length_tokens < 2:
+                raise UserError(
+                    f"Expected a training length for extrapolation={self.method}, found "
+                    f"{'none' if length_tokens is None else length_tokens}: give training_length in --model_args."
+                )
+            return dataclasses.replace(self, training_length_tokens=length_tokens)
+        found = kind.farthest(*self.numbers)
+        if length_tokens is not None and found > length_tokens:
+            raise UserError(
+                f"Expected extrapolation={self} to stay within the training length of {length_tokens} tokens, found "
+                f"{found}: choose a smaller {kind.numbers[-1]}, or correct training_length."
+            )
+        return self
+
+    def __str__(self) -> str:
+        return ":".join([self.method, *map(str, self.numbers)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a results file holds: the method, and its numbers by name."""
+        return {"method": self.method} | dict(zip(_KINDS[self.method].numbers, self.numbers, strict=True))
+
+
+def parse_extrapolation(spec: str) -> Extrapolation | dict[str, Any]:
+    """Returns the method a user asks for; of LongRoPE's factors, the RoPE scaling that they are.
+
+    Args:
+        spec: one of `SPELLINGS`; numbers may have commas between them. FILE holds transformers' longrope scaling as a
+            JSON object, or the list of its long factors.
+
+    Raises:
+        UserError: the method is unknown, a number cannot be, or the file cannot be read.
+    """
+    method, _, rest = spec.strip().partition(":")
+    if method == LONGROPE and rest:
+        return _longrope(rest)
+    kind = _KINDS.get(method)
+    numbers = re.split("[:,]", rest) if rest else []
+    if kind is None or len(numbers) != len(kind.numbers):
+        raise UserError(f"Expected extrapolation to be one of {', '.join(SPELLINGS)}, found {shown(spec)}: correct it.")
+    if not all(re.fullmatch("[0-9]{1,10}", number.strip()) and 1 <= int(number) <= _LARGEST for number in numbers):
+        raise UserError(
+            f"Expected {' and '.join(kind.numbers)} of extrapolation={method} to be whole numbers of at least 1, found "
+            f"{shown(rest)}: correct them."
+        )
+    return Extrapolation(method=method, numbers=tuple(map(int, numbers)))
+
+
+def _longrope(source: str) -> dict[str, Any]:
+    """Returns LongRoPE's scaling (Ding et al. 2024, arXiv 2402.13753) from factors, or from a file of them."""
+    try:
+        found: Any = [float(factor) for factor in re.split("[:,]", source)]
+    except ValueError:
+        found = read_json(Path(source).expanduser(), "LongRoPE's factors")
+    scaling = dict(found) if isinstance(found, Mapping) else {"long_factor": found}
+    factors = scaling.get("long_factor")
+    if isinstance(factors, list):
+        scaling.setdefault("short_factor", [1.0] * len(factors))
+    for name in ("long_factor", "short_factor"):
+        given = scaling.get(name)
+        numbers = given if isinstance(given, list) else [None]
+        if not numbers or not all(_is_factor(number) for number in numbers):
+            raise UserError(
+                f"Expected {name} of extrapolation={LONGROPE} to be a list of numbers above 0, found {shown(given)}: "
+                "correct it."
+            )
+        scaling[name] = [float(number) for number in numbers if number is not None]
+    return parse_rope_scaling({"rope_type": LONGROPE, **scaling})
+
+
+def _is_factor(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

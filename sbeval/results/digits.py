@@ -1,0 +1,35 @@
+"""How many digits a difference is shown with, so that a small one is not shown as zero."""
+
+import math
+
+_MOST = 6
+
+
+def change_text(
+    estimate: float, low: float = math.nan, high: float = math.nan, *, least: int = 3
+) -> tuple[str, str, str]:
+    """Writes a difference and the ends of its interval with signs, all three with the same digits.
+
+    An interval is shown with two digits of its width, a difference without one with two of its own.
+
+    Args:
+        estimate: the difference.
+        low: lower end of its interval, NaN for none.
+        high: upper end.
+        least: digits behind the point of large ones.
+    """
+    digits = decimals(estimate if math.isnan(high - low) else high - low, least=least)
+    return f"{estimate:+.{digits}f}", f"{low:+.{digits}f}", f"{high:+.{digits}f}"
+
+
+def with_interval(estimate: float, low: float = math.nan, high: float = math.nan) -> str:
+    """Writes a difference, with its interval in brackets where it has one, such as "+0.120 [+0.100, +0.140]"."""
+    text, *ends = change_text(estimate, low, high)
+    return text if math.isnan(high - low) else f"{text} [{', '.join(ends)}]"
+
+
+def decimals(size: float, *, least: int) -> int:
+    """Returns the digits behind the point that show two digits of a number of this size, at least `least`."""
+    if not math.isfinite(size) or size == 0:
+        return least
+    return min(_MOST, max(least, 1 - math.floor(math.log10(abs(size)))))

@@ -1,0 +1,115 @@
+"""One sequence over several processes: outputs and gradients are those of one process; spent sticks ask for nothing."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from sbeval.attention import stickbreaking_attention, zigzag
+from sbeval.attention.context_parallel import ContextParallel
+
+TOKENS, HEADS, GROUPS, HEAD_DIM = 360, 4, 2, 16
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "current": {"attend_current": True},
+    "skipping": {"skip_threshold": 1e-6},
+}
+
+
+def inputs(dtype: torch.dtype, logit_scale: float) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(2, HEADS, TOKENS, HEAD_DIM), *[(2, GROUPS, TOKENS, HEAD_DIM)] * 2]
+    q, k, v = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    return [q * logit_scale, k, v]
+
+
+def worker(rank: int, ranks: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    zigzag.FIRST_PIECE_TOKENS = 8
+    context = ContextParallel()
+    own = context.positions(TOKENS)
+    found: dict[str, Any] = {"own": own}
+    for name, options in OPTIONS.items():
+        q, k, v = (each[:, :, own].requires_grad_() for each in inputs(torch.float32, 0.3))
+        with torch.no_grad():
+            found[name] = tuple(context.stickbreaking_attention(q, k, v, **options))
+        out = context.stickbreaking_attention(q, k, v, **options)
+        loss = out.output.square().sum() + out.remainder.sum()
+        found[f"{name} grad"] = (out.output.detach(), *torch.autograd.grad(loss, (q, k, v)))
+    low = [each[:, :, own] for each in inputs(torch.bfloat16, 0.3)]
+    found["bf16"] = tuple(context.stickbreaking_attention(*low))
+    before = context.transfers.received_bytes, context.transfers.whole_bytes
+    near = [each[:, :, own] for each in inputs(torch.float32, 3.0)]
+    found["near"] = tuple(context.stickbreaking_attention(*near, skip_threshold=1e-5))
+    found["bytes"] = (
+        context.transfers.received_bytes - before[0],
+        context.transfers.whole_bytes - before[1],
+    )
+    torch.save(found, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each process found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(worker, (request.param, free_port(), folder), nprocs=request.param)  # type: ignore[no-untyped-call]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+
+
+def whole(found: list[dict[str, Any]], name: str, index: int) -> Tensor:
+    """One tensor of a result, its positions in order."""
+    order = torch.cat([each["own"] for each in found]).argsort()
+    return torch.cat([each[name][index] for each in found], dim=2).index_select(2, order)
+
+
+def test_every_token_is_held_once_and_work_is_equal(found: list[dict[str, Any]]) -> None:
+    assert torch.cat([each["own"] for each in found]).sort().values.tolist() == list(range(TOKENS))
+    assert len({int(each["own"].sum()) for each in found}) == 1
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_outputs_are_those_of_one_process(found: list[dict[str, Any]], name: str) -> None:
+    expected = stickbreaking_attention(*inputs(torch.float32, 0.3), impl="blockwise", **OPTIONS[name])
+    for index, exact in enumerate(expected):
+        torch.testing.assert_close(whole(found, name, index), exact, rtol=1e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_are_those_of_one_process(found: list[dict[str, Any]], name: str) -> None:
+    q, k, v = (each.requires_grad_() for each in inputs(torch.float32, 0.3))
+    out = stickbreaking_attention(q, k, v, impl="blockwise", **OPTIONS[name])
+    grads = torch.autograd.grad(out.output.square().sum() + out.remainder.sum(), (q, k, v))
+    for index, exact in enumerate((out.output.detach(), *grads)):
+        error = (whole(found, f"{name} grad", index) - exact).norm() / exact.norm()
+        assert error < 1e-6, index
+
+
+def test_half_precision_stays_within_its_rounding(found: list[dict[str, Any]]) -> None:
+    exact = stickbreaking_attention(*inputs(torch.bfloat16, 0.3), impl="blockwise").output
+    error = (whole(found, "bf16", 0).float() - exact.float()).norm() / exact.float().norm()
+    assert error < 4e-3
+
+
+def test_spent_sticks_ask_for_no_older_keys(found: list[dict[str, Any]]) -> None:
+    exact = stickbreaking_attention(*inputs(torch.float32, 3.0), impl="blockwise")
+    assert (whole(found, "near", 0) - exact.output).abs().max() < 1e-4
+    received, all_of_it = (sum(each["bytes"][index] for each in found) for index in range(2))
+    assert 0 < received < all_of_it
+    # every process receives what others hold of the keys before its newer chunk, when nothing is left out
+    ranks, chunk_bytes = len(found), TOKENS // (2 * len(found)) * 2 * 2 * GROUPS * HEAD_DIM * 4
+    assert all_of_it == sum(2 * ranks - 2 - rank for rank in range(ranks)) * chunk_bytes

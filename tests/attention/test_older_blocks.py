@@ -1,0 +1,164 @@
+"""Keys that are all older than the queries: blocks of them, newest to oldest, combine to what one call returns."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from attention_problems import DEVICE, Problem, outputs_and_gradients, problem, relative_error
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sbeval.attention import StickBreakingOutput, stickbreaking_attention
+
+IMPLEMENTATIONS = ["reference", "blockwise", "triton"]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 16)
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 512)
+
+
+def combined(blocks: Sequence[StickBreakingOutput]) -> StickBreakingOutput:
+    """The blocks' outputs, newest first, as one."""
+    (output, remainder), *older = blocks
+    for block in older:
+        output = output + remainder[..., None] * block.output
+        remainder = remainder * block.remainder
+    return StickBreakingOutput(output, remainder)
+
+
+def in_blocks(q: Tensor, k: Tensor, v: Tensor, cuts: Sequence[int], **options: Any) -> StickBreakingOutput:
+    """One call for the newest keys, among which the queries are, and one for each block of older keys."""
+    seq_start = options.pop("seq_start", None)
+    bounds = [0, *cuts, k.shape[2]]
+    blocks, newer = [], None
+    for index, (start, stop) in enumerate(reversed(list(itertools.pairwise(bounds)))):
+        own = {} if seq_start is None else {"seq_start": seq_start - start}
+        if index:
+            own |= {"causal": False, "newer_remainder": newer}
+        blocks.append(stickbreaking_attention(q, k[:, :, start:stop], v[:, :, start:stop], **own, **options))
+        left = blocks[-1].remainder.detach()
+        newer = left if newer is None else newer * left
+    return combined(blocks)
+
+
+def gradients_in_blocks(p: Problem, cuts: Sequence[int], **options: Any) -> dict[str, Tensor]:
+    q, k, v = (tensor.detach().clone().requires_grad_() for tensor in (p.q, p.k, p.v))
+    out = in_blocks(q, k, v, cuts, **options)
+    loss = (out.output * p.d_output).sum() + (out.remainder * p.d_remainder.to(out.remainder.dtype)).sum()
+    grads = torch.autograd.grad(loss, (q, k, v))
+    return {"output": out.output, "remainder": out.remainder} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_split_of_the_keys_gives_the_dense_result_and_gradients(impl: str, data: st.DataObject) -> None:
+    queries = data.draw(st.integers(1, 30), label="queries")
+    older = data.draw(st.integers(1, 90), label="older keys")
+    cuts = sorted(data.draw(st.lists(st.integers(0, older), min_size=1, max_size=3), label="cuts"))
+    p = problem(
+        batch=2, heads=2, groups=1, queries=queries, keys=queries + older, head_dim=16, dtype=torch.float32,
+        logit_scale=data.draw(st.sampled_from([0.05, 1.0, 3.0])), seed=data.draw(st.integers(0, 9)),
+    )  # fmt: skip
+    options: dict[str, Any] = {"attend_current": data.draw(st.booleans(), label="attend_current")}
+    if data.draw(st.booleans(), label="padded"):
+        options["seq_start"] = torch.tensor([0, data.draw(st.integers(0, older))], device=DEVICE)
+    dense = outputs_and_gradients(p.to(torch.float64), impl="reference", **options)
+    found = gradients_in_blocks(p, cuts, impl=impl, **options)
+    for name in dense:
+        error = (found[name].detach() - dense[name]).norm()
+        assert error <= 2e-5 * dense[name].norm() + 1e-30, f"{name}: {error} of {dense[name].norm()}"
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_packed_sequences_see_older_keys_of_their_own_alone(impl: str, deterministic: bool) -> None:
+    lengths, older = [5, 0, 33, 20, 1], [70, 9, 0, 33, 40]
+    p = problem(heads=2, groups=1, queries=sum(lengths), keys=sum(older), head_dim=10, dtype=torch.float32)
+    cu_seqlens, cu_seqlens_k = (
+        torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32, device=DEVICE) for each in (lengths, older)
+    )
+    torch.use_deterministic_algorithms(deterministic and impl == "triton", warn_only=True)
+    try:
+        packed = outputs_and_gradients(p, impl=impl, causal=False, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    rows, keys = cu_seqlens.tolist(), cu_seqlens_k.tolist()
+    for own_rows, own_keys in zip(itertools.pairwise(rows), itertools.pairwise(keys), strict=True):
+        of_rows, of_keys = slice(*own_rows), slice(*own_keys)
+        alone = Problem(
+            q=p.q[:, :, of_rows], k=p.k[:, :, of_keys], v=p.v[:, :, of_keys],
+            d_output=p.d_output[:, :, of_rows], d_remainder=p.d_remainder[:, :, of_rows],
+        ).to(torch.float64)  # fmt: skip
+        exact = outputs_and_gradients(alone, impl="reference", causal=False)
+        for name, expected in exact.items():
+            own = of_keys if name in ("dk", "dv") else of_rows
+            torch.testing.assert_close(packed[name][:, :, own].double(), expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_kernels_without_atomics_agree_over_many_older_keys(deterministic: bool) -> None:
+    p = problem(heads=2, queries=70, keys=600, head_dim=64, dtype=torch.float16, logit_scale=0.3)
+    exact = outputs_and_gradients(p.to(torch.float64), impl="reference", causal=False)
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    try:
+        found = outputs_and_gradients(p, impl="triton", causal=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name in exact:
+        assert relative_error(found[name], exact[name]) < 5e-3, name
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_no_older_keys_leave_the_whole_stick(impl: str) -> None:
+    p = problem(queries=3, keys=0, dtype=torch.float32)
+    found = outputs_and_gradients(p, impl=impl, causal=False)
+    assert (found["output"] == 0).all()
+    assert (found["remainder"] == 1).all()
+    assert (found["dq"] == 0).all()
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "triton"])
+def test_what_newer_keys_left_ends_the_walk_within_the_bound(impl: str) -> None:
+    p = problem(heads=2, groups=2, queries=40, keys=704, dtype=torch.float32, logit_scale=0.02)
+    p.q[..., 0], p.k[..., 0] = 3.0, -3.0
+    options: dict[str, Any] = {"impl": impl, "scale": 0.4, "causal": False}
+    newer = torch.full((1, 2, 40), 0.1, device=DEVICE)
+    newer[:, 1] = 1e-4
+    plain = stickbreaking_attention(p.q, p.k, p.v, **options)
+    found = stickbreaking_attention(p.q, p.k, p.v, skip_threshold=5e-2, newer_remainder=newer, **options)
+    alone = stickbreaking_attention(p.q, p.k, p.v, skip_threshold=5e-2, **options)
+    assert (newer * (found.remainder - plain.remainder).abs()).max() <= 5e-2 + 1e-6
+    assert (found.remainder[:, 1] == 1).all(), "keys were visited that no stick reaches"
+    assert (found.remainder[:, 0] > alone.remainder[:, 0]).all(), "the walk did not end earlier"
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"newer_remainder": torch.ones(1, 2, 7)}, "needs causal=False"),
+        ({"causal": False, "newer_remainder": torch.ones(1, 2, 6)}, r"must be torch.float32 \[1, 2, 7\]"),
+        ({"causal": False, "newer_remainder": torch.ones(1, 2, 7).double()}, "must be torch.float32"),
+        ({"causal": False, "cu_seqlens": torch.tensor([0, 7], dtype=torch.int32)}, "give cu_seqlens_k"),
+        ({"cu_seqlens_k": torch.tensor([0, 7], dtype=torch.int32)}, "goes with cu_seqlens and causal=False"),
+        (
+            {
+                "causal": False,
+                "cu_seqlens": torch.tensor([0, 7], dtype=torch.int32),
+                "cu_seqlens_k": torch.tensor([0, 3, 7], dtype=torch.int32),
+            },
+            "same sequences",
+        ),
+    ],
+)
+def test_blocks_that_do_not_fit_are_refused(impl: str, options: dict[str, Any], message: str) -> None:
+    p = problem(queries=7, dtype=torch.float32)
+    moved = {name: value.to(DEVICE) if isinstance(value, Tensor) else value for name, value in options.items()}
+    with pytest.raises(ValueError, match=message):
+        stickbreaking_attention(p.q, p.k, p.v, impl=impl, **moved)

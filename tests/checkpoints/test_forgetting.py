@@ -1,0 +1,106 @@
+"""The Forgetting Transformer and its authors' softmax baselines, in every form that their classes write."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from sbeval.checkpoints import convert_checkpoint, load_checkpoint
+from sbeval.errors import UserError
+from tests.checkpoints.forgetting import PRO, fla_forgetting, forgetting_logits, fox
+from tests.checkpoints.layouts import save, tokens
+
+Made = tuple[dict[str, Any], dict[str, Tensor]]
+SOFTMAX = "transformer-project_fox"
+LAYOUTS: dict[str, tuple[Callable[[], Made], str, str]] = {
+    "llama": (fox, "fox:forgetting_transformer", "forgetting"),
+    "pro": (lambda: fox(**PRO), "fox:forgetting_transformer", "forgetting"),
+    "tied, one norm for all heads": (
+        lambda: fox(tie_word_embeddings=True, qk_norm=True, qk_norm_share_param_across_head=True),
+        "fox:forgetting_transformer",
+        "forgetting",
+    ),
+    "rotating": (lambda: fox(use_rope=True, rope_base=100.0), "fox:forgetting_transformer", "forgetting"),
+    "gate alone": (lambda: fox(use_output_gate=True), "fox:forgetting_transformer", "forgetting"),
+    "norm alone": (lambda: fox(use_output_norm=True), "fox:forgetting_transformer", "forgetting"),
+    "learned decay": (lambda: fox(fgate_type="bias_only"), "fox:forgetting_transformer", "forgetting"),
+    "fixed decay": (
+        lambda: fox(fgate_type="fixed", fgate_bias_init=True, decay_time_min=2.0, decay_time_max=64.0),
+        "fox:forgetting_transformer",
+        "forgetting",
+    ),
+    "softmax, pro": (lambda: fox(fgate_type="none", use_rope=True, **PRO), "fox:forgetting_transformer", "rope"),
+    "softmax": (lambda: fox(model_type=SOFTMAX), "fox:transformer", "rope"),
+    "softmax, window, grouped": (
+        lambda: fox(model_type=SOFTMAX, window_size=5, num_kv_heads=2, use_rope=False),
+        "fox:transformer",
+        "nope",
+    ),
+    "fla": (fla_forgetting, "fla:forgetting_transformer", "forgetting"),
+    "fla, grouped, biases": (
+        lambda: fla_forgetting(kv_heads=2, qkv_bias=True, tie_word_embeddings=True),
+        "fla:forgetting_transformer",
+        "forgetting",
+    ),
+    "fla, plain": (
+        lambda: fla_forgetting(qk_norm=False, use_output_gate=False),
+        "fla:forgetting_transformer",
+        "forgetting",
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@torch.no_grad()
+def test_logits_are_those_of_the_layout_written_out_and_stay_when_converted(layout: str, tmp_path: Path) -> None:
+    make, name, attention = LAYOUTS[layout]
+    config, tensors = make()
+    loaded = load_checkpoint(save(tmp_path / "theirs", config, tensors))
+    assert (loaded.format, loaded.attention, loaded.training_length_tokens) == (name, attention, None)
+    found = loaded.model(tokens()).logits[0]
+    assert_close(found, forgetting_logits(config, tensors, tokens()), rtol=1e-4, atol=1e-4)
+    convert_checkpoint(tmp_path / "theirs", tmp_path / "ours")
+    assert torch.equal(load_checkpoint(tmp_path / "ours").model(tokens()).logits[0], found)
+
+
+@pytest.mark.parametrize(
+    ("make", "refusal"),
+    [
+        (lambda: fox(hidden_act="sigmoid"), "hidden_act 'sigmoid'"),
+        (lambda: fox(use_output_gate=True, ogate_act="silu"), "ogate_act 'silu'"),
+        (lambda: fox(window_size=64), "window_size 64"),
+        (lambda: fox(attention_bias=True), "attention_bias True"),
+        (lambda: fox(fgate_type="vector"), "fgate_type 'vector'"),
+        (lambda: fla_forgetting(attnres_block_size=2), "attnres_block_size 2"),
+        (lambda: fla_forgetting(window_size=64), "window_size 64"),
+        (lambda: fox(model_type=SOFTMAX, use_k_shift=False), "use_k_shift"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(make: Callable[[], Made], refusal: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=refusal):
+        load_checkpoint(save(tmp_path, *make()))
+
+
+def test_every_tensor_has_its_place(tmp_path: Path) -> None:
+    config, tensors = fox(**PRO)
+    for name in sorted(tensors):
+        without = {other: tensor for other, tensor in tensors.items() if other != name}
+        with pytest.raises(UserError, match=f"lacks the tensor {name}"):
+            load_checkpoint(save(tmp_path, config, without))
+    with pytest.raises(UserError, match=r"no part of the .* layout: model.layers.0.attn.fgate_bias"):
+        load_checkpoint(save(tmp_path, config, tensors | {"model.layers.0.attn.fgate_bias": torch.zeros(4)}))
+
+
+@torch.no_grad()
+def test_greedy_tokens_of_a_pro_layer_come_from_its_cache(tmp_path: Path) -> None:
+    for make in (lambda: fox(**PRO), lambda: fox(fgate_type="none", use_rope=True, **PRO)):
+        model = load_checkpoint(save(tmp_path, *make())).model
+        cached, plain = (
+            model.generate(tokens(9), max_new_tokens=12, do_sample=False, use_cache=use_cache, eos_token_id=None)
+            for use_cache in (True, False)
+        )
+        assert torch.equal(cached, plain)

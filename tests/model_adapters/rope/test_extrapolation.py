@@ -1,0 +1,215 @@
+"""Methods beyond the training length, asked for in the model's arguments: of this family's models and transformers'."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sbeval.errors import UserError
+from sbeval.model_adapters.options import AdapterOptions
+from sbeval.model_adapters.rope import RequestRope
+from sbeval.models.extrapolation import Extrapolation, parse_extrapolation
+from sbeval.scoring.requests import ATTENTION_SPAN
+from tests.model_adapters.rope.test_rope_scaling import TEXTS, continuations, load, scores
+from tests.model_adapters.small import Checkpoints, instances
+from tests.models.extrapolation.definitions import definition
+from tests.models.small import small_model, tokens
+
+ASKED = ["self_extend:3:8", "dual_chunk:10:4", "sink_window:2:9", "log_length"]
+ARCHITECTURES = ["llama", "gpt_neox", "qwen3", "rope"]
+
+
+def llama(**fields: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, "initializer_range": 0.3, **fields})).eval()
+
+
+def held(model: Any, asked: str, **arguments: Any) -> Any:
+    return RequestRope(model, None, None, parse_extrapolation(asked), **arguments).hold(1)
+
+
+@torch.no_grad()
+def attention_of_definition(model: Any, input_ids: Tensor, asked: str) -> Tensor:
+    """Logits of a model of one layer whose attention is the definition's."""
+    method = parse_extrapolation(asked)
+    assert isinstance(method, Extrapolation)
+    theirs = isinstance(model, LlamaForCausalLM)
+    layer = model.model.layers[0]
+    embedded = model.model.embed_tokens(input_ids)
+    hidden = (layer.input_layernorm if theirs else layer.input_norm)(embedded)
+    own = layer.self_attn
+    q, k, v = (
+        project(hidden).unflatten(-1, (-1, own.head_dim)).transpose(1, 2)
+        for project in (own.q_proj, own.k_proj, own.v_proj)
+    )
+    frequencies = model.model.rotary_emb.inv_freq if theirs else model.rope_frequencies_for(1).inv_freq
+    options = {"inv_freq_F": frequencies, "scale": own.head_dim**-0.5, "trained_at": 16}
+    mixed = torch.stack(
+        [definition(method.method, method.numbers, *row, **options) for row in zip(q, k, v, strict=True)]
+    )
+    hidden = embedded + own.o_proj(mixed.float().transpose(1, 2).flatten(2))
+    hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden) if theirs else layer.post_attention_norm(hidden))
+    logits: Tensor = model.lm_head(model.model.norm(hidden))
+    return logits
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["llama", "this family"])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_models_attention_is_that_of_the_definition_and_its_own_again_afterwards(own: bool, asked: str) -> None:
+    model: Any = (
+        small_model(attention="rope", num_key_value_heads=2, num_hidden_layers=1, training_length_tokens=16)
+        if own
+        else llama()
+    )
+    input_ids = tokens(2, 40)
+    with torch.no_grad():
+        before = model(input_ids).logits
+        with held(model, asked):
+            found = model(input_ids).logits
+            padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), input_ids], dim=1)
+            mask = torch.cat([torch.zeros(2, 5, dtype=torch.long), torch.ones_like(input_ids)], dim=1)
+            behind_padding = model(padded, attention_mask=mask).logits[:, 5:]
+        assert torch.equal(model(input_ids).logits, before)
+    assert_close(found, attention_of_definition(model, input_ids, asked), rtol=1e-3, atol=1e-3)
+    assert_close(behind_padding, found, rtol=1e-4, atol=1e-4)
+    assert (found - before).abs().max() > 1e-3
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    asked=st.sampled_from(["self_extend:3:{}", "dual_chunk:{}:3", "sink_window:1:{}", "log_length"]),
+    length=st.integers(1, 13),
+)
+@torch.no_grad()
+def test_texts_no_longer_than_the_window_have_the_models_own_logits(asked: str, length: int) -> None:
+    for model in (llama(), small_model(attention="rope", training_length_tokens=16)):
+        plain = model(tokens(2, length)).logits
+        with held(model, asked.format(length)):
+            assert_close(model(tokens(2, length)).logits, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("asked", ASKED)
+def test_answers_depend_on_no_other_request(architecture: str, asked: str, checkpoint: Checkpoints) -> None:
+    lm = load(checkpoint, architecture, extrapolation=asked, batch_size=3)
+    forwards, one_by_one = scores(lm, TEXTS), [scores(lm, [text])[0] for text in TEXTS]
+    assert forwards == pytest.approx(one_by_one, rel=1e-5)
+    plain = scores(load(checkpoint, architecture), TEXTS)
+    assert forwards[-1] != pytest.approx(plain[-1], rel=1e-5)
+    assert continuations(lm, TEXTS) == [continuations(lm, [text])[0] for text in TEXTS]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "rope"])
+@pytest.mark.parametrize("asked", ASKED)
+def test_generation_goes_on_as_whole_texts_are_scored(architecture: str, asked: str, checkpoint: Checkpoints) -> None:
+    lm = load(checkpoint, architecture, extrapolation=asked)
+    prompt = torch.tensor([lm.tok_encode(TEXTS[2])])
+    assert lm.session is not None
+    text = prompt
+    with lm.session.rope.hold(1), torch.no_grad():
+        options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        written = lm.model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+        for _ in range(12):
+            text = torch.cat([text, lm.model(text, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(written, text)
+
+
+def test_the_method_is_recorded_and_part_of_what_answers_depend_on(checkpoint: Checkpoints) -> None:
+    from sbeval.model_adapters.response_cache import run_settings
+
+    lm = load(checkpoint, "rope", extrapolation="self_extend:3:8")
+    record = lm.get_model_info()["sbeval"]
+    assert record["extrapolation"] == {"method": "self_extend", "group": 3, "window": 8}
+    assert run_settings(lm)["extrapolation"] == "self_extend:3:8"
+    assert load(checkpoint, "rope").get_model_info()["sbeval"]["extrapolation"] is None
+
+
+@pytest.mark.parametrize("architecture", ["llama", "rope"])
+def test_longropes_factors_are_a_rope_scaling(architecture: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    factors = [1.0, 1.5, 2.0, 4.0]
+    (listed := tmp_path / "listed.json").write_text(json.dumps(factors))
+    scaling = {"rope_type": "longrope", "long_factor": factors, "short_factor": [1.0] * 4}
+    (whole := tmp_path / "whole.json").write_text(json.dumps(scaling))
+    expected = load(checkpoint, architecture, rope_scaling=scaling)
+    for asked in ("longrope:1:1.5:2:4", f"longrope:{listed}", f"longrope:{whole}"):
+        lm = load(checkpoint, architecture, extrapolation=asked)
+        assert scores(lm, TEXTS) == scores(expected, TEXTS)
+        record = lm.get_model_info()["sbeval"]
+        assert (record["rope_scaling"], record["extrapolation"]) == (scaling, None)
+
+
+def test_a_method_goes_with_a_scaling(checkpoint: Checkpoints) -> None:
+    lm = load(checkpoint, "rope", extrapolation="log_length", rope_scaling="linear:2")
+    alone = load(checkpoint, "rope", extrapolation="log_length")
+    assert scores(lm, TEXTS)[-1] != pytest.approx(scores(alone, TEXTS)[-1], rel=1e-5)
+    assert lm.session is not None
+    with lm.session.rope.hold(1):
+        held_inv_freq = lm.model.model.held_rope_frequencies.inv_freq
+    assert_close(2 * held_inv_freq, lm.model.rope_frequencies_for(1).inv_freq)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("sideways:3", "extrapolation to be one of self_extend:GROUP:WINDOW"),
+        ("self_extend:8", "extrapolation to be one of"),
+        ("self_extend:0:8", "group and window of extrapolation=self_extend to be whole numbers of at least 1, found"),
+        ("self_extend:2:99999999999", "to be whole numbers of at least 1"),
+        ("self_extend:a:b", "to be whole numbers of at least 1"),
+        ("log_length:3", "extrapolation to be one of"),
+        ("longrope:/no/such/file", "/no/such/file"),
+        ("longrope:1:0", "long_factor of extrapolation=longrope to be a list of numbers above 0"),
+        (8, "extrapolation to be a method such as self_extend:8:512, found 8"),
+    ],
+)
+def test_values_that_cannot_be_are_one_sentence(asked: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        AdapterOptions.pop({"extrapolation": asked})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "said"),
+    [
+        ("rope", {"extrapolation": "self_extend:2:33"}, "within the training length of 32 tokens, found 33"),
+        ("llama", {"extrapolation": "dual_chunk:20:13"}, "within the training length of 32 tokens, found 33"),
+        ("rope", {"extrapolation": "sink_window:4:32"}, "within the training length of 32 tokens, found 36"),
+        ("stickbreaking", {"extrapolation": "log_length"}, "a model with rotary embeddings"),
+        ("gpt2", {"extrapolation": "self_extend:2:4"}, "a model with rotary embeddings"),
+        ("mistral", {"extrapolation": "self_extend:2:4"}, "whose layers all see the whole text"),
+        ("gemma3", {"extrapolation": "self_extend:2:4"}, "whose layers all see the whole text"),
+        ("cohere", {"extrapolation": "self_extend:2:4"}, "a model with rotary embeddings"),
+        ("rope", {"extrapolation": "longrope:1:2", "rope_scaling": "linear:2"}, "without rope_scaling"),
+        (
+            "rope",
+            {"extrapolation": "longrope:2"},
+            "long_factor of the RoPE scaling must have 4 numbers, got 1|short_factor",
+        ),
+        ("llama", {"extrapolation": "longrope:1:2:3"}, "must have 4 numbers, got 3"),
+    ],
+)
+def test_models_that_do_not_suit_are_one_sentence(
+    architecture: str, arguments: dict[str, Any], said: str, checkpoint: Checkpoints
+) -> None:
+    with pytest.raises(UserError, match=said):
+        load(checkpoint, architecture, **arguments)
+
+
+def test_attention_spans_are_refused(checkpoint: Checkpoints) -> None:
+    lm = load(checkpoint, "rope", extrapolation="log_length")
+    with pytest.raises(UserError, match="attends as it was trained to"):
+        lm.attention_span(instances(ATTENTION_SPAN, []), disable_tqdm=True)
+
+
+def test_commas_are_read_where_a_command_line_lets_them_through() -> None:
+    assert parse_extrapolation("self_extend:8,512") == parse_extrapolation("self_extend:8:512")

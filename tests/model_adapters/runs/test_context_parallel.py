@@ -1,0 +1,139 @@
+"""`context_parallel`: processes that score a window together give the log-probabilities of one."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from fresh_process import run_code
+
+from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, token_key, tokenize_corpus
+from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.scoring.requests import TokenLogprobsRequest
+from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+
+WINDOWS = [(0, 40, 40), (7, 16, 3), (90, 301, 301), (200, 41, 1), (50, 100, 16), (3, 64, 64), (20, 203, 9)]
+PROCESSES = 4
+CASES = {  # processes of a group, and the model
+    "one group of four": (4, "stickbreaking"),
+    "two groups": (2, "stickbreaking"),
+    "mixture beside rope": (2, "mixture beside rope"),
+    "rope": (2, "rope"),
+}
+REFUSED = {
+    "left over": (3, "stickbreaking", "in groups of context_parallel=3, found 4"),
+    "another family": (2, "llama", "found LlamaForCausalLM"),
+    "decay along the text": (2, "forgetting", "found decay or shifts"),
+    "several models": (2, "stickbreaking", "one model in all 2 processes"),
+}
+
+
+def requests_for(arguments: list[tuple[Any, ...]]) -> list[Any]:
+    return instances("token_logprobs", arguments)
+
+
+def load(folder: Path, **options: Any) -> StickBreakingLM:
+    return StickBreakingLM(str(folder), device="cpu", dtype="float32", max_batch_tokens=48, **options)
+
+
+def worker(rank: int, port: int, folders: dict[str, Path], arguments: list[tuple[Any, ...]], out: Path) -> None:
+    torch.set_num_threads(1)
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": PROCESSES, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    found: dict[str, Any] = {}
+    for name, (degree, model) in CASES.items():
+        lm = load(folders[model], context_parallel=degree)
+        answers = lm.token_logprobs(requests_for(arguments[rank::PROCESSES]), disable_tqdm=True)
+        found[name] = [torch.from_numpy(answer.logprobs.copy()) for answer in answers]
+        found[f"{name} tokens"] = lm.session.meter.tokens
+    for name, (degree, model, _) in REFUSED.items():
+        try:
+            load(folders["rope" if name == "several models" and rank % 2 else model], context_parallel=degree)
+        except UserError as error:
+            found[name] = str(error)
+    torch.save(found, out / f"{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Any, ...]]]:
+    folder = tmp_path_factory.mktemp("corpus")
+    text = folder / "text.txt"
+    text.write_text(english())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SBEVAL_CACHE", str(folder / "tokens"))
+        corpus: TokenizedCorpus = tokenize_corpus(local_corpus(text), tiny_tokenizer(adds_bos=False), Layout())
+        yield [
+            tuple(TokenLogprobsRequest(token_key(corpus, start, start + length), length, 0, scored))
+            for start, length, scored in WINDOWS
+        ]
+
+
+@pytest.fixture(scope="module")
+def found(
+    checkpoint: Checkpoints, arguments: list[tuple[Any, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What each of four processes found, whose requests are every fourth."""
+    out = tmp_path_factory.mktemp("ranks")
+    models = {model for _, model, *_ in (*CASES.values(), *REFUSED.values())}
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = int(listening.getsockname()[1])
+    folders = {model: checkpoint(model) for model in models}
+    mp.spawn(worker, (port, folders, arguments, out), nprocs=PROCESSES)  # type: ignore[no-untyped-call]
+    return [torch.load(out / f"{rank}.pt") for rank in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_windows_scored_together_have_the_log_probabilities_of_one_process(
+    name: str, found: list[dict[str, Any]], checkpoint: Checkpoints, arguments: list[tuple[Any, ...]]
+) -> None:
+    alone = load(checkpoint(CASES[name][1]))
+    expected = alone.token_logprobs(requests_for(arguments), disable_tqdm=True)
+    for index, answer in enumerate(expected):
+        shared = found[index % PROCESSES][name][index // PROCESSES]
+        np.testing.assert_allclose(shared, answer.logprobs, rtol=1e-6, atol=2e-6)
+    assert alone.session is not None
+    assert sum(each[f"{name} tokens"] for each in found) == alone.session.meter.tokens
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_shared_is_refused_in_every_process(name: str, found: list[dict[str, Any]]) -> None:
+    for each in found:
+        assert REFUSED[name][2] in each[name]
+
+
+def test_an_extrapolation_is_not_shared(checkpoint: Checkpoints) -> None:
+    with pytest.raises(UserError, match="no extrapolation beside context_parallel=2, found log_length"):
+        load(checkpoint("rope"), context_parallel=2, extrapolation="log_length")
+
+
+def test_one_process_cannot_share_a_window(checkpoint: Checkpoints) -> None:
+    with pytest.raises(UserError, match="context_parallel=2, found 1: start a multiple of 2"):
+        load(checkpoint("stickbreaking"), context_parallel=2)
+
+
+def test_a_port_in_use_is_named(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = str(listening.getsockname()[1])
+        code = (
+            "from sbeval.model_adapters.lm import StickBreakingLM\nfrom sbeval.errors import UserError\n"
+            f"try:\n    StickBreakingLM({str(checkpoint('stickbreaking'))!r}, device='cpu')\n"
+            "except UserError as error:\n    print(error)"
+        )
+        processes = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        said = run_code(code, environment=processes)
+    assert f"Expected 2 processes to meet at 127.0.0.1:{port}" in "".join(said)
+
+
+@pytest.mark.parametrize("value", [0, -2, 1.5, "two"])
+def test_a_number_of_processes_is_a_whole_one(value: object, checkpoint: Checkpoints) -> None:
+    with pytest.raises(UserError, match="context_parallel to be a whole number of processes from 1"):
+        load(checkpoint("stickbreaking"), context_parallel=value)

@@ -1,0 +1,240 @@
+"""Forgetting attention is its definition, whatever computes it, and what is skipped changes no more than was asked."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+from torch.testing import assert_close
+
+from sbeval.errors import UserError
+from sbeval.models.flex import flex_causal_attention, whole_blocks
+from sbeval.models.forgetting.cached import cached_channels
+from sbeval.models.forgetting.decay import decay_channels, sums_in, with_decay
+from sbeval.models.forgetting.skipping import BLOCK_TOKENS, blocks_from, oldest_blocks
+from sbeval.models.forgetting.whole_text import decay_score_mod
+from sbeval.models.packed_softmax import packed_softmax_attention
+from sbeval.models.softmax import softmax_attention
+from tests.models.small import VARIANTS, small_model, tokens
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, log_gates_BHL: Tensor, scale: float) -> Tensor:
+    """The definition in fp64: the logit of query j and key i gets the log gates of i + 1 to j."""
+    q, k, v, log_gates_BHL = (x.double() for x in (q, k, v, log_gates_BHL))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    length = q.shape[2]
+    logits = scale * q @ k.mT
+    for j in range(length):
+        behind = log_gates_BHL[..., 1 : j + 1].flip(-1).cumsum(-1).flip(-1)
+        logits[:, :, j, :j] += behind
+        logits[:, :, j, j + 1 :] = -torch.inf
+    return logits.softmax(-1) @ v
+
+
+def problem(length: int, heads: int = 4, groups: int = 2, seed: int = 0, forgetful: float = 1.0) -> tuple[Tensor, ...]:
+    random = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, h, length, 16, generator=random) for h in (heads, groups, groups))
+    log_gates = -forgetful * torch.rand(2, heads, length, generator=random)
+    return q, k, v, log_gates
+
+
+def sums_of(log_gates_BHL: Tensor) -> Tensor:
+    return log_gates_BHL.double().cumsum(-1).float()
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(1, 40), groups=st.sampled_from([1, 2, 4]), dtype=st.sampled_from(DTYPES), seed=st.integers(0))
+@torch.no_grad()
+def test_plain_attention_of_heads_with_decay_is_the_definition(
+    length: int, groups: int, dtype: torch.dtype, seed: int
+) -> None:
+    q, k, v, log_gates = problem(length, groups=groups, seed=seed % 2**32, forgetful=3.0)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    sums = log_gates.double().cumsum(-1)
+    found = softmax_attention(*with_decay(q, k, v, sums if dtype == torch.float64 else sums.float(), 0.3), scale=0.3)
+    expected = written_out(q, k, v, log_gates, 0.3)
+    near = {torch.float64: 1e-12, torch.float32: 2e-5}.get(dtype, 8 * torch.finfo(dtype).eps)
+    assert_close(found[..., :16].double(), expected, rtol=near, atol=near)
+    assert not found[..., 16:].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_hold_the_sums_of_65536_gates_as_float32_has_them(dtype: torch.dtype) -> None:
+    sums = sums_of(-torch.rand(1, 4, 65536))
+    k = torch.zeros(1, 2, 65536, 16, dtype=dtype)
+    q, held, _ = with_decay(torch.zeros(1, 4, 65536, 16, dtype=dtype), k, k, sums, 16**-0.5)
+    assert held.shape[3] == 16 + decay_channels(2, dtype)
+    assert_close(sums_in(held, 16, 2, 16**-0.5).float(), sums, rtol=3e-7, atol=1e-4 if dtype == torch.float16 else 0.0)
+    logits = (q[:, :, -1:].double() @ held.double().repeat_interleave(2, 1).mT)[:, :, 0] * 16**-0.5
+    assert_close(logits, -sums.double(), rtol=3e-7, atol=1e-4)
+
+
+def test_gradients_are_those_of_the_definition() -> None:
+    q, k, v, log_gates = (x.double().requires_grad_() for x in problem(17))
+    found = softmax_attention(*with_decay(q, k, v, log_gates.cumsum(-1), 0.3), scale=0.3)[..., :16]
+    weights = torch.randn_like(found)
+    expected = torch.autograd.grad((written_out(q, k, v, log_gates, 0.3) * weights).sum(), (q, k, v, log_gates))
+    for own, wanted in zip(torch.autograd.grad((found * weights).sum(), (q, k, v, log_gates)), expected, strict=True):
+        assert_close(own, wanted)
+    in_parts = with_decay(*(x.float() for x in (q, k, v)), log_gates.float().cumsum(-1), 0.3)
+    (part,) = torch.autograd.grad((softmax_attention(*in_parts, scale=0.3)[..., :16] * weights).sum(), log_gates)
+    assert_close(part, expected[3], rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=12, deadline=None)
+@given(length=st.sampled_from([1, 100, 128, 300]), groups=st.sampled_from([1, 4]))
+@torch.no_grad()
+def test_flex_attention_adds_the_same_bias(length: int, groups: int) -> None:
+    q, k, v, log_gates = problem(length, groups=groups)
+    found = flex_causal_attention(
+        q, k, v, scale=0.3, sliding_window=length, score_mod=decay_score_mod(sums_of(log_gates))
+    )
+    assert_close(found.double(), written_out(q, k, v, log_gates, 0.3), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    length=st.sampled_from([129, 500]),
+    threshold=st.sampled_from([1e-6, 1e-3, 0.3]),
+    forgetful=st.sampled_from([0.002, 0.05, 0.3, 2.0]),
+    size=st.sampled_from([0.1, 1.0, 4.0]),
+    seed=st.integers(0, 1000),
+)
+@torch.no_grad()
+def test_what_is_skipped_changes_an_output_by_at_most_the_threshold(
+    length: int, threshold: float, forgetful: float, size: float, seed: int
+) -> None:
+    q, k, v, log_gates = (x[:1] for x in problem(length, heads=2, groups=1, seed=seed, forgetful=forgetful))
+    q = size * q
+    sums = sums_of(log_gates)
+    oldest = oldest_blocks(q, k, sums, scale=0.3, threshold=threshold)
+    assert oldest is not None
+    found, every = (
+        flex_causal_attention(
+            q.double(),
+            k.double(),
+            v.double(),
+            scale=0.3,
+            sliding_window=length,
+            score_mod=decay_score_mod(sums.double()),
+            block_mask=mask,
+        )
+        for mask in (blocks_from(oldest, whole_blocks(length)), None)
+    )
+    assert (found - every).abs().max() <= threshold * v.abs().max()
+    # the definition without the keys of older blocks, so that the mask is what skips them
+    first = oldest.repeat_interleave(BLOCK_TOKENS, -1)[..., :length, None] * BLOCK_TOKENS
+    logits = 0.3 * q.double() @ k.double().mT + sums.double()[..., None] - sums.double()[..., None, :]
+    index = torch.arange(length)
+    logits = logits.masked_fill((index > index[:, None]) | (index < first), -torch.inf)
+    assert_close(found, logits.softmax(-1) @ v.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_text_that_forgets_quickly_needs_its_newest_blocks_alone() -> None:
+    q, k, _, log_gates = problem(1024, forgetful=0.5)
+    quick = oldest_blocks(q, k, sums_of(log_gates), scale=0.25, threshold=1e-5)
+    slow = oldest_blocks(q, k, sums_of(log_gates * 1e-3), scale=0.25, threshold=1e-5)
+    assert quick is not None
+    assert slow is not None
+    assert bool((quick[..., 4:] >= torch.arange(4, 8) - 3).all())
+    assert not slow.any()
+    assert oldest_blocks(q, k, sums_of(log_gates), scale=0.25, threshold=0.0) is None
+
+
+def test_packed_texts_do_not_see_each_other() -> None:
+    q, k, v, log_gates = (x[:1] for x in problem(30))
+    lengths = (11, 1, 18)
+    packed = packed_softmax_attention(*with_decay(q, k, v, sums_of(log_gates), 0.3), lengths, scale=0.3)
+    start = 0
+    for length in lengths:
+        own = slice(start, start + length)
+        expected = written_out(q[:, :, own], k[:, :, own], v[:, :, own], log_gates[..., own], 0.3)
+        assert_close(packed[:, :, own, :16].double(), expected, rtol=1e-4, atol=1e-5)
+        start += length
+
+
+@pytest.mark.parametrize("pro", [False, True])
+def test_a_model_equals_its_definition_written_out(pro: bool) -> None:
+    fields = {"key_shift", "value_shift", "qk_norm", "qk_norm_per_head", "output_norm", "attention_gate"} if pro else ()
+    model = small_model(
+        attention="forgetting", num_hidden_layers=1, qk_norm_eps=1e-3 if pro else None, **dict.fromkeys(fields, True)
+    ).double()
+    ids = tokens(1, 12)[0]
+    weights = model.state_dict()
+    block = {name.removeprefix("model.layers.0."): value for name, value in weights.items()}
+    x = weights["model.embed_tokens.weight"][ids]
+    normed = rms_norm(x, (32,), block["input_norm.weight"], 1e-5)
+    q, k, v = ((normed @ block[f"self_attn.{name}_proj.weight"].T).view(12, 4, 8) for name in "qkv")
+    if pro:
+        for name, rows in (("key", k), ("value", v)):
+            share = (normed @ block[f"self_attn.{name}_shift.weight"].T).sigmoid()[..., None]
+            before = torch.cat([torch.zeros_like(rows[:1]), rows[:-1]])
+            rows.copy_(share * before + (1 - share) * rows.clone())
+        q, k = (
+            rms_norm(rows, (8,), None, 1e-3) * block[f"self_attn.{name}_norm.weight"]
+            for name, rows in (("q", q), ("k", k))
+        )
+    gates = (normed @ block["self_attn.forget_gate.weight"].T + block["self_attn.forget_gate.bias"]).sigmoid()
+    heads = torch.zeros_like(v)
+    for head in range(4):
+        for j in range(12):
+            logits = torch.stack(
+                [q[j, head] @ k[i, head] / math.sqrt(8) + gates[i + 1 : j + 1, head].log().sum() for i in range(j + 1)]
+            )
+            heads[j, head] = logits.softmax(0) @ v[: j + 1, head]
+    if pro:
+        heads = rms_norm(heads, (8,), None, 1e-5) * block["self_attn.output_norm.weight"]
+        heads = heads * (normed @ block["self_attn.head_gate.weight"].T).sigmoid().view(12, 4, 8)
+    x = x + heads.flatten(1) @ block["self_attn.o_proj.weight"].T
+    normed = rms_norm(x, (32,), block["post_attention_norm.weight"], 1e-5)
+    inner = silu(normed @ block["mlp.gate_proj.weight"].T) * (normed @ block["mlp.up_proj.weight"].T)
+    x = x + inner @ block["mlp.down_proj.weight"].T
+    logits = rms_norm(x, (32,), weights["model.norm.weight"], 1e-5) @ weights["lm_head.weight"].T
+    with torch.no_grad():
+        assert_close(model(ids[None]).logits[0], logits, rtol=1e-9, atol=1e-9)
+
+
+def test_packed_texts_of_a_model_are_those_alone() -> None:
+    model = small_model(attention="forgetting", key_shift=True, value_shift=True)
+    parts = [tokens(1, length, seed) for seed, length in enumerate((7, 1, 12))]
+    with torch.no_grad():
+        packed = model(torch.cat(parts, 1), cu_seqlens=torch.tensor([0, 7, 8, 20], dtype=torch.int32), use_cache=False)
+        alone = torch.cat([model(part).logits for part in parts], dim=1)
+    assert_close(packed.logits, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["forgetting", "forgetting-pro", "rope-pro", "nope"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_cache_holds_as_much_as_is_said(variant: str, dtype: torch.dtype) -> None:
+    model = small_model(**VARIANTS[variant]).to(dtype)
+    with torch.no_grad():
+        layer = model(tokens(1, 5)).past_key_values.layers[0]
+    assert layer.keys.shape[3] + layer.values.shape[3] == cached_channels(model.config, dtype)
+
+
+@pytest.mark.parametrize("variant", ["forgetting", "forgetting-pro", "rope-pro"])
+def test_a_cropped_cache_goes_on_as_if_nothing_had_followed(variant: str) -> None:
+    model, prefix, other = small_model(**VARIANTS[variant]), tokens(2, 9), tokens(2, 4, seed=2)
+    with torch.no_grad():
+        cache = model(prefix).past_key_values
+        model(tokens(2, 6, seed=3), past_key_values=cache)
+        cache.crop(-6)
+        found = model(other, past_key_values=cache).logits
+        assert_close(found, model(torch.cat([prefix, other], 1)).logits[:, 9:], rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_skipped_is_chosen_for_forgetting_attention_as_for_stick_breaking() -> None:
+    model = small_model(attention="forgetting")
+    model.set_kernels(skip_threshold=1e-5)
+    assert {layer.self_attn.mixer.skip_threshold for layer in model.model.layers} == {1e-5}
+    model.set_kernels()
+    assert {layer.self_attn.mixer.skip_threshold for layer in model.model.layers} == {None}
+    with pytest.raises(UserError, match="forgetting as well"):
+        model.set_kernels(impl="blockwise", skip_threshold=1e-5)
+    with pytest.raises(UserError, match="forgetting as well"):
+        small_model(attention="rope").set_kernels(skip_threshold=1e-5)

@@ -1,0 +1,117 @@
+"""What cannot run is refused in one sentence before torch is imported, whatever the command."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from fresh_process import run
+from source_tree import ROOT
+
+CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
+RUN = "run --model_args pretrained=x --tasks"
+SENTENCES = {
+    f"{RUN} sb_stdlib_steam": "Expected the name of a task, found 'sb_stdlib_steam'",
+    f"{RUN} helaswag": "Expected the name of a task, found 'helaswag'",
+    "run --tasks sb_stdlib --model_args pretrained=/no/such": "there is no such folder: /no/such",
+    "run --tasks sb_stdlib --model_args pretrained=models/typo": "there is no such folder: models/typo",
+    "run --tasks sb_stdlib --model_args pretrained=x,dtype=bfloat61": "found 'bfloat61'",
+    "run --tasks sb_stdlib --model_args pretrained=x,max_length=a": "Expected max_length",
+    "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "use --device.",
+    "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "use --batch_size.",
+    "run --tasks sb_stdlib --model_args pretrained=x,rope_scaling=dynamc:4": "got 'dynamc:4'",
+    "run --tasks sb_stdlib --model_args pretraned=x": "found pretraned",
+    "run --tasks sb_stdlib": "Expected pretrained=CHECKPOINT in --model_args, found none",
+    "run --model_args pretrained=x": "Expected --tasks with names of tasks, found none",
+    f"{RUN} sb_stdlib --metadata context_lengths=[-5]": "found [-5]",
+    f"{RUN} sb_stdlib --metadata data_path=/no/such": "Expected text at data_path",
+    f"{RUN} sb_stdlib --metadata {{context_lengths:[8]}}": "found: Invalid JSON",
+    f'{RUN} sb_stdlib --metadata {{"context_length":[8]}}': "expected context_lengths in --metadata",
+    f'{RUN} sb_span --metadata {{"num_sample":8}}': "expected num_samples in --metadata",
+    f'{RUN} sb_copy --metadata {{"sb_copy_phrase":{{"phrase":2}}}}': "found unknown key 'phrase'",
+    f"{RUN} sb_ruler_fwe --metadata alpha=0": "Expected alpha of sb_ruler_fwe to be a number above 1",
+    f"{RUN} sb_text": "sb_text_rolling: Expected a text to read, found none",
+    f"{RUN} sb_wikitext --metadata split=paragraph": "Expected no split for wikitext",
+    f"{RUN} sb_stdlib --include_path nope": "found none: nope",
+    f"{RUN} sb_stdlib --limit -3": "Expected --limit to be a number above 0",
+    f"{RUN} sb_stdlib --model hf": "Expected the model sb",
+    f"{RUN} sb_stdlib --device cuda:99": "found 'cuda:99' with",
+    f"{RUN} sb_stdlib --device gpu": "found 'gpu' with",
+    f"{RUN} sb_stdlib --batch_size abc": "Expected batch_size to be a positive number or auto, found 'abc'",
+    "demo --text nope": "Expected text at data_path 'nope', found nothing there",
+    "train no_such_recipe": "no recipe file at no_such_recipe",
+    "train scheme_rope --data nope": "expected token arrays in nope, found no tokens.npy",
+    "train --text nope": "found nothing at 'nope'",
+    f"train --text {CHECKPOINT}/config.json --tokenizer no/such/tokenizer": "Expected a tokenizer at",
+    "train --text text.txt --tokenizer nope": "Expected a tokenizer at 'nope', found no such folder",
+    "extend /no/such --data text.txt --context 2048 --out out": "Expected a checkpoint to extend at '/no/such'",
+    "extend nope --data text.txt --context 2048 --out out": "Expected a checkpoint to extend at 'nope'",
+    "extend models --data text.txt --context 2048 --out out": "with its config.json at 'models'",
+    f"extend {CHECKPOINT} --data nope --context 2048 --out out": "found nothing at 'nope'",
+    f"extend {CHECKPOINT} --data text.txt --context 2048 --out out --rope-scaling yran:4": "got 'yran:4'",
+    "convert /no/such out": "Expected a checkpoint at '/no/such', found nothing there",
+    "convert text.txt out": "found a file at 'text.txt'",
+    "convert nope out": "Expected a checkpoint at 'nope', found no such folder, and neither the hub nor its cache",
+    f"convert {CHECKPOINT} out --dtype bf61": "found 'bf61'",
+}
+# one process for all, since starting it is most of what a refusal takes
+IN_TURN = """
+import contextlib, io, json, sys
+from sbeval.cli import main
+ended = {}
+for command in json.loads(sys.argv[1]):
+    sys.argv[1:] = command.split()
+    before = "torch" in sys.modules
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+    ended[command] = [code, out.getvalue(), err.getvalue(), not before and "torch" in sys.modules]
+print(json.dumps(ended))
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str, bool]]:
+    """Exit code, what was printed to stdout and stderr, and whether torch is imported, of each command."""
+    folder = tmp_path_factory.mktemp("refused")
+    (folder / "models").mkdir()
+    (folder / "text.txt").write_text("a text")
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "SBEVAL_CACHE": str(folder / "cache")}
+    process = run([sys.executable, "-c", IN_TURN, json.dumps(list(SENTENCES))], folder=folder, environment=environment)
+    assert sorted(path.name for path in folder.iterdir()) == ["models", "text.txt"]
+    found: dict[str, tuple[int, str, str, bool]] = json.loads(process.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("command", SENTENCES)
+def test_what_cannot_run_is_refused_before_torch_is_imported(
+    command: str, ended: dict[str, tuple[int, str, str, bool]]
+) -> None:
+    code, out, err, torch_imported = ended[command]
+    assert SENTENCES[command] in err
+    assert (code, out, len(err.splitlines()), torch_imported) == (1, "", 1, False)
+
+
+def test_a_dry_run_of_a_sweep_refuses_what_a_run_refuses(tmp_path: Path) -> None:
+    for name, device in (("runs", ""), ("device", "device: cuda:99\n")):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"checkpoints: [{CHECKPOINT}]\noutput: {tmp_path}/out\n{device}runs:\n"
+            "- {name: no_text, tasks: [sb_text_stream]}\n"
+            "- {name: typo, tasks: [sb_stdlib_stream], metadata: {context_length: [512]}}\n"
+            "- {name: good, tasks: [sb_stdlib_stream], context_lengths: [512]}\n"
+        )
+    sbeval = Path(sys.executable).with_name("sbeval")
+    process = run([sbeval, "sweep", "--dry-run", tmp_path / "runs.yaml"])
+    assert process.returncode == 1, process.stderr
+    for line, words in zip(
+        process.stdout.splitlines(),
+        ("Expected a text to read, found none", "expected context_lengths in --metadata", "rope/good: to run"),
+        strict=False,
+    ):
+        assert words in line
+    process = run([sbeval, "sweep", "--dry-run", tmp_path / "device.yaml"])
+    assert process.stdout.count("not run: Expected device to be one there is") == 3
