@@ -10,7 +10,7 @@ from typing import Any
 
 from sbeval.ending import AskedToEnd
 from sbeval.errors import UserError, first_line
-from sbeval.ranks import LAUNCHED, tell_machines
+from sbeval.processes.ranks import LAUNCHED, tell_machines
 
 _COMMANDS = ("run", "train", "extend")
 
