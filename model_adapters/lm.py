@@ -16,7 +16,6 @@ from lm_eval.models.utils import has_bos_prefix
 from torch import Tensor
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-from sbeval import ranks
 from sbeval.checkpoints import LoadedCheckpoint, check_weights, register_fla_models
 from sbeval.checkpoints.values import check_generation
 from sbeval.corpora.tokenizers import encode_together
@@ -41,6 +40,7 @@ from sbeval.model_adapters.record import choose_kernels, model_record
 from sbeval.model_adapters.response_cache import run_settings, stamp
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
+from sbeval.processes import ranks
 from sbeval.scoring.non_finite import FiniteWatch
 from sbeval.scoring.null_metrics import record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs

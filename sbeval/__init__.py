@@ -10,6 +10,7 @@
 - `fingerprint`: what a number depends on, by content, and which part of it has changed
 - `training`: training of small models, and context extension
 - `sweep`: many checkpoints, one process and one results file a run
+- `processes`: one evaluation in several processes
 - `demo`: two small checkpoints, and what is evaluated with them
 - `paper`: the paper's published values
 - `tasks`: lm-eval's side of a task
@@ -20,8 +21,6 @@
 - `cli`: what does the command `sbeval` offer?
 - `__main__`: how does it start?
 - `ending`: how does it end?
-- `launch`: how does it run in several processes?
-- `ranks`: how do these end together?
 - `lm_eval_command`: how does `sbeval run` hand over to lm-eval's own command?
 - `policy`: what may the file of `sbeval report --gate` hold?
 - `plugin`: how does a plain `lm_eval` command learn of model and tasks?

@@ -110,7 +110,7 @@ def sweep(
 @app.command(context_settings=_PASSED_ON, options_metavar="")
 def launch(arguments: _Arguments = None) -> None:
     """Start run, train or extend in several processes: options of `accelerate launch`, then the command."""
-    _load("sbeval.launch", "launch")(arguments or ["--help"])
+    _load("sbeval.processes.launch", "launch")(arguments or ["--help"])
 
 
 @app.command()

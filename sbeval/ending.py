@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from sbeval import ranks
 from sbeval.errors import UserError, first_line
+from sbeval.processes import ranks
 
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

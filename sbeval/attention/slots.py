@@ -49,7 +49,16 @@ def stickbreaking_decode(
         q_BHQD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQD, k_BGKD, v_BGKD))
         with torch.cuda.device(q_BHQD.device) if q_BHQD.is_cuda else contextlib.nullcontext():
             return StickBreakingOutput(
-                *decode_slots(q_BHQD, k_BGKD, v_BGKD, length_B, scale, attend_current, log2_threshold)
+                *decode_slots(
+                    q_BHQD,
+                    k_BGKD,
+                    v_BGKD,
+                    length_B,
+                    scale,
+                    attend_current,
+                    log2_threshold,
+                    skipping=skip_threshold is not None,
+                )
             )
     k_BGKD, v_BGKD, start_B = newest_last(k_BGKD, v_BGKD, length_B)
     return stickbreaking_attention(

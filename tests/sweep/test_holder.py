@@ -26,8 +26,14 @@ def sweep(folder: Path, *checkpoints: str) -> Sweep:
         checkpoints=tuple(SweepCheckpoint(pretrained=name) for name in checkpoints or ("one",)),
         runs=(SweepRun(name="t", tasks=("t",)),),
         output=str(folder),
-        launcher=(sys.executable, str(sweep_launcher.__file__), "write"),
+        launcher=(sys.executable, str(sweep_launcher.__file__), "slow"),
     )
+
+
+def close_when(file: Path, held: contextlib.ExitStack) -> None:
+    while not file.exists():
+        time.sleep(0.001)
+    held.close()
 
 
 def test_a_run_that_somebody_else_is_at_is_looked_at_again_at_the_end(
@@ -35,7 +41,7 @@ def test_a_run_that_somebody_else_is_at_is_looked_at_again_at_the_end(
 ) -> None:
     with contextlib.ExitStack() as held:
         held.enter_context(holding(tmp_path / "one" / "t"))
-        threading.Timer(0.2, held.close).start()
+        threading.Thread(target=close_when, args=(tmp_path / "started.txt", held)).start()
         assert run_sweep(sweep(tmp_path, "one", "two")) == []
     printed = capsys.readouterr().out
     assert f"one/t: held by process {os.getpid()} on " in printed

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sbeval.errors import UserError
-from sbeval.launch import launch
+from sbeval.processes.launch import launch
 from tests.model_adapters.runs import rank_that
 from tests.model_adapters.small import Checkpoints, english
 

@@ -50,7 +50,7 @@ class SlotParameters:
 
 
 def slot_parameters(
-    *, rows: int, room: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int
+    *, rows: int, room: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int, skipping: bool
 ) -> SlotParameters:
     """Parameters for `rows` queries a key head, of which there are `key_heads` (slots times heads)."""
     padded = max(16, 1 << (head_dim - 1).bit_length())
@@ -58,10 +58,11 @@ def slot_parameters(
     block_keys = 64 if row_bytes <= 256 and element_bytes == 2 else 32
     tiles = -(-room // block_keys)
     fewest_tiles = max(1, 64 // block_keys)
-    wanted = -(-12 * multiprocessors // key_heads)
+    wanted = -(-(12 if skipping else 8) * multiprocessors // key_heads)
     splits = max(1, min(wanted, MOST_SPLITS, tiles // fewest_tiles))
     # as many keys as spend the sticks of most trained heads; a second launch pays for itself only in longer texts
-    first_splits = -(-_FIRST_KEYS * splits // max(room, 1)) if room >= 4 * _FIRST_KEYS else splits
+    looks = skipping and room >= 4 * _FIRST_KEYS
+    first_splits = -(-_FIRST_KEYS * splits // max(room, 1)) if looks else splits
     return SlotParameters(
         block_rows=max(16, 1 << (rows - 1).bit_length()),
         block_keys=block_keys,
@@ -207,7 +208,7 @@ def _join_kernel(
 
 def decode_slots(
     q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, attend_current: bool,
-    log2_threshold: float, *, parameters: SlotParameters | None = None,
+    log2_threshold: float, *, skipping: bool = True, parameters: SlotParameters | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of each slot's newest positions over its keys, without a gradient.
 
@@ -219,6 +220,7 @@ def decode_slots(
         scale: factor of the logits.
         attend_current: whether a query attends its own position.
         log2_threshold: log2 of the stick below which older keys are not visited.
+        skipping: whether to look at the newest keys in a launch of their own, which pays where they spend sticks.
         parameters: how to launch; None chooses.
 
     Returns:
@@ -229,7 +231,7 @@ def decode_slots(
     shared = heads // groups
     p = parameters or slot_parameters(
         rows=shared * queries, room=room, head_dim=head_dim, element_bytes=q_BHQD.element_size(),
-        key_heads=batch * groups, multiprocessors=multiprocessors(q_BHQD),
+        key_heads=batch * groups, multiprocessors=multiprocessors(q_BHQD), skipping=skipping,
     )  # fmt: skip
     out = torch.empty((batch, queries, heads, head_dim), dtype=q_BHQD.dtype, device=q_BHQD.device).transpose(1, 2)
     remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)

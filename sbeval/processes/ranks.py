@@ -92,14 +92,14 @@ def launched() -> bool:
 def tell_machines(address: str, port: int, sentence: str) -> None:
     """Tells the processes of other machines, from a launcher, that one here has failed."""
     with contextlib.suppress(Exception):  # the first machine's launcher may be gone
-        if _board(address, port).compare_set(_FAILED, "", sentence).decode() == sentence:
+        if _board(address, port, _TO_END_SECONDS).compare_set(_FAILED, "", sentence).decode() == sentence:
             time.sleep(_TOLD_SECONDS)
 
 
-def _board(address: str, port: int) -> Any:
+def _board(address: str, port: int, seconds: float) -> Any:
     stores: Any = importlib.import_module("torch.distributed")
-    seconds = datetime.timedelta(seconds=_LOST_SECONDS)
-    return stores.TCPStore(address, port, is_master=False, timeout=seconds, wait_for_workers=False)
+    timeout = datetime.timedelta(seconds=seconds)
+    return stores.TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 def _say(sentence: str) -> None:
@@ -113,7 +113,8 @@ def _leave(sentence: str) -> bool:
     if not launched():
         return False
     with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w", encoding="utf-8") as error_file:
-        json.dump({"message": sentence, "timestamp": int(time.time())}, error_file)
+        on_the_board = _watch is not None
+        json.dump({"message": sentence, "timestamp": int(time.time()), "on_the_board": on_the_board}, error_file)
     return True
 
 
@@ -123,7 +124,7 @@ def _name() -> str:
 
 class _Watch:
     def __init__(self) -> None:
-        self._store = _board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        self._store = _board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LOST_SECONDS)
         self._using = threading.Lock()
         self._rank, self._count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._step = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from sbeval.ending import AskedToEnd
 from sbeval.errors import UserError, first_line
-from sbeval.ranks import LAUNCHED, tell_machines
+from sbeval.processes.ranks import LAUNCHED, tell_machines
 
 _COMMANDS = ("run", "train", "extend")
 
@@ -36,9 +36,9 @@ def launch(arguments: Sequence[str]) -> None:
     try:
         launch_command(chosen)
     except ChildFailedError as error:
-        why = _why(error.failures)
+        why, on_the_board = _why(error.failures)
         print(file=sys.stderr)  # behind a progress bar that was cut off
-        if (chosen.num_machines or 1) > 1:
+        if (chosen.num_machines or 1) > 1 and not on_the_board:
             tell_machines(chosen.main_process_ip, int(chosen.main_process_port), why)
         raise UserError(why) from None
     except SignalException as error:
@@ -71,17 +71,17 @@ def _as_module(chosen: Any) -> Any:
     return chosen
 
 
-def _why(failures: Any) -> str:
-    """Returns what the first process to fail said, or else how it ended."""
+def _why(failures: Any) -> tuple[str, bool]:
+    """Returns what the first process to fail said, or else how it ended; and whether other machines know of it."""
     # what a process of ours leaves holds a time; torch fills in for one that left nothing
-    said = {
-        rank: failure.error_file_data for rank, failure in failures.items() if "timestamp" in failure.error_file_data
-    }
-    if said:
-        return str(min(said.values(), key=lambda left: left["timestamp"])["message"])
+    left = [failure.error_file_data for failure in failures.values() if "timestamp" in failure.error_file_data]
+    if left:
+        first_left = min(left, key=lambda one: one["timestamp"])
+        return str(first_left["message"]), bool(first_left.get("on_the_board"))
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     ended = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"
-    return (
+    why = (
         f"Expected every process to end well, found that rank {rank}, process {first.pid} on {socket.gethostname()}, "
         f"ended with {ended}: see what it said last, or whether memory ran out."
     )
+    return why, False
