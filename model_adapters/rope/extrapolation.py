@@ -143,10 +143,24 @@ class _Table:
         return self._attend
 
 
-def _starts(mask_B1QK: Tensor) -> Tensor | None:
-    """Returns the first key [B] that the newest query sees, None where it is the first of all everywhere."""
+def _starts(mask_B1QK: Any) -> Tensor | None:
+    """Returns the first key [B] that the newest query sees, None if it is the first of all everywhere.
+
+    Raises:
+        UserError: the mask is another attention's than eager's or sdpa's, or the newest key is not the newest query's.
+    """
+    if not isinstance(mask_B1QK, Tensor) or mask_B1QK.dim() != 4:
+        raise UserError(
+            "Expected attention of transformers that takes a mask of queries by keys for extrapolation, found another: "
+            "give attn_implementation=sdpa."
+        )
     newest_BK = mask_B1QK[:, 0, -1]
     seen_BK = newest_BK if newest_BK.dtype == torch.bool else newest_BK == 0
+    if not bool(seen_BK[:, -1].all()):
+        raise UserError(
+            "Expected a cache that holds the text alone for extrapolation, found room behind it: leave "
+            "cache_implementation out."
+        )
     start_B = seen_BK.to(torch.int8).argmax(-1)
     return start_B if bool(start_B.any()) else None
 

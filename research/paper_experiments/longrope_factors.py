@@ -1,4 +1,4 @@
-"""Searches LongRoPE's factors for a checkpoint (Ding et al. 2024, arXiv 2402.13753) and writes them as a JSON list.
+"""Searches LongRoPE's factors for a checkpoint (Ding et al. 2024, arXiv 2402.13753) and writes them as a RoPE scaling.
 
     python -m research.paper_experiments.longrope_factors sbeval/demo/checkpoints/rope factors.json --length 16384
 
@@ -37,11 +37,11 @@ def windows_of(tokenizer: object, text: Path, length: int, count: int) -> Tensor
 
 
 @torch.no_grad()
-def loss(model: SbevalForCausalLM, windows: Tensor, factors: Sequence[float]) -> float:
+def loss(model: SbevalForCausalLM, windows: Tensor, factors: Sequence[float], stretch: float) -> float:
     """Returns the NLL in nats a token of each window's last quarter."""
     length = windows.shape[1] - 1
     scored = length // 4
-    scaling = {"rope_type": "longrope", "long_factor": list(factors), "short_factor": list(factors)}
+    scaling = {"rope_type": "longrope", "factor": stretch, "long_factor": list(factors), "short_factor": list(factors)}
     total = 0.0
     with held_rope_frequencies(model, length, scaling):
         for window in windows:
@@ -74,7 +74,7 @@ def search(
     """Returns the best factors and their loss."""
     draw = random.Random(seed)
     pairs = len(model.rope_frequencies_for(1).inv_freq)
-    scored = {tuple(factors): loss(model, windows, factors) for factors in beginnings(pairs, stretch)}
+    scored = {tuple(factors): loss(model, windows, factors, stretch) for factors in beginnings(pairs, stretch)}
     for number in range(rounds):
         best = sorted(scored, key=lambda factors: scored[factors])[:KEPT]
         for _ in range(tries):
@@ -86,7 +86,7 @@ def search(
             ]
             made = tuple(rising(child, stretch))
             if made not in scored:
-                scored[made] = loss(model, windows, made)
+                scored[made] = loss(model, windows, made, stretch)
         print(f"round {number + 1} of {rounds}: {min(scored.values()):.4f} nats", flush=True)
     found = min(scored, key=lambda factors: scored[factors])
     return list(found), scored[found]
@@ -111,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stretch = options.length / model.config.training_length_tokens
     factors, nats = search(model, windows, stretch=stretch, rounds=options.rounds, tries=options.tries)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps([round(factor, 4) for factor in factors]), encoding="utf-8")
+    scaling = {"factor": stretch, "long_factor": [round(factor, 4) for factor in factors]}
+    options.out.write_text(json.dumps(scaling), encoding="utf-8")
     print(f"{nats:.4f} nats with {options.out}")
 
 

@@ -1,13 +1,13 @@
 """What others do beyond the training length without other weights, beside stick-breaking: tables and what they say."""
 
-from research.paper_experiments.rivals import WAYS
+from research.paper_experiments.rivals import LENGTH_TOKENS, WAYS
 from research.published_results.found import FIXED, STREAM, Found, multiple_name, number, signed, table
 
 OWN = "demo_stickbreaking"
 NAMES = {OWN: "stick-breaking"} | {
-    "_".join(["demo_rope", *([end] if end else [])]): f"RoPE, `{arguments.partition('=')[2].replace('{out}/', '')}`"
-    if arguments
-    else "RoPE"
+    "_".join(["demo_rope", *([end] if end else [])]): ", ".join(
+        ["RoPE", *(f"`{one.partition('=')[2].replace('{out}/', '')}`" for one in arguments.split(",") if one)]
+    )
     for end, arguments in WAYS.items()
 }
 MULTIPLES = {STREAM: (0.5, 1, 2, 4, 8, 16, 32, 64), FIXED: (0.5, 1, 2, 4, 8, 16)}
@@ -24,8 +24,12 @@ def rivals_section(found: Found) -> list[str]:
         "524,288,000 tokens, four times as many as above, evaluated as above. RoPE as it was trained, with scaled "
         "frequencies, and with methods that change where its queries and keys are (`extrapolation=`, "
         "`rope_scaling=`): SelfExtend (group, window), dual chunk attention (chunk, local), sink tokens with a window, "
-        "logits by the logarithm of the length. Numbers are tokens, chosen by the training length and not on any text; "
-        "LongRoPE's factors were searched at 16x on other Python code (`longrope_factors.py`).",
+        "logits by the logarithm of the length. Numbers are tokens, chosen by the training length and not on any text. "
+        "SelfExtend knows distances up to group * (1024 - window) + window tokens and breaks beyond: "
+        + "; ".join(f"`{name}` to {reach / LENGTH_TOKENS:.1f}x" for name, reach in _reaches(found))
+        + "; the scaling by the logarithm is meant to go with scaled frequencies. Planned and not run yet: "
+        + (", ".join(_missing(found)) or "none")
+        + ". Each model is one training run, and intervals are over documents.",
         "",
     ]
     for task, multiples in MULTIPLES.items():
@@ -43,6 +47,26 @@ def rivals_section(found: Found) -> list[str]:
                 "",
             ]
     return lines
+
+
+def _reaches(found: Found) -> list[tuple[str, int]]:
+    """Returns SelfExtend's settings that were run, with the longest distance in tokens that each knows."""
+    numbers = {
+        run: tuple(map(int, end.split("_")[-2:]))
+        for end in WAYS
+        if (run := f"demo_rope_{end}") and "self_extend" in end
+    }
+    return [
+        (f"self_extend:{group}:{window}", group * (LENGTH_TOKENS - window) + window)
+        for run, (group, window) in numbers.items()
+        if (run, STREAM) in found.metrics
+    ]
+
+
+def _missing(found: Found) -> list[str]:
+    return [
+        f"{name} (`{task}`)" for run, name in NAMES.items() for task in MULTIPLES if (run, task) not in found.metrics
+    ]
 
 
 def _best(found: Found, task: str) -> list[str]:
@@ -63,6 +87,6 @@ def _best(found: Found, task: str) -> list[str]:
     where += f", but not at {', '.join(behind)}" if ahead and behind else ""
     rivals = "; ".join(text for _, text in compared)
     return [
-        f"**Beyond 1x stick-breaking has the lowest NLL {where}.** The best rival, its NLL minus that of "
-        f"stick-breaking on the same targets: {rivals}."
+        f"**Beyond 1x stick-breaking has the lowest NLL {where}.** The best rival of each length on these targets, its "
+        f"NLL minus that of stick-breaking: {rivals}."
     ]

@@ -173,10 +173,10 @@ def test_a_file_of_factors_counts_by_its_content(tmp_path: Path) -> None:
     def inputs() -> Any:
         return run_inputs({"model_args": {"extrapolation": f"longrope:{tmp_path / 'factors.json'}"}})
 
-    (tmp_path / "factors.json").write_text("[1.0, 2.0]")
+    (tmp_path / "factors.json").write_text('{"factor": 4, "long_factor": [1.0, 2.0]}')
     before = inputs()
     assert str(tmp_path) not in str(before)
-    (tmp_path / "factors.json").write_text("[1.0, 3.0]")
+    (tmp_path / "factors.json").write_text('{"factor": 4, "long_factor": [1.0, 3.0]}')
     assert parts.changes(before.parts, inputs().parts) == "extrapolation changed"
 
 

@@ -24,7 +24,7 @@ from tests.models.small import small_model, tokens
 def test_every_command_asks_for_what_the_adapter_takes_of_a_checkpoint_that_ships(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "longrope_16.json").write_text(json.dumps([1.0] * 32))
+    (tmp_path / "longrope_16.json").write_text(json.dumps({"factor": 16, "long_factor": [1.0] * 32}))
     search, *jobs = jobs_of(Path("held_out.jsonl.gz"), tmp_path, "cuda")
     assert str(tmp_path / "longrope_16.json") in search.command()
     assert {job.name for job in jobs if search.name in job.needs} == {f"demo_rope_longrope_16-{task}" for task in TASKS}
@@ -88,10 +88,10 @@ def test_factors_rise_within_their_bounds(factors: list[float], stretch: float) 
 def test_a_search_ends_no_worse_than_it_begins() -> None:
     model = small_model(attention="rope", training_length_tokens=16)
     windows = tokens(2, 65)
-    begun = min(longrope_factors.loss(model, windows, factors) for factors in beginnings(4, 4.0))
+    begun = min(longrope_factors.loss(model, windows, factors, 4.0) for factors in beginnings(4, 4.0))
     factors, nats = longrope_factors.search(model, windows, stretch=4.0, rounds=2, tries=4)
     assert nats <= begun
-    assert nats == longrope_factors.loss(model, windows, factors)
+    assert nats == longrope_factors.loss(model, windows, factors, 4.0)
 
 
 def test_without_rivals_there_is_no_section() -> None:

@@ -138,7 +138,9 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    "self_extend": _Kind(("group", "window"), _self_extend, lambda group, window: window, lambda group, window: window),
+    "self_extend": _Kind(
+        ("group", "window"), _self_extend, lambda group, window: window + 1, lambda group, window: window
+    ),
     "dual_chunk": _Kind(
         ("chunk", "local"), _dual_chunk, lambda chunk, local: chunk + local, lambda chunk, local: chunk
     ),
@@ -151,7 +153,6 @@ LONGROPE = "longrope"
 SPELLINGS = (
     *(":".join([name, *(number.upper() for number in kind.numbers)]) for name, kind in _KINDS.items()),
     f"{LONGROPE}:FILE",
-    f"{LONGROPE}:FACTOR:FACTOR:...",
 )
 
 
@@ -229,7 +230,7 @@ def parse_extrapolation(spec: str) -> Extrapolation | dict[str, Any]:
 
     Args:
         spec: one of `SPELLINGS`; numbers may have commas between them. FILE holds transformers' longrope scaling as a
-            JSON object, or the list of its long factors.
+            JSON object, `factor` and `long_factor` among it.
 
     Raises:
         UserError: the method is unknown, a number cannot be, or the file cannot be read.
@@ -249,13 +250,15 @@ def parse_extrapolation(spec: str) -> Extrapolation | dict[str, Any]:
     return Extrapolation(method=method, numbers=tuple(map(int, numbers)))
 
 
-def _longrope(source: str) -> dict[str, Any]:
-    """Returns LongRoPE's scaling (Ding et al. 2024, arXiv 2402.13753) from factors, or from a file of them."""
-    try:
-        found: Any = [float(factor) for factor in re.split("[:,]", source)]
-    except ValueError:
-        found = read_json(Path(source).expanduser(), "LongRoPE's factors")
-    scaling = dict(found) if isinstance(found, Mapping) else {"long_factor": found}
+def _longrope(file: str) -> dict[str, Any]:
+    """Returns LongRoPE's scaling (Ding et al. 2024, arXiv 2402.13753) from a file."""
+    found = read_json(Path(file).expanduser(), "LongRoPE's scaling")
+    scaling = dict(found) if isinstance(found, Mapping) else {}
+    if not any(_is_factor(scaling.get(name)) for name in ("factor", "attention_factor")):
+        raise UserError(
+            f"Expected {file!r} to hold transformers' longrope scaling, as in "
+            '{"factor": 16, "long_factor": [...]}, found no factor above 0, from which its logits are scaled: add it.'
+        )
     factors = scaling.get("long_factor")
     if isinstance(factors, list):
         scaling.setdefault("short_factor", [1.0] * len(factors))

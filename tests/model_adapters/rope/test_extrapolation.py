@@ -135,13 +135,12 @@ def test_the_method_is_recorded_and_part_of_what_answers_depend_on(checkpoint: C
 
 @pytest.mark.parametrize("architecture", ["llama", "rope"])
 def test_longropes_factors_are_a_rope_scaling(architecture: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
-    factors = [1.0, 1.5, 2.0, 4.0]
-    (listed := tmp_path / "listed.json").write_text(json.dumps(factors))
-    scaling = {"rope_type": "longrope", "long_factor": factors, "short_factor": [1.0] * 4}
+    scaling = {"rope_type": "longrope", "factor": 4, "long_factor": [1.0, 1.5, 2.0, 4.0], "short_factor": [1.0] * 4}
     (whole := tmp_path / "whole.json").write_text(json.dumps(scaling))
+    (short := tmp_path / "short.json").write_text(json.dumps({"factor": 4, "long_factor": scaling["long_factor"]}))
     expected = load(checkpoint, architecture, rope_scaling=scaling)
-    for asked in ("longrope:1:1.5:2:4", f"longrope:{listed}", f"longrope:{whole}"):
-        lm = load(checkpoint, architecture, extrapolation=asked)
+    for asked in (short, whole):
+        lm = load(checkpoint, architecture, extrapolation=f"longrope:{asked}")
         assert scores(lm, TEXTS) == scores(expected, TEXTS)
         record = lm.get_model_info()["sbeval"]
         assert (record["rope_scaling"], record["extrapolation"]) == (scaling, None)
@@ -167,7 +166,6 @@ def test_a_method_goes_with_a_scaling(checkpoint: Checkpoints) -> None:
         ("self_extend:a:b", "to be whole numbers of at least 1"),
         ("log_length:3", "extrapolation to be one of"),
         ("longrope:/no/such/file", "/no/such/file"),
-        ("longrope:1:0", "long_factor of extrapolation=longrope to be a list of numbers above 0"),
         (8, "extrapolation to be a method such as self_extend:8:512, found 8"),
     ],
 )
@@ -179,9 +177,47 @@ def test_values_that_cannot_be_are_one_sentence(asked: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ([1.0, 2.0], "found no factor above 0, from which its logits are scaled"),
+        ({"long_factor": [1.0, 2.0]}, "found no factor above 0"),
+        (
+            {"factor": 4, "long_factor": [1.0, 0.0]},
+            "long_factor of extrapolation=longrope to be a list of numbers",
+        ),
+    ],
+)
+def test_longropes_file_holds_all_that_it_needs(scaling: Any, said: str, tmp_path: Path) -> None:
+    (file := tmp_path / "factors.json").write_text(json.dumps(scaling))
+    with pytest.raises(UserError, match=said):
+        AdapterOptions.pop({"extrapolation": f"longrope:{file}"})
+
+
+@pytest.mark.parametrize("numbers", [[1, 2], [2], [1, 2, 3]])
+def test_longropes_factors_fit_the_model(numbers: list[int], checkpoint: Checkpoints, tmp_path: Path) -> None:
+    (file := tmp_path / "factors.json").write_text(json.dumps({"factor": 4, "long_factor": numbers}))
+    with pytest.raises(UserError, match=f"must have 4 numbers, got {len(numbers)}"):
+        load(checkpoint, "llama", extrapolation=f"longrope:{file}")
+
+
+def test_a_scaling_of_its_own_goes_with_no_other(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    (file := tmp_path / "factors.json").write_text(json.dumps({"factor": 4, "long_factor": [1, 2, 3, 4]}))
+    with pytest.raises(UserError, match="without rope_scaling"):
+        load(checkpoint, "rope", extrapolation=f"longrope:{file}", rope_scaling="linear:2")
+
+
+def test_a_cache_with_room_behind_the_text_is_refused(checkpoint: Checkpoints) -> None:
+    lm = load(checkpoint, "llama", extrapolation="self_extend:3:8")
+    assert lm.session is not None
+    tokens = torch.arange(12)[None]
+    with lm.session.rope.hold(12), pytest.raises(UserError, match="leave cache_implementation out"):
+        lm.model.generate(tokens, max_new_tokens=3, do_sample=False, cache_implementation="static")
+
+
+@pytest.mark.parametrize(
     ("architecture", "arguments", "said"),
     [
-        ("rope", {"extrapolation": "self_extend:2:33"}, "within the training length of 32 tokens, found 33"),
+        ("rope", {"extrapolation": "self_extend:2:32"}, "within the training length of 32 tokens, found 33"),
         ("llama", {"extrapolation": "dual_chunk:20:13"}, "within the training length of 32 tokens, found 33"),
         ("rope", {"extrapolation": "sink_window:4:32"}, "within the training length of 32 tokens, found 36"),
         ("stickbreaking", {"extrapolation": "log_length"}, "a model with rotary embeddings"),
@@ -189,13 +225,6 @@ def test_values_that_cannot_be_are_one_sentence(asked: Any, said: str) -> None:
         ("mistral", {"extrapolation": "self_extend:2:4"}, "whose layers all see the whole text"),
         ("gemma3", {"extrapolation": "self_extend:2:4"}, "whose layers all see the whole text"),
         ("cohere", {"extrapolation": "self_extend:2:4"}, "a model with rotary embeddings"),
-        ("rope", {"extrapolation": "longrope:1:2", "rope_scaling": "linear:2"}, "without rope_scaling"),
-        (
-            "rope",
-            {"extrapolation": "longrope:2"},
-            "long_factor of the RoPE scaling must have 4 numbers, got 1|short_factor",
-        ),
-        ("llama", {"extrapolation": "longrope:1:2:3"}, "must have 4 numbers, got 3"),
     ],
 )
 def test_models_that_do_not_suit_are_one_sentence(
