@@ -54,14 +54,14 @@ class Session:
         meter: tokens and seconds of the run so far.
         device: what the model runs on.
         mixed_precision_dtype: of autocast, None without it.
-        max_length: most tokens of a request of lm-eval's, those to generate included.
-        learned_positions: how many positions the model has, None where they are not learned.
+        max_length: most tokens of an lm-eval request, those to generate included.
+        learned_positions: how many positions the model has, None if they are not learned.
         truncation: what happens to longer requests.
-        batches: of lm-eval's own request types, as `hf` limits them.
-        own_batches: of this project's request types.
+        batches: limits for lm-eval's own requests, rows as in `hf`.
+        own_batches: limits for this project's.
         slots: how many texts are generated side by side, None for as many as there is memory for.
         draft_tokens: most tokens looked up for a step of generation.
-        batches_ahead: how many batches the device is given while the scores of one are read.
+        batches_ahead: how many batches the device computes while the scores of one are read.
         cache_hook: keeps answers in lm-eval's response cache.
         quiet: shows no progress bars, as in every process but the first.
     """
@@ -87,8 +87,8 @@ class Session:
         """Returns the session of lm-eval's Hugging Face model, loaded, with our own arguments.
 
         Raises:
-            UserError: a RoPE scaling or an extrapolation is given and the model has no rotary embeddings it could be
-                applied to, or configuration and tokenizer leave no room for a token.
+            UserError: the model lacks rotary embeddings for rope_scaling or extrapolation, extrapolation meets
+                context_parallel, or configuration and tokenizer leave no room for a token.
         """
         if hf.max_length < 1:
             raise UserError(
@@ -133,7 +133,7 @@ class Session:
             requests: the name of each, and its sequences of token ids.
 
         Raises:
-            UserError: it has none for a token; the message names the request.
+            UserError: a token has none; the message names the request.
         """
         embeddings = self.scorer.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
         for name, sequences in requests:
@@ -150,7 +150,7 @@ class Session:
         """Checks that the model has positions for a request.
 
         Raises:
-            UserError: its positions are learned, and fewer.
+            UserError: its learned positions are fewer.
         """
         if self.learned_positions is not None and length_tokens > self.learned_positions:
             raise UserError(

@@ -134,6 +134,11 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         at = f" at {str(error.filename)!r}" if error.filename is not None else ""
         return f"Expected files and folders that can be read and written, found: {error.strerror}{at}: correct that."
+    if type(error).__module__ == "sqlite3":
+        return (
+            f"Expected a database of answers that can be read and written, found: {first_line(error)}: make room, or "
+            "name another file with --use_cache."
+        )
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         return _no_utf8(error.object)
     return None

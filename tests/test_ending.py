@@ -67,6 +67,7 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
         ),
         ("import urllib.error; raise urllib.error.URLError('no host')", "the network, found: <urlopen error no host>"),
         ("open('/', 'w')", "Is a directory at '/'"),
+        ("import sqlite3; raise sqlite3.OperationalError('disk I/O error')", "a database of answers that can be"),
         (
             "os.environ['TMPDIR'] = '/no'; import tempfile; tempfile._candidate_tempdir_list = lambda: ['/no']; "
             "tempfile.TemporaryDirectory()",

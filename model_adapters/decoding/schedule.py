@@ -36,9 +36,9 @@ class Terms:
 
     Attributes:
         end_tokens: tokens that end an answer.
-        fewest_new_tokens: of an answer, before which none of `not_early` is chosen.
-        not_early: tokens.
-        stops: where else answers end.
+        fewest_new_tokens: no token of `not_early` comes before so many.
+        not_early: such tokens.
+        stops: what else ends an answer.
         slots: most texts at a time, None for as many as there is memory for.
         most_tokens: most tokens of all slots and of prompts read at once, None for no limit beside memory.
         prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
@@ -69,7 +69,7 @@ def generate(model: Any, texts: Sequence[Text], terms: Terms, give: Give) -> Non
         model: one that `served.why_not_model` has nothing against.
         texts: what to continue; texts of about the same length share slots of one size.
         terms: how.
-        give: takes a text and its answer; answers that are not sound come last of those that end together.
+        give: takes a text and its answer. Of answers read at one look, the unsound ones come last.
 
     Raises:
         DoesNotFit: one text alone is too large for the memory.
@@ -79,7 +79,7 @@ def generate(model: Any, texts: Sequence[Text], terms: Terms, give: Give) -> Non
         longest = waiting[0].length_tokens
         slots = _most_slots(model, _room(longest), terms)
         alike = waiting
-        if slots < len(waiting):  # shorter ones take less room, and more of them fit
+        if slots < len(waiting):  # shorter ones wait: more of them fit at once
             alike = [text for text in waiting if _size_class(text.length_tokens) == _size_class(longest)]
         waiting = waiting[len(alike) :]
         _generate_alike(model, alike, min(slots, len(alike)), terms, give)
@@ -139,7 +139,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
     waiting = deque(sorted(texts, key=lambda text: -len(text.prompt)))
     reader = PromptReader(stepper, waiting, terms.prompt_tokens)
     running: dict[int, Text] = {}
-    left = dict.fromkeys(range(slots), 0)  # tokens of the budget, at most
+    left = dict.fromkeys(range(slots), 0)  # most tokens still to write
     tokens_of: dict[int, list[int]] = {}
     behind: tuple[Written, dict[int, Text]] | None = None
 
@@ -182,7 +182,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
 
 
 def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> bool:
-    """Whether prompts are read now: a pass over few short ones takes as long as one over many."""
+    """Whether prompts are read now: reading few short ones takes as long as reading many."""
     if free == 0:
         return False
     return free * prompt_tokens >= _PROMPT_TOKENS_WORTH_A_PASS or free >= min(waiting, -(-slots // 4))

@@ -28,7 +28,7 @@ _OF_SAMPLING = {
     "eta_cutoff",
 }
 _WITHOUT_EFFECT = {
-    *("max_length", "max_new_tokens", "eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"),
+    *("max_length", "eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"),
     *("use_cache", "transformers_version", "_from_model_config", "return_dict_in_generate", "length_penalty"),
     *("early_stopping", "renormalize_logits", "disable_compile"),
     *("cache_implementation", "cache_config", "compile_config"),  # slots are the cache, and are not compiled

@@ -2,9 +2,9 @@
 
 Two rules, both on documents whose scored tokens are the same at every length:
 
-- *More context lowers NLL up to L.* L is the longest length whose own step, the paired difference to the length before
-  it, is below zero with its whole band, before any step is above zero by the same test. The band is simultaneous over
-  all steps. Where no step is below zero, there is no L. The training length plays no part. A length whose own step is
+- *More context lowers NLL up to L.* A step is a length's paired difference to the length before. Of the steps before
+  the first whose whole band is above zero, the last whose whole band is below zero ends at L; if none is, there is no
+  L. The band is simultaneous over all steps. The training length plays no part. A length whose own step is
   no gain is named in less than 5 % of simulations (`research/interval_studies/lengths_rule.py`).
 - *It raises NLL above its value at the training length from M on.* M is the shortest length beyond the training length
   whose whole band is above zero; the band is simultaneous over the differences of all other lengths to the training
@@ -30,7 +30,7 @@ TOO_FEW = "there are too few documents for an interval"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LengthDifference:
-    """NLL at one length minus NLL at a shorter or the reference length, in nats per token, on the same targets."""
+    """NLL at a length minus NLL at the one before or the reference, in nats per token, on the same targets."""
 
     context_length_tokens: int
     estimate: float
@@ -53,8 +53,8 @@ class LengthClaims:
         steps: against the length before, one for each length but the shortest, with a band over them.
         clusters: documents compared.
         doubtful: whether the documents' sizes are so uneven that intervals and bands cover less often than they say;
-            known without samples where the run recorded it.
-        by_document: with too few documents for a band, each one's own difference of the longest length to the
+            if the run recorded it, it needs no samples.
+        by_document: if documents are too few for a band, each one's NLL at the longest length less that at the
             reference, ascending.
         obstacle: why nothing can be said; empty where something can.
     """
@@ -73,7 +73,7 @@ class LengthClaims:
 
     @property
     def last_gain(self) -> LengthDifference | None:
-        """The step that `lowers_to_tokens` ends."""
+        """The step up to `lowers_to_tokens`."""
         return next((step for step in self.steps if step.context_length_tokens == self.lowers_to_tokens), None)
 
 
@@ -147,7 +147,7 @@ def length_claims(
 
 
 def longest_shown(signs: Sequence[int]) -> int:
-    """Returns how many steps lead to the longest length whose own step is a gain; 0 where none is.
+    """Returns how many steps lead to the last gain before the first loss; 0 if there is none.
 
     Args:
         signs: for each step -1 where it is measurably a gain, 1 where measurably a loss, 0 where neither.

@@ -3,8 +3,8 @@
 A sequence is 2 N chunks of equal length for N processes, and process r holds chunks r and 2 N - 1 - r, its older and
 its newer one: all have equally many pairs of a query and a key. Only attention needs tokens of other processes.
 
-Stick-breaking attention takes keys newest to oldest, so their chunks come in that order, in pieces that grow, one while
-the one before is worked on. A process whose sticks are all below the threshold asks for no older piece. Where gradients
+Stick-breaking attention takes keys newest to oldest, so their chunks come in that order, in growing pieces, each while
+the one before is worked on. A process whose sticks are all below the threshold asks for no older piece. If gradients
 are wanted, and for softmax attention, keys and values of the whole sequence are gathered first.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q positions of this process, C those of a chunk, T all
@@ -53,7 +53,7 @@ class ContextParallel:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Within it, models that know this object take their inputs for this process's part of a sequence."""
+        """Inside it, models that know this object read inputs as this process's part of a sequence."""
         self.active = True
         try:
             yield
@@ -61,7 +61,7 @@ class ContextParallel:
             self.active = False
 
     def padded_tokens(self, tokens: int) -> int:
-        """Length of a sequence filled up at its end, which no earlier token sees, to chunks of equal length."""
+        """Length of a sequence after padding at its end, which no earlier token sees, to equal chunks."""
         return -(-tokens // (2 * self.ranks)) * 2 * self.ranks
 
     def positions(self, tokens: int) -> Tensor:
@@ -70,7 +70,7 @@ class ContextParallel:
         return torch.cat([torch.arange(start, start + chunk) for start in self._starts(chunk)])
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Returns the sum over the processes; all of them must ask."""
+        """Sums a tensor over the processes, in place; all must ask."""
         dist.all_reduce(tensor, group=self.group)
         return tensor
 
@@ -185,7 +185,7 @@ class _Walk:
         """Which of its pieces each process asks for next; None where it needs no more."""
         mine = self._next()
         if self.skip_threshold is None:
-            # nobody leaves a piece out: all have come as far
+            # no process skips a piece: all have come as far
             return [self.place if self.place < len(pieces) else None for pieces in self.lists]
         wanted = torch.tensor([-1 if mine is None else mine], device=self.q.device)
         found = [torch.empty_like(wanted) for _ in self.lists]

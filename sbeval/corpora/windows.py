@@ -30,8 +30,8 @@ class TargetBlock(NamedTuple):
 def rolling_windows(start: int, stop: int, context_length: int) -> list[Window]:
     """Cuts one document as lm-eval's rolling log-likelihood does.
 
-    Disjoint windows of L targets; the last one, where it is shorter, scores the rest with full left context. A document
-    shorter than L is one window of its own length.
+    Disjoint windows of L targets. If fewer are left, the last window reaches back to hold L, and scores only those. A
+    document under L is one window of its length.
     """
     first = min(start + context_length, stop)
     windows = [Window(start, first, first - start)] if first > start else []
@@ -51,8 +51,8 @@ def disjoint_windows(start: int, stop: int, context_length: int) -> list[Window]
 def sliding_windows(start: int, stop: int, context_length: int, *, stride: int, region: int) -> list[Window]:
     """Cuts a block into windows of L inputs that score `stride` new targets each, and every target once.
 
-    Left context comes from before the block. At the start of the region, where there is none, the first window scores
-    all its L targets.
+    Left context comes from before the block. If the block begins the region, there is none and the first window
+    scores all L targets.
 
     Args:
         start: first target of the block.
@@ -85,9 +85,9 @@ def document_target_blocks(
 ) -> list[TargetBlock]:
     """Chooses target blocks that have at least `longest` tokens of left context inside their document.
 
-    A document's candidates tile what lies past its first `longest` tokens; up to `blocks_per_document` of them are
-    drawn by (seed, document). All documents' first blocks come before any second one, so that a run over the first few
-    blocks has as many clusters as it can.
+    The candidates of a document follow one another from token `longest` on; (seed, document) draws up to
+    `blocks_per_document` of them. The first blocks of all documents come before any second block, so a run over the
+    first few blocks has as many clusters as it can.
 
     Args:
         starts: [C] first token of each document.
@@ -118,8 +118,8 @@ def stream_target_blocks(total: int, *, longest: int, targets: int) -> Iterator[
 def position_bins(context_length: int, *, per_octave: int = 4) -> list[tuple[int, int]]:
     """Returns log-spaced bins (first, last) that cover positions 1 to L.
 
-    A target's position is the number of tokens the model has read when it predicts it. A last bin that the end of the
-    window would leave with a few positions, and so with a mean that says little, joins the one before.
+    A target's position is the number of tokens the model has read when it predicts it. If the end of the
+    window leaves the last bin few positions, whose mean says little, it joins the one before.
     """
     octaves = np.arange(0, per_octave * int(np.ceil(np.log2(context_length))) + 1)
     edges = np.unique(np.round(2.0 ** (octaves / per_octave)).astype(np.int64))
@@ -155,7 +155,7 @@ def targets_by_document(windows: Sequence[Window], starts: NDArray[np.int64]) ->
     """
 
     def up_to_starts(tokens: list[int]) -> NDArray[np.int64]:
-        """Returns for each start the sum of its distances from the tokens before it."""
+        """Returns for each start s: the sum of s - t over all tokens t up to s."""
         sums = np.concatenate([[0], np.cumsum(sorted(tokens))])
         before = np.searchsorted(sorted(tokens), starts, side="right")
         below: NDArray[np.int64] = starts * before - sums[before]

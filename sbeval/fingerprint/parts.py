@@ -13,7 +13,7 @@ Parts = dict[str, str]
 """Name of a part, such as "weights" or "tokenizer.json", to its hash, version or revision."""
 
 REVISION = "revision"
-"""How a part's name ends that is known only once something was downloaded."""
+"""How a part's name ends if the part is known only after a download."""
 _HASH_CHARACTERS = 20
 _HASH = re.compile(r"[0-9a-f]{20,}")
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "tokenizers", "flash-linear-attention", "peft")
@@ -31,7 +31,7 @@ def shortened(sha256: str) -> str:
 
 
 def part_name(path: str) -> str:
-    """Returns a file's name as it can be printed and written, also where its bytes are no UTF-8."""
+    """Returns a file's name in UTF-8, other bytes escaped, so that one can print and write it."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
@@ -55,9 +55,9 @@ def _version(package: str) -> str | None:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """Returns which parts differ: "config.json changed; weights changed", None where none does.
+    """Returns which parts differ: "config.json changed; weights changed", or None if none does.
 
-    A revision that is known on one side alone is no change: it is first known after a download.
+    A revision known on only one side is no change: it is first known after a download.
     """
     differing = []
     for name in sorted(before.keys() | now.keys()):

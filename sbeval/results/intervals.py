@@ -2,21 +2,21 @@
 
 A metric such as NLL a token is a ratio of sums, sum(y) / sum(x) over clusters (source documents), and its uncertainty
 comes from which documents were drawn, not from tokens or windows. Clusters are resampled with replacement, and the
-ratio is studentised by its linearised standard error in every resample (Efron & Tibshirani 1993, section 12.5), which
-keeps coverage near its name where the percentile interval is too short. Simulated with clusters whose sizes and NLL are
+ratio is studentised by its linearised standard error in every resample (Efron & Tibshirani 1993, section 12.5): this
+keeps coverage near nominal where the percentile interval is too short. Simulated with clusters whose sizes and NLL are
 skewed and correlated (`tests/results/test_intervals.py`, 3,000 draws), 95 % intervals cover 92.3 % at 20 clusters and
-93.5 % at 62; most misses lie above the upper end. What is missing is the price of that skew: where sizes and NLL are
-mild, or sizes equal, 20 clusters cover 94.6 to 95.8 %. Nothing else tried did better on one to two thousand of the same
+93.5 % at 62; most misses lie above the upper end. The skew costs the rest: if sizes and NLL are only mildly skewed,
+or sizes equal, 20 clusters cover 94.6 to 95.8 %. Nothing else tried did better on one to two thousand of the same
 draws at 20 clusters: the t interval covers 87.9 %, BCa 88.1 %, BCa with t quantiles 90.5 %, the symmetric studentised
 interval 91.8 %, and calibration by a second level of resamples 90.7 %; jackknife errors, or a scale on which the error
 is stable, gain less than a point for wider intervals.
 
-Where sizes differ more, no resampling mends it: what is missing is the large document that was not drawn, and a sample
-without it looks certain. `uneven` says where that is so, and whoever shows such an interval says so beside it
+If sizes differ more, no resampling helps: a sample that by chance lacks a large document looks certain. `uneven`
+says when that is so, and whoever shows such an interval says so beside it
 (`research/interval_studies/coverage.py` has what they cover, `uneven_rules.py` what a wider rule does).
 
-An interval is resampled until another seed would show the same thousandths, give or take one; where half its width is
-more than about 0.2, that takes more than `RESAMPLES`, and it may move by a few. `resampled_until` and
+Resampling goes on until another seed would move the ends by at most a thousandth. If half the width exceeds about
+0.2, that takes more than `RESAMPLES`, and they may move by a few thousandths. `resampled_until` and
 `linearised_errors` are the bootstrap itself; the bands of a report are built on them too.
 
 Legend: C clusters, B resamples, K ratios, W denominators a cluster: 1, or one for each ratio.
@@ -176,8 +176,8 @@ def quantile_error(values_B: NDArray[np.float64], level: float) -> float:
 def _resamples(clusters: int, seed: int) -> Iterator[NDArray[np.float64]]:
     """Yields how often each cluster is in each resample, without end, in chunks [b, C] that keep memory flat.
 
-    What was drawn is dealt to the clusters again and again, each time in another random order: drawing takes several
-    times as long as what is done with the counts, and which counts a resample has says little about its statistic.
+    Counts drawn once are reused with the clusters in new random orders. Drawing takes several times as long as what is
+    done with the counts, and which counts a resample has matters less than which clusters get them.
     """
     kept_BC = _kept_counts(clusters, seed)
     rows = max(1, _CHUNK_ELEMENTS // clusters)

@@ -3,8 +3,8 @@
 The model's body runs once over the whole input. Its output projection, together with whatever the model's own forward
 does to logits (soft-capping, scaling, a divisor), then runs over chunks of the scored positions only: the full model is
 called with its body replaced by one that hands out the hidden states already computed, so nothing about the head is
-assumed. A short input is scored both ways first; a model that does not come apart like this is run through its own
-forward instead.
+assumed. A short input is run both ways first: if the logits differ or the parts fail, the model's own forward runs
+instead.
 
 Shape suffixes: B rows, L input length, P prefix length, N scored positions, C positions of one chunk, D hidden size,
 V vocabulary.
@@ -128,10 +128,10 @@ class TokenScorer:
 
         Args:
             input_ids_BL: int64 [B, L] model inputs.
-            row_N: int64 [N], the row of each target. On the CPU, as the next two, or the device is waited for.
+            row_N: int64 [N], the row of each target. If it or the next two are on a GPU, that is waited for.
             position_N: int64 [N], the input position whose output predicts the target.
             target_N: int64 [N] token ids.
-            after: from `read`: tokens before every row, which positions do not count. It can be used again.
+            after: tokens before every row, from `read`; positions do not count them. It can be reused.
 
         Raises:
             UserError: the model does not know a target.
@@ -180,7 +180,7 @@ class TokenScorer:
             prefix_P: int64 [P] tokens.
 
         Returns:
-            What the model keeps of them; None where it cannot go on from there more than once, as with sliding windows,
+            What the model keeps of them; None if it cannot be continued more than once, as with sliding windows,
             recurrent states and learned prompts.
         """
         cache = self._croppable_cache() if self._splits(prefix_P[None]) else None
@@ -334,7 +334,7 @@ def _body_returns(body: nn.Module, output: Any) -> Iterator[None]:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The Hugging Face model inside a PEFT wrapper whose adapter lives in the layers; else the model itself."""
+    """Returns the Hugging Face model inside a PEFT wrapper, and any other model itself."""
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         inner: nn.Module = model.get_base_model()  # type: ignore[operator]
         return inner

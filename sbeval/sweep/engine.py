@@ -1,4 +1,4 @@
-"""Where the runs of a sweep run: at first, in threads of this process that each wait for a child."""
+"""Engines that run a sweep's runs, and one: threads of this process that each wait for a child."""
 
 import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,8 @@ class Engine(Protocol):
     """Runs runs, several at a time.
 
     Attributes:
-        at_a_time: how many run side by side where none needs more than its share.
-        begins: what is said of a run that was started.
+        at_a_time: how many run side by side if none needs more than its share.
+        begins: what is reported of a started run.
     """
 
     at_a_time: int
@@ -30,7 +30,7 @@ class Engine(Protocol):
         """Starts a run, or hands it to who will."""
 
     def ended(self, seconds: float) -> list[tuple[PlannedRun, Outcome]]:
-        """Waits until a run has ended, or for so many seconds; returns those that have since it was asked last."""
+        """Waits until a run ends, or for so many seconds; returns the runs that ended since the last call."""
 
     def end(self) -> None:
         """Ends what is running."""
@@ -40,10 +40,10 @@ class Workers:
     """Runs of this machine, each with GPUs of its own.
 
     Args:
-        attempt: tries a run among the children, with variables for its environment.
+        attempt: tries a run as a child process, with variables for its environment.
         count: most runs at a time.
-        gpus: what they are given from; where there are none, each sees what this process sees.
-        share: GPUs of a run that does not say how many.
+        gpus: those to give out; if there are none, each run sees what this process sees.
+        share: GPUs of a run that names no number.
     """
 
     begins = "running"

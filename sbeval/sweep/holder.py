@@ -18,7 +18,7 @@ from sbeval.results.outputs import LOCK, locked, part_of
 HEARTBEAT_SECONDS = 20.0
 # a holder on another machine that has not been heard of for so long is dead
 DEAD_AFTER_SECONDS = 6 * HEARTBEAT_SECONDS
-# between a claim of what a dead holder left and the look whether another machine claimed it too
+# waited after taking a dead holder's lock, before looking whether another machine took it too
 _SETTLING_SECONDS = 2.0
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _JOBS = (("SLURM_JOB_ID", "Slurm job"), ("PBS_JOBID", "PBS job"), ("LSB_JOBID", "LSF job"), ("RAY_JOB_ID", "Ray job"))
@@ -73,7 +73,7 @@ class Holder:
         )
 
     def lives(self, silent_seconds: float) -> bool:
-        """Whether it lives: a process of this machine is looked up, of another one the last sign of life counts."""
+        """Whether it lives: on this machine its process is looked up, on another its last sign of life counts."""
         if self.machine != _machine():
             return silent_seconds < DEAD_AFTER_SECONDS
         if self.started is not None:
@@ -98,8 +98,8 @@ def read_holder(lock: Path) -> Holder | None:
 def holding(folder: Path, lost: Callable[[], Any] = lambda: None) -> Iterator[None]:
     """Holds a run's folder while the block runs and this process lives.
 
-    The lock is made whole, by a link, which one of several machines wins on every shared file system; a kernel's lock
-    on it decides between processes wherever that reaches. What a dead holder left is taken over.
+    The lock appears whole, by a link, which only one machine can make on any shared file system. Wherever a kernel's
+    lock on it reaches, that decides between processes. A dead holder's lock is taken over.
 
     Args:
         folder: what is held; made where it is missing.
@@ -183,7 +183,7 @@ def _job() -> str | None:
 
 
 def _machine() -> str:
-    """Returns a name that processes share whose numbers mean the same: since one start, in one container."""
+    """Returns a name that processes share if they share process numbers: one boot and one container."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -191,7 +191,7 @@ def _machine() -> str:
 
 
 def _started(process: int) -> int | None:
-    """Returns when a process was started, None where it is none, or ended and not yet waited for."""
+    """Returns when a process started, None if it is not found, or ended and is not yet reaped."""
     try:
         state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

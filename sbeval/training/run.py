@@ -64,10 +64,10 @@ class TrainingRun:
         """Trains from the newest state.
 
         Returns:
-            The trained model, whole in the first process; None where time ran out before the run's end.
+            The trained model, whole only in the first process; None if time ran out first.
 
         Raises:
-            UserError: the loss was not finite, the disk is full, or FSDP was asked for in a single process.
+            UserError: loss or weights are not finite, the disk is full, or FSDP has a single process.
         """
         if self.fsdp and process_count() == 1:
             raise UserError("expected several processes for --fsdp, found one; start it with `accelerate launch`")
@@ -124,7 +124,7 @@ class TrainingRun:
         return None if watch.out_of_time else whole_model(trainer, kind)
 
     def _earlier_parts(self, first_step: int) -> list[dict[str, Any]]:
-        """What earlier commands did; steps that are done again count once."""
+        """What earlier commands did, up to the step to resume from."""
         parts = read_lines(self.out / "runs.jsonl")
         return [part | {"last_step": min(part["last_step"], first_step)} for part in parts]
 

@@ -1,4 +1,4 @@
-"""The part all perplexity protocols share: one lm-eval document is one block, carried at every context length."""
+"""What all perplexity protocols share: one lm-eval document is one block, cut anew at every context length."""
 
 import importlib.metadata
 import logging
@@ -67,18 +67,18 @@ class PerplexityTask(BaseTask):
 
     @abstractmethod
     def blocks(self) -> list[dict[str, Any]]:
-        """Returns the documents lm-eval counts; `lengths` is set."""
+        """Returns the documents lm-eval counts; needs `lengths`."""
 
     @abstractmethod
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
         """Cuts a block at one context length."""
 
     def settle(self) -> SettledLengths:
-        """Chooses the context lengths; `options` and `corpus` are set."""
+        """Chooses the context lengths; needs `options` and `corpus`."""
         return self.settle_full_windows(targets=0)
 
     def settle_full_windows(self, *, targets: int) -> SettledLengths:
-        """Takes lengths that leave room for `targets` more tokens, in the stream or inside a document."""
+        """Chooses lengths that leave room for `targets` more tokens in the stream or a document."""
         model = self.model_limits()
         if self.context == "stream":
             hard, by_default = [stream_limit(self.corpus, targets=targets), *model], None
@@ -246,7 +246,7 @@ class PerplexityTask(BaseTask):
         return dict(self.metrics.aggregation())
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Says of the metrics that have a better direction which it is."""
+        """Says which direction is better, for each metric that has one."""
         return self.metrics.higher_is_better()
 
     def _distinct_windows(self, block: Mapping[str, Any]) -> Iterator[Window]:

@@ -1,7 +1,7 @@
 """Ways to read beyond the training length, each as functions of positions.
 
-Every method but `log_length` splits the pairs of a query and a key into zones and rotates both anew in each of them, so
-that no distance is longer than in training. The keys a query has in one zone lie in a row, and none is in two zones.
+Every method but `log_length` splits query-key pairs into zones and rotates each zone anew, so that no distance is
+longer than in training (`self_extend`: in texts not too long). A query's keys in one zone lie in a row, none in two.
 Positions are int64 tensors of any shape, counted from the beginning of a text; those below 0 are padding.
 """
 
@@ -27,10 +27,10 @@ class Zone(NamedTuple):
     """Pairs whose queries and keys are rotated alike.
 
     Attributes:
-        query: from a query's position to the one it is rotated by.
-        key: from a key's position to the one it is rotated by.
-        first: from a query's position to that of the first key it has here, at least 0.
-        stop: to the position behind its last key, no larger than `first` where it has none.
+        query: maps a query's position to the one it is rotated by.
+        key: maps a key's position to the one it is rotated by.
+        first: maps a query's position to that of its first key here, at least 0.
+        stop: maps it to the position after its last key, at most `first` if it has none.
     """
 
     query: OfPosition
@@ -69,7 +69,7 @@ def _self_extend(group: int, window: int) -> tuple[Zone, ...]:
 
 
 def _dual_chunk(chunk: int, local: int) -> tuple[Zone, ...]:
-    """Keys by their place in a chunk; queries too, or behind the chunk before, or farthest of all (An et al. 2024).
+    """Keys by place in chunk; queries too, `chunk` more for the chunk before, else farthest (An et al. 2024).
 
     arXiv 2402.17463, where `chunk` is s, `local` w, and their sum the pretraining window c.
     """
@@ -127,7 +127,7 @@ class _Kind(NamedTuple):
     Attributes:
         numbers: their names.
         zones: the zones of all pairs.
-        farthest: tokens of training that its distances need; None for a method that needs the training length itself.
+        farthest: training length its numbers need at least; None if it needs the training length itself.
         unchanged: longest text on which it is plain attention.
     """
 
@@ -186,7 +186,7 @@ class Extrapolation:
     def temperature(self, position: Tensor) -> Tensor | None:
         """Returns the factor of each query's logits in fp32, None where there is none.
 
-        That of a query with n keys is log n by the logarithm of the training length, and at least 1.
+        For a query with n keys it is log n / log(training length), but at least 1.
         """
         if self.method != "log_length":
             return None

@@ -2,13 +2,12 @@
 
 Adaptive computation pruning (Lin et al. 2025, arXiv 2504.06949) bounds every logit by the largest norms of queries and
 keys of a text. Here the norms are those of the two blocks, and a query's own key, whose decay is 0, says how much
-weight there is at least. With own logit s_j and n keys in a block, those of blocks 0 to c have together at most the
-share
+weight there is at least. If query j has own logit s_j, keys of blocks 0 to c have at most the share
 
     sum over blocks of n exp(scale max|q| max|k| + S_j - S_i - s_j)
 
-of the weight. Blocks are skipped while that is at most half the threshold, for all queries of a block at once, so an
-output changes by at most the threshold times the largest value.
+of the weight; i is the newest of a block's n keys. Blocks are skipped while it is at most half the threshold for all
+queries of a block: outputs change by at most the threshold times the largest value.
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, R blocks of queries, C blocks of
 keys.
@@ -23,7 +22,7 @@ from torch.nn.functional import pad
 
 BLOCK_TOKENS = 128
 LARGEST_MASK = 1 << 27
-"""Most pairs of blocks, over all heads, for which it is worked out: some 16 bytes each."""
+"""Most pairs of blocks, over all heads: some 16 bytes each. Above it, none is skipped."""
 
 
 def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: float, threshold: float) -> Tensor | None:
@@ -49,7 +48,7 @@ def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: fl
     query_BHR, key_BHC = (by_block(x.norm(dim=-1), 0.0).amax(-1) for x in (q_BHLD, k_BHLD))
     own_BHR = by_block(scale * (q_BHLD * k_BHLD).sum(-1), torch.inf).amin(-1)
     sums_BHRN = by_block(sums_BHL, -torch.inf)
-    # the first query of a block is the one that has forgotten least; keys at the end of theirs are the least forgotten
+    # a block's first query has forgotten least; the last key of a block of keys is forgotten least
     newest_BHC = sums_BHL[..., [min(length, (block + 1) * BLOCK_TOKENS) - 1 for block in range(blocks)]]
     log_share_BHRC = (
         math.log(BLOCK_TOKENS)

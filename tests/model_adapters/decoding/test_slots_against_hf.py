@@ -195,15 +195,16 @@ def test_what_is_not_served_goes_the_old_way_and_the_log_says_so_once(
     assert reason in message
 
 
+@pytest.mark.parametrize(("name", "value"), [("repetition_penalty", 1.5), ("max_new_tokens", 5)])
 def test_a_generation_config_that_asks_for_more_goes_the_old_way(
-    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
+    name: str, value: float, checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
 ) -> None:
     lm = adapter(checkpoint("llama"))
     lm.model.generation_config = transformers.GenerationConfig(
-        repetition_penalty=1.5, no_repeat_ngram_size=0, num_beams=1, eos_token_id=1, pad_token_id=2
+        **{name: value}, no_repeat_ngram_size=0, num_beams=1, eos_token_id=1, pad_token_id=2
     )
     answers(lm, SETTING, LINES[:1])
-    assert "the model's generation config sets repetition_penalty" in caplog.text
+    assert f"the model's generation config sets {name}" in caplog.text
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="graphs are recorded on a GPU")
