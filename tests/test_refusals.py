@@ -53,6 +53,8 @@ SENTENCES = {
     "convert text.txt out": "found a file at 'text.txt'",
     "convert nope out": "Expected a checkpoint at 'nope', found no such folder, and neither the hub nor its cache",
     f"convert {CHECKPOINT} out --dtype bf61": "found 'bf61'",
+    "inspect /no/such": "Expected a checkpoint at '/no/such', found nothing there",
+    "inspect models": "Expected a checkpoint with its config.json at 'models'",
 }
 # one process for all, since starting it is most of what a refusal takes
 IN_TURN = """

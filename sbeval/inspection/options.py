@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sbeval.ending import EVALUATE, say_next
+from sbeval.hub_names import check_name
 
 _CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Folder or hub id, downloaded whole as a run would.")
 _MEMORY = typer.Option(metavar="SIZE", help="Memory of a GPU, such as 80GiB, in place of what is free here.")
@@ -55,6 +56,7 @@ def inspect_command(arguments: Sequence[str], check: Callable[..., bool], share:
         Exit code 1 where it cannot be loaded.
         """
         started = time.perf_counter()  # imports are a part of what a run takes
+        check_name(checkpoint, "a checkpoint", file="config.json")
         from sbeval.inspection.command import Question, inspect, to_json_text
 
         question = Question(

@@ -1,4 +1,8 @@
-"""Two machines of two processes each, on loopback: the numbers of one process, and one sentence where one fails."""
+"""Two machines on loopback: the numbers of one process, and one sentence where one of several fails.
+
+Each machine has two processes where it matters that some are neither alone nor first, one elsewhere: each process takes
+as long to start as all the rest.
+"""
 
 import contextlib
 import json
@@ -17,7 +21,7 @@ from tests.model_adapters.runs import rank_that
 from tests.model_adapters.small import Checkpoints, english
 
 HERE = str(Path(rank_that.__file__).parent)
-MACHINES, PROCESSES = 2, 4
+MACHINES = 2
 
 
 @pytest.fixture
@@ -37,12 +41,14 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
     return kept | own | variables
 
 
-def on_two_machines(command: list[str], folder: Path, **variables: str) -> list[tuple[int, str, float]]:
+def on_two_machines(
+    command: list[str], folder: Path, *, processes: int, **variables: str
+) -> list[tuple[int, str, float]]:
     """Returns exit code, output and time of the end of each machine's launcher."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    options = [f"--num_machines={MACHINES}", f"--num_processes={PROCESSES}", "--main_process_ip=127.0.0.1"]
+    options = [f"--num_machines={MACHINES}", f"--num_processes={processes}", "--main_process_ip=127.0.0.1"]
     ended = []
     with contextlib.ExitStack() as stack:
         started = []
@@ -81,30 +87,31 @@ def results(folder: Path) -> dict[str, object]:
 def test_two_machines_give_the_numbers_of_one_process_to_the_bit(evaluation: list[str], tmp_path: Path) -> None:
     alone = [sys.executable, "-m", "sbeval", "run", *evaluation, "--output_path", "one"]
     subprocess.run(alone, env=environment(tmp_path), cwd=tmp_path, check=True, capture_output=True)
-    ended = on_two_machines(["run", *evaluation, "--output_path", "four"], tmp_path)
+    ended = on_two_machines(["run", *evaluation, "--output_path", "four"], tmp_path, processes=4)
     assert [code for code, *_ in ended] == [0, 0], ended
     assert len(results(tmp_path / "one")) == 2
     assert results(tmp_path / "four") == results(tmp_path / "one")
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize(("rank", "processes"), [(0, 2), (3, 4)])
 def test_a_process_that_fails_ends_all_with_its_sentence_alone(
-    rank: int, evaluation: list[str], tmp_path: Path
+    rank: int, processes: int, evaluation: list[str], tmp_path: Path
 ) -> None:
     command = ["-m", "rank_that", "run", *evaluation]
-    ended = on_two_machines(command, tmp_path, RANK_THAT=f"{rank} fails")
+    ended = on_two_machines(command, tmp_path, processes=processes, RANK_THAT=f"{rank} fails")
     texts = [text for _, text, _ in ended]
     failed_at = next(float(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("at "))
     for code, text, end in ended:
         assert code == 1
-        assert text.splitlines()[-1].startswith(f"{rank_that.SENTENCE} (rank {rank} of 4, process ")
+        assert text.splitlines()[-1].startswith(f"{rank_that.SENTENCE} (rank {rank} of {processes}, process ")
         assert text.count(rank_that.SENTENCE) == 1
         assert "Traceback" not in text
         assert end - failed_at < 15, text
 
 
 def test_a_process_that_is_killed_is_named(evaluation: list[str], tmp_path: Path) -> None:
-    for code, text, _ in on_two_machines(["-m", "rank_that", "run", *evaluation], tmp_path, RANK_THAT="1 dies"):
+    command = ["-m", "rank_that", "run", *evaluation]
+    for code, text, _ in on_two_machines(command, tmp_path, processes=2, RANK_THAT="1 dies"):
         assert code == 1
         said = text.splitlines()[-1]
         assert said.startswith("Expected every process to end well, found that rank 1, process ")
@@ -114,11 +121,11 @@ def test_a_process_that_is_killed_is_named(evaluation: list[str], tmp_path: Path
 
 def test_a_process_that_hangs_is_named_after_a_time_out(evaluation: list[str], tmp_path: Path) -> None:
     command = ["-m", "rank_that", "run", *evaluation]
-    ended = on_two_machines(command, tmp_path, RANK_THAT="2 hangs", SBEVAL_WAIT_SECONDS="5")
+    ended = on_two_machines(command, tmp_path, processes=2, RANK_THAT="1 hangs", SBEVAL_WAIT_SECONDS="5")
     for code, text, _ in ended:
         assert code == 1
         said = text.splitlines()[-1]
-        assert said.startswith("Expected all processes within 5 s of each other, found that rank 2 of 4, process ")
+        assert said.startswith("Expected all processes within 5 s of each other, found that rank 1 of 2, process ")
         assert "Traceback" not in text
 
 

@@ -2,9 +2,6 @@
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -15,6 +12,7 @@ import pytest
 from corpus_problems import random_text, tiny_tokenizer
 
 from sbeval.checkpoints.load import load_checkpoint
+from sbeval.cli import app
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.command import train_command
@@ -197,21 +195,19 @@ def test_lengths_to_report_reach_as_far_as_the_text_kept_out(tmp_path, texts) ->
     assert lengths[-1] <= (held_out["tokens"] + 2) // 4 < 2 * lengths[-1]
 
 
-def test_a_folder_of_text_becomes_a_model_and_a_page_in_one_command(tmp_path, tokenizer_folder) -> None:
+def test_a_folder_of_text_becomes_a_model_and_a_page_in_one_command(
+    tmp_path, tokenizer_folder, capfd, monkeypatch
+) -> None:
     text = write_text(tmp_path / "own", [random_text(60, index) for index in range(60)])
-    command = [sys.executable, "-P", "-m", "sbeval", "train", "--text", str(text), "--tokenizer", tokenizer_folder]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "run"), "--report", *small()],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "The page is" in done.stdout
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = ["train", "--text", str(text), "--tokenizer", tokenizer_folder, "--out", str(tmp_path / "run")]
+    app([*command, "--report", *small()], standalone_mode=False)
+    said = capfd.readouterr().out
+    assert "The page is" in said
     table = (tmp_path / "run" / "report" / "results.csv").read_text()
     assert {row.split(",")[0] for row in table.splitlines()[1:]}  # rows there are
     assert "own" in table
     assert "own_text" not in table
     assert "held_out" not in table
-    assert "3 of 60 documents are kept out of training" in done.stdout
-    assert [line for line in done.stdout.splitlines() if line.startswith("Next:")] == done.stdout.splitlines()[-1:]
+    assert "3 of 60 documents are kept out of training" in said
+    assert [line for line in said.splitlines() if line.startswith("Next:")] == said.splitlines()[-1:]
