@@ -3,12 +3,14 @@
 Triton's kernels run in Triton's interpreter where there is no GPU; that must be set before triton is imported.
 """
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,19 @@ if not Path("/dev/nvidiactl").exists():
 # a shell that starts the tests in the background, or nohup, has them, and every process they start, ignore a signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Undoes what commands that a test runs in its own process, lm-eval's among them, have set of logging."""
+    loggers = [logging.getLogger(name) for name in (None, "lm_eval", "sbeval", "transformers")]
+    before = [(logger, logger.level, logger.propagate, logger.disabled, list(logger.handlers)) for logger in loggers]
+    disabled = logging.root.manager.disable
+    yield
+    logging.disable(disabled)
+    for logger, level, propagate, off, handlers in before:
+        logger.setLevel(level)
+        logger.propagate, logger.disabled, logger.handlers[:] = propagate, off, handlers
 
 
 @pytest.fixture(scope="session")

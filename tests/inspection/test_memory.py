@@ -56,6 +56,10 @@ def test_a_text_s_keys_take_what_the_adapter_s_slots_do(variant: str, tokens: in
     model = small_model(**VARIANTS[variant])
     found = sizes_of(model)
     assert found is not None
+    if any(getattr(module, "looks_back", False) for module in model.modules()):
+        # no slots: its cache holds more than keys and values of head_dim
+        assert text_bytes(found, tokens) > slot_bytes(model, -(-tokens // 64) * 64)
+        return
     assert text_bytes(found, tokens) == slot_bytes(model, -(-tokens // 64) * 64)
 
 

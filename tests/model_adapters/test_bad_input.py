@@ -150,12 +150,12 @@ FLA_STAND_IN = """
 import transformers
 
 class Config(transformers.LlamaConfig):
-    model_type = "forgetting_transformer"
+    model_type = "gated_deltanet"
 
 class Model(transformers.LlamaForCausalLM):
     config_class = Config
 
-transformers.AutoConfig.register("forgetting_transformer", Config)
+transformers.AutoConfig.register("gated_deltanet", Config)
 transformers.AutoModelForCausalLM.register(Config, Model)
 """
 
@@ -169,10 +169,10 @@ def test_models_of_fla_are_baselines_where_that_package_is_installed(
     monkeypatch.syspath_prepend(tmp_path)
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "forgetting_transformer"}))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "gated_deltanet"}))
     lm = load(folder)
     assert type(lm.model).__name__ == "Model"
-    assert lm.get_model_info()["sbeval"]["format"] == "huggingface:forgetting_transformer"
+    assert lm.get_model_info()["sbeval"]["format"] == "huggingface:gated_deltanet"
 
 
 def test_a_checkpoint_without_a_tokenizer_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:

@@ -124,11 +124,12 @@ def test_the_scheme_recipes_become_the_papers_three_panels(tmp_path: Path) -> No
             "nope",
             "alibi",
             "fire",
+            "forgetting",
         },
         "training length": {"stickbreaking", "rope", "rope_4x", "rope_4x_dynamic"},
         "attention window": {"stickbreaking", "rope", "rope_window_1024", "rope_window_256", "rope_window_512"},
     }
-    assert len(SCHEMES) == 12
+    assert len(SCHEMES) == 13
 
 
 def test_a_page_of_seeds_says_so_and_its_tables_keep_every_seed(tmp_path: Path) -> None:
