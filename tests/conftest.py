@@ -10,7 +10,6 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,16 +24,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
-    """Undoes what commands that a test runs in its own process, lm-eval's among them, have set of logging."""
-    loggers = [logging.getLogger(name) for name in (None, "lm_eval", "sbeval", "transformers")]
-    before = [(logger, logger.level, logger.propagate, logger.disabled, list(logger.handlers)) for logger in loggers]
-    disabled = logging.root.manager.disable
-    yield
-    logging.disable(disabled)
-    for logger, level, propagate, off, handlers in before:
-        logger.setLevel(level)
-        logger.propagate, logger.disabled, logger.handlers[:] = propagate, off, handlers
+def logs_as_in_a_fresh_process() -> None:
+    """Undoes what commands that earlier tests ran in this process have set: lm-eval's, and `sbeval launch`."""
+    logging.disable(logging.NOTSET)
+    harness = logging.getLogger("lm_eval")
+    harness.setLevel(logging.NOTSET)
+    harness.propagate = True
 
 
 @pytest.fixture(scope="session")
