@@ -92,7 +92,7 @@ def _outcome(
     except UserError as error:
         return Outcome("failed", str(error))
     except OSError as error:
-        reason = f"Expected to write to {run.folder}, found: {error.strerror}: make room, or use another output folder"
+        reason = f"Expected to write to {run.folder}, found: {error.strerror}: mend that, or use another output folder"
         return Outcome("failed", reason)
 
 
