@@ -21,7 +21,7 @@ _TOOLTIP = {
 }
 _UNEQUAL = 8.0
 """Largest differences of two models whose ratio is above this share no linear axis: the smaller would be flat."""
-_SYMLOG_TICKS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_SYMLOG_TICKS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 def difference_figure(

@@ -7,7 +7,7 @@ import itertools
 from typing import NamedTuple
 
 FIRST_PIECE_TOKENS = 4096
-"""Newest keys of a chunk that are asked for at once; every older piece has twice as many as the one before."""
+"""Newest keys of a chunk that one chunk asks for at once; every older piece has twice as many as the one before."""
 
 
 class Piece(NamedTuple):
@@ -34,16 +34,24 @@ def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
 
 
 def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
-    """Returns all keys that are older than a process's newer chunk, newest first."""
-    bounds = [chunk_tokens]
+    """Returns all keys that are older than a process's newer chunk, newest first.
+
+    All processes have equally many pieces, and the pieces of one place are equal work: of keys that both chunks see,
+    there are half as many. Processes wait for each other at every piece, so unequal ones would cost all of them.
+    """
+    cuts = [0]
     size = FIRST_PIECE_TOKENS
-    while bounds[-1] > 0:
-        bounds.append(max(0, bounds[-1] - size))
+    while cuts[-1] < chunk_tokens:
+        rest = chunk_tokens - cuts[-1] - size
+        cuts.append(cuts[-1] + size if rest >= FIRST_PIECE_TOKENS else chunk_tokens)
         size *= 2
+    twice = [chunk_tokens - cut // 2 for cut in (*cuts, *(chunk_tokens + cut for cut in cuts[1:]))]
+    once = [chunk_tokens - cut for cut in cuts]
     found = []
     older, newer = chunks_of(rank, ranks)
     for chunk in reversed(range(newer)):
-        of_newer = chunk >= ranks
+        of_newer, of_both = chunk >= ranks, chunk < older
         holder = 2 * ranks - 1 - chunk if of_newer else chunk
-        found += [Piece(holder, of_newer, start, stop, chunk < older) for stop, start in itertools.pairwise(bounds)]
+        bounds = itertools.pairwise(twice if of_both else once)
+        found += [Piece(holder, of_newer, start, stop, of_both) for stop, start in bounds if start < stop]
     return found

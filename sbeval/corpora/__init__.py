@@ -18,7 +18,7 @@
 from sbeval.corpora.cache import cache_folder
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
 from sbeval.corpora.hub import KNOWN, HubText, hub_corpus, hub_text
-from sbeval.corpora.local import local_corpus, read_text
+from sbeval.corpora.local import local_corpus, read_text, text_name
 from sbeval.corpora.sources import split_wikitext_pages, stdlib_corpus, wikitext_corpus
 from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
@@ -46,6 +46,7 @@ __all__ = [
     "separator_ids",
     "split_wikitext_pages",
     "stdlib_corpus",
+    "text_name",
     "token_key",
     "tokenize_corpus",
     "tokenizer_sha256",

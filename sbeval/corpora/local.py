@@ -18,6 +18,7 @@ MOST_DOCUMENT_BYTES = 512 * 2**20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PIECE_BYTES = 2**20
 _COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
+_KINDS = (".txt", ".jsonl", ".ndjson", ".parquet")
 
 
 def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") -> Corpus:
@@ -46,6 +47,15 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
             raise UserError(f"Expected text in data_path {str(path)!r}, found none: give a file or folder with text.")
 
     return Corpus(name=name, documents=documents, detail=path.name)
+
+
+def text_name(path: Path) -> str:
+    """Returns the name of a file or folder of text without the endings that say how the text is stored."""
+    name = path.name
+    for endings in (_COMPRESSIONS, _KINDS):
+        ending = Path(name).suffix
+        name = name.removesuffix(ending) if ending in endings else name
+    return name
 
 
 def read_text(path: Path) -> str:

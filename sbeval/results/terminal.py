@@ -4,10 +4,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from sbeval.results.digits import decimals
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import parse_metric_key
 
 _TASKS_ABREAST = 3
+_LEAST_DIGITS = 3
 _EXACT = "exact_match"
 _NONE = "-"
 
@@ -61,11 +63,13 @@ def _scores(name: str, row: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
 
 def _nll_table(tasks: Mapping[str, tuple[Mapping[int, Any], Mapping[int, Any]]]) -> str:
     lengths = sorted({length for values, _ in tasks.values() for length in values})
+    digits = {name: _digits(ends.values()) for name, (_, ends) in tasks.items()}
     lines = [["context", *tasks]]
     for length in lengths:
-        lines.append(
-            [f"{length:,}", *(_with_interval(values.get(length), ends.get(length)) for values, ends in tasks.values())]
-        )
+        cells = [
+            _with_interval(values.get(length), ends.get(length), digits[name]) for name, (values, ends) in tasks.items()
+        ]
+        lines.append([f"{length:,}", *cells])
     text = f"NLL in nats per token [95% interval], lower is better\n{_aligned(lines)}"
     if any(ends.get(length) is None for values, ends in tasks.values() for length in values):
         text += f"\nno interval: it takes {MINIMUM_CLUSTERS} documents"
@@ -79,14 +83,24 @@ def _score_table(tasks: Mapping[str, Mapping[int, Any]]) -> str:
     return _aligned([header, *lines], left=1)
 
 
-def _with_interval(value: Any, ends: Any) -> str:
-    if not isinstance(ends, Sequence) or len(ends) != 2:
-        return _number(value)
-    return f"{_number(value)} [{_number(ends[0])}, {_number(ends[1])}]"
+def _digits(intervals: Iterable[Any]) -> int:
+    """Returns the digits behind the point that show two of the narrowest interval's width, at least three."""
+    widths = [float(ends[1]) - float(ends[0]) for ends in intervals if _is_interval(ends)]
+    return max((decimals(width, least=_LEAST_DIGITS) for width in widths), default=_LEAST_DIGITS)
 
 
-def _number(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, int | float) and math.isfinite(value) else _NONE
+def _is_interval(ends: Any) -> bool:
+    return isinstance(ends, Sequence) and len(ends) == 2
+
+
+def _with_interval(value: Any, ends: Any, digits: int) -> str:
+    if not _is_interval(ends):
+        return _number(value, digits)
+    return f"{_number(value, digits)} [{_number(ends[0], digits)}, {_number(ends[1], digits)}]"
+
+
+def _number(value: Any, digits: int = _LEAST_DIGITS) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, int | float) and math.isfinite(value) else _NONE
 
 
 def _aligned(lines: Sequence[Sequence[str]], left: int = 0) -> str:

@@ -12,6 +12,7 @@ from sbeval.corpora import (
     local_corpus,
     split_wikitext_pages,
     stdlib_corpus,
+    text_name,
     wikitext_corpus,
 )
 from sbeval.corpora.split import split_corpus
@@ -62,7 +63,8 @@ def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
 def _local_name(path: Path) -> str:
     """Returns the name of a file or folder, with its parent's where it would be taken for a corpus known here."""
     place = path.expanduser().absolute()
-    return f"{place.parent.name}/{place.name}" if place.name in (*HUB_DATASETS, "stdlib", "text") else place.name
+    name = text_name(place)
+    return f"{place.parent.name}/{name}" if name in (*HUB_DATASETS, "stdlib", "text") else name
 
 
 def words_sha256(path: Path) -> str:

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from sbeval.attention import stickbreaking_attention, zigzag
@@ -20,6 +22,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "current": {"attend_current": True},
     "skipping": {"skip_threshold": 1e-6},
 }
+
+
+@given(st.integers(1, 6), st.integers(2, 5000), st.integers(2, 700))
+def test_every_process_has_every_older_key_once_and_as_much_work_at_every_place(
+    ranks: int, chunk_tokens: int, first: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zigzag, "FIRST_PIECE_TOKENS", first)
+        lists = [zigzag.pieces(rank, ranks, chunk_tokens) for rank in range(ranks)]
+    for rank, own in enumerate(lists):
+        older, newer = zigzag.chunks_of(rank, ranks)
+        ends = [(zigzag.chunks_of(each.holder, ranks)[each.newer] * chunk_tokens, each) for each in own]
+        keys = [key for base, each in ends for key in range(base + each.stop - 1, base + each.start - 1, -1)]
+        assert keys == list(range(newer * chunk_tokens))[::-1]
+        assert all(each.of_both == (base < older * chunk_tokens) for base, each in ends)
+    for places in zip(*lists, strict=True):
+        work = [(each.stop - each.start) * (1 + each.of_both) for each in places]
+        assert max(work) - min(work) <= 2
 
 
 def inputs(dtype: torch.dtype, logit_scale: float) -> list[Tensor]:

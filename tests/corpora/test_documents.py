@@ -22,6 +22,7 @@ from sbeval.corpora import (
     make_document,
     split_wikitext_pages,
     stdlib_corpus,
+    text_name,
     wikitext_corpus,
 )
 from sbeval.errors import UserError
@@ -89,6 +90,22 @@ def test_text_file_is_one_document_and_jsonl_one_a_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x y"}\n\n"z"\n{"text": " "}\n')
     documents = list(local_corpus(tmp_path).documents())
     assert [(d.name, d.text) for d in documents] == [("a.jsonl:1", "x y"), ("a.jsonl:3", "z"), ("b.txt", "one\ntwo")]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("poems.txt", "poems"),
+        ("poems.jsonl.zst", "poems"),
+        ("v1.2.parquet", "v1.2"),
+        ("poems.gz", "poems"),
+        ("notes.md", "notes.md"),
+        ("poems", "poems"),
+        (".txt", ".txt"),
+    ],
+)
+def test_a_text_is_named_without_the_endings_that_say_how_it_is_stored(file: str, name: str) -> None:
+    assert text_name(Path("folder") / file) == name
 
 
 def test_hash_follows_text_names_and_order(tmp_path: Path) -> None:

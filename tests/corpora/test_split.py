@@ -62,7 +62,8 @@ def test_what_matches_nowhere_is_said() -> None:
 
 @pytest.mark.parametrize("value", [512, "", ["paragraph"], None, "paragraphs", "Paragraph", "(", "[a-"])
 def test_what_is_no_split_is_refused(value: object) -> None:
-    with pytest.raises(UserError, match="split to be"):
+    expected = "split to be paragraph, a number of tokens such as '512 tokens', or a regular expression, found"
+    with pytest.raises(UserError, match=expected):
         read_value(Split, value, name="split")
 
 

@@ -35,6 +35,11 @@ def test_four_lengths_take_four_rows_however_many_metrics_there_are() -> None:
     assert re.search(r"^ *16,384 +2\.164 \[1\.900, 2\.100\] +2\.164 \[1\.900, 2\.100\]$", table, flags=re.M)
 
 
+def test_an_interval_of_two_thousandths_is_shown_with_two_digits_of_its_width() -> None:
+    table = printed({"sb_stdlib_stream": perplexity(LENGTHS, (2.0013, 2.0034)), "sb_text_rolling": perplexity(LENGTHS)})
+    assert re.search(r"^ *256 +2\.0026 \[2\.0013, 2\.0034\] +2\.003 \[1\.900, 2\.100\]$", table, flags=re.M)
+
+
 def test_a_missing_interval_says_what_it_takes_and_a_missing_length_is_no_number() -> None:
     tasks = {"sb_text_stream": perplexity([256], None), "sb_text_rolling": perplexity([1024])}
     lines = printed(tasks).splitlines()

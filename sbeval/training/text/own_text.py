@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from sbeval.corpora import Corpus, Document, corpus_sha256, hub_corpus, hub_text, local_corpus
+from sbeval.corpora import Corpus, Document, corpus_sha256, hub_corpus, hub_text, local_corpus, text_name
 from sbeval.corpora.cache import cache_folder, writing_to
 from sbeval.corpora.split import counts_tokens, split_corpus
 from sbeval.corpora.store import batches
@@ -79,7 +79,7 @@ def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:
     """
     path = Path(text.source).expanduser()
     if path.exists():
-        corpus = local_corpus(path, name=path.name, text_field=text.field or "text")
+        corpus = local_corpus(path, name=text_name(path), text_field=text.field or "text")
     elif text.source.count("/") == 1 and not text.source.startswith((".", "/", "~")):
         source = hub_text(text.source, config=text.dataset_config, split=text.dataset_split, text_field=text.field)
         corpus = hub_corpus(source, name=text.source)

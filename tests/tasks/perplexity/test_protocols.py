@@ -355,7 +355,7 @@ def test_one_long_file_has_intervals_where_it_is_split_and_a_warning_where_not(
     low, high = parts["values"]["nll_ci95@0000016"]
     assert low < high
     assert not few_documents(caplog.text)
-    assert parts["record"]["corpus"] == "own.txt"
+    assert parts["record"]["corpus"] == "own"
     assert parts["record"]["corpus_detail"] == f"own.txt, split by {split}"
 
 
