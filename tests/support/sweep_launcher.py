@@ -34,6 +34,9 @@ def main() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "terminate":
         os.kill(os.getpid(), signal.SIGTERM)
+    if behaviour == "meet":
+        meet(count, 3)
+        behaviour = "slow"
     if behaviour.startswith("slow"):
         time.sleep(float(behaviour.partition(":")[2] or 0.3))
         with count.with_name("spans.jsonl").open("a", encoding="utf-8") as file:
@@ -43,6 +46,13 @@ def main() -> None:
         hang(count.with_name("held.lock"))
     dataset = config.get("metadata", {}).get("dataset")
     write_results(Path(config["output_path"]), samples=1 if behaviour == "cut" else 2, dataset=dataset)
+
+
+def meet(started: Path, runs: int) -> None:
+    """Waits until so many runs have started."""
+    deadline = time.monotonic() + 60
+    while len(started.read_text(encoding="utf-8").splitlines()) < runs and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def hang(lock: Path) -> None:

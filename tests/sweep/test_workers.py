@@ -49,9 +49,9 @@ def most_at_once(found: list[tuple[str, str | None, float, float]]) -> int:
 def test_runs_side_by_side_leave_what_runs_one_after_another_leave(tmp_path: Path) -> None:
     names = ("one", "two", "broken", "three", "four")
     failed = {}
-    for workers in (None, "3"):
-        folder = tmp_path / str(workers) / "out"
-        failed[workers] = [str(failure.run) for failure in run_sweep(sweep(folder, *names), workers=workers)]
+    for workers, behaviour in ((None, "slow"), ("3", "meet")):
+        settings = sweep(tmp_path / str(workers) / "out", *names, behaviour=behaviour)
+        failed[workers] = [str(failure.run) for failure in run_sweep(settings, workers=workers)]
     assert failed[None] == failed["3"] == ["broken/t"]
     left = {}
     for workers in (None, "3"):
