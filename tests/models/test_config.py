@@ -155,12 +155,12 @@ def test_kernels_of_a_softmax_model_are_refused() -> None:
         model.set_kernels(skip_threshold=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
+@pytest.mark.parametrize(("kind", "factor"), [("linear", 4.0), ("dynamic", 4.0), ("yarn", 4.0), ("yarn", 8.0)])
 def test_a_scaled_checkpoint_states_its_original_length_without_a_warning(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kind: str, factor: float, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    own = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+    own = {"rope_type": kind, "factor": factor, "rope_theta": 10000.0, "original_max_position_embeddings": 16}
     config = small_config(attention="rope", rope_parameters=own, training_length_tokens=64)
     config.save_pretrained(tmp_path)
     found = SbevalConfig.from_pretrained(tmp_path)
