@@ -151,11 +151,10 @@ def _y(axes: Axes) -> dict[str, Any]:
         scale["constant"] = SYMLOG_CONSTANT
     if axes.y_domain:
         scale |= {"domain": list(axes.y_domain), "nice": False}
-    axis: dict[str, Any] = {"tickCount": 6}
+    # Vega leaves out every other one of the values if there are more than its count of ticks
+    axis: dict[str, Any] = {"values": list(axes.y_values), "labelOverlap": False} if axes.y_values else {"tickCount": 6}
     if axes.y_format:
         axis["format"] = axes.y_format
-    if axes.y_values:
-        axis |= {"values": list(axes.y_values), "labelOverlap": False}
     return {"field": "y", "type": "quantitative", "title": axes.y_title, "scale": scale, "axis": axis}
 
 

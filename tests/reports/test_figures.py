@@ -10,6 +10,7 @@ from typing import Any
 import altair
 import pandas as pd
 import pytest
+import vl_convert
 from experiment_files import mqrar_task, write_everything
 from result_files import CURVES, LENGTHS, model_record, perplexity_task, position_task, ruler_task, write_run
 
@@ -20,7 +21,8 @@ from sbeval.reports.analyse.statistics import wilson_interval
 from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.curves import curve_figure
 from sbeval.reports.figures.labels import end_labels, nice_domain, spread
-from sbeval.reports.figures.theme import choose_looks
+from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.theme import Look, choose_looks
 from sbeval.reports.sections.section import Figure
 from sbeval.reports.table import Table
 from sbeval.reports.write.html import environment
@@ -43,6 +45,17 @@ def test_every_figure_is_valid_vega_lite(everything: dict[str, Figure]) -> None:
     assert len(specs) > 20
     for spec in one_of_a_shape(specs):
         altair.Chart.from_dict(spec, validate=True)
+
+
+def test_every_value_named_along_an_axis_is_drawn() -> None:
+    values = (-0.1, -0.03, 0.0, 0.03, 0.1, 0.3, 1.0, 3.0)
+    axes = Axes(x_title=None, x_domain=(256, 1024), y_title=None, y_scale="symlog", y_values=values, y_format="~g")
+    looks = {"a": Look(light="#000000", dark="#ffffff", shape="circle", dashed=False)}
+    rows = [{"setting": "a", "x": x, "y": y} for x, y in ((256, -0.15), (1024, 3.4))]
+    words = dict.fromkeys(("title", "subtitle", "description"), "")
+    drawn = vl_convert.vegalite_to_svg(line_figure(rows, axes=axes, looks=looks, marks={}, tooltip={}, **words))
+    labels = re.findall(r">([^<>]+)</text>", drawn.replace("\N{MINUS SIGN}", "-"))
+    assert {*labels} >= {f"{value:g}" for value in values}
 
 
 def one_of_a_shape(spec: Any) -> Any:
