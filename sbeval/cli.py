@@ -273,7 +273,7 @@ def _check(asked: Any) -> bool:
         check_early(asked.model_args, device=asked.device, batch_size=asked.batch_size)
     _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
     _load("sbeval.tasks.ruler.corpora", "check_corpora")(asked.tasks, asked.metadata)
-    return not _load("sbeval.tasks.packaged", "are_all_packaged")(asked.tasks)
+    return not _load("sbeval.tasks.packaged", "are_all_here")(asked.tasks, asked.folders)
 
 
 def _pairs(given: list[str], option: str) -> dict[str, str]:

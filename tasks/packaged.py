@@ -1,5 +1,6 @@
 """The packaged tasks as their YAML files say, read without lm-eval and its thousands: which there are, of what kind."""
 
+import contextlib
 import functools
 import os
 import re
@@ -102,11 +103,17 @@ def check_model(model: object, asked: Iterable[str]) -> None:
         )
 
 
-def are_all_packaged(asked: Iterable[str]) -> bool:
-    """Whether lm-eval's own tasks are not needed; other patterns than of our prefix may be theirs too."""
+def are_all_here(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> bool:
+    """Whether every task is packaged or defined in a given folder, so that nobody has to read lm-eval's own tasks.
+
+    Args:
+        asked: as `--tasks` has them, one by one; other patterns than of our prefix may be lm-eval's too.
+        folders: of `--include_path`.
+    """
     names = list(asked)
     ours = all(name.startswith(PREFIX) for name in names if _is_file_or_pattern(name))
-    return ours and all(settings is not None for _, settings in named(names))
+    others = [Path(folder) for folder in folders]
+    return ours and all(settings is not None or _is_defined_in(others, name) for name, settings in named(names))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -144,6 +151,17 @@ def _is_written_in(folders: Iterable[Path], name: str) -> bool:
     """Whether a name stands, as a word, in any YAML file of some folders."""
     word = re.compile(rb"(?<![\w-])%s(?![\w-])" % re.escape(name.encode()))
     return any(word.search(path.read_bytes()) for path in _yaml_files(folders))
+
+
+def _is_defined_in(folders: Iterable[Path], name: str) -> bool:
+    """Whether a YAML file of some folders is a task's own; a group may have members of lm-eval's."""
+    for path in _yaml_files(folders):
+        if path.suffix == ".yaml" and name.encode() in (text := path.read_bytes()):
+            with contextlib.suppress(ValueError):
+                settings = parse_task_yaml(text)
+                if isinstance(settings, dict) and settings.get("task") == name and not is_group(settings):
+                    return True
+    return False
 
 
 def _yaml_files(folders: Iterable[Path]) -> Iterator[Path]:

@@ -8,7 +8,7 @@ import pytest
 
 from sbeval.errors import UserError
 from sbeval.tasks.asked import options_class
-from sbeval.tasks.packaged import are_all_packaged, check_model, check_names, definitions, is_group, named
+from sbeval.tasks.packaged import are_all_here, check_model, check_names, definitions, is_group, named
 from sbeval.tasks.perplexity.task import PerplexityTask
 from sbeval.tasks.recall.options import SpanOptions
 
@@ -50,13 +50,22 @@ def test_groups_and_patterns_stand_for_their_tasks() -> None:
     suite = dict(named(["sb_paper_nlp"]))
     assert (suite["hellaswag"], suite["sb_paper_wikitext"]) == (None, definitions()["sb_paper_wikitext"])
     assert {"sb_niah_single_1", "sb_niah_single_1_forced"} <= dict(named(["sb_niah_single_*"])).keys()
-    assert not are_all_packaged(["sb_paper_nlp"])
-    assert are_all_packaged(["sb_paper_length", "sb_ruler"])
+    assert not are_all_here(["sb_paper_nlp"])
+    assert are_all_here(["sb_paper_length", "sb_ruler"])
 
 
 def test_a_pattern_that_is_not_of_our_prefix_may_be_lm_evals_too() -> None:
-    assert not are_all_packaged(["*niah_single_1"])
-    assert are_all_packaged(["sb_niah_single_*"])
+    assert not are_all_here(["*niah_single_1"])
+    assert are_all_here(["sb_niah_single_*"])
+
+
+def test_a_task_of_a_given_folder_needs_none_of_lm_evals_and_a_group_there_may(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("task: mine\nprocess_docs: !function utils.shuffled\n")
+    (tmp_path / "several.yaml").write_text("group: several\ntask: [mine, hellaswag]\n")
+    (tmp_path / "cut.yaml").write_text("task: cut\ntag: [")
+    assert are_all_here(["mine", "sb_ruler"], [tmp_path])
+    assert not are_all_here(["mine"])
+    assert not any(are_all_here([name], [tmp_path]) for name in ("several", "hellaswag", "cut", "min"))
 
 
 @pytest.mark.parametrize(
