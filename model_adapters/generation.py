@@ -4,7 +4,7 @@ import functools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,15 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
+from transformers import DynamicCache
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.answers import Answers, request_name
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.decoding.requests import GenerationInSlots
+from sbeval.model_adapters.decoding.stepper import ReadPrompt
 from sbeval.model_adapters.decoding.texts import answer_text, encode_prompts, no_text, stop_texts, up_to_end
+from sbeval.model_adapters.decoding.together import Same, answer_together
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.decoding import steps_without_plans
 from sbeval.model_adapters.speed.growing_cache import growing_cache
@@ -62,38 +65,46 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
             record_cut(requests[index], prompts[index].cut_tokens)
             answers.give(index, text)
 
-    def run(batch: Sequence[int], same: Mapping[int, Sequence[int]]) -> None:
+    def run(batch: Sequence[int], same: Same, read: ReadPrompt | None) -> None:
         started = time.perf_counter()
         with session.rope.hold(lengths[batch[0]]):
-            texts = _generate(session, hf, [prompts[index] for index in batch], settings[batch[0]])
+            texts = _generate(session, hf, [prompts[index] for index in batch], settings[batch[0]], read)
         session.meter.add(sum(len(prompts[index].tokens) for index in batch), time.perf_counter() - started)
         # finished answers are kept before an error ends the run
         for text, first in sorted(zip(texts, batch, strict=True), key=lambda pair: isinstance(pair[0], NoText)):
             give(text, same[first])
 
     in_slots = GenerationInSlots(session, hf)
+
+    def answer(same: Same, read: ReadPrompt | None = None) -> None:
+        setting = settings[next(iter(same))]
+        if in_slots.serves(setting):
+            in_slots.generate(same, prompts, setting, give, read)
+            return
+        run_in_batches(
+            sorted(same, key=lambda index: -lengths[index]),
+            functools.partial(run, same=same, read=read),
+            length_tokens=lambda index: lengths[index],
+            limits=session.batches,
+        )
+
     with answers:
-        for same in _same_answers(prompts, settings):
-            setting = settings[next(iter(same))]
-            if in_slots.serves(setting):
-                in_slots.generate(same, prompts, setting, give)
-                continue
-            run_in_batches(
-                sorted(same, key=lambda index: -lengths[index]),
-                functools.partial(run, same=same),
-                length_tokens=lambda index: lengths[index],
-                limits=session.batches,
-            )
+        for same in answer_together(session, hf, _same_answers(prompts, settings), prompts, settings, answer):
+            if same:
+                answer(same)
     return answers.in_order()
 
 
-def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], setting: Any) -> list[str]:
+def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], setting: Any, read: ReadPrompt | None) -> list[str]:
     kwargs = dict(setting)
     stop = stop_texts(hf, kwargs.pop("until"))
     budget = kwargs.pop("max_gen_toks")
     input_ids, mask = pad_left(prompts, hf.tokenizer.pad_token_id, session.device)
     if kwargs.get("past_key_values") is None:
         cache = growing_cache(hf.model, kwargs.get("cache_implementation"))
+        if read is not None:
+            cache = DynamicCache(config=hf.model.config) if cache is None else cache
+            read(input_ids[:, :-1], cache)
         kwargs |= {} if cache is None else {"past_key_values": cache}
     longest = kwargs.pop("max_length", input_ids.shape[1] + budget)
     watch = FiniteWatch(len(prompts), session.device)
@@ -135,7 +146,7 @@ def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Se
             raise NonFiniteError(f"Expected finite logits, found none for token {first} of an answer")
 
 
-def _same_answers(prompts: Sequence[Prompt], settings: Sequence[Any]) -> Iterable[Mapping[int, Sequence[int]]]:
+def _same_answers(prompts: Sequence[Prompt], settings: Sequence[Any]) -> list[Same]:
     """Returns, for each setting, the requests to run and with each of them those that have the same answer.
 
     The same prompt has the same greedy continuation; each sample is one of its own.

@@ -119,8 +119,8 @@ class AdapterOptions(Settings):
         ),
     ] = Field(
         default=1,
-        description="Processes that score a window together where it is a batch of its own (max_batch_tokens), each a "
-        "part of its tokens; for models of this family, under torchrun or accelerate.",
+        description="Processes that score a window or read a prompt together where it is a batch of its own "
+        "(max_batch_tokens), each a part of its tokens; for models of this family, under torchrun or accelerate.",
     )
     non_finite: NonFinite = Field(
         default="error",

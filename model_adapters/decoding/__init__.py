@@ -3,6 +3,7 @@
 - `requests`: lm-eval's greedy requests in slots, where they are served
 - `texts`: prompts to tokens, and tokens to answers
 - `schedule`: which prompts run when, in how many slots, and what happens when memory runs out
+- `together`: prompts longer than a batch, read by all processes of a group
 - `prompts`: prompts read into free slots, many at once or one in pieces
 - `stepper`: a model and its slots: prompts in, one token a slot and step out, all of it on the device
 - `recording`: steps recorded as CUDA graphs, where that can be done

@@ -10,6 +10,7 @@ from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.schedule import Terms, generate
 from sbeval.model_adapters.decoding.served import fused_blocks, most_drafts, why_not_model, why_not_setting
+from sbeval.model_adapters.decoding.stepper import ReadPrompt
 from sbeval.model_adapters.decoding.stops import StopSequences
 from sbeval.model_adapters.decoding.texts import Answer, Text, answer_text, no_text, stop_texts
 from sbeval.model_adapters.session import GPU_BATCH_TOKENS, Session
@@ -70,6 +71,7 @@ class GenerationInSlots:
         prompts: Sequence[Prompt],
         setting: Mapping[str, Any],
         give: Give,
+        read: ReadPrompt | None = None,
     ) -> None:
         """Generates the answers of requests with one setting.
 
@@ -78,6 +80,7 @@ class GenerationInSlots:
             prompts: of all requests.
             setting: as `normalize_gen_kwargs` returns it.
             give: takes an answer and the indices of its requests; raises where there is none and that is an error.
+            read: reads the prompt, for requests that have the same; None has the model read prompts.
         """
         session, hf = self._session, self._hf
         stop = stop_texts(hf, setting["until"])
@@ -95,6 +98,7 @@ class GenerationInSlots:
             recording=self._recording,
             fused=self._fused_blocks,
             drafts=self._drafts,
+            read=read,
         )
         started = time.perf_counter()
 

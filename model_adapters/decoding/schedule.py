@@ -12,7 +12,7 @@ from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memor
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.prompts import PromptReader
 from sbeval.model_adapters.decoding.recording import Recording
-from sbeval.model_adapters.decoding.stepper import Stepper, Written, sliding_windows
+from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, Written, sliding_windows
 from sbeval.model_adapters.decoding.stops import StopSequences
 from sbeval.model_adapters.decoding.texts import Answer, Text
 
@@ -45,6 +45,7 @@ class Terms:
         recording: of steps.
         fused: the model's blocks for steps of one slot on a GPU, None where it has none.
         drafts: most tokens looked up in a text for each step.
+        read: reads the one prompt there is; None has the model read prompts.
     """
 
     end_tokens: Sequence[int]
@@ -57,6 +58,7 @@ class Terms:
     recording: Recording
     fused: FusedBlocks | None = None
     drafts: int = 0
+    read: ReadPrompt | None = None
 
 
 Give = Callable[[Text, Answer], None]
@@ -132,6 +134,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
         not_early=terms.not_early,
         fused=terms.fused if slots == 1 and not terms.drafts else None,
         drafts=terms.drafts,
+        read=terms.read,
     )
     steps = most_new_tokens * -(-len(texts) // slots)
     if steps >= _FEWEST_STEPS_TO_CAPTURE:

@@ -11,14 +11,14 @@ Shape suffixes: B slots, N prompts, T tokens checked in a step, R room for a tex
 most tokens since the last look.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
@@ -27,6 +27,9 @@ from sbeval.model_adapters.decoding.transformers_attention import attending_to
 from sbeval.models import RopeFrequencies, SbevalForCausalLM
 from sbeval.models.slots import SlotCache
 from sbeval.scoring.non_finite import NEVER, FiniteWatch
+
+ReadPrompt = Callable[[Tensor, Cache], None]
+"""Reads a prompt's tokens, int64 [1, L], into a cache, in place of the model."""
 
 
 class Written:
@@ -91,6 +94,7 @@ class Stepper:
         not_early: tokens.
         fused: the model's blocks, for a single slot and no drafts; None runs the model as it is.
         drafts: most tokens looked up in the text for each step, for a model of this family without windows.
+        read: reads prompts, each alone and whole; None has the model read them.
     """
 
     def __init__(
@@ -105,11 +109,13 @@ class Stepper:
         not_early: Sequence[int] = (),
         fused: FusedBlocks | None = None,
         drafts: int = 0,
+        read: ReadPrompt | None = None,
     ) -> None:
         windows = sliding_windows(model)
         assert windows is not None
         device = model.device
         self._model, self._fewest, self._fused, self._drafts = model, fewest_new_tokens, fused, drafts
+        self._read = read
         room_tokens += drafts  # the last step may check tokens beyond the answer
         self.cache = SlotCache(slots=slots, room_tokens=room_tokens, sliding_windows=windows, device=device)
         # texts so far, which drafts are looked up in; one column more, for slots that are done
@@ -161,10 +167,15 @@ class Stepper:
         length_N, last_N, budget_N = torch.tensor(numbers, dtype=torch.int64).T.contiguous().to(device)
         slots_N = torch.tensor(slots, dtype=torch.int64, device=device)
         ids_NL = torch.from_numpy(input_ids).to(device)
+        if self._read is not None:
+            piece_tokens = None
         for begin in range(0, longest, piece_tokens or max(1, longest)):
             piece = ids_NL[:, begin : begin + (piece_tokens or longest)]
             with self.cache.fill(slots_N, length_N, begin):
-                self._model.base_model(input_ids=piece, past_key_values=self.cache, use_cache=True)
+                if self._read is None:
+                    self._model.base_model(input_ids=piece, past_key_values=self.cache, use_cache=True)
+                else:
+                    self._read(piece, self.cache)
         if self._drafts:
             whole = np.stack([np.append(row, 0) for row in input_ids])
             whole[range(len(prompts)), [len(prompt) - 1 for prompt in prompts]] = [prompt[-1] for prompt in prompts]

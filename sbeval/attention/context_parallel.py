@@ -86,6 +86,12 @@ class ContextParallel:
         dist.broadcast_object_list(items, group=self.group, group_src=rank)
         return items[0]
 
+    def gather(self, own: Tensor, rank: int) -> Tensor | None:
+        """Returns [B, G, T, D] of all `own` [B, G, Q, D] in the process of that rank, None elsewhere; all must ask."""
+        parts = self._room_for_parts(own) if rank == self.rank else None
+        dist.gather(own.contiguous(), parts, group=self.group, group_dst=rank)
+        return None if parts is None else _in_order(parts)
+
     def stickbreaking_attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, skip_threshold: float | None = None, **options: Any
     ) -> StickBreakingOutput:
@@ -126,6 +132,9 @@ class ContextParallel:
             attend(own, keys[:, :, : start + chunk], values[:, :, : start + chunk])
             for own, start in zip((slice(0, chunk), slice(chunk, 2 * chunk)), self._starts(chunk), strict=True)
         ]
+
+    def _room_for_parts(self, own: Tensor) -> list[Tensor]:
+        return [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(self.ranks)]
 
     def _starts(self, chunk_tokens: int) -> list[int]:
         return [chunk * chunk_tokens for chunk in chunks_of(self.rank, self.ranks)]
@@ -266,10 +275,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, context: ContextParallel) -> Tensor:
         ctx.context = context
-        parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(context.ranks)]
+        parts = context._room_for_parts(own)
         dist.all_gather(parts, own.contiguous(), group=context.group)
-        halves = [part.chunk(2, dim=2) for part in parts]
-        return torch.cat([older for older, _ in halves] + [newer for _, newer in reversed(halves)], dim=2)
+        return _in_order(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -277,6 +285,12 @@ class _Gather(torch.autograd.Function):
         whole = context.sum(grads[0].to(torch.promote_types(grads[0].dtype, torch.float32), copy=True))
         own = context.positions(whole.shape[2]).to(whole.device)
         return whole.index_select(2, own).to(grads[0].dtype), None
+
+
+def _in_order(parts: Sequence[Tensor]) -> Tensor:
+    """[B, G, Q, D] of each process to [B, G, T, D]."""
+    halves = [part.chunk(2, dim=2) for part in parts]
+    return torch.cat([older for older, _ in halves] + [newer for _, newer in reversed(halves)], dim=2)
 
 
 def _operation(kind: Callable[..., Any], tensor: Tensor, peer: int, context: ContextParallel) -> dist.P2POp:

@@ -1,6 +1,7 @@
-"""Scores of windows that several processes hold together, each a part of the tokens.
+"""Scores of windows that several processes hold together, each a part of the tokens, and prompts read so.
 
-Norms, MLPs and logits are a process's own; attention asks the others. Every process gets every score.
+Norms, MLPs and logits are a process's own; attention asks the others. Every process gets every score; one gets the
+keys and values of a prompt.
 
 Shape suffixes: as in `scorer`.
 """
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import get_world_size, is_available, is_initialized
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 
 from sbeval.attention.context_parallel import ContextParallel
 from sbeval.errors import UserError
@@ -76,13 +77,41 @@ class ContextParallelScorer(TokenScorer):
         Raises:
             UserError: the model does not know a target, or its logits need more than its body's last hidden state.
         """
+        self._check_splits(input_ids_BL)
+        with self.context.shared():
+            return self.start(input_ids_BL, row_N, position_N, target_N)
+
+    @torch.no_grad()
+    def read_together(self, input_ids_1L: Tensor, keeper: int, cache: Cache | None) -> None:
+        """Reads a prompt; all processes of the group must call it with the same one.
+
+        Args:
+            input_ids_1L: int64 [1, L] tokens.
+            keeper: rank of the process that continues the prompt, which keeps all keys and values.
+            cache: what they are written to, None in the other processes.
+
+        Raises:
+            UserError: the model's logits need more than its body's last hidden state.
+        """
+        self._check_splits(input_ids_1L)
+        own_ids_1Q = self._own_part(input_ids_1L)
+        kept = _KeptByOne(self.context, keeper, cache, input_ids_1L.shape[1])
+        with self.context.shared():
+            self._hidden(own_ids_1Q, kept)  # type: ignore[arg-type]
+
+    def _check_splits(self, input_ids_BL: Tensor) -> None:
         if not self._splits(input_ids_BL):
             raise UserError(
                 "Expected a model whose logits follow from its body's last hidden state for context_parallel, found "
                 f"{type(self._whole).__name__}: leave it out of --model_args."
             )
-        with self.context.shared():
-            return self.start(input_ids_BL, row_N, position_N, target_N)
+
+    def _own_part(self, input_ids_BL: Tensor) -> Tensor:
+        """Returns [B, Q] tokens of this process, after padding at the end, and keeps their positions."""
+        tokens = self.context.padded_tokens(input_ids_BL.shape[1])
+        self._own_positions = self.context.positions(tokens)[None].to(input_ids_BL.device)
+        padded_BT = torch.nn.functional.pad(input_ids_BL, (0, tokens - input_ids_BL.shape[1]))
+        return padded_BT.index_select(1, self._own_positions[0])
 
     def _scores(
         self, input_ids_BL: Tensor, row_N: Tensor, position_N: Tensor, target_N: Tensor, after: Prefix | None
@@ -94,10 +123,8 @@ class ContextParallelScorer(TokenScorer):
         place = torch.full((tokens,), -1)
         place[own] = torch.arange(len(own))
         mine_N = place[position_N] >= 0
-        self._own_positions = own[None].to(input_ids_BL.device)
-        padded_BT = torch.nn.functional.pad(input_ids_BL, (0, tokens - input_ids_BL.shape[1]))
         found = super()._scores(
-            padded_BT.index_select(1, self._own_positions[0]),
+            self._own_part(input_ids_BL),
             row_N[mine_N],
             place[position_N[mine_N]],
             target_N[mine_N],
@@ -112,9 +139,37 @@ class ContextParallelScorer(TokenScorer):
         if not self.context.active:
             return super()._hidden(input_ids_BL, cache)
         assert self._body is not None
-        output = self._body(input_ids=input_ids_BL, position_ids=self._own_positions, use_cache=False)
+        caching = {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
+        output = self._body(input_ids=input_ids_BL, position_ids=self._own_positions, **caching)
         hidden_BQD: Tensor = output.last_hidden_state
         return hidden_BQD
+
+
+class _KeptByOne:
+    """What layers write their keys and values to while a prompt is read: one process keeps those of all.
+
+    Args:
+        context: the processes.
+        keeper: rank of the one that keeps them.
+        cache: where; None in the others.
+        tokens: of the prompt; those that pad it are not kept.
+    """
+
+    def __init__(self, context: ContextParallel, keeper: int, cache: Cache | None, tokens: int) -> None:
+        self._context, self._keeper, self._cache, self._tokens = context, keeper, cache, tokens
+
+    def get_seq_length(self, layer_index: int = 0) -> int:
+        """Nothing was read before."""
+        return 0
+
+    def update(self, k_BGQD: Tensor, v_BGQD: Tensor, layer_index: int) -> tuple[Tensor, Tensor]:
+        """Returns what it is given: attention asks other processes for theirs as it does without a cache."""
+        k_BGTD, v_BGTD = (self._context.gather(own, self._keeper) for own in (k_BGQD, v_BGQD))
+        if self._cache is not None:
+            assert k_BGTD is not None
+            assert v_BGTD is not None
+            self._cache.update(k_BGTD[:, :, : self._tokens], v_BGTD[:, :, : self._tokens], layer_index)
+        return k_BGQD, v_BGQD
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """Is the command `sbeval`, in which one process of several fails, hangs or dies when it is asked for scores.
 
+Or it runs out of memory while the others give it their keys.
+
 python -m rank_that ARGUMENT..., with RANK_THAT="3 fails" in the environment.
 """
 
@@ -9,6 +11,9 @@ import sys
 import time
 from typing import Any
 
+import torch
+
+from sbeval.attention.context_parallel import ContextParallel
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 
@@ -27,7 +32,17 @@ def scores(self: StickBreakingLM, requests: Any, **options: Any) -> Any:
     return whole(self, requests, **options)
 
 
+def gathers(self: ContextParallel, *arguments: Any) -> Any:
+    rank, does = os.environ["RANK_THAT"].split(maxsplit=1)
+    if self.rank == int(rank) and does == "runs out":
+        print(f"at {time.time()}", file=sys.stderr, flush=True)
+        raise torch.OutOfMemoryError
+    return gather(self, *arguments)
+
+
 if __name__ == "__main__":
+    gather = ContextParallel.gather
+    ContextParallel.gather = gathers  # type: ignore[method-assign]
     whole = StickBreakingLM.token_logprobs
     StickBreakingLM.token_logprobs = scores  # type: ignore[method-assign]
     from sbeval.__main__ import main

@@ -1,6 +1,8 @@
-"""`context_parallel`: processes that score a window together give the log-probabilities of one."""
+"""`context_parallel`: processes that share windows and prompts give the log-probabilities and texts of one."""
 
+import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,21 @@ CASES = {  # processes of a group, and the model
     "mixture beside rope": (2, "mixture beside rope"),
     "rope": (2, "rope"),
 }
+BATCH_TOKENS = 48
+GENERATED = {  # processes of a group, the model, and what is changed in its configuration
+    **{name: (*case, {}) for name, case in CASES.items()},
+    "windows of rope": (2, "rope", {"sliding_window": 16}),
+    "rope by length": (2, "rope", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
+    "windows of alibi": (2, "rope", {"attention": "alibi", "sliding_window": 16, "rope_parameters": None}),
+}
+SETTING = {"until": ["\n\n"], "max_gen_toks": 12}
+SAMPLED = {**SETTING, "do_sample": True, "temperature": 1.0}
+PROMPTS: list[list[tuple[slice, dict[str, Any]]]] = [  # of each process; the second has none
+    [(slice(200), SETTING), (slice(10, 330), SETTING), (slice(5, 30), SETTING), (slice(200), SETTING)],
+    [],
+    [(slice(300, 560), SAMPLED)],
+    [(slice(7, 20), SETTING), (slice(100, 500), {**SETTING, "max_gen_toks": 3})],
+]
 REFUSED = {
     "left over": (3, "stickbreaking", "in groups of context_parallel=3, found 4"),
     "another family": (2, "llama", "found LlamaForCausalLM"),
@@ -39,7 +56,28 @@ def requests_for(arguments: list[tuple[Any, ...]]) -> list[Any]:
 
 
 def load(folder: Path, **options: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(folder), device="cpu", dtype="float32", max_batch_tokens=48, **options)
+    return StickBreakingLM(
+        str(folder), device="cpu", dtype="float32", max_length=1024, max_batch_tokens=BATCH_TOKENS, **options
+    )
+
+
+def prompts_of(rank: int) -> list[Any]:
+    text = english()
+    return instances("generate_until", [(text[part], setting) for part, setting in PROMPTS[rank]])
+
+
+def generated(lm: StickBreakingLM, rank: int) -> dict[str, Any]:
+    """Answers of a process, and how many tokens its model was given at most at once, and in all."""
+    assert lm.session is not None
+    widths = [0]
+    hook = lm.model.base_model.register_forward_pre_hook(
+        lambda module, arguments, keywords: widths.append(keywords["input_ids"].shape[1]), with_kwargs=True
+    )
+    before = lm.session.meter.tokens
+    torch.manual_seed(rank)
+    texts = lm.generate_until(prompts_of(rank), disable_tqdm=True)
+    hook.remove()
+    return {"texts": texts, "widest": max(widths), "tokens": lm.session.meter.tokens - before}
 
 
 def worker(rank: int, port: int, folders: dict[str, Path], arguments: list[tuple[Any, ...]], out: Path) -> None:
@@ -52,6 +90,9 @@ def worker(rank: int, port: int, folders: dict[str, Path], arguments: list[tuple
         answers = lm.token_logprobs(requests_for(arguments[rank::PROCESSES]), disable_tqdm=True)
         found[name] = [torch.from_numpy(answer.logprobs.copy()) for answer in answers]
         found[f"{name} tokens"] = lm.session.meter.tokens
+    for name, (degree, model, changes) in GENERATED.items():
+        folder = folders[name if changes else model]
+        found[f"{name} generated"] = generated(load(folder, context_parallel=degree), rank)
     for name, (degree, model, _) in REFUSED.items():
         try:
             load(folders["rope" if name == "several models" and rank % 2 else model], context_parallel=degree)
@@ -75,16 +116,27 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[A
 
 
 @pytest.fixture(scope="module")
+def folders(checkpoint: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints by the names of models, and of those whose configuration is changed."""
+    made = {model: checkpoint(model) for _, model, *_ in (*CASES.values(), *REFUSED.values())}
+    for name, (_, model, changes) in GENERATED.items():
+        if changes:
+            made[name] = tmp_path_factory.mktemp("changed") / "model"
+            shutil.copytree(made[model], made[name])
+            config = json.loads((made[name] / "config.json").read_text())
+            (made[name] / "config.json").write_text(json.dumps({**config, **changes}))
+    return made
+
+
+@pytest.fixture(scope="module")
 def found(
-    checkpoint: Checkpoints, arguments: list[tuple[Any, ...]], tmp_path_factory: pytest.TempPathFactory
+    folders: dict[str, Path], arguments: list[tuple[Any, ...]], tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
     """What each of four processes found, whose requests are every fourth."""
     out = tmp_path_factory.mktemp("ranks")
-    models = {model for _, model, *_ in (*CASES.values(), *REFUSED.values())}
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = int(listening.getsockname()[1])
-    folders = {model: checkpoint(model) for model in models}
     mp.spawn(worker, (port, folders, arguments, out), nprocs=PROCESSES)  # type: ignore[no-untyped-call]
     return [torch.load(out / f"{rank}.pt") for rank in range(PROCESSES)]
 
@@ -100,6 +152,25 @@ def test_windows_scored_together_have_the_log_probabilities_of_one_process(
         np.testing.assert_allclose(shared, answer.logprobs, rtol=1e-6, atol=2e-6)
     assert alone.session is not None
     assert sum(each[f"{name} tokens"] for each in found) == alone.session.meter.tokens
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_long_prompts_are_read_by_all_processes_of_a_group_and_continued_as_by_one(
+    name: str, found: list[dict[str, Any]], folders: dict[str, Path]
+) -> None:
+    degree, model, changes = GENERATED[name]
+    alone = load(folders[name if changes else model])
+    lengths = [[len(alone.tok_encode(request.args[0])) for request in prompts_of(rank)] for rank in range(PROCESSES)]
+    for rank, each in enumerate(found):
+        expected = generated(alone, rank)
+        shared = each[f"{name} generated"]
+        assert shared["texts"] == expected["texts"]
+        assert shared["tokens"] == expected["tokens"]
+        group = range(rank // degree * degree, rank // degree * degree + degree)
+        longest = max(length for member in group for length in lengths[member])
+        part = -(-(longest - 1) // (2 * degree)) * 2
+        assert shared["widest"] == part > BATCH_TOKENS
+    assert len({text for each in found for text in each[f"{name} generated"]["texts"]}) == 6
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -109,6 +109,27 @@ def test_a_process_that_fails_ends_all_with_its_sentence_alone(
         assert end - failed_at < 15, text
 
 
+def test_memory_that_runs_out_while_processes_read_a_prompt_together_ends_all_with_a_sentence(
+    checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    metadata = {"context_lengths": [1200], "num_samples": 2}
+    command = [
+        *("-m", "rank_that", "run", "--model_args"),
+        f"pretrained={checkpoint('stickbreaking')},dtype=float32,context_parallel=2,max_batch_tokens=256",
+        *("--device", "cpu", "--tasks", "sb_json_kv", "--metadata", json.dumps(metadata)),
+    ]
+    ended = on_two_machines(command, tmp_path, processes=2, RANK_THAT="1 runs out")
+    failed_at = next(float(line.split()[1]) for line in ended[1][1].splitlines() if line.startswith("at "))
+    for code, text, end in ended:
+        assert code == 1
+        said = text.splitlines()[-1]
+        assert said.startswith("Expected a prompt and an answer of ")
+        assert "into the memory of 2 processes" in said
+        assert "(rank 1 of 2, process " in said
+        assert "Traceback" not in text
+        assert end - failed_at < 15, text
+
+
 def test_a_process_that_is_killed_is_named(evaluation: list[str], tmp_path: Path) -> None:
     command = ["-m", "rank_that", "run", *evaluation]
     for code, text, _ in on_two_machines(command, tmp_path, processes=2, RANK_THAT="1 dies"):
