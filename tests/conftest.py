@@ -4,6 +4,7 @@ Triton's kernels run in Triton's interpreter where there is no GPU; that must be
 """
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,6 +18,9 @@ from source_tree import ROOT
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# processes that tests start as `forkserver` have these from the first of them on, which takes seconds
+multiprocessing.set_forkserver_preload(["torch", "sbeval.model_adapters.lm"])
 
 # a shell that starts the tests in the background, or nohup, has them, and every process they start, ignore a signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

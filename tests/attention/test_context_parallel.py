@@ -87,7 +87,8 @@ def free_port() -> int:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each process found."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(worker, (request.param, free_port(), folder), nprocs=request.param)  # type: ignore[no-untyped-call]
+    arguments = (request.param, free_port(), folder)
+    mp.start_processes(worker, arguments, request.param, start_method="forkserver")  # type: ignore[no-untyped-call]
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 
 

@@ -29,6 +29,7 @@ CASES = {  # processes of a group, and the model
     "rope": (2, "rope"),
 }
 BATCH_TOKENS = 48
+Arguments = list[tuple[Any, ...]]
 GENERATED = {  # processes of a group, the model, and what is changed in its configuration
     **{name: (*case, {}) for name, case in CASES.items()},
     "windows of rope": (2, "rope", {"sliding_window": 16}),
@@ -51,7 +52,7 @@ REFUSED = {
 }
 
 
-def requests_for(arguments: list[tuple[Any, ...]]) -> list[Any]:
+def requests_for(arguments: Arguments) -> list[Any]:
     return instances("token_logprobs", arguments)
 
 
@@ -80,8 +81,9 @@ def generated(lm: StickBreakingLM, rank: int) -> dict[str, Any]:
     return {"texts": texts, "widest": max(widths), "tokens": lm.session.meter.tokens - before}
 
 
-def worker(rank: int, port: int, folders: dict[str, Path], arguments: list[tuple[Any, ...]], out: Path) -> None:
+def worker(rank: int, port: int, cache: str, folders: dict[str, Path], arguments: Arguments, out: Path) -> None:
     torch.set_num_threads(1)
+    os.environ["SBEVAL_CACHE"] = cache
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": PROCESSES, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
     found: dict[str, Any] = {}
@@ -102,7 +104,7 @@ def worker(rank: int, port: int, folders: dict[str, Path], arguments: list[tuple
 
 
 @pytest.fixture(scope="module")
-def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Any, ...]]]:
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arguments]:
     folder = tmp_path_factory.mktemp("corpus")
     text = folder / "text.txt"
     text.write_text(english())
@@ -130,20 +132,21 @@ def folders(checkpoint: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def found(
-    folders: dict[str, Path], arguments: list[tuple[Any, ...]], tmp_path_factory: pytest.TempPathFactory
+    folders: dict[str, Path], arguments: Arguments, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
     """What each of four processes found, whose requests are every fourth."""
     out = tmp_path_factory.mktemp("ranks")
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = int(listening.getsockname()[1])
-    mp.spawn(worker, (port, folders, arguments, out), nprocs=PROCESSES)  # type: ignore[no-untyped-call]
+    of_all = (port, os.environ["SBEVAL_CACHE"], folders, arguments, out)
+    mp.start_processes(worker, of_all, PROCESSES, start_method="forkserver")  # type: ignore[no-untyped-call]
     return [torch.load(out / f"{rank}.pt") for rank in range(PROCESSES)]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_windows_scored_together_have_the_log_probabilities_of_one_process(
-    name: str, found: list[dict[str, Any]], checkpoint: Checkpoints, arguments: list[tuple[Any, ...]]
+    name: str, found: list[dict[str, Any]], checkpoint: Checkpoints, arguments: Arguments
 ) -> None:
     alone = load(checkpoint(CASES[name][1]))
     expected = alone.token_logprobs(requests_for(arguments), disable_tqdm=True)
