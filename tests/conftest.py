@@ -20,7 +20,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # processes that tests start as `forkserver` have these from the first of them on, which takes seconds
-multiprocessing.set_forkserver_preload(["torch", "sbeval.model_adapters.lm"])
+multiprocessing.set_forkserver_preload(["sbeval.model_adapters.lm", "sbeval.training.train"])
 
 # a shell that starts the tests in the background, or nohup, has them, and every process they start, ignore a signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

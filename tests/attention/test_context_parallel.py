@@ -1,16 +1,14 @@
 """One sequence over several processes: outputs and gradients are those of one process; spent sticks ask for nothing."""
 
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import run_ranks
 from torch import Tensor
 
 from sbeval.attention import stickbreaking_attention, zigzag
@@ -49,10 +47,8 @@ def inputs(dtype: torch.dtype, logit_scale: float) -> list[Tensor]:
     return [q * logit_scale, k, v]
 
 
-def worker(rank: int, ranks: int, port: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+def worker(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo")
     zigzag.FIRST_PIECE_TOKENS = 8
     context = ContextParallel()
     own = context.positions(TOKENS)
@@ -77,18 +73,11 @@ def worker(rank: int, ranks: int, port: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each process found."""
     folder = tmp_path_factory.mktemp("ranks")
-    arguments = (request.param, free_port(), folder)
-    mp.start_processes(worker, arguments, request.param, start_method="forkserver")  # type: ignore[no-untyped-call]
+    run_ranks(worker, folder, processes=request.param)
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from training_problems import save_tiny_llama, tiny_extension, tiny_model, tiny_recipe, weights
-from training_processes import run_processes
 
 from sbeval.errors import UserError
 from sbeval.training.command import extend_command
@@ -14,6 +13,7 @@ from sbeval.training.extend import extend
 from sbeval.training.recipe import OptimizationSettings
 from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.train import train
+from tests.training.training_processes import run_processes
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 import yaml
 from training_problems import STEPS, tiny_recipe, weights
-from training_processes import run_processes
 
 from sbeval import lm_eval_command
 from sbeval.errors import UserError
@@ -23,6 +22,7 @@ from sbeval.training.text.arrays import load_arrays
 from sbeval.training.train import train
 from sbeval.training.trainer import last_complete_state, passes_of_a_step
 from sbeval.training.windows import TrainingWindows
+from tests.training.training_processes import run_processes
 
 
 def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_path, data_folder):

@@ -1,10 +1,6 @@
-"""Runs `sb` through lm-eval and writes results, samples and each process's tokens: alone, or under accelerate.
-
-Usage: evaluate_to_json.py CHECKPOINT TASKS_FOLDER DATA_PATH OUTPUT
-"""
+"""Runs `sb` through lm-eval and writes results, samples and each process's tokens: alone, or in one of several."""
 
 import json
-import sys
 from pathlib import Path
 
 import lm_eval
@@ -36,7 +32,3 @@ def main(checkpoint: str, tasks_folder: str, data_path: str, output: str) -> Non
     if results is not None:
         kept = {"results": results["results"], "samples": results["samples"]}
         Path(output).write_text(json.dumps(kept, default=str))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,7 +1,6 @@
 """`context_parallel`: processes that share windows and prompts give the log-probabilities and texts of one."""
 
 import json
-import os
 import shutil
 import socket
 from collections.abc import Iterator
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from fresh_process import run_code
+from ranks import run_ranks
 
 from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, token_key, tokenize_corpus
 from sbeval.errors import UserError
@@ -81,11 +80,7 @@ def generated(lm: StickBreakingLM, rank: int) -> dict[str, Any]:
     return {"texts": texts, "widest": max(widths), "tokens": lm.session.meter.tokens - before}
 
 
-def worker(rank: int, port: int, cache: str, folders: dict[str, Path], arguments: Arguments, out: Path) -> None:
-    torch.set_num_threads(1)
-    os.environ["SBEVAL_CACHE"] = cache
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": PROCESSES, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in names.items()})
+def worker(rank: int, folders: dict[str, Path], arguments: Arguments, out: Path) -> None:
     found: dict[str, Any] = {}
     for name, (degree, model) in CASES.items():
         lm = load(folders[model], context_parallel=degree)
@@ -136,11 +131,7 @@ def found(
 ) -> list[dict[str, Any]]:
     """What each of four processes found, whose requests are every fourth."""
     out = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port = int(listening.getsockname()[1])
-    of_all = (port, os.environ["SBEVAL_CACHE"], folders, arguments, out)
-    mp.start_processes(worker, of_all, PROCESSES, start_method="forkserver")  # type: ignore[no-untyped-call]
+    run_ranks(worker, folders, arguments, out, processes=PROCESSES)
     return [torch.load(out / f"{rank}.pt") for rank in range(PROCESSES)]
 
 

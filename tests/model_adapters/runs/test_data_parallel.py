@@ -1,19 +1,16 @@
-"""Two processes under accelerate give what one gives, on the CPU, for lm-eval's request types and our own."""
+"""Two processes that share requests give what one gives, on the CPU, for lm-eval's request types and our own."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
+from ranks import run_ranks
 
 from tests.model_adapters.runs import evaluate_to_json
 from tests.model_adapters.small import Checkpoints, english
 
-SCRIPT = Path(__file__).with_name("evaluate_to_json.py")
 COMMON = """
 task: {name}
 dataset_path: json
@@ -57,15 +54,9 @@ def tasks(tmp_path: Path) -> Path:
     return folder
 
 
-def evaluate_in_two_processes(arguments: list[str], environment: dict[str, str]) -> None:
-    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
-    done = subprocess.run(
-        [sys.executable, *launcher, "--mixed_precision=no", "--dynamo_backend=no", str(SCRIPT), *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def evaluate(rank: int, cache: Path, arguments: list[str]) -> None:
+    datasets.config.HF_DATASETS_CACHE = cache
+    evaluate_to_json.main(*arguments)
 
 
 def metrics(results: dict[str, Any]) -> dict[str, float]:
@@ -80,15 +71,11 @@ def metrics(results: dict[str, Any]) -> dict[str, float]:
 def test_two_processes_share_the_work_and_give_the_results_of_one(
     checkpoint: Checkpoints, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = {"SBEVAL_CACHE": str(tmp_path / "tokens"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "tokens"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     arguments = [str(checkpoint("stickbreaking")), str(tasks), str(tmp_path / "text.txt")]
     evaluate_to_json.main(*arguments, str(tmp_path / "one"))
-    evaluate_in_two_processes(
-        [*arguments, str(tmp_path / "two")], {**environment, "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
-    )
+    run_ranks(evaluate, tmp_path / "datasets", [*arguments, str(tmp_path / "two")], processes=2)
 
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     assert metrics(one)
