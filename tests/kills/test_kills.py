@@ -7,7 +7,7 @@ import pytest
 import surroundings
 
 
-@pytest.mark.parametrize("name", ["report", "train"])
+@pytest.mark.parametrize("name", ["report"])
 def test_a_command_killed_at_random_moments_loses_and_changes_nothing(name: str, tmp_path: Path) -> None:
     killed = kills.Kills(kills.COMMANDS[name], tmp_path / "kills", seed=1)
     killed.kill(2)
