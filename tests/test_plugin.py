@@ -114,7 +114,7 @@ def test_importing_the_package_leaves_the_hook_for_errors_alone(wheel_python: Pa
 def test_hf_is_refused_what_only_sb_answers_before_it_loads(wheel_python: Path, tmp_path: Path) -> None:
     # without lm-eval's own tasks, which take ten seconds to read
     code = (
-        "import lm_eval\nfrom sbeval.plugin import tasks_folder\n"
+        "import lm_eval.tasks\nfrom sbeval.plugin import tasks_folder\n"
         "manager = lm_eval.tasks.TaskManager(include_path=str(tasks_folder()), include_defaults=False)\n"
         f"lm_eval.simple_evaluate('hf', {f'pretrained={tmp_path}'!r}, tasks=['sb_span'], task_manager=manager)"
     )
