@@ -40,7 +40,8 @@ class Terms:
         not_early: such tokens.
         stops: what else ends an answer.
         slots: most texts at a time, None for as many as there is memory for.
-        most_tokens: most tokens of all slots and of prompts read at once, None for no limit beside memory.
+        most_slots: most of them where memory chooses, None for `MOST_SLOTS`.
+        most_tokens: most tokens of all slots, None for no limit beside memory.
         prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
         recording: of steps.
         fused: the model's blocks for steps of one slot on a GPU, None where it has none.
@@ -55,6 +56,7 @@ class Terms:
     most_tokens: int | None
     prompt_tokens: int
     recording: Recording
+    most_slots: int | None = None
     fused: FusedBlocks | None = None
     drafts: int = 0
 
@@ -190,7 +192,7 @@ def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> b
 
 def _most_slots(model: Any, room: int, terms: Terms) -> int:
     """How many texts may run at a time."""
-    most = terms.slots or MOST_SLOTS
+    most = terms.slots or min(MOST_SLOTS, terms.most_slots or MOST_SLOTS)
     if terms.most_tokens is not None:
         most = min(most, terms.most_tokens // room)
     if terms.slots is None and model.device.type == "cuda":

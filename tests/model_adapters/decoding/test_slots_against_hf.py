@@ -81,6 +81,18 @@ def test_any_number_of_slots_gives_the_same_answers(
     assert 7 if batch_size == "auto" else batch_size in in_slots
 
 
+@pytest.mark.parametrize(("limit", "slots"), [({"max_batch_size": 2}, 2), ({"max_batch_tokens": 300}, 4)])
+def test_limits_of_automatic_batches_hold_for_slots(
+    limit: dict[str, int], slots: int, checkpoint: Checkpoints, in_slots: list[int]
+) -> None:
+    folder = checkpoint("llama")
+    prompts = [line[:40] for line in LINES]  # room for 64 tokens each
+    found = answers(adapter(folder, batch_size="auto", **limit), prompts=prompts)
+    assert in_slots[-1] == slots
+    assert found == answers(adapter(folder, batch_size="auto"), prompts=prompts)
+    assert in_slots[-1] == len(prompts)
+
+
 @pytest.mark.parametrize("architecture", ["stickbreaking", "rope"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_drafts_change_no_answer_and_save_steps(
