@@ -154,7 +154,7 @@ def continued(
         most_tokens=None,
         prompt_tokens=GPU_BATCH_TOKENS,
         recording=Recording(lm.model.device if recorded else torch.device("cpu")),
-        fused=fused,
+        fused=lambda: fused,
     )
     asked = [Text(key=key, prompt=np.array(text), budget_tokens=new_tokens) for key, text in enumerate(texts)]
     found: dict[int, list[int]] = {}

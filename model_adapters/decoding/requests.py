@@ -50,6 +50,8 @@ class GenerationInSlots:
 
     @functools.cached_property
     def _fused_blocks(self) -> FusedBlocks | None:
+        if self._session.device.type != "cuda":
+            return None
         with self._session.rope.hold(1):
             return fused_blocks(self._hf.model)
 
@@ -94,7 +96,7 @@ class GenerationInSlots:
             most_tokens=session.slot_tokens,
             prompt_tokens=session.own_batches.max_tokens or GPU_BATCH_TOKENS,
             recording=self._recording,
-            fused=self._fused_blocks,
+            fused=lambda: self._fused_blocks,
             drafts=self._drafts,
         )
         started = time.perf_counter()

@@ -44,7 +44,7 @@ class Terms:
         most_tokens: most tokens of all slots, None for no limit beside memory.
         prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
         recording: of steps.
-        fused: the model's blocks for steps of one slot on a GPU, None where it has none.
+        fused: returns the model's blocks for steps of one slot, None where it has none; asked where they are needed.
         drafts: most tokens looked up in a text for each step.
     """
 
@@ -57,7 +57,7 @@ class Terms:
     prompt_tokens: int
     recording: Recording
     most_slots: int | None = None
-    fused: FusedBlocks | None = None
+    fused: Callable[[], FusedBlocks | None] = lambda: None
     drafts: int = 0
 
 
@@ -132,7 +132,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
         end_tokens=terms.end_tokens,
         fewest_new_tokens=terms.fewest_new_tokens,
         not_early=terms.not_early,
-        fused=terms.fused if slots == 1 and not terms.drafts else None,
+        fused=terms.fused() if slots == 1 and not terms.drafts else None,
         drafts=terms.drafts,
     )
     steps = most_new_tokens * -(-len(texts) // slots)
