@@ -210,7 +210,7 @@ class Stepper:
         """Records a step, while no text is there, so that trying it out changes nothing."""
         if recording.possible:
             with attending_to(self.cache, self._model):
-                self._graph = recording.graph_of(self._step, self._token_B1.device)
+                self._graph = recording.graph_of(self._whole_step, self._token_B1.device)
 
     @torch.no_grad()
     def try_step(self) -> Tensor:
@@ -257,6 +257,15 @@ class Stepper:
                 taken_B = taken_B & self._goes_on_B & (self._token_B1[:, 0] == token_BT[:, place])
             self._take(logits_BTV[:, place], taken_B)
         self.cache.position_B.mul_(self._goes_on_B)
+
+    def _whole_step(self) -> None:
+        """Takes a step; where it raises, nothing of it is kept."""
+        lengths = self.cache.lengths_B, self.cache.length_B
+        try:
+            self._step()
+        except BaseException:
+            self.cache.lengths_B, self.cache.length_B = lengths
+            raise
 
     def _take(self, logits_BV: Tensor, taken_B: Tensor) -> None:
         """Adds the token that these logits choose to the texts that take it."""
