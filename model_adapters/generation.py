@@ -72,12 +72,17 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
             give(text, same[first])
 
     in_slots = GenerationInSlots(session, hf)
+    together: dict[int, Sequence[int]] = {}
+    apart: list[Mapping[int, Sequence[int]]] = []
+    for same in _same_answers(prompts, settings):
+        if in_slots.serves(settings[next(iter(same))]):
+            together |= same
+        else:
+            apart.append(same)
     with answers:
-        for same in _same_answers(prompts, settings):
-            setting = settings[next(iter(same))]
-            if in_slots.serves(setting):
-                in_slots.generate(same, prompts, setting, give)
-                continue
+        if together:
+            in_slots.generate(together, prompts, settings, give)
+        for same in apart:
             run_in_batches(
                 sorted(same, key=lambda index: -lengths[index]),
                 functools.partial(run, same=same),

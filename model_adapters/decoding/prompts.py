@@ -51,6 +51,7 @@ class PromptReader:
                     slots,
                     [text.prompt for text in chosen],
                     [text.budget_tokens for text in chosen],
+                    fewest_tokens=[text.fewest_new_tokens for text in chosen],
                     piece_tokens=self._at_once_tokens // rows,
                 )
             except (RuntimeError, MemoryError) as error:

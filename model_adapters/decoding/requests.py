@@ -70,27 +70,24 @@ class GenerationInSlots:
         self,
         same: Mapping[int, Sequence[int]],
         prompts: Sequence[Prompt],
-        setting: Mapping[str, Any],
+        settings: Sequence[Mapping[str, Any]],
         give: Give,
     ) -> None:
-        """Generates the answers of requests with one setting.
+        """Generates the answers of requests that are served.
 
         Args:
             same: indices of requests, each with those that have the same answer.
             prompts: of all requests.
-            setting: as `normalize_gen_kwargs` returns it.
+            settings: of all requests, as `normalize_gen_kwargs` returns them.
             give: takes an answer and the indices of its requests; raises where there is none and that is an error.
         """
         session, hf = self._session, self._hf
-        stop = stop_texts(hf, setting["until"])
         ends = hf.model.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else list(ends or ())
         terms = Terms(
             # the end of a text is a stop sequence too, though a generation config need not name it
             end_tokens=ends if hf.eot_token_id is None else [*ends, hf.eot_token_id],
-            fewest_new_tokens=setting.get("min_new_tokens") or 0,
             not_early=ends,
-            stops=StopSequences(hf.tokenizer, stop),
             slots=session.slots,
             most_slots=session.most_slots,
             most_tokens=session.slot_tokens,
@@ -107,13 +104,22 @@ class GenerationInSlots:
             session.meter.add(len(text.prompt), now - started)
             started = now
             if answer.sound:
-                words = answer_text(hf.tokenizer, answer.tokens, stop, hf.think_end_token)
+                words = answer_text(hf.tokenizer, answer.tokens, text.stops.texts, hf.think_end_token)
             else:
                 words = no_text(len(text.prompt), len(answer.tokens))
             give(words, same[text.key])
 
+        written = {repr(settings[index]["until"]): settings[index]["until"] for index in same}
+        stops = {name: StopSequences(hf.tokenizer, stop_texts(hf, until)) for name, until in written.items()}
         texts = [
-            Text(key=index, prompt=prompts[index].tokens, budget_tokens=prompts[index].budget_tokens) for index in same
+            Text(
+                key=index,
+                prompt=prompts[index].tokens,
+                budget_tokens=prompts[index].budget_tokens,
+                stops=stops[repr(settings[index]["until"])],
+                fewest_new_tokens=settings[index].get("min_new_tokens") or 0,
+            )
+            for index in same
         ]
         lengths = {text.length_tokens for text in texts} if session.rope.by_length else {0}
         for length in sorted(lengths, reverse=True):

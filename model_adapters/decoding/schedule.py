@@ -12,9 +12,9 @@ from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memor
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.prompts import PromptReader
 from sbeval.model_adapters.decoding.recording import Recording
-from sbeval.model_adapters.decoding.stepper import Stepper, Written, sliding_windows
-from sbeval.model_adapters.decoding.stops import StopSequences
+from sbeval.model_adapters.decoding.stepper import Stepper, sliding_windows
 from sbeval.model_adapters.decoding.texts import Answer, Text
+from sbeval.model_adapters.decoding.written import Written
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,7 @@ class Terms:
 
     Attributes:
         end_tokens: tokens that end an answer.
-        fewest_new_tokens: no token of `not_early` comes before so many.
-        not_early: such tokens.
-        stops: what else ends an answer.
+        not_early: those that are not chosen before a text's `fewest_new_tokens`.
         slots: most texts at a time, None for as many as there is memory for.
         most_slots: most of them where memory chooses, None for `MOST_SLOTS`.
         most_tokens: most tokens of all slots, None for no limit beside memory.
@@ -49,9 +47,7 @@ class Terms:
     """
 
     end_tokens: Sequence[int]
-    fewest_new_tokens: int
     not_early: Sequence[int]
-    stops: StopSequences
     slots: int | None
     most_tokens: int | None
     prompt_tokens: int
@@ -130,8 +126,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
         room_tokens=room,
         most_new_tokens=most_new_tokens,
         end_tokens=terms.end_tokens,
-        fewest_new_tokens=terms.fewest_new_tokens,
-        not_early=terms.not_early,
+        not_early=terms.not_early if any(text.fewest_new_tokens for text in texts) else (),
         fused=terms.fused() if slots == 1 and not terms.drafts else None,
         drafts=terms.drafts,
     )
@@ -154,7 +149,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
             tokens = tokens_of[slot]
             looked = len(tokens)
             tokens += new
-            end = terms.stops.end(tokens, looked)
+            end = text.stops.end(tokens, looked)
             if end is not None or not goes_on:
                 stepper.drop(slot)
                 del running[slot]

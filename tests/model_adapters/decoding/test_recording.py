@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sbeval.model_adapters.batching import DoesNotFit
-from sbeval.model_adapters.decoding import recording
+from sbeval.model_adapters.decoding import recording, schedule
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances
@@ -22,7 +22,6 @@ Fail = Callable[[Exception, int], None]
 
 def answers(lm: Any) -> list[str]:
     asked = [(line, {"until": ["\n\n"], "max_gen_toks": 20}) for line in LINES]
-    # two settings, which are generated one after the other
     asked += [(line, {"until": ["\n\n"], "max_gen_toks": 9}) for line in LINES]
     found: list[str] = lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
     return found
@@ -63,10 +62,11 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
 
 
 def test_a_model_that_cannot_be_recorded_goes_step_by_step_and_the_log_says_so_once(
-    checkpoint: Checkpoints, fail: Fail, caplog: pytest.LogCaptureFixture
+    checkpoint: Checkpoints, fail: Fail, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", dtype="float32", batch_size=3)
     expected = answers(lm)
+    monkeypatch.setattr(schedule, "_FEWEST_ROOM_TOKENS", 32)  # texts of several sizes, one after the other
     fail(RuntimeError("operation not permitted when stream is capturing\nand more"), 9)
     with caplog.at_level(logging.WARNING):
         assert answers(lm) == expected
