@@ -100,14 +100,14 @@ def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms,
         give(text, answer)
 
     while todo:
+        slots = min(slots, len(todo))
         try:
-            _run(model, list(todo.values()), min(slots, len(todo)), _room(longest), terms, finish)
+            _run(model, list(todo.values()), slots, _room(longest), terms, finish)
             continue
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
         free_memory()
-        slots = min(slots, len(todo))
         if slots == 1:
             raise DoesNotFit(
                 f"Expected a prompt and an answer of {longest} tokens to fit into memory, but it ran out with this one "
@@ -118,7 +118,11 @@ def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms,
 
 
 def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, give: Give) -> None:
-    """Generates in slots of one size until every text is done, or memory runs out."""
+    """Generates in slots of one size until every text is done, or memory runs out: texts keep what they have then.
+
+    Raises:
+        OutOfMemoryError: it ran out.
+    """
     most_new_tokens = max(text.budget_tokens for text in texts)
     stepper = Stepper(
         model,
@@ -133,11 +137,10 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
     steps = most_new_tokens * -(-len(texts) // slots)
     if steps >= _FEWEST_STEPS_TO_CAPTURE:
         stepper.capture(terms.recording)
-    waiting = deque(sorted(texts, key=lambda text: -len(text.prompt)))
+    waiting = deque(sorted(texts, key=lambda text: -len(text.so_far)))
     reader = PromptReader(stepper, waiting, terms.prompt_tokens)
     running: dict[int, Text] = {}
     left = dict.fromkeys(range(slots), 0)  # most tokens still to write
-    tokens_of: dict[int, list[int]] = {}
     behind: tuple[Written, dict[int, Text]] | None = None
 
     def look(written: Written, texts_then: dict[int, Text]) -> None:
@@ -146,7 +149,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
             if running.get(slot) is not text:
                 continue
             new, goes_on, sound_tokens = written.of(slot)
-            tokens = tokens_of[slot]
+            tokens = text.answer
             looked = len(tokens)
             tokens += new
             end = text.stops.end(tokens, looked)
@@ -160,22 +163,37 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
 
     while waiting or running:
         free = [slot for slot in range(slots) if slot not in running]
-        if waiting and _worth_reading(len(waiting[0].prompt), len(free), slots, len(waiting)):
+        if waiting and _worth_reading(len(waiting[0].so_far), len(free), slots, len(waiting)):
             for slot, text in reader.read(free, alone=not running):
-                running[slot], tokens_of[slot], left[slot] = text, [], text.budget_tokens
+                running[slot], left[slot] = text, text.budget_tokens - len(text.answer)
         steps = min(STEPS_BETWEEN_LOOKS, max(left[slot] for slot in running))
         before, behind = behind, None
+        fits = True
         if steps:
-            stepper.run(steps)
+            fits = _fits(stepper, steps)
             left = {slot: max(0, tokens - steps) for slot, tokens in left.items()}
             behind = stepper.written(), dict(running)
         if before is not None:
             look(*before)
         # looking at many texts takes the host a while, in which the device had better have something to do
-        late = model.device.type == "cuda" and len(running) >= _TEXTS_WORTH_A_LATE_LOOK
+        late = fits and model.device.type == "cuda" and len(running) >= _TEXTS_WORTH_A_LATE_LOOK
         if behind is not None and not late:
             look(*behind)
             behind = None
+        if not fits:
+            raise torch.OutOfMemoryError("out of memory in a step")
+
+
+def _fits(stepper: Stepper, steps: int) -> bool:
+    """Takes steps, and returns whether there was memory for all of them."""
+    try:
+        stepper.run(steps)
+        return True
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+    free_memory()
+    return False
 
 
 def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> bool:

@@ -103,6 +103,7 @@ class Stepper:
         budgets_tokens: Sequence[int],
         *,
         fewest_tokens: Sequence[int] | None = None,
+        answered_tokens: Sequence[int] | None = None,
         piece_tokens: int | None = None,
     ) -> None:
         """Reads prompts into free slots. Where memory runs out, nothing has begun.
@@ -115,6 +116,7 @@ class Stepper:
             prompts: tokens, at least one each.
             budgets_tokens: most tokens of each answer.
             fewest_tokens: of each answer, None for no such limit.
+            answered_tokens: how many tokens at the end of each prompt are the beginning of its answer, None for none.
             piece_tokens: most tokens of a prompt that the model is given at once, the next ones go on from their keys;
                 None gives it whole prompts.
         """
@@ -123,12 +125,15 @@ class Stepper:
         input_ids = np.zeros((len(prompts), longest), dtype=np.int64)
         for row, prompt in enumerate(prompts):
             input_ids[row, : len(prompt) - 1] = prompt[:-1]
-        fewest_tokens = [0] * len(prompts) if fewest_tokens is None else fewest_tokens
-        numbers = [
-            [len(prompt) - 1, int(prompt[-1]), budget, fewest]
-            for prompt, budget, fewest in zip(prompts, budgets_tokens, fewest_tokens, strict=True)
+        none = [0] * len(prompts)
+        columns = [
+            [len(prompt) - 1 for prompt in prompts],
+            [int(prompt[-1]) for prompt in prompts],
+            budgets_tokens,
+            fewest_tokens or none,
+            answered_tokens or none,
         ]
-        length_N, last_N, budget_N, fewest_N = torch.tensor(numbers, dtype=torch.int64).T.contiguous().to(device)
+        length_N, last_N, budget_N, fewest_N, answered_N = torch.tensor(columns, dtype=torch.int64).to(device)
         slots_N = torch.tensor(slots, dtype=torch.int64, device=device)
         ids_NL = torch.from_numpy(input_ids).to(device)
         for begin in range(0, longest, piece_tokens or max(1, longest)):
@@ -143,8 +148,8 @@ class Stepper:
         self._token_B1[slots_N, 0] = last_N
         self._budget_B[slots_N] = budget_N
         self._fewest_B[slots_N] = fewest_N
-        self._count_B[slots_N] = 0
-        self._looked_B[slots_N] = 0
+        self._count_B[slots_N] = answered_N
+        self._looked_B[slots_N] = answered_N
         self._watch.begin(slots_N)
         self._goes_on_B[slots_N] = True
 

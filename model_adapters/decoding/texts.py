@@ -24,6 +24,7 @@ class Text:
         budget_tokens: most tokens to generate.
         stops: what ends its answer beside tokens.
         fewest_new_tokens: no token that `Terms.not_early` names comes before so many.
+        answer: tokens generated so far, which are added to.
     """
 
     key: int
@@ -31,10 +32,16 @@ class Text:
     budget_tokens: int
     stops: StopSequences
     fewest_new_tokens: int = 0
+    answer: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def so_far(self) -> NDArray[np.int64]:
+        """Tokens of prompt and answer, from which it goes on."""
+        return np.concatenate([self.prompt, np.array(self.answer, dtype=np.int64)])
 
     @property
     def length_tokens(self) -> int:
-        """Tokens of prompt and answer."""
+        """Most tokens of prompt and answer."""
         return len(self.prompt) + self.budget_tokens
 
 

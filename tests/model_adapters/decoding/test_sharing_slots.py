@@ -97,3 +97,62 @@ def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(
     assert answers(lm) == expected
     assert in_slots == [4, 2]
     assert sorted(given) == sorted(expected)
+
+
+@pytest.mark.parametrize(("architecture", "drafts"), [("stickbreaking", 3), ("rope", 0)])
+@pytest.mark.parametrize("after", [1, 6, 17])
+def test_memory_that_runs_out_in_a_step_costs_no_token(
+    after: int, architecture: str, drafts: int, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting: dict[str, Any] = {"until": ["zzz"], "max_gen_toks": 40, "min_new_tokens": 9}
+    lm = adapter(checkpoint(architecture), batch_size=4, draft_tokens=drafts)
+    lm.model.generation_config.eos_token_id = list(range(100, 110))  # some answers end early
+    answers(lm)  # the model has been tried out
+    chosen, steps = 0, 0
+    logits, take = Stepper._logits, Stepper._take
+
+    def counted(self: Stepper, logits_BV: torch.Tensor, taken_B: torch.Tensor) -> None:
+        nonlocal chosen
+        chosen += int(taken_B.sum())
+        take(self, logits_BV, taken_B)
+
+    monkeypatch.setattr(Stepper, "_take", counted)
+    expected = answers(lm, setting)
+    once, chosen = chosen, 0
+
+    def too_large(self: Stepper, token_BT: torch.Tensor) -> torch.Tensor:
+        nonlocal steps
+        if self.cache.slots > 1:  # it runs out with four, and after as many steps with two
+            steps += 1
+            if steps % (after + 1) == 0:
+                raise torch.OutOfMemoryError
+        return logits(self, token_BT)
+
+    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
+    monkeypatch.setattr(Stepper, "_logits", too_large)
+    assert answers(lm, setting) == expected
+    assert steps
+    assert chosen == once
+    assert len({len(answer) for answer in expected}) > 1
+
+
+def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, in_slots: list[int]
+) -> None:
+    lm = adapter(checkpoint("llama"), batch_size=4)
+    settings = [{"until": ["\n\n"], "max_gen_toks": tokens} for tokens in (3, 3, 3, 40)]
+    asked = instances("generate_until", list(zip(LINES[:4], settings, strict=True)))
+    expected = lm.generate_until(asked, disable_tqdm=True)
+    logits = Stepper._logits
+
+    def too_large(self: Stepper, token_BT: torch.Tensor) -> torch.Tensor:
+        if self.cache.slots > 1 and self._goes_on_B.sum() == 1:
+            raise torch.OutOfMemoryError
+        return logits(self, token_BT)
+
+    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
+    monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(Stepper, "_logits", too_large)
+    in_slots.clear()
+    assert lm.generate_until(asked, disable_tqdm=True) == expected
+    assert in_slots == [4, 1]
