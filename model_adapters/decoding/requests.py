@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
@@ -121,8 +121,11 @@ class GenerationInSlots:
             )
             for index in same
         ]
-        lengths = {text.length_tokens for text in texts} if session.rope.by_length else {0}
-        for length in sorted(lengths, reverse=True):
-            alike = [text for text in texts if length in (0, text.length_tokens)]
-            with session.rope.hold(length or alike[0].length_tokens):
-                generate(hf.model, alike, terms, finish)
+        # a model has one set of frequencies at a time, for all its slots
+        frequencies = functools.cache(session.rope.frequencies)
+        alike: dict[Hashable, list[Text]] = {}
+        for text in sorted(texts, key=lambda text: -text.length_tokens):
+            alike.setdefault(frequencies(text.length_tokens), []).append(text)
+        for group in alike.values():
+            with session.rope.hold(group[0].length_tokens):
+                generate(hf.model, group, terms, finish)

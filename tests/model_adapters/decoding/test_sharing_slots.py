@@ -156,3 +156,26 @@ def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(
     in_slots.clear()
     assert lm.generate_until(asked, disable_tqdm=True) == expected
     assert in_slots == [4, 1]
+
+
+@pytest.mark.parametrize("architecture", ["rope", "llama"])
+@pytest.mark.parametrize(
+    ("scaling", "runs"),
+    [
+        ("dynamic:4", 4),  # the short ones, and one for each longer length
+        ({"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}, 2),
+    ],
+    ids=str,
+)
+def test_texts_of_different_lengths_share_slots_where_their_rope_frequencies_are_the_same(
+    scaling: Any, runs: int, architecture: str, checkpoint: Checkpoints, in_slots: list[int]
+) -> None:
+    folder = checkpoint(architecture)
+    prompts = [LINES[5][:length] for length in (4, 7, 10, 25, 35, 45)]
+    options = {"rope_scaling": scaling, "training_length": 32}
+    in_slots.clear()
+    found = answers(adapter(folder, batch_size=6, **options), prompts=prompts)
+    assert len(in_slots) == 1 + runs, "one to try the model out"
+    assert found == [answers(adapter(folder, **options), prompts=[prompt])[0] for prompt in prompts]
+    lengths = {len(adapter(folder).tok_encode(prompt)) + 20 for prompt in prompts}
+    assert sum(length > 32 for length in lengths) == 3
