@@ -112,7 +112,7 @@ def most_drafts(model: Any) -> int:
         return 0
     config = model.config
     key_heads = config.num_key_value_heads or config.num_attention_heads
-    return MOST_QUERIES // (config.num_attention_heads // key_heads) - 1
+    return max(0, MOST_QUERIES // (config.num_attention_heads // key_heads) - 1)
 
 
 def fused_blocks(model: Any) -> FusedBlocks | None:
