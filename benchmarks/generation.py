@@ -147,16 +147,17 @@ def continued(
     """The answers' tokens."""
     terms = Terms(
         end_tokens=[],
-        fewest_new_tokens=0,
         not_early=[],
-        stops=StopSequences(lm.tokenizer, []),
         slots=slots,
         most_tokens=None,
         prompt_tokens=GPU_BATCH_TOKENS,
         recording=Recording(lm.model.device if recorded else torch.device("cpu")),
-        fused=fused,
+        fused=lambda: fused,
     )
-    asked = [Text(key=key, prompt=np.array(text), budget_tokens=new_tokens) for key, text in enumerate(texts)]
+    stops = StopSequences(lm.tokenizer, [])
+    asked = [
+        Text(key=key, prompt=np.array(text), budget_tokens=new_tokens, stops=stops) for key, text in enumerate(texts)
+    ]
     found: dict[int, list[int]] = {}
     generate(lm.model, asked, terms, lambda asked, answer: found.update({asked.key: answer.tokens}))
     return [found[key] for key in range(len(texts))]

@@ -77,9 +77,8 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
     in_slots = GenerationInSlots(session, hf)
 
     def answer(same: Same, read: ReadPrompt | None = None) -> None:
-        setting = settings[next(iter(same))]
-        if in_slots.serves(setting):
-            in_slots.generate(same, prompts, setting, give, read)
+        if in_slots.serves(settings[next(iter(same))]):
+            in_slots.generate(same, prompts, settings, give, read)
             return
         run_in_batches(
             sorted(same, key=lambda index: -lengths[index]),
@@ -89,7 +88,14 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
         )
 
     with answers:
+        side_by_side: dict[int, Sequence[int]] = {}
+        apart: list[Same] = []
         for same in answer_together(session, hf, _same_answers(prompts, settings), prompts, settings, answer):
+            if same and in_slots.serves(settings[next(iter(same))]):
+                side_by_side |= same
+            else:
+                apart.append(same)
+        for same in (side_by_side, *apart):
             if same:
                 answer(same)
     return answers.in_order()

@@ -60,6 +60,8 @@ class Session:
         batches: limits for lm-eval's own requests, rows as in `hf`.
         own_batches: limits for this project's.
         slots: how many texts are generated side by side, None for as many as there is memory for.
+        most_slots: most of them where memory chooses how many, None for no limit that the user has set.
+        slot_tokens: most tokens of the texts generated side by side, None for as many as there is memory for.
         draft_tokens: most tokens looked up for a step of generation.
         batches_ahead: how many batches the device computes while the scores of one are read.
         cache_hook: keeps answers in lm-eval's response cache.
@@ -77,6 +79,8 @@ class Session:
     batches: BatchLimits
     own_batches: BatchLimits
     slots: int | None
+    most_slots: int | None
+    slot_tokens: int | None
     draft_tokens: int
     batches_ahead: int
     cache_hook: CacheHook
@@ -115,6 +119,8 @@ class Session:
             ),
             own_batches=BatchLimits(max_rows=None, max_tokens=tokens, same_length=True),
             slots=None if automatic else int(hf.batch_size),
+            most_slots=hf.arguments.get("max_batch_size"),  # `hf` puts a number of its own where there is none
+            slot_tokens=options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu and automatic else None),
             draft_tokens=options.draft_tokens,
             batches_ahead=0 if on_cpu else 1,
             cache_hook=hf.cache_hook,

@@ -6,6 +6,7 @@
 - `together`: prompts longer than a batch, read by all processes of a group
 - `prompts`: prompts read into free slots, many at once or one in pieces
 - `stepper`: a model and its slots: prompts in, one token a slot and step out, all of it on the device
+- `written`: what was written in slots, on its way to the host
 - `recording`: steps recorded as CUDA graphs, where that can be done
 - `fused_blocks`: a step of Llama-style blocks in few kernels
 - `served`: what this can generate, and the reason where it cannot

@@ -9,7 +9,7 @@ vocabulary.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -54,18 +54,22 @@ class FusedBlocks:
         self._model, self._blocks = model, blocks
 
     @classmethod
-    def of(cls, model: Any) -> Self | None:
-        """Returns a model's blocks, or None where they have other parts."""
+    def of(cls, model: Any) -> Self:
+        """Returns a model's blocks.
+
+        Raises:
+            ValueError: they have other parts.
+        """
         layers = getattr(getattr(model, "model", None), "layers", None)
-        if not isinstance(layers, nn.ModuleList) or model.dtype not in _DTYPES:
-            return None
+        if not isinstance(layers, nn.ModuleList):
+            raise ValueError("it keeps its blocks elsewhere than Llama")
+        if model.dtype not in _DTYPES:
+            raise ValueError(f"it computes in {str(model.dtype).removeprefix('torch.')}")
         # angles are those of all layers or of none
         attentions = [getattr(layer, "self_attn", None) for layer in layers]
         if len({bool(getattr(part, "rotates", getattr(part, "use_rope", True))) for part in attentions}) > 1:
-            return None
-        blocks = [_block_of(layer, model.config) for layer in layers]
-        found = [block for block in blocks if block is not None]
-        return cls(model, found) if found and len(found) == len(blocks) else None
+            raise ValueError("some of its layers rotate and others do not")
+        return cls(model, [_block_of(layer, model.config) for layer in layers])
 
     def logits(self, token_11: Tensor, cache: SlotCache, rope: Any | None) -> Tensor:
         """Returns logits [1, V] of a step.
@@ -141,7 +145,7 @@ class FusedBlocks:
         map_row(inner_1F, [block.down.weight], bias, out=hidden_1E, scale=scale, add=True)
 
 
-def _block_of(layer: Any, config: Any) -> _Block | None:
+def _block_of(layer: Any, config: Any) -> _Block:
     try:
         attention, mlp = layer.self_attn, layer.mlp
         maps = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -152,21 +156,12 @@ def _block_of(layer: Any, config: Any) -> _Block | None:
         )
         head_dim = int(attention.head_dim)
         linears = (*maps, attention.o_proj, *gated, mlp.down_proj)
-    except AttributeError:
-        return None
+    except AttributeError as error:
+        raise ValueError(f"a part of its blocks has no {error.name}") from error
     activation = _activation(mlp, config)
-    plain = all(type(part) in (nn.Linear, AlignedLinear) for part in linears)
-    if not plain or activation not in _ACTIVATIONS or any(_eps(norm) is None for norm in norms):
-        return None
-    more = (getattr(attention, name, None) for name in ("q_norm", "k_norm", "head_gate"))
-    if any(part is not None for part in more) or getattr(attention, "exclusive", False):
-        return None
-    if any(part.out_features % _WIDTH_MULTIPLE for part in maps) or any(
-        (first.bias is None) != (part.bias is None) for first, *others in (maps, gated) for part in others
-    ):
-        return None
-    if getattr(getattr(attention, "mixer", None), "bias", None) is not None or head_dim % 2:
-        return None
+    reason = _other_parts(attention, linears, norms, activation)
+    if reason is not None:
+        raise ValueError(reason)
     return _Block(
         attention=attention,
         maps=maps,
@@ -178,6 +173,29 @@ def _block_of(layer: Any, config: Any) -> _Block | None:
         head_dim=head_dim,
         residual_multiplier=float(getattr(layer, "residual_multiplier", None) or 1.0),
     )
+
+
+def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], activation: str) -> str | None:
+    """What is not as the kernels have it, None where all is."""
+    if activation not in _ACTIVATIONS:
+        return f"its activation is {activation}"
+    if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
+        return "its linear maps are of another kind"
+    other = [type(norm).__name__ for norm in norms if _eps(norm) is None]
+    if other:
+        return f"its norms are {', '.join(other)}"
+    named = ("q_norm", "k_norm", "head_gate", "exclusive")
+    more = [name for name in named if getattr(attention, name, None) not in (None, False)]
+    if more:
+        return f"its attention has {', '.join(more)}"
+    if getattr(getattr(attention, "mixer", None), "bias", None) is not None:
+        return "its attention has a bias"
+    maps, gated = linears[:3], linears[4:6]
+    if any(len({part.bias is None for part in parts}) > 1 for parts in (maps, gated)):
+        return "some of its maps have a bias and others have none"
+    if attention.head_dim % 2 or any(part.out_features % _WIDTH_MULTIPLE for part in maps):
+        return f"its heads together are no multiple of {_WIDTH_MULTIPLE} wide, or each has an odd width"
+    return None
 
 
 def _activation(mlp: Any, config: Any) -> str:

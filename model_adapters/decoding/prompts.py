@@ -27,7 +27,7 @@ class PromptReader:
 
     def __init__(self, stepper: Stepper, waiting: deque[Text], prompt_tokens: int) -> None:
         self._stepper, self._waiting = stepper, waiting
-        self._at_once_tokens = max(prompt_tokens, *(len(text.prompt) for text in waiting))
+        self._at_once_tokens = max(prompt_tokens, *(len(text.so_far) for text in waiting))
         self._full = False
 
     def read(self, free: Sequence[int], *, alone: bool) -> list[tuple[int, Text]]:
@@ -42,15 +42,17 @@ class PromptReader:
         """
         started: list[tuple[int, Text]] = []
         while self._waiting and len(started) < len(free) and (alone or not self._full):
-            longest = len(self._waiting[0].prompt)
+            longest = len(self._waiting[0].so_far)
             rows = min(max(1, self._at_once_tokens // longest), len(self._waiting), len(free) - len(started))
             chosen = [self._waiting[row] for row in range(rows)]
             slots = list(free[len(started) : len(started) + rows])
             try:
                 self._stepper.start(
                     slots,
-                    [text.prompt for text in chosen],
+                    [text.so_far for text in chosen],
                     [text.budget_tokens for text in chosen],
+                    fewest_tokens=[text.fewest_new_tokens for text in chosen],
+                    answered_tokens=[len(text.answer) for text in chosen],
                     piece_tokens=self._at_once_tokens // rows,
                 )
             except (RuntimeError, MemoryError) as error:

@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
@@ -51,6 +51,8 @@ class GenerationInSlots:
 
     @functools.cached_property
     def _fused_blocks(self) -> FusedBlocks | None:
+        if self._session.device.type != "cuda":
+            return None
         with self._session.rope.hold(1):
             return fused_blocks(self._hf.model)
 
@@ -69,34 +71,32 @@ class GenerationInSlots:
         self,
         same: Mapping[int, Sequence[int]],
         prompts: Sequence[Prompt],
-        setting: Mapping[str, Any],
+        settings: Sequence[Mapping[str, Any]],
         give: Give,
         read: ReadPrompt | None = None,
     ) -> None:
-        """Generates the answers of requests with one setting.
+        """Generates the answers of requests that are served.
 
         Args:
             same: indices of requests, each with those that have the same answer.
             prompts: of all requests.
-            setting: as `normalize_gen_kwargs` returns it.
+            settings: of all requests, as `normalize_gen_kwargs` returns them.
             give: takes an answer and the indices of its requests; raises where there is none and that is an error.
             read: reads the prompt, for requests that have the same; None has the model read prompts.
         """
         session, hf = self._session, self._hf
-        stop = stop_texts(hf, setting["until"])
         ends = hf.model.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else list(ends or ())
         terms = Terms(
             # the end of a text is a stop sequence too, though a generation config need not name it
             end_tokens=ends if hf.eot_token_id is None else [*ends, hf.eot_token_id],
-            fewest_new_tokens=setting.get("min_new_tokens") or 0,
             not_early=ends,
-            stops=StopSequences(hf.tokenizer, stop),
             slots=session.slots,
-            most_tokens=session.batches.max_tokens if session.device.type == "cpu" or session.slots else None,
+            most_slots=session.most_slots,
+            most_tokens=session.slot_tokens,
             prompt_tokens=session.own_batches.max_tokens or GPU_BATCH_TOKENS,
             recording=self._recording,
-            fused=self._fused_blocks,
+            fused=lambda: self._fused_blocks,
             drafts=self._drafts,
             read=read,
         )
@@ -108,16 +108,28 @@ class GenerationInSlots:
             session.meter.add(len(text.prompt), now - started)
             started = now
             if answer.sound:
-                words = answer_text(hf.tokenizer, answer.tokens, stop, hf.think_end_token)
+                words = answer_text(hf.tokenizer, answer.tokens, text.stops.texts, hf.think_end_token)
             else:
                 words = no_text(len(text.prompt), len(answer.tokens))
             give(words, same[text.key])
 
+        written = {repr(settings[index]["until"]): settings[index]["until"] for index in same}
+        stops = {name: StopSequences(hf.tokenizer, stop_texts(hf, until)) for name, until in written.items()}
         texts = [
-            Text(key=index, prompt=prompts[index].tokens, budget_tokens=prompts[index].budget_tokens) for index in same
+            Text(
+                key=index,
+                prompt=prompts[index].tokens,
+                budget_tokens=prompts[index].budget_tokens,
+                stops=stops[repr(settings[index]["until"])],
+                fewest_new_tokens=settings[index].get("min_new_tokens") or 0,
+            )
+            for index in same
         ]
-        lengths = {text.length_tokens for text in texts} if session.rope.by_length else {0}
-        for length in sorted(lengths, reverse=True):
-            alike = [text for text in texts if length in (0, text.length_tokens)]
-            with session.rope.hold(length or alike[0].length_tokens):
-                generate(hf.model, alike, terms, finish)
+        # a model has one set of frequencies at a time, for all its slots
+        frequencies = functools.cache(session.rope.frequencies)
+        alike: dict[Hashable, list[Text]] = {}
+        for text in sorted(texts, key=lambda text: -text.length_tokens):
+            alike.setdefault(frequencies(text.length_tokens), []).append(text)
+        for group in alike.values():
+            with session.rope.hold(group[0].length_tokens):
+                generate(hf.model, group, terms, finish)

@@ -12,9 +12,9 @@ from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memor
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.prompts import PromptReader
 from sbeval.model_adapters.decoding.recording import Recording
-from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, Written, sliding_windows
-from sbeval.model_adapters.decoding.stops import StopSequences
+from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, sliding_windows
 from sbeval.model_adapters.decoding.texts import Answer, Text
+from sbeval.model_adapters.decoding.written import Written
 
 logger = logging.getLogger(__name__)
 
@@ -36,27 +36,25 @@ class Terms:
 
     Attributes:
         end_tokens: tokens that end an answer.
-        fewest_new_tokens: no token of `not_early` comes before so many.
-        not_early: such tokens.
-        stops: what else ends an answer.
+        not_early: those that are not chosen before a text's `fewest_new_tokens`.
         slots: most texts at a time, None for as many as there is memory for.
-        most_tokens: most tokens of all slots and of prompts read at once, None for no limit beside memory.
+        most_slots: most of them where memory chooses, None for `MOST_SLOTS`.
+        most_tokens: most tokens of all slots, None for no limit beside memory.
         prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
         recording: of steps.
-        fused: the model's blocks for steps of one slot on a GPU, None where it has none.
+        fused: returns the model's blocks for steps of one slot, None where it has none; asked where they are needed.
         drafts: most tokens looked up in a text for each step.
         read: reads the one prompt there is; None has the model read prompts.
     """
 
     end_tokens: Sequence[int]
-    fewest_new_tokens: int
     not_early: Sequence[int]
-    stops: StopSequences
     slots: int | None
     most_tokens: int | None
     prompt_tokens: int
     recording: Recording
-    fused: FusedBlocks | None = None
+    most_slots: int | None = None
+    fused: Callable[[], FusedBlocks | None] = lambda: None
     drafts: int = 0
     read: ReadPrompt | None = None
 
@@ -104,14 +102,14 @@ def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms,
         give(text, answer)
 
     while todo:
+        slots = min(slots, len(todo))
         try:
-            _run(model, list(todo.values()), min(slots, len(todo)), _room(longest), terms, finish)
+            _run(model, list(todo.values()), slots, _room(longest), terms, finish)
             continue
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
         free_memory()
-        slots = min(slots, len(todo))
         if slots == 1:
             raise DoesNotFit(
                 f"Expected a prompt and an answer of {longest} tokens to fit into memory, but it ran out with this one "
@@ -122,7 +120,11 @@ def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms,
 
 
 def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, give: Give) -> None:
-    """Generates in slots of one size until every text is done, or memory runs out."""
+    """Generates in slots of one size until every text is done, or memory runs out: texts keep what they have then.
+
+    Raises:
+        OutOfMemoryError: it ran out.
+    """
     most_new_tokens = max(text.budget_tokens for text in texts)
     stepper = Stepper(
         model,
@@ -130,20 +132,18 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
         room_tokens=room,
         most_new_tokens=most_new_tokens,
         end_tokens=terms.end_tokens,
-        fewest_new_tokens=terms.fewest_new_tokens,
-        not_early=terms.not_early,
-        fused=terms.fused if slots == 1 and not terms.drafts else None,
+        not_early=terms.not_early if any(text.fewest_new_tokens for text in texts) else (),
+        fused=terms.fused() if slots == 1 and not terms.drafts else None,
         drafts=terms.drafts,
         read=terms.read,
     )
     steps = most_new_tokens * -(-len(texts) // slots)
     if steps >= _FEWEST_STEPS_TO_CAPTURE:
         stepper.capture(terms.recording)
-    waiting = deque(sorted(texts, key=lambda text: -len(text.prompt)))
+    waiting = deque(sorted(texts, key=lambda text: -len(text.so_far)))
     reader = PromptReader(stepper, waiting, terms.prompt_tokens)
     running: dict[int, Text] = {}
     left = dict.fromkeys(range(slots), 0)  # most tokens still to write
-    tokens_of: dict[int, list[int]] = {}
     behind: tuple[Written, dict[int, Text]] | None = None
 
     def look(written: Written, texts_then: dict[int, Text]) -> None:
@@ -152,10 +152,10 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
             if running.get(slot) is not text:
                 continue
             new, goes_on, sound_tokens = written.of(slot)
-            tokens = tokens_of[slot]
+            tokens = text.answer
             looked = len(tokens)
             tokens += new
-            end = terms.stops.end(tokens, looked)
+            end = text.stops.end(tokens, looked)
             if end is not None or not goes_on:
                 stepper.drop(slot)
                 del running[slot]
@@ -166,22 +166,37 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
 
     while waiting or running:
         free = [slot for slot in range(slots) if slot not in running]
-        if waiting and _worth_reading(len(waiting[0].prompt), len(free), slots, len(waiting)):
+        if waiting and _worth_reading(len(waiting[0].so_far), len(free), slots, len(waiting)):
             for slot, text in reader.read(free, alone=not running):
-                running[slot], tokens_of[slot], left[slot] = text, [], text.budget_tokens
+                running[slot], left[slot] = text, text.budget_tokens - len(text.answer)
         steps = min(STEPS_BETWEEN_LOOKS, max(left[slot] for slot in running))
         before, behind = behind, None
+        fits = True
         if steps:
-            stepper.run(steps)
+            fits = _fits(stepper, steps)
             left = {slot: max(0, tokens - steps) for slot, tokens in left.items()}
             behind = stepper.written(), dict(running)
         if before is not None:
             look(*before)
         # looking at many texts takes the host a while, in which the device had better have something to do
-        late = model.device.type == "cuda" and len(running) >= _TEXTS_WORTH_A_LATE_LOOK
+        late = fits and model.device.type == "cuda" and len(running) >= _TEXTS_WORTH_A_LATE_LOOK
         if behind is not None and not late:
             look(*behind)
             behind = None
+        if not fits:
+            raise torch.OutOfMemoryError("out of memory in a step")
+
+
+def _fits(stepper: Stepper, steps: int) -> bool:
+    """Takes steps, and returns whether there was memory for all of them."""
+    try:
+        stepper.run(steps)
+        return True
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+    free_memory()
+    return False
 
 
 def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> bool:
@@ -193,7 +208,7 @@ def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> b
 
 def _most_slots(model: Any, room: int, terms: Terms) -> int:
     """How many texts may run at a time."""
-    most = terms.slots or MOST_SLOTS
+    most = terms.slots or min(MOST_SLOTS, terms.most_slots or MOST_SLOTS)
     if terms.most_tokens is not None:
         most = min(most, terms.most_tokens // room)
     if terms.slots is None and model.device.type == "cuda":

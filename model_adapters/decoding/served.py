@@ -1,5 +1,6 @@
 """What can be generated in slots, and the reason where it cannot: such requests go to transformers' `generate`."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,12 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sbeval.errors import first_line
 from sbeval.model_adapters.batching import DoesNotFit, out_of_memory
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.stepper import Stepper, sliding_windows
 from sbeval.model_adapters.speed.replacing import same_but_for_rounding
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.slots import MOST_QUERIES
+
+logger = logging.getLogger(__name__)
 
 _OWN = ("stickbreaking", "rope", "nope")
 _SETTINGS = {"until", "max_gen_toks", "min_new_tokens"}
@@ -94,7 +98,7 @@ def why_not_model(hf: Any) -> str | None:
     except Exception as error:  # compilers and other models' parts raise anything, and there is another way
         if out_of_memory(error):
             raise DoesNotFit(_NO_ROOM) from error
-        return str(error).strip().partition("\n")[0] or type(error).__name__
+        return first_line(error)
     return None if same else f"{name} has other logits in slots"
 
 
@@ -108,18 +112,26 @@ def most_drafts(model: Any) -> int:
         return 0
     config = model.config
     key_heads = config.num_key_value_heads or config.num_attention_heads
-    return MOST_QUERIES // (config.num_attention_heads // key_heads) - 1
+    return max(0, MOST_QUERIES // (config.num_attention_heads // key_heads) - 1)
 
 
 def fused_blocks(model: Any) -> FusedBlocks | None:
-    """Returns a served model's blocks in few kernels, or None where they are others or have other logits."""
-    blocks = FusedBlocks.of(model) if model.device.type == "cuda" else None
+    """Returns a served model's blocks in few kernels; None where they are others, and the log says why.
+
+    Raises:
+        DoesNotFit: there is no memory to try it in.
+    """
     try:
-        return blocks if blocks is not None and _same_as_whole(model, blocks) else None
+        blocks = FusedBlocks.of(model)
+        if _same_as_whole(model, blocks):
+            return blocks
+        reason = "blocks in few kernels have other logits"
     except Exception as error:  # compilers and other models' parts raise anything, and there is another way
         if out_of_memory(error):
             raise DoesNotFit(_NO_ROOM) from error
-        return None
+        reason = first_line(error)
+    logger.warning("a step of one text takes the model's own kernels, which is slower: %s", reason)
+    return None
 
 
 @torch.no_grad()

@@ -24,46 +24,13 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.transformers_attention import attending_to
+from sbeval.model_adapters.decoding.written import Written
 from sbeval.models import RopeFrequencies, SbevalForCausalLM
 from sbeval.models.slots import SlotCache
-from sbeval.scoring.non_finite import NEVER, FiniteWatch
+from sbeval.scoring.non_finite import FiniteWatch
 
 ReadPrompt = Callable[[Tensor, Cache], None]
 """Reads a prompt's tokens, int64 [1, L], into a cache, in place of the model."""
-
-
-class Written:
-    """What was written since the last look, on its way to the host.
-
-    Args:
-        written_BM: tokens generated in each slot.
-        count_B: how many they are.
-        goes_on_B: whether no end token came yet, and the budget is not spent.
-        watch: says how many tokens stood before logits that are none.
-    """
-
-    def __init__(self, written_BM: Tensor, count_B: Tensor, goes_on_B: Tensor, watch: FiniteWatch) -> None:
-        columns = (count_B, goes_on_B, watch.first_B)
-        whole = torch.cat([written_BM, *(column[:, None] for column in columns)], dim=1)
-        self._arrived: torch.cuda.Event | None = None
-        self._table: list[list[int]] | None = None
-        self._whole = whole
-        if whole.is_cuda:
-            self._whole = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True).copy_(whole, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record(torch.cuda.current_stream(whole.device))
-
-    def of(self, slot: int) -> tuple[list[int], bool, int | None]:
-        """Returns a slot's new tokens, whether its text goes on, and after how many tokens of it logits were none.
-
-        It waits until they are there.
-        """
-        if self._table is None:
-            if self._arrived is not None:
-                self._arrived.synchronize()
-            self._table = self._whole.tolist()
-        *tokens, count, goes_on, first = self._table[slot]
-        return tokens[:count], bool(goes_on), None if first == NEVER else first
 
 
 def sliding_windows(model: Any) -> list[int | None] | None:
@@ -90,8 +57,7 @@ class Stepper:
         room_tokens: most tokens of a text, prompt and answer.
         most_new_tokens: most tokens of an answer.
         end_tokens: tokens that end an answer.
-        fewest_new_tokens: of an answer, before which none of `not_early` is chosen.
-        not_early: tokens.
+        not_early: tokens that are not chosen before an answer has its fewest.
         fused: the model's blocks, for a single slot and no drafts; None runs the model as it is.
         drafts: most tokens looked up in the text for each step, for a model of this family without windows.
         read: reads prompts, each alone and whole; None has the model read them.
@@ -105,7 +71,6 @@ class Stepper:
         room_tokens: int,
         most_new_tokens: int,
         end_tokens: Sequence[int] = (),
-        fewest_new_tokens: int = 0,
         not_early: Sequence[int] = (),
         fused: FusedBlocks | None = None,
         drafts: int = 0,
@@ -114,7 +79,7 @@ class Stepper:
         windows = sliding_windows(model)
         assert windows is not None
         device = model.device
-        self._model, self._fewest, self._fused, self._drafts = model, fewest_new_tokens, fused, drafts
+        self._model, self._fused, self._drafts = model, fused, drafts
         self._read = read
         room_tokens += drafts  # the last step may check tokens beyond the answer
         self.cache = SlotCache(slots=slots, room_tokens=room_tokens, sliding_windows=windows, device=device)
@@ -127,6 +92,7 @@ class Stepper:
         self._goes_on_B = torch.zeros(slots, dtype=torch.bool, device=device)
         self._count_B = torch.zeros(slots, dtype=torch.int64, device=device)
         self._budget_B = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._fewest_B = torch.zeros(slots, dtype=torch.int64, device=device)
         self._looked_B = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens at the last look
         self._steps_since_look = 0
         # one column more, for slots that are done
@@ -142,6 +108,8 @@ class Stepper:
         prompts: Sequence[NDArray[np.int64]],
         budgets_tokens: Sequence[int],
         *,
+        fewest_tokens: Sequence[int] | None = None,
+        answered_tokens: Sequence[int] | None = None,
         piece_tokens: int | None = None,
     ) -> None:
         """Reads prompts into free slots. Where memory runs out, nothing has begun.
@@ -153,6 +121,8 @@ class Stepper:
             slots: one a prompt.
             prompts: tokens, at least one each.
             budgets_tokens: most tokens of each answer.
+            fewest_tokens: of each answer, None for no such limit.
+            answered_tokens: how many tokens at the end of each prompt are the beginning of its answer, None for none.
             piece_tokens: most tokens of a prompt that the model is given at once, the next ones go on from their keys;
                 None gives it whole prompts.
         """
@@ -161,10 +131,15 @@ class Stepper:
         input_ids = np.zeros((len(prompts), longest), dtype=np.int64)
         for row, prompt in enumerate(prompts):
             input_ids[row, : len(prompt) - 1] = prompt[:-1]
-        numbers = [
-            [len(prompt) - 1, int(prompt[-1]), budget] for prompt, budget in zip(prompts, budgets_tokens, strict=True)
+        none = [0] * len(prompts)
+        columns = [
+            [len(prompt) - 1 for prompt in prompts],
+            [int(prompt[-1]) for prompt in prompts],
+            budgets_tokens,
+            fewest_tokens or none,
+            answered_tokens or none,
         ]
-        length_N, last_N, budget_N = torch.tensor(numbers, dtype=torch.int64).T.contiguous().to(device)
+        length_N, last_N, budget_N, fewest_N, answered_N = torch.tensor(columns, dtype=torch.int64).to(device)
         slots_N = torch.tensor(slots, dtype=torch.int64, device=device)
         ids_NL = torch.from_numpy(input_ids).to(device)
         if self._read is not None:
@@ -183,8 +158,9 @@ class Stepper:
         self.cache.position_B[slots_N] = length_N.int()
         self._token_B1[slots_N, 0] = last_N
         self._budget_B[slots_N] = budget_N
-        self._count_B[slots_N] = 0
-        self._looked_B[slots_N] = 0
+        self._fewest_B[slots_N] = fewest_N
+        self._count_B[slots_N] = answered_N
+        self._looked_B[slots_N] = answered_N
         self._watch.begin(slots_N)
         self._goes_on_B[slots_N] = True
 
@@ -221,7 +197,7 @@ class Stepper:
         """Records a step, while no text is there, so that trying it out changes nothing."""
         if recording.possible:
             with attending_to(self.cache, self._model):
-                self._graph = recording.graph_of(self._step, self._token_B1.device)
+                self._graph = recording.graph_of(self._whole_step, self._token_B1.device)
 
     @torch.no_grad()
     def try_step(self) -> Tensor:
@@ -269,11 +245,20 @@ class Stepper:
             self._take(logits_BTV[:, place], taken_B)
         self.cache.position_B.mul_(self._goes_on_B)
 
+    def _whole_step(self) -> None:
+        """Takes a step; where it raises, nothing of it is kept."""
+        lengths = self.cache.lengths_B, self.cache.length_B
+        try:
+            self._step()
+        except BaseException:
+            self.cache.lengths_B, self.cache.length_B = lengths
+            raise
+
     def _take(self, logits_BV: Tensor, taken_B: Tensor) -> None:
         """Adds the token that these logits choose to the texts that take it."""
         none_B = self._watch.note(logits_BV, self._count_B, taken_B)
-        if self._fewest and len(self._not_early):
-            early_B1 = (self._count_B < self._fewest)[:, None]
+        if len(self._not_early):
+            early_B1 = (self._count_B < self._fewest_B)[:, None]
             logits_BV[:, self._not_early] = logits_BV[:, self._not_early].masked_fill(early_B1, -torch.inf)
         chosen_B1 = logits_BV.argmax(-1, keepdim=True)
         unused = self._written_BW.shape[1] - 1

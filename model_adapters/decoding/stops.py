@@ -12,9 +12,13 @@ class StopSequences:
     Args:
         tokenizer: encodes them, and decodes what is generated.
         texts: the stop sequences.
+
+    Attributes:
+        texts: the same.
     """
 
     def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
+        self.texts = texts
         self._tokenizer = tokenizer
         self._looks = [(text, len(tokenizer.encode(text, add_special_tokens=False)) + _MORE_TOKENS) for text in texts]
 

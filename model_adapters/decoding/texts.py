@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError
+from sbeval.model_adapters.decoding.stops import StopSequences
 from sbeval.scoring.non_finite import NoText
 
 
@@ -21,15 +22,26 @@ class Text:
         key: what its answer is given under.
         prompt: tokens, at least one.
         budget_tokens: most tokens to generate.
+        stops: what ends its answer beside tokens.
+        fewest_new_tokens: no token that `Terms.not_early` names comes before so many.
+        answer: tokens generated so far, which are added to.
     """
 
     key: int
     prompt: NDArray[np.int64]
     budget_tokens: int
+    stops: StopSequences
+    fewest_new_tokens: int = 0
+    answer: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def so_far(self) -> NDArray[np.int64]:
+        """Tokens of prompt and answer, from which it goes on."""
+        return np.concatenate([self.prompt, np.array(self.answer, dtype=np.int64)])
 
     @property
     def length_tokens(self) -> int:
-        """Tokens of prompt and answer."""
+        """Most tokens of prompt and answer."""
         return len(self.prompt) + self.budget_tokens
 
 
@@ -78,7 +90,7 @@ def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
     return tokens[: first + 1]
 
 
-def answer_text(tokenizer: Any, tokens: list[int], stop: list[str], think_end_token: str | int | None) -> str:
+def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_end_token: str | int | None) -> str:
     """Returns the text of a continuation up to its first stop sequence, without what a model thinks before it.
 
     Args:

@@ -1,7 +1,7 @@
 """RoPE's frequencies and the method of extrapolation for each request."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -65,6 +65,16 @@ class RequestRope:
             length_tokens = original_length_tokens or training_length_tokens(getattr(model, "config", None))
             self.extrapolation = extrapolation.trained_at(length_tokens)
             self._changes = extrapolating(model, self.extrapolation)
+
+    def frequencies(self, length_tokens: int) -> Hashable:
+        """Returns what is the same for requests of two lengths where their frequencies are."""
+        if not self.by_length:
+            return None
+        original = self._original_length_tokens
+        with held_rope_frequencies(
+            self._model, length_tokens, self._scaling, original_length_tokens=original
+        ) as frequencies:
+            return tuple((each.inv_freq.cpu().numpy().tobytes(), each.attention_factor) for each in frequencies)
 
     @contextlib.contextmanager
     def hold(self, length_tokens: int) -> Iterator[None]:

@@ -26,7 +26,7 @@ def held_rope_frequencies(
     scaling: Mapping[str, Any] | None = None,
     *,
     original_length_tokens: int | None = None,
-) -> Iterator[None]:
+) -> Iterator[list[RopeFrequencies]]:
     """Holds a request's RoPE frequencies in `model` until the block ends: scoring, prefill and decoding alike.
 
     Models that rotate some layers differently (Gemma 3's windowed layers) are scaled in the others alone.
@@ -38,29 +38,32 @@ def held_rope_frequencies(
             length. `rope_theta` and a partial rotation stay the checkpoint's unless the scaling names them.
         original_length_tokens: training length before any scaling; None takes the checkpoint's.
 
+    Yields:
+        The frequencies, one for each module that has its own.
+
     Raises:
         UserError: there is a scaling but no rotary embedding, or one that is computed in a way not known here.
     """
-    found = False
+    found: list[RopeFrequencies] = []
     with ExitStack() as held:
         for module in model.modules():
             if isinstance(module, SbevalModel) and module.config.rope_parameters is not None:
                 own = module.rope_frequencies_for(length_tokens, scaling, original_length_tokens=original_length_tokens)
                 held.enter_context(_attributes(module, {"held_rope_frequencies": own}))
-                found = True
+                found.append(own)
             elif hasattr(module, "rope_type") and hasattr(module, "config"):
-                changed = _scaled_module(module, length_tokens, scaling, original_length_tokens)
+                scaled, changed = _scaled_module(module, length_tokens, scaling, original_length_tokens)
                 held.enter_context(_attributes(module, changed))
-                found = True
+                found.append(scaled)
         if scaling is not None and not found:
             raise UserError(f"rope_scaling needs a model with rotary embeddings; {type(model).__name__} has none")
-        yield
+        yield found
 
 
 def _scaled_module(
     module: Any, length_tokens: int, scaling: Mapping[str, Any] | None, original_length_tokens: int | None
-) -> dict[str, Any]:
-    """Returns the attributes with which a rotary module of transformers gives a request's frequencies."""
+) -> tuple[RopeFrequencies, dict[str, Any]]:
+    """Returns a request's frequencies, and the attributes with which a rotary module of transformers gives them."""
     own = module.config.rope_parameters
     nested = isinstance(module.rope_type, dict)
     prefix = f"{_GLOBAL_LAYERS}_" if nested else ""
@@ -94,7 +97,7 @@ def _scaled_module(
     base = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
     scaled = frequencies(own if scaling is None else {**base, **scaling}, original, length_tokens)
     device = getattr(module, f"{prefix}inv_freq").device
-    return {
+    return scaled, {
         f"{prefix}inv_freq": scaled.inv_freq.to(device),
         f"{prefix}attention_scaling": scaled.attention_factor,
         # what transformers updates by itself it leaves alone under this name

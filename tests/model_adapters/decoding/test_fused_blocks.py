@@ -8,8 +8,12 @@ import torch
 import transformers
 
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
+from sbeval.model_adapters.decoding.requests import GenerationInSlots
+from sbeval.model_adapters.decoding.served import fused_blocks
 from sbeval.model_adapters.decoding.stepper import Stepper
+from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.speed.faster import make_faster
+from tests.model_adapters.small import Checkpoints, english, instances
 from tests.models.small import small_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,7 +54,6 @@ def test_a_step_has_the_logits_of_the_model_s_own_parts(name: str, faster: bool)
     if faster:
         assert make_faster(model)
     blocks = FusedBlocks.of(model)
-    assert blocks is not None
     own, fused = (Stepper(model, slots=1, room_tokens=16, most_new_tokens=3, fused=part) for part in (None, blocks))
     for stepper in (own, fused):
         stepper.start([0], [np.arange(2, 11)], [3])
@@ -61,8 +64,48 @@ def test_a_step_has_the_logits_of_the_model_s_own_parts(name: str, faster: bool)
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"qk_norm": True}, {"norm": "layernorm"}, {"activation": "gelu_tanh"}, {"num_attention_heads": 2, "head_dim": 8}],
+    ("other", "reason"),
+    [
+        ({"qk_norm": True}, "its attention has q_norm, k_norm"),
+        ({"norm": "layernorm"}, "its norms are LayerNorm, LayerNorm"),
+        ({"activation": "gelu_tanh"}, "its activation is gelu_tanh"),
+        (
+            {"num_attention_heads": 2, "head_dim": 8},
+            "its heads together are no multiple of 32 wide, or each has an odd width",
+        ),
+    ],
 )
-def test_blocks_with_other_parts_are_left_as_they_are(other: dict[str, Any]) -> None:
-    assert FusedBlocks.of(small_model(**{**SIZES, **other})) is None
+def test_blocks_with_other_parts_are_left_as_they_are_and_the_log_says_why(
+    other: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model(**{**SIZES, **other})
+    with pytest.raises(ValueError, match=reason):
+        FusedBlocks.of(model)
+    assert fused_blocks(model) is None
+    (record,) = caplog.records
+    assert record.getMessage() == f"a step of one text takes the model's own kernels, which is slower: {reason}"
+
+
+def test_blocks_with_other_logits_are_left_as_they_are_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_of("stickbreaking")
+    assert fused_blocks(model) is not None
+    assert not caplog.records
+    logits = FusedBlocks.logits
+    monkeypatch.setattr(FusedBlocks, "logits", lambda self, *given: logits(self, *given) * 2)
+    assert fused_blocks(model) is None
+    assert "blocks in few kernels have other logits" in caplog.text
+
+
+def test_blocks_are_looked_at_for_one_text_at_a_time_alone(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(GenerationInSlots, "_fused_blocks", property(lambda self: looked.append(1)))
+    lines = [line for line in english().splitlines() if line][3:6]
+    asked = [(line, {"until": ["\n"], "max_gen_toks": 2}) for line in lines]
+    for batch_size, times in ((3, 0), (1, 1)):
+        lm = StickBreakingLM(str(checkpoint("llama")), device=DEVICE, dtype="float32", batch_size=batch_size)
+        lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
+        assert len(looked) == times

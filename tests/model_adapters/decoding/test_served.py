@@ -12,9 +12,11 @@ from accelerate.hooks import attach_align_device_hook_on_blocks
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.model_adapters.batching import DoesNotFit
+from sbeval.model_adapters.decoding.served import most_drafts
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, instances
+from tests.models.small import small_model
 
 LINES = [line for line in english().splitlines() if line][3:7]
 SETTING: dict[str, Any] = {"until": ["\n\n"], "max_gen_toks": 12}
@@ -90,3 +92,9 @@ def test_no_memory_for_trying_a_model_is_one_sentence(checkpoint: Checkpoints, m
     monkeypatch.setattr(Stepper, "start", too_large)
     with pytest.raises(DoesNotFit, match="beside the model"):
         answers(lm)
+
+
+@pytest.mark.parametrize(("heads", "drafts"), [(2, 31), (64, 0), (66, 0)])
+def test_queries_to_a_key_head_limit_what_a_step_looks_up(heads: int, drafts: int) -> None:
+    sizes = {"hidden_size": 2 * heads, "head_dim": 2, "num_hidden_layers": 1}
+    assert most_drafts(small_model(num_attention_heads=heads, num_key_value_heads=1, **sizes)) == drafts

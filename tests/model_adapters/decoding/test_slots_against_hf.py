@@ -12,22 +12,8 @@ from sbeval.model_adapters.decoding import schedule
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LINES = [line for line in english().splitlines() if line][3:10]  # in others, two tokens are as likely but for rounding
-SETTING: dict[str, Any] = {"until": ["\n\n"], "max_gen_toks": 20}
-
-
-def answers(lm: Any, setting: dict[str, Any] = SETTING, prompts: list[str] = LINES) -> list[str]:
-    found: list[str] = lm.generate_until(
-        instances("generate_until", [(p, setting) for p in prompts]), disable_tqdm=True
-    )
-    return found
-
-
-def adapter(folder: Any, **options: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(folder), device=DEVICE, dtype="float32", **{"batch_size": 3, **options})
+from tests.model_adapters.decoding.slots import DEVICE, LINES, SETTING, adapter, answers
+from tests.model_adapters.small import Checkpoints
 
 
 def by_transformers(folder: Any, setting: dict[str, Any] = SETTING, prompts: list[str] = LINES) -> list[str]:
@@ -38,20 +24,6 @@ def by_transformers(folder: Any, setting: dict[str, Any] = SETTING, prompts: lis
     else:
         peer = HFLM(str(folder), device=DEVICE, dtype="float32", batch_size=1)
     return answers(peer, setting, prompts)
-
-
-@pytest.fixture
-def in_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many slots each stepper had."""
-    made: list[int] = []
-    original = Stepper.__init__
-
-    def counted(self: Stepper, model: Any, **options: Any) -> None:
-        made.append(options["slots"])
-        original(self, model, **options)
-
-    monkeypatch.setattr(Stepper, "__init__", counted)
-    return made
 
 
 @pytest.mark.parametrize(
@@ -103,21 +75,6 @@ def test_drafts_change_no_answer_and_save_steps(
     assert found[2] == found[0]
     assert len(set(map(len, found[0]))) > 1
     assert counts[2] < counts[0], "small models repeat themselves, which drafts foresee"
-
-
-def test_a_text_that_is_done_makes_room_for_the_next_prompt(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, in_slots: list[int]
-) -> None:
-    folder = checkpoint("llama")
-    monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 3)
-    lm = adapter(folder)
-    lm.model.generation_config.eos_token_id = list(range(100, 150))  # answers of many lengths
-    alone = adapter(folder, batch_size=1)
-    alone.model.generation_config.eos_token_id = list(range(100, 150))
-    found = answers(lm)
-    assert found == answers(alone)
-    assert in_slots == [3, 3, 3, 1], "one stepper to try the model out and one to generate, for each adapter"
-    assert len({len(answer) for answer in found}) > 1
 
 
 @pytest.mark.parametrize("setting", [{"max_gen_toks": 1}, {"max_gen_toks": 2}, {"until": ["e"]}, {"min_new_tokens": 9}])
@@ -249,32 +206,3 @@ def test_answers_given_before_an_interrupt_are_kept(checkpoint: Checkpoints, mon
     assert lm.model.config._attn_implementation == implementation
     assert 0 < len(kept) < len(LINES)
     assert set(kept) <= set(answers(lm))
-
-
-def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, in_slots: list[int]
-) -> None:
-    folder = checkpoint("llama")
-    expected = answers(adapter(folder, batch_size=1))
-    lm = adapter(folder, batch_size=4)
-    run, start = Stepper.run, Stepper.start
-    given: list[str] = []
-    monkeypatch.setattr(lm.session.cache_hook, "add_partial", lambda *args: given.append(args[-1]))
-
-    def too_large(self: Stepper, slots: Any, *others: Any, **options: Any) -> None:
-        if len(slots) > 1:
-            raise torch.OutOfMemoryError
-        start(self, slots, *others, **options)
-
-    def without_memory(self: Stepper, steps: int) -> None:
-        if self.cache.slots > 2:
-            raise torch.OutOfMemoryError
-        run(self, steps)
-
-    monkeypatch.setattr(Stepper, "start", too_large)
-    monkeypatch.setattr(Stepper, "run", without_memory)
-    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
-    in_slots.clear()
-    assert answers(lm) == expected
-    assert in_slots == [4, 2]
-    assert sorted(given) == sorted(expected)

@@ -1,0 +1,181 @@
+"""Which texts share slots, and how many: what the user asks for, what memory allows, and nothing generated twice."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from sbeval.model_adapters.decoding import schedule
+from sbeval.model_adapters.decoding.stepper import Stepper
+from sbeval.model_adapters.lm import StickBreakingLM
+from tests.model_adapters.decoding.slots import LINES, adapter, answers
+from tests.model_adapters.small import Checkpoints, instances
+
+
+@pytest.mark.parametrize(("limit", "slots"), [({"max_batch_size": 2}, 2), ({"max_batch_tokens": 300}, 4)])
+def test_limits_of_automatic_batches_hold_for_slots(
+    limit: dict[str, int], slots: int, checkpoint: Checkpoints, in_slots: list[int]
+) -> None:
+    folder = checkpoint("llama")
+    prompts = [line[:40] for line in LINES]  # room for 64 tokens each
+    found = answers(adapter(folder, batch_size="auto", **limit), prompts=prompts)
+    assert in_slots[-1] == slots
+    assert found == answers(adapter(folder, batch_size="auto"), prompts=prompts)
+    assert in_slots[-1] == len(prompts)
+
+
+def test_a_text_that_is_done_makes_room_for_the_next_prompt(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, in_slots: list[int]
+) -> None:
+    folder = checkpoint("llama")
+    monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 3)
+    lm = adapter(folder)
+    lm.model.generation_config.eos_token_id = list(range(100, 150))  # answers of many lengths
+    alone = adapter(folder, batch_size=1)
+    alone.model.generation_config.eos_token_id = list(range(100, 150))
+    found = answers(lm)
+    assert found == answers(alone)
+    assert in_slots == [3, 3, 3, 1], "one stepper to try the model out and one to generate, for each adapter"
+    assert len({len(answer) for answer in found}) > 1
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_requests_of_different_limits_and_stops_share_a_run(
+    batch_size: int, drafts: int, checkpoint: Checkpoints, in_slots: list[int]
+) -> None:
+    folder = checkpoint("rope")
+    settings: list[dict[str, Any]] = [
+        *({"until": ["\n\n"], "max_gen_toks": tokens} for tokens in (1, 7, 20, 33)),
+        {"until": ["e", "is"], "max_gen_toks": 20},
+        {"until": [], "max_gen_toks": 20, "min_new_tokens": 6},
+        {"until": ["t"], "max_gen_toks": 9, "min_new_tokens": 3, "temperature": 0.0},
+    ]
+    asked = [(line, setting) for line in LINES[:4] for setting in settings]
+
+    def ended_early(lm: StickBreakingLM) -> StickBreakingLM:
+        lm.model.generation_config.eos_token_id = list(range(100, 140))
+        return lm
+
+    in_slots.clear()
+    lm = ended_early(adapter(folder, batch_size=batch_size, draft_tokens=drafts))
+    found = lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
+    assert in_slots == [3, batch_size], "one to try the model out, and one for all requests"
+    alone = ended_early(adapter(folder, batch_size=1))
+    for number, setting in enumerate(settings):
+        expected = alone.generate_until(
+            instances("generate_until", [(line, setting) for line in LINES[:4]]), disable_tqdm=True
+        )
+        assert found[number :: len(settings)] == expected
+    assert len({len(answer) for answer in found}) > 3
+
+
+def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, in_slots: list[int]
+) -> None:
+    folder = checkpoint("llama")
+    expected = answers(adapter(folder, batch_size=1))
+    lm = adapter(folder, batch_size=4)
+    run, start = Stepper.run, Stepper.start
+    given: list[str] = []
+    monkeypatch.setattr(lm.session.cache_hook, "add_partial", lambda *args: given.append(args[-1]))
+
+    def too_large(self: Stepper, slots: Any, *others: Any, **options: Any) -> None:
+        if len(slots) > 1:
+            raise torch.OutOfMemoryError
+        start(self, slots, *others, **options)
+
+    def without_memory(self: Stepper, steps: int) -> None:
+        if self.cache.slots > 2:
+            raise torch.OutOfMemoryError
+        run(self, steps)
+
+    monkeypatch.setattr(Stepper, "start", too_large)
+    monkeypatch.setattr(Stepper, "run", without_memory)
+    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
+    in_slots.clear()
+    assert answers(lm) == expected
+    assert in_slots == [4, 2]
+    assert sorted(given) == sorted(expected)
+
+
+@pytest.mark.parametrize(("architecture", "drafts"), [("stickbreaking", 3), ("rope", 0)])
+@pytest.mark.parametrize("after", [1, 6, 17])
+def test_memory_that_runs_out_in_a_step_costs_no_token(
+    after: int, architecture: str, drafts: int, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting: dict[str, Any] = {"until": ["zzz"], "max_gen_toks": 40, "min_new_tokens": 9}
+    lm = adapter(checkpoint(architecture), batch_size=4, draft_tokens=drafts)
+    lm.model.generation_config.eos_token_id = list(range(100, 110))  # some answers end early
+    answers(lm)  # the model has been tried out
+    chosen, steps = 0, 0
+    logits, take = Stepper._logits, Stepper._take
+
+    def counted(self: Stepper, logits_BV: torch.Tensor, taken_B: torch.Tensor) -> None:
+        nonlocal chosen
+        chosen += int(taken_B.sum())
+        take(self, logits_BV, taken_B)
+
+    monkeypatch.setattr(Stepper, "_take", counted)
+    expected = answers(lm, setting)
+    once, chosen = chosen, 0
+
+    def too_large(self: Stepper, token_BT: torch.Tensor) -> torch.Tensor:
+        nonlocal steps
+        if self.cache.slots > 1:  # it runs out with four, and after as many steps with two
+            steps += 1
+            if steps % (after + 1) == 0:
+                raise torch.OutOfMemoryError
+        return logits(self, token_BT)
+
+    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
+    monkeypatch.setattr(Stepper, "_logits", too_large)
+    assert answers(lm, setting) == expected
+    assert steps
+    assert chosen == once
+    assert len({len(answer) for answer in expected}) > 1
+
+
+def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, in_slots: list[int]
+) -> None:
+    lm = adapter(checkpoint("llama"), batch_size=4)
+    settings = [{"until": ["\n\n"], "max_gen_toks": tokens} for tokens in (3, 3, 3, 40)]
+    asked = instances("generate_until", list(zip(LINES[:4], settings, strict=True)))
+    expected = lm.generate_until(asked, disable_tqdm=True)
+    logits = Stepper._logits
+
+    def too_large(self: Stepper, token_BT: torch.Tensor) -> torch.Tensor:
+        if self.cache.slots > 1 and self._goes_on_B.sum() == 1:
+            raise torch.OutOfMemoryError
+        return logits(self, token_BT)
+
+    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
+    monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(Stepper, "_logits", too_large)
+    in_slots.clear()
+    assert lm.generate_until(asked, disable_tqdm=True) == expected
+    assert in_slots == [4, 1]
+
+
+@pytest.mark.parametrize("architecture", ["rope", "llama"])
+@pytest.mark.parametrize(
+    ("scaling", "runs"),
+    [
+        ("dynamic:4", 4),  # the short ones, and one for each longer length
+        ({"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}, 2),
+    ],
+    ids=str,
+)
+def test_texts_of_different_lengths_share_slots_where_their_rope_frequencies_are_the_same(
+    scaling: Any, runs: int, architecture: str, checkpoint: Checkpoints, in_slots: list[int]
+) -> None:
+    folder = checkpoint(architecture)
+    prompts = [LINES[5][:length] for length in (4, 7, 10, 25, 35, 45)]
+    options = {"rope_scaling": scaling, "training_length": 32}
+    in_slots.clear()
+    found = answers(adapter(folder, batch_size=6, **options), prompts=prompts)
+    assert len(in_slots) == 1 + runs, "one to try the model out"
+    assert found == [answers(adapter(folder, **options), prompts=[prompt])[0] for prompt in prompts]
+    lengths = {len(adapter(folder).tok_encode(prompt)) + 20 for prompt in prompts}
+    assert sum(length > 32 for length in lengths) == 3
