@@ -36,7 +36,7 @@ def refuse_left_over(names: list[str], layout: str) -> None:
 
 
 def check_tied_head(weights: Weights, embedding: Tensor) -> None:
-    """Takes the head of a model that has none of its own, where the files hold one all the same.
+    """Takes the head of a model whose head is its embedding, if the files hold one all the same.
 
     Raises:
         UserError: it is another than the embedding.
@@ -52,5 +52,5 @@ def check_tied_head(weights: Weights, embedding: Tensor) -> None:
 
 
 def tiled_head_order(heads: int, groups: int) -> Tensor:
-    """Returns [heads] which tiled query head (key/value head q % groups) each interleaved one (q // size) is."""
+    """Returns [heads]: which tiled query head (key/value head q % groups) each interleaved one (q // size) is."""
     return torch.arange(heads).view(heads // groups, groups).T.flatten()

@@ -138,12 +138,12 @@ class ConfigValues:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values of JSON are equal, of which `true` is no number."""
+    """Whether two values of JSON are equal; `true` is no number."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def check_generation(config: Any, embeddings: int) -> None:
-    """Checks a generation configuration, which transformers takes as it is; whole numbers for others become such.
+    """Checks a generation configuration, which transformers does not; 2.0 for a count becomes 2, and 2 for a share 2.0.
 
     Args:
         config: of a loaded model, changed in place.
@@ -168,7 +168,7 @@ def check_generation(config: Any, embeddings: int) -> None:
 
 
 def _other_than(name: str, value: Any, embeddings: int) -> str:
-    """Returns what a value of the right kind should be, where it is something else."""
+    """Returns what a value of the right kind should be, if it is not that; empty if it is."""
     if name in _ABOVE_ZERO and value <= 0:
         return "above 0"
     if name == "bad_words_ids" and not (

@@ -18,7 +18,7 @@ _REPORT_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 _LOG_TAIL_BYTES = 4096
 _SHARE = re.compile(rb"(\d{1,3})%\|")
-# what a run counts as that has no limit, no lengths or no folder of weights
+# what counts for a run without a limit, lengths or a folder of weights
 _DOCUMENTS, _LENGTH_TOKENS, _WEIGHTS_BYTES = 1000, 2048, 1
 
 

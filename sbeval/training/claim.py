@@ -23,7 +23,7 @@ OTHER_OR_REPLACE = "choose another --out, or have what is there moved aside with
 def claimed(
     out: Path, identity: Mapping[str, Any], checkpoint: Path, *, replace: bool, inputs: Sequence[Path]
 ) -> Iterator[bool]:
-    """Writes what this folder's run is, in a new or empty folder or in one that holds the same run, and holds it.
+    """Claims a new or empty folder, or one of the same run: writes what its run is, and keeps other processes out.
 
     Args:
         out: the folder.
@@ -92,7 +92,7 @@ def _names(out: Path) -> list[str]:
 
 
 def _holds_no_step(out: Path, held: Sequence[str]) -> bool:
-    """Whether a run that failed before its first state left these: others' settings may begin in its folder."""
+    """Whether a run that failed before its first state left these, so that other settings may begin in the folder."""
     return set(held) <= {"run.json", "training_log.jsonl", "states"} and not holds_states(out / "states")
 
 

@@ -191,8 +191,8 @@ def holds_states(states: Path) -> bool:
 def last_complete_state(states: Path) -> Path | None:
     """Returns the newest resumable state, None where there is none.
 
-    States whose saving was interrupted are removed. Of these, a folder that holds more than a Trainer writes is moved
-    aside.
+    States whose saving was interrupted are removed. One of these that holds more than a Trainer writes is moved aside
+    instead.
 
     Raises:
         UserError: such a folder cannot be moved.

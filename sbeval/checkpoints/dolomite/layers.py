@@ -154,7 +154,7 @@ def _mixer(block: ConfigValues, layer: int, hidden_size: int, default_heads: int
     if kind == "softmax_attention":
         fields["head_dim"] = _head_dim(block.count("head_dim", default=None), hidden_size, heads)
         fields["multiplier"] = _multiplier(block, layer, fields["multiplier"], fields["head_dim"])
-        # its kernels count the keys to the left of a query, which sees itself besides
+        # its kernels count the keys to the left of a query, which also sees itself
         window = block.count("sliding_window", default=None)
         fields["sliding_window_tokens"] = None if window is None else window + 1
         fields["exclusive"] = block.get("exclusive_self_attention", bool, False)

@@ -150,7 +150,7 @@ def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
 
 
 def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the optimization settings that a recipe leaves to its text by null.
+    """Returns the optimization settings that are null in a recipe, and so follow from its text.
 
     Args:
         mapping: the recipe's settings.
