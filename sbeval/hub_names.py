@@ -27,7 +27,7 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
     Args:
         name: a folder or a hub id.
         what: what is looked for, for the message, such as "a checkpoint".
-        file: that the folder of one always holds, None where there is no such file.
+        file: name of a file that such a folder always holds, None without one.
         remedy: what to do, for the message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The packaged tasks as their YAML files say, read without lm-eval and its thousands: which there are, of what kind."""
+"""Which packaged tasks there are, and of what kind: read from their YAML files, without lm-eval and its thousands."""
 
 import functools
 import os

@@ -46,7 +46,7 @@ def check_tied_head(weights: Weights, embedding: Tensor) -> None:
     head = weights.take("lm_head.weight", tuple(embedding.shape))
     if head.dtype != embedding.dtype or not torch.equal(head, embedding):
         raise UserError(
-            "expected lm_head.weight to be the embedding, since tie_word_embeddings is true or absent, found other "
+            "Expected lm_head.weight to be the embedding, since tie_word_embeddings is true or absent, found other "
             "numbers; mend the configuration"
         )
 

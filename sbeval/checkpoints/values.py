@@ -107,7 +107,8 @@ class ConfigValues:
         return value
 
     def refuse_unread(self, ignored: Ignored, *, whole: bool = False) -> None:
-        """Checks that no key is left whose meaning nobody looked at: a number that it changes would be wrong.
+        """Checks that every key was read or is known to change nothing: a number that another one changes would be
+        wrong.
 
         Args:
             ignored: keys that change nothing at evaluation, None with any value, else with one of these.
@@ -122,7 +123,7 @@ class ConfigValues:
             if name not in allowed:
                 known = ", ".join(sorted(self._read | set(ignored)))
                 raise UserError(
-                    f"expected keys whose meaning is known in {self._place}, found {shown(name)} with the value "
+                    f"Expected keys whose meaning is known in {self._place}, found {shown(name)} with the value "
                     f"{shown(value)}, which may change every number; known are {known}"
                 )
             values = allowed[name]
@@ -134,7 +135,7 @@ class ConfigValues:
 
     def _wrong(self, name: str, expected: str, value: Any) -> UserError:
         found = "none" if value is None else shown(value)
-        return UserError(f"expected {name} in {self._place} to be {expected}, found {found}; mend the configuration")
+        return UserError(f"Expected {name} in {self._place} to be {expected}, found {found}; mend the configuration")
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -161,7 +162,7 @@ def check_generation(config: Any, embeddings: int) -> None:
                 expected = "" if value is None else _other_than(name, value, embeddings)
             if expected:
                 raise UserError(
-                    f"expected {name} in generation_config.json to be {expected}, found {shown(value)}; mend it"
+                    f"Expected {name} in generation_config.json to be {expected}, found {shown(value)}; mend it"
                 )
             if isinstance(value, int) and kind == float | None:
                 setattr(config, name, float(value))
@@ -201,7 +202,7 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
             # some architectures have a list, one size a layer
             if not (value is None or isinstance(value, list) or (fits(value, int) and value > 0)):
                 raise UserError(
-                    f"expected {name} in config.json to be a whole number of at least 1, found {shown(value)}; mend "
+                    f"Expected {name} in config.json to be a whole number of at least 1, found {shown(value)}; mend "
                     "the configuration"
                 )
         for name in ("rope_parameters", "rope_scaling"):
@@ -229,6 +230,6 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
 
 def _too_large(found: str, held: str) -> UserError:
     return UserError(
-        f"expected a configuration that fits the weights, found {found}, and weight files of at most {held}; mend the "
+        f"Expected a configuration that fits the weights, found {found}, and weight files of at most {held}; mend the "
         "configuration or complete the download"
     )

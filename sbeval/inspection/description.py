@@ -1,4 +1,4 @@
-"""What is said of a checkpoint: format, attention, sizes, lengths, RoPE, tokenizer, and what stands against it."""
+"""What is said of a checkpoint: format, attention, sizes, lengths, RoPE, tokenizer, what is missing or unsupported."""
 
 import dataclasses
 from collections.abc import Mapping

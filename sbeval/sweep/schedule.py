@@ -151,7 +151,7 @@ def _seconds_at_it(run: PlannedRun) -> float | None:
 
 
 def _how_far(run: PlannedRun) -> str:
-    """Returns a run with the share of its last progress bar, and whose it is where that is another machine's."""
+    """Returns a run with the share of its last progress bar, and its machine if that is another one."""
     try:
         with run.log_file.open("rb") as log:
             log.seek(max(0, run.log_file.stat().st_size - _LOG_TAIL_BYTES))

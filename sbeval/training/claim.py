@@ -75,12 +75,12 @@ def _ended_before(out: Path, identity: Mapping[str, Any], checkpoint: Path) -> b
         return _is_own_checkpoint(out, checkpoint, identity)
     if there is not None and not (_holds_no_step(out, held) and _identity(there)):
         raise UserError(
-            f"expected {out} to hold the run of these settings and data, found {_how(there, wanted)}; "
+            f"Expected {out} to hold the run of these settings and data, found {_how(there, wanted)}; "
             f"{OTHER_OR_REPLACE}"
         )
     if there is None and held:
         raise UserError(
-            f"expected {out} to be new, empty, or the folder of this run, found {held[0]!r} and no run.json; "
+            f"Expected {out} to be new, empty, or the folder of this run, found {held[0]!r} and no run.json; "
             f"{OTHER_OR_REPLACE}"
         )
     return False
@@ -110,7 +110,7 @@ def _write_identity(out: Path, identity: Mapping[str, Any]) -> None:
 
 def _not_writable(out: Path, error: OSError | UnicodeDecodeError) -> UserError:
     reason = error.strerror if isinstance(error, OSError) else "its run.json is no text"
-    return UserError(f"expected a folder that can be written at {out}, found: {reason}; choose another --out")
+    return UserError(f"Expected a folder that can be written at {out}, found: {reason}; choose another --out")
 
 
 def _is_own_checkpoint(out: Path, checkpoint: Path, identity: Mapping[str, Any]) -> bool:
@@ -126,14 +126,14 @@ def _is_own_checkpoint(out: Path, checkpoint: Path, identity: Mapping[str, Any])
         same = False
     if not same:
         raise UserError(
-            f"expected no {checkpoint.name!r} in {out} but this run's own checkpoint, found something without "
+            f"Expected no {checkpoint.name!r} in {out} but this run's own checkpoint, found something without "
             f"its training_record.json; {OTHER_OR_REPLACE}"
         )
     try:
         Weights(checkpoint)
     except UserError as error:
         raise UserError(
-            f"expected this run's checkpoint in {checkpoint} to hold its weights: {error}; {OTHER_OR_REPLACE}"
+            f"Expected this run's checkpoint in {checkpoint} to hold its weights: {error}; {OTHER_OR_REPLACE}"
         ) from error
     return True
 

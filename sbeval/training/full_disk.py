@@ -22,5 +22,5 @@ def full_disk_named(out: Path) -> Iterator[None]:
         saved = any((out / "states").glob(f"checkpoint-*/{COMPLETE_MARK}"))
         before = "the run goes on from the state saved before" if saved else "no state had been saved before"
         raise UserError(
-            f"expected room for a state in {out}, found a full disk; make room and run the same command: {before}"
+            f"Expected room for a state in {out}, found a full disk; make room and run the same command: {before}"
         ) from error

@@ -72,7 +72,7 @@ class TrainingRun:
             UserError: loss or weights are not finite, the disk is full, or FSDP has a single process.
         """
         if self.fsdp and process_count() == 1:
-            raise UserError("expected several processes for --fsdp, found one; start it with `accelerate launch`")
+            raise UserError("Expected several processes for --fsdp, found one; start it with `accelerate launch`")
         optimization = self.settings.optimization
         steps = optimization.steps
         state = last_complete_state(self.out / "states")
@@ -114,7 +114,7 @@ class TrainingRun:
             if good:
                 kept, again = f"the last good state is kept in {good}", " with another --out"
             raise UserError(
-                f"expected a finite loss and finite weights, found NaN or infinity at step {bad_step}; {kept}: lower "
+                f"Expected a finite loss and finite weights, found NaN or infinity at step {bad_step}; {kept}: lower "
                 f"the learning rate and start again{again}"
             )
         if is_first_process():
@@ -166,7 +166,7 @@ class TrainingRun:
         if not is_first_process():
             return
         if folder.exists():
-            raise UserError(f"expected nothing at {folder} yet, found a file or folder: move it away and run again")
+            raise UserError(f"Expected nothing at {folder} yet, found a file or folder: move it away and run again")
         with full_disk_named(self.out), _without_bars(), written_beside(folder) as partial:
             tokenizer.save_pretrained(partial)
             model.to(dtype).save_pretrained(partial)

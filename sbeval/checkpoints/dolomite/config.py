@@ -192,7 +192,7 @@ def _rope(config: ConfigValues, mixers: list[DolomiteMixer]) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": theta}
     if factor is None or original is None:
         raise UserError(
-            f"expected factor and original_max_position_embeddings in {name}, since dolomite-engine scales by YaRN "
+            f"Expected factor and original_max_position_embeddings in {name}, since dolomite-engine scales by YaRN "
             f"whatever the type, found {factor} and {original}; mend the configuration"
         )
     return {
