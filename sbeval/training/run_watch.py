@@ -48,8 +48,14 @@ class RunWatch(TrainerCallback):
         self._first_step_at = started
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Notes where and when this command's first step begins."""
+        """Notes where and when this command's first step begins, and says how many there are."""
         self._first_step, self._first_step_at = state.global_step, time.monotonic()
+        if state.is_world_process_zero:
+            print(
+                f"steps {state.global_step + 1} to {state.max_steps} of {self._batch_tokens:,} tokens each, "
+                f"the loss every {args.logging_steps:.0f}",
+                flush=True,
+            )
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stops the run, state saved, when its time is up."""
