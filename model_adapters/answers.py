@@ -1,4 +1,4 @@
-"""From requests to answers: each is counted and kept in lm-eval's response cache as it comes, and they end in order."""
+"""From requests to answers: each is counted and cached as it comes, and all are given back in order."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ def request_name(instance: Instance) -> str:
 
 
 def names_by_arguments(requests: Sequence[Instance]) -> dict[tuple[Any, ...], str]:
-    """Returns the name of the first request of each arguments."""
+    """Returns, for all arguments, the name of the first request that has them."""
     return {tuple(request.args): request_name(request) for request in reversed(requests)}
 
 
@@ -104,7 +104,7 @@ def answer_each_once(
         session: whose response cache is looked up.
         requests: what is asked for; the same arguments are answered once.
         request_type: the name of the requests.
-        named: makes a request of its arguments.
+        named: makes a request from its arguments.
         run: answers those requests that the cache does not hold, and gives every one of them its answer.
         quiet: shows no progress bar.
     """

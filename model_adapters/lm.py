@@ -131,7 +131,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         return scores
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Returns a text's tokens as `hf` encodes it, those of texts that were encoded together among them."""
+        """Returns a text's tokens as `hf` encodes it, looked up if it is one of those encoded together."""
         known = self._encoded.get(string) if add_special_tokens is None and not kwargs else None
         if known is not None:
             return list(known)
@@ -139,7 +139,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         return found
 
     def _encode_together(self, pairs: Sequence[tuple[str, str]], *, quiet: bool) -> None:
-        """Encodes what `hf` will ask for one text after another: contexts, and contexts with what continues them."""
+        """Encodes together what `hf` will ask for text by text: contexts, and contexts with their continuations."""
         whole = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
         bos = self.tokenizer.decode(self.prefix_token_id)
         texts = [text for text in dict.fromkeys(itertools.chain(*whole)) if not has_bos_prefix(text, bos)]

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 # below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
-_LEAST_SHARE_OF_EMBEDDINGS = 0.9  # models leave less room than the rest beside their vocabulary
-_TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # whatever their tokenizer is told
+_LEAST_SHARE_OF_EMBEDDINGS = 0.9  # no model has more than the other tenth to spare
+_TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # whatever their tokenizer's settings say
 # arguments of hf's `_create_model` that are settled when the checkpoint is loaded, or that work on any loaded model
 _SETTLED = {"revision", "dtype", "trust_remote_code", "gpus", "peft"}
 _OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # they mean nothing without it
@@ -136,7 +136,7 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
 
 
 def check_tokenizer(lm: Any) -> None:
-    """Says what makes a loaded model's tokens likely not to be those it was trained on.
+    """Warns of signs that a loaded model was trained on other tokens than it gets now.
 
     Args:
         lm: lm-eval's Hugging Face model with `model`, `tokenizer`, `pretrained` and `add_bos_token`.
@@ -195,7 +195,7 @@ def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:
 
 
 def _asks_for_bos(name: str) -> bool:
-    """Whether a tokenizer as it was saved puts BOS before a text, or says so: not every class listens to that."""
+    """Whether a saved tokenizer puts BOS before a text, or its settings ask for it, which not every class heeds."""
     with contextlib.suppress(OSError, ValueError):
         said = get_tokenizer_config(name, local_files_only=True).get("add_bos_token")
         return adds_bos(load_tokenizer(name, local_files_only=True)) if said is None else said is True
@@ -203,7 +203,7 @@ def _asks_for_bos(name: str) -> bool:
 
 
 def _check_recorded_tokenizer(folder: Path) -> None:
-    """Compares a folder's tokenizer with what `sbeval train` recorded; other versions may write the same otherwise."""
+    """Compares a folder's tokenizer with what `sbeval train` recorded, which other versions may write differently."""
     try:
         record = read_json_object(folder / "training_record.json", "the record of a training")
         recorded, version = record["tokenizer_sha256"], record["versions"]["tokenizers"]

@@ -205,7 +205,7 @@ def _check_batch_size(batch_size: Any) -> None:
 
 
 def check_shared_arguments(arguments: dict[str, Any]) -> None:
-    """Checks arguments of `hf` whose mistakes it answers with a traceback, or not at all; digits become a number.
+    """Checks arguments of `hf` in which it answers a mistake with a traceback or not at all; digits become a number.
 
     Raises:
         UserError: naming the argument, what it may be and what it is.

@@ -141,7 +141,7 @@ def model_parts(lm: Any) -> Parts:
 
 
 def _read(files: Callable[[], T]) -> T | None:
-    """Returns what is read from files, None where they can no longer be: the run has ended, and its numbers stand."""
+    """Returns what is read from files, None if they are gone by now: the run has ended, and its numbers stand."""
     try:
         return files()
     except OSError:

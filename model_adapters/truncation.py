@@ -47,7 +47,7 @@ def fit_prompts(
 
     Raises:
         UserError: a prompt of one of our own tasks is too long, any prompt is and `truncation` is "error", or a
-            generation budget leaves no room for a prompt or is none.
+            generation budget leaves no room for a prompt or is below one token.
     """
     if min(budgets, default=1) < 1:
         raise UserError(f"Expected max_gen_toks of at least one token, found {min(budgets)}: check the task.")

@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def worse(self) -> bool:
-        """Whether the candidate is worse than the reference anywhere, by more than the least effect for certain."""
+        """Whether the candidate is certainly worse somewhere by more than the least effect, or in effective length."""
         everything: list[ComparedLength | ComparedScore] = [*self.lengths, *self.scores]
         return any(one.worse_by(self.least_effect) for one in everything) or any(one.worse for one in self.effective)
 

@@ -21,7 +21,7 @@ class Cell:
         verdict: which way a difference points, where it certainly does.
         bold: True to stress the text.
         missing: True where nothing was measured.
-        quiet: True to hold the text back.
+        quiet: True to show the text in muted colour.
         in_files: what Markdown and LaTeX show, None for the same as the page.
     """
 
@@ -66,7 +66,7 @@ class Table:
         header: names of the columns; the first is of the rows' headings.
         rows: its rows.
         explanation: how to read it, on the page.
-        interval: what the intervals are; the files say it in the caption, since they hold brackets.
+        interval: what the intervals are; files say it in the caption, since they show intervals in brackets.
         folded: words under which the page shows the table on request, empty to show it at once.
         compact: True for rows of one line, each with the colour of its model.
         prose: True for cells of running text.
@@ -86,7 +86,7 @@ class Table:
 
     @property
     def caption_in_files(self) -> str:
-        """The caption, with what stands in brackets."""
+        """The caption, with what the brackets hold."""
         return f"{self.caption} [{self.interval}]" if self.interval else self.caption
 
     @property

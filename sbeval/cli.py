@@ -168,6 +168,8 @@ def report(
             datasets = _pairs(hub_dataset or [], "--hub-dataset TASK=OWNER/NAME")
             chosen = {"labels": labels, "only": only or [], "datasets": datasets, "replace": replace}
             _load("sbeval.reports.publish.command", "publish")(paths, **where, **chosen)
+        if watch:  # the last line of all others names it
+            print(f"The page is {page.resolve()}", flush=True)
         return page
 
     if watch:
@@ -229,7 +231,8 @@ def demo(
     title, labels = (_load("sbeval.demo.extension", name) for name in ("TITLE", "LABELS"))
     with tempfile.TemporaryDirectory() as stored:
         _load("sbeval.demo.extension", "unpack")(Path(stored))
-        _build_report([Path(stored)], output / "extension", title, labels=labels, replace=replace)
+        stored_page = _build_report([Path(stored)], output / "extension", title, labels=labels, replace=replace)
+        print(f"The page of stored results is {stored_page.resolve()}", flush=True)
     page = _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
     say_next(f"open {page.resolve().as_uri()} in a browser; your own model: {EVALUATE.format('FOLDER')}")
 
@@ -287,9 +290,7 @@ def _pairs(given: list[str], option: str) -> dict[str, str]:
 
 
 def _build_report(paths: list[Path], output: Path, title: str | None, **options: Any) -> Path:
-    page: Path = _load("sbeval.reports", "build_report")(paths, output, title=title, **options)
-    print(f"The page is {page.resolve()}", flush=True)
-    return page
+    return Path(_load("sbeval.reports", "build_report")(paths, output, title=title, **options))
 
 
 def _load(module: str, name: str) -> Any:

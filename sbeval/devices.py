@@ -23,7 +23,7 @@ def check_device_early(device: Any) -> None:
     Raises:
         UserError: no device is called so, or there are fewer.
     """
-    # lm-eval names cuda:0 where none is asked for, and its model takes the CPU then
+    # lm-eval names cuda:0 where none is asked for, and without a GPU its model then takes the CPU
     if device is None or str(device) in ("cpu", "cuda:0"):
         return
     known = _KINDS.fullmatch(str(device))
@@ -62,7 +62,7 @@ def _refusal(device: Any, there: int, kind: str | None) -> str:
 
 
 def _most_cuda_devices() -> int | None:
-    """Returns the most devices that torch can find, None where that is not to be told from files."""
+    """Returns the most devices that torch can find, None where files do not tell."""
     spec = find_spec("torch")
     version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     if version is not None and version.is_file():

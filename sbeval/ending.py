@@ -44,7 +44,7 @@ def say_next(step: str) -> None:
 
 @contextlib.contextmanager
 def saying_next_later() -> Iterator[None]:
-    """Within it nothing is said of what to do next: the command goes on and says so at its own end."""
+    """Within it `say_next` prints nothing: the command goes on, and prints its last line at its own end."""
     global _said_later
     before, _said_later = _said_later, True
     try:

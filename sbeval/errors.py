@@ -23,7 +23,8 @@ class UserError(ValueError):
 def first_line(error: BaseException) -> str:
     """Returns what an error says first, without a full stop, or its class where it says nothing.
 
-    A line that ends in a colon, such as the one in which a configuration's error names the field, brings the next.
+    A line that ends in a colon, such as the one in which a configuration's error names the field, is joined with the
+    next.
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     said = " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")

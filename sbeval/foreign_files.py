@@ -216,7 +216,7 @@ def parse_task_yaml(text: str | bytes) -> Any:
 
 
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
-    """Returns how many nodes a node is with every alias written out."""
+    """Returns how many nodes a node makes with every alias written out."""
     if id(node) not in known:
         known[id(node)] = _MOST_NODES  # an alias of what it stands in
         inner: list[yaml.Node] = []

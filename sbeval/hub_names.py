@@ -26,8 +26,8 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
 
     Args:
         name: a folder or a hub id.
-        what: is looked for, for the message, such as "a checkpoint".
-        file: that the folder of one always holds, None where there is no such file.
+        what: what is looked for, for the message, such as "a checkpoint".
+        file: name of a file that such a folder always holds, None without one.
         remedy: what to do, for the message.
 
     Raises:
@@ -51,7 +51,7 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
 def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool:
     """Whether the hub has a repository, or where it cannot be reached, whether its cache here holds some of it.
 
-    It is asked once: loading asks it five times more, half a minute where there is no network.
+    The hub is asked once: loading would ask it five times, which takes half a minute without a network.
 
     Args:
         name: a hub id.

@@ -7,7 +7,8 @@ COMPARE = typer.Option(
     help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",
 )
 FAIL_IF_WORSE = typer.Option(
-    "--fail-if-worse", help="With --compare: exit code 1 where B is worse by more than --least-effect."
+    "--fail-if-worse",
+    help="With --compare: exit code 1 if B is worse by more than --least-effect, or has a shorter effective length.",
 )
 LEAST_EFFECT = typer.Option(
     metavar="X",

@@ -14,7 +14,7 @@ from sbeval.tasks.ruler.corpora import read_options
 
 
 def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
-    """Reads every option of the packaged tasks, and what all tasks have in common for the others.
+    """Reads every option of the packaged tasks, and for other tasks those that all have in common.
 
     Args:
         tasks: names and patterns of tasks and groups, those of others among them.

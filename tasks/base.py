@@ -1,4 +1,4 @@
-"""The one lm-eval task that all tasks of this project are: they make documents and requests themselves."""
+"""The base of all tasks of this project, which make their documents and requests themselves."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar

@@ -2,7 +2,7 @@
 
 lm-eval merges `--metadata` and `--model_args` into one mapping and hands it to every task, so a key that a task does
 not know is left to the others, unless it is nearly one the task knows. `{"sb_wikitext_stream": {"stride": 512}}` sets
-options for one task alone; there an unknown key is an error. A value of null is one that was not given.
+options for one task alone; there an unknown key is an error. A value of null counts as not given.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ class TaskOptions(Settings):
 
         Raises:
             UserError: a value that cannot be, a key of the task's own entry that it does not know, a shared key that is
-                nearly one it knows, or an entry for a task there is not.
+                nearly one it knows, or an entry for a task that does not exist.
         """
         known = cls.model_fields.keys() - cls.fixed
         own = {} if metadata.get(task) is None else metadata[task]

@@ -1,4 +1,4 @@
-"""The packaged tasks as their YAML files say, read without lm-eval and its thousands: which there are, of what kind."""
+"""Which packaged tasks there are, and of what kind: read from their YAML files, without lm-eval and its thousands."""
 
 import contextlib
 import functools
@@ -95,8 +95,8 @@ def check_model(model: object, asked: Iterable[str]) -> None:
     if ours:
         shown = ", ".join(ours[:3]) + (" ..." if len(ours) > 3 else "")
         raise UserError(
-            f"Expected the model sb for {shown}, whose requests (windows of chosen lengths, targets within a text, "
-            "attention) no other model of lm-eval knows, which cut a text at the one length they were loaded with, "
+            f"Expected the model sb for {shown}, since no other model of lm-eval knows their requests (windows of "
+            "chosen lengths, targets within a text, attention), but cuts a text at the one length it was loaded with, "
             f"found {model if isinstance(model, str) else type(model).__name__}: use --model sb, which loads what hf "
             "loads, or tasks that any model answers, such as sb_niah_single_1, sb_ruler, sb_json_kv or lm-eval's "
             "wikitext."

@@ -77,7 +77,8 @@ class TokenCounter:
 
         Args:
             pieces: texts as they stand in the prompt, with their leading or trailing white space.
-            between: text before and after each piece, so that what a tokenizer does at a text's ends does not count.
+            between: text before and after each piece, so that what a tokenizer does at the ends of a text is not
+                counted.
         """
         listed = list(pieces)
         known = self._pieces.setdefault(between, {})

@@ -1,8 +1,8 @@
 """A method of extrapolation in the place of a loaded model's own attention: this family's or transformers'.
 
-An attention of transformers rotates queries and keys by a function of its file, keeps the keys, and looks its kernel up
-in a table. It gets a copy of its forward in which that function rotates nothing and every entry of the table is ours,
-which rotates. Keys are then kept as they are, so that a cache serves whatever zone they turn out to be in.
+An attention of transformers rotates queries and keys by a function of its file, caches the keys, and looks its kernel
+up in a table. It gets a copy of its forward in which that function rotates nothing and every entry of the table is
+ours, which rotates. Keys are then cached unrotated, so that a cache serves whatever zone they turn out to be in.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from sbeval.models.rope import RopeFrequencies
 
 _SAMPLE_TOKENS = 8
 Changes = list[tuple[nn.Module, dict[str, Any]]]
-"""Modules, each with attributes that it shall have."""
+"""Modules, each with the attributes it is to get."""
 
 
 def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:
@@ -170,7 +170,7 @@ def _check_short_text(model: Any, changes: Changes, method: Extrapolation) -> No
     """Checks that texts for which the method changes nothing have the logits of the model as it is.
 
     Raises:
-        UserError: they have not: the attention does more than is known here.
+        UserError: they differ, so the attention does more than is known here.
     """
     length = min(_SAMPLE_TOKENS, method.unchanged_tokens)
     tokens = torch.arange(length, device=model.device)[None] % text_config(model.config).vocab_size

@@ -78,7 +78,7 @@ class RequestRope:
 
     @contextlib.contextmanager
     def hold(self, length_tokens: int) -> Iterator[None]:
-        """Holds what a request of this length has, with all tokens it may generate, until the block ends."""
+        """Applies, until the block ends, what a request of this length needs; tokens it may generate count."""
         with contextlib.ExitStack() as stack:
             if self._scaling is not None or self.by_length:
                 original = self._original_length_tokens

@@ -16,7 +16,7 @@ MOST_NEW_TOKENS = 16
 
 @contextlib.contextmanager
 def steps_without_plans(model: nn.Module) -> Iterator[None]:
-    """Within it, calls of `model` on a few new tokens leave cuDNN's attention out; longer ones, a prompt, do not."""
+    """Within it, calls of `model` on a few new tokens do without cuDNN's attention; calls on more, a prompt, use it."""
     before: list[bool] = []
     allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     called: nn.Module = getattr(model, "get_base_model", lambda: model)()  # PEFT hands generation on to it
@@ -39,4 +39,4 @@ def steps_without_plans(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        torch.backends.cuda.enable_cudnn_sdp(allowed)  # an interrupted step has not
+        torch.backends.cuda.enable_cudnn_sdp(allowed)  # after an interrupted step too

@@ -16,8 +16,8 @@ GROWTH_TOKENS = 256
 class GrowingLayer(DynamicLayer):
     """One layer's keys and values, [B, G, K, D]: views of memory that is `GROWTH_TOKENS` longer whenever it is made.
 
-    Crops, reordered beams and repeated rows leave tensors that are no such views, or shorter ones; both are gone on
-    from as they are.
+    After crops, reordered beams and repeated rows they are no such views, or shorter ones; either way new tokens follow
+    them.
     """
 
     _key_room: Tensor | None = None

@@ -17,8 +17,8 @@ _WIDTH_BYTES = 128  # a whole cache line, once there is padding at all
 class AlignedLinear(nn.Linear):
     """A linear map with a padded weight; `weight` and `bias` are views of it in their own shapes.
 
-    Written into, they change the map; put others in their place (a merged adapter, another dtype or device, a state
-    dict), and they are padded when it is next called.
+    Writing into them changes the map. Others put in their place (a merged adapter, another dtype or device, a state
+    dict) are padded when it is next called.
 
     Args:
         of: the map to stand in for, whose parameters are copied.
@@ -84,7 +84,7 @@ def align_linears(model: nn.Module) -> int:
     """Replaces every linear map of a model whose widths are not aligned, and returns how many that were.
 
     Maps that share their weight with another module, that have hooks or a forward of their own, or that are or hold
-    something of a class of its own (adapters, quantised or distributed weights) are left as they are.
+    something of a special class (adapters, quantised or distributed weights) are left as they are.
     """
     owners: dict[int, int] = {}
     for module in model.modules():

@@ -12,7 +12,7 @@ Forward = Callable[..., Any]
 
 
 def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module | None]) -> dict[str, nn.Module]:
-    """Puts what `stand_in` returns in place of each module it does not return None for, and returns those replaced."""
+    """Replaces each module for which `stand_in` returns another, not None, and returns those replaced."""
     replaced: dict[str, nn.Module] = {}
     for name, module in list(model.named_modules()):
         other = stand_in(module)

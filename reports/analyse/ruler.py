@@ -94,7 +94,7 @@ def apart(scores: pd.DataFrame) -> dict[str, tuple[str, ...]]:
 
 
 def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
-    """Averages the tasks at every length where a model has all the tasks it has at any length.
+    """Averages each model's tasks, at those lengths where it has all of them.
 
     Returns:
         Columns setting, context_length_tokens, value, ci95_low, ci95_high, tasks. The interval assumes independent

@@ -1,9 +1,10 @@
 """Simultaneous intervals for paired differences of ratios, over clusters.
 
-Several differences are looked at together (one a context length), so each single 95% interval would be wrong more
-often than it says. The max-t band holds for all of them at once: documents are resampled, every difference is divided
-by its own standard error in that resample, and the band's width is the 95% point of the largest of them (Westfall &
-Young 1993; Efron & Tibshirani 1993 for the studentised bootstrap), but never less than a single normal interval's.
+Several differences are looked at together (one a context length), so one or another of their own 95% intervals would be
+wrong in more than 5% of cases. The max-t band holds for all of them at once: documents are resampled, every difference
+is divided by its own standard error in that resample, and the band's width is the 95% point of the largest of them
+(Westfall & Young 1993; Efron & Tibshirani 1993 for the studentised bootstrap), but never less than a single normal
+interval's.
 
 Legend: C clusters, K differences, B resamples, W weights a cluster: 1, or one for each difference.
 """
@@ -143,7 +144,7 @@ def score_interval(
 
     Wilson's interval, with as many trials as right-or-wrong answers of the same variance would take: scores such as the
     share of four answers found vary less than those, so each counts for more than one. The variance is that with one
-    score of 0 and one of 1 added, so that a few equal scores are no certainty; of right and wrong answers the interval
+    score of 0 and one of 1 added, so that a few equal scores are no certainty; for right and wrong answers the interval
     is Wilson's own (`research/interval_studies/score_intervals.py` says what it covers).
 
     Args:

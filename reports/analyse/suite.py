@@ -45,7 +45,7 @@ class SuiteRow:
         metric: lm-eval's metric name.
         filter_name: lm-eval's filter before the metric.
         higher_is_better: None where unknown.
-        limit: what bounded the inputs, as far as one model was run with several bounds.
+        limit: what bounded the inputs, if one model was run with several bounds.
         cells: model to its number; models without one are absent.
         samples: model to the scores of the task's samples, where they were logged.
     """

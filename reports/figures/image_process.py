@@ -42,7 +42,7 @@ def draw(job: Mapping[str, Any]) -> None:
 
 
 def pixel_scale(svg: str) -> float:
-    """Returns pixels a unit: two, or fewer where a image would be too large to open."""
+    """Returns pixels a unit: two, or fewer where an image would be too large to open."""
     size = re.match(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
     area = float(size[1]) * float(size[2]) if size else 0.0
     return 2.0 if area * 4 <= _MOST_PIXELS else max(0.5, math.sqrt(_MOST_PIXELS / area))

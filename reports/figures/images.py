@@ -93,7 +93,7 @@ class ImageWriter:
         """Waits for all images and returns their SVG texts by stem.
 
         Raises:
-            RuntimeError: a image could not be drawn.
+            RuntimeError: an image could not be drawn.
         """
         for process, asked in zip(self._processes, self._asked, strict=True):
             answers = process.communicate()[0].splitlines()

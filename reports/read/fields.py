@@ -1,4 +1,4 @@
-"""Reads what results files hold field by field: one of another kind than expected is missing, the rest counts.
+"""Reads results files field by field: one of another kind than expected counts as missing, the rest stays.
 
 Numbers must be such that one can count with them, metric keys name a context length, and text is made safe to show: no
 control characters, no marks that turn the writing direction.
@@ -27,7 +27,7 @@ _POSITIVE = (
 
 
 def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[RecordT | None, list[str]]:
-    """Builds a record of the fields that have their types.
+    """Builds a record from the fields that have the right types.
 
     Args:
         kind: the record's class.
@@ -85,7 +85,7 @@ _NUMBERED_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+", re.IGNORECASE)
 
 
 def telling_name(name: str, pretrained: str) -> str:
-    """Returns a checkpoint's name; where that is `checkpoint` or the like, the folder above that says more.
+    """Returns a checkpoint's name; where that is `checkpoint` or the like, the name of a folder above that says more.
 
     Args:
         name: the last part of the checkpoint's path, as recorded.

@@ -44,7 +44,7 @@ class EvaluatedModel:
         return sorted(found, key=lambda pair: (_samples_allowed(pair[1]), pair[0].date), reverse=True)
 
     def uneven_documents(self, task: str) -> bool:
-        """Says whether a run recorded of a task that its documents are too uneven for sure intervals."""
+        """Whether a run recorded that a task's documents are too uneven for sure intervals."""
         records = [one.record for _, one in self.task_runs() if shown_name(one.name) == task]
         return any(record.uneven_documents for record in records if record is not None)
 
@@ -77,12 +77,12 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
 
 
 def note_other_inputs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
-    """Notes runs that count as one model although a part of it beside the weights was another one."""
+    """Notes runs that count as one model although they differ in a part beside its weights."""
     for model in models:
         for run in model.runs[1:]:
             recorded = run.record.inputs and model.record.inputs
             if recorded and (changed := changes(run.record.inputs, model.record.inputs)):
-                words = f"older runs count as the same model as its newest one, between which {shown_name(changed)}."
+                words = f"older runs count as the same model as its newest one, although {shown_name(changed)}."
                 notes.add(None, f"{model.label}: {words}")
 
 
@@ -113,7 +113,7 @@ _METHODS = {
 
 
 def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None:
-    """Writes what attended beyond the training length in a few words, with its numbers; None where nothing did."""
+    """Writes the method of attending beyond the training length in a few words, with its numbers; None without one."""
     method = (extrapolation or {}).get("method")
     if not extrapolation or not isinstance(method, str):
         return None

@@ -17,7 +17,7 @@ TaskKey = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Reader(Generic[T]):
-    """Reads one kind of what runs hold beside single numbers.
+    """Reads one kind of data that runs hold beside single numbers.
 
     Attributes:
         read: takes all models and the notes; returns a table with columns `setting` (the model's label) and `task`, or

@@ -1,7 +1,8 @@
 """Reads one lm-eval result file into typed records, keeping what it does not know.
 
-Tasks that come with lm-eval name no context length in their metrics. Run at several values of `max_length`, or on texts
-of several lengths (`--metadata '{"max_seq_lengths": "16k"}'`, as BABILong takes it), they are rows of their own.
+Tasks that come with lm-eval name no context length in their metrics. If a task was run at several values of
+`max_length`, or on texts of several lengths (`--metadata '{"max_seq_lengths": "16k"}'`, as BABILong takes it), each of
+them is a row of its own.
 """
 
 import dataclasses

@@ -41,10 +41,10 @@ def numbers_section(material: Material) -> Section | None:
         identifier="numbers",
         title="One number a curve",
         lead=(
-            "The area under each curve over log length, divided by its width, so that every octave weighs the same. Of "
-            "NLL: on identical targets, less NLL at the training length; below zero is better. The effective length is "
-            "the longest one whose own step lowers NLL measurably; its lower end counts every step that is not "
-            "measurable as a loss, its upper end as a gain."
+            "The area under each curve over log length, divided by its width, so that every octave weighs the same. "
+            "For NLL: on identical targets, minus NLL at the training length; below zero is better. The effective "
+            "length is the longest one whose own step lowers NLL measurably; its lower end counts every step that is "
+            "not measurable as a loss, its upper end as a gain."
         ),
         tables=tuple(tables),
     )

@@ -43,9 +43,9 @@ def spans_section(material: Material) -> Section | None:
         title="Effective attention span",
         lead=(
             "How many keys, counted back from the newest, it takes to reach 50, 90 and 99% of a query's weight; mean "
-            "over the last queries of a window. What a softmax head has no use for often lies on the first token, its "
-            "sink; what a stick-breaking head leaves unbroken is its remaining stick. Entropy is of weights over "
-            "their sum."
+            "over the last queries of a window. A softmax head often puts weight it has no use for on the first token, "
+            "its sink; what a stick-breaking head gives to no key is its remaining stick. Entropy is that of the "
+            "weights divided by their sum."
         ),
         figures=tuple(figures),
         legend=looks,

@@ -47,7 +47,7 @@ def row_starts(cu_seqlens: Tensor, tokens: int) -> Tensor:
     """Returns int32 [tokens]: where the sequence of each token begins. Needs no transfer from the device."""
     position = torch.arange(tokens, dtype=torch.int32, device=cu_seqlens.device)
     begun = torch.searchsorted(cu_seqlens, position, right=True)
-    # never below zero, whatever was not looked at while a graph was recorded: kernels read from there on
+    # never below zero: values go unchecked while a graph is recorded, and kernels read from there on
     return cu_seqlens[begun - 1].clamp_min(0)
 
 

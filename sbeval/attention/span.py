@@ -1,8 +1,8 @@
 """How far back stick-breaking attention looks, without storing its weights.
 
 Of a query's stick, the keys down to some key take 1 - exp(-spent), where `spent` sums what those keys spend. A share of
-all weight is thus reached where `spent` passes a bound known once the remainder is: a first walk over the keys finds
-the remainder, a second one visits only the tiles in which some row passes a bound.
+all weight is thus reached where `spent` passes a bound that follows from the remainder: a first walk over the keys
+finds the remainder, a second one visits only the tiles in which some row passes a bound.
 
 Shape suffixes: n some of the batch times key/value heads, R rows of a block, J keys of a tile, X shares; the others as
 in `impl.tiles`.

@@ -73,7 +73,7 @@ def convert_checkpoint(
 def _check_empty(destination: Path) -> None:
     if not is_new(destination):
         raise UserError(
-            f"expected a new or empty folder to write to, {destination} holds something; choose another, or have it "
+            f"Expected a new or empty folder to write to, {destination} holds something; choose another, or have it "
             "moved aside with --replace"
         )
 

@@ -31,7 +31,7 @@ def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
         return path
     name = str(path_or_id)
     if not is_hub_id(path_or_id):
-        raise UserError(f"expected a checkpoint folder or a hub id such as owner/name, found nothing at {name!r}")
+        raise UserError(f"Expected a checkpoint folder or a hub id such as owner/name, found nothing at {name!r}")
     texts = ["*.json", "*.txt", "*.model", "*.jinja"]
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*texts, "*.safetensors"]))
@@ -88,7 +88,7 @@ class Weights:
             if (folder / name).is_file():
                 self._open(folder / name)
                 return
-        raise UserError(f"expected model.safetensors, pytorch_model.bin or an index of shards in {folder}, found none")
+        raise UserError(f"Expected model.safetensors, pytorch_model.bin or an index of shards in {folder}, found none")
 
     def _open(self, path: Path) -> None:
         if path.suffix != ".json":

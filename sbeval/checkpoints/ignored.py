@@ -87,7 +87,7 @@ FOX: Ignored = {
         decay_time_min decay_time_max fgate_bias_init"""
     ),
     "elementwise_affine": (True,),
-    # of no effect there, so that whoever set them meant another model
+    # without effect there, so another value means that another model was meant
     "attention_bias": (False,),
     "window_size": (None,),
 }

@@ -36,7 +36,7 @@ def refuse_left_over(names: list[str], layout: str) -> None:
 
 
 def check_tied_head(weights: Weights, embedding: Tensor) -> None:
-    """Takes the head of a model that has none of its own, where the files hold one all the same.
+    """Takes the head of a model whose head is its embedding, if the files hold one all the same.
 
     Raises:
         UserError: it is another than the embedding.
@@ -46,11 +46,11 @@ def check_tied_head(weights: Weights, embedding: Tensor) -> None:
     head = weights.take("lm_head.weight", tuple(embedding.shape))
     if head.dtype != embedding.dtype or not torch.equal(head, embedding):
         raise UserError(
-            "expected lm_head.weight to be the embedding, since tie_word_embeddings is true or absent, found other "
+            "Expected lm_head.weight to be the embedding, since tie_word_embeddings is true or absent, found other "
             "numbers; mend the configuration"
         )
 
 
 def tiled_head_order(heads: int, groups: int) -> Tensor:
-    """Returns [heads] which tiled query head (key/value head q % groups) each interleaved one (q // size) is."""
+    """Returns [heads]: which tiled query head (key/value head q % groups) each interleaved one (q // size) is."""
     return torch.arange(heads).view(heads // groups, groups).T.flatten()

@@ -60,7 +60,7 @@ def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str,
         (config.mlp_chosen, config.mlp_experts),
     ):
         if chosen > experts:
-            raise UserError(f"expected at most as many experts chosen as there are, found {chosen} of {experts}")
+            raise UserError(f"Expected at most as many experts chosen as there are, found {chosen} of {experts}")
     tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in _names(config).items()}
     # there an expert's matrix is (in, out)
     tensors = {name: tensor.mT if name.endswith("experts.weight") else tensor for name, tensor in tensors.items()}

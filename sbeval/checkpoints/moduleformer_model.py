@@ -23,7 +23,7 @@ from sbeval.models.padding import sequence_starts
 
 
 class ModuleFormerConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
-    """What of a ModuleFormer configuration evaluation needs; `hidden_size` and so on are its `n_embd` and so on."""
+    """The part of a ModuleFormer configuration that evaluation needs; `hidden_size` is its `n_embd`, and so on."""
 
     model_type: ClassVar[str] = "moduleformer"
     scheme: ClassVar[str] = "stickbreaking"

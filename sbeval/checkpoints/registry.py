@@ -1,4 +1,4 @@
-"""Every format beyond transformers' own that this project reads: by which model type it is told, and what reads it."""
+"""Every format beyond transformers' own that this project reads: which model types mean it, and what reads it."""
 
 import dataclasses
 from collections.abc import Mapping

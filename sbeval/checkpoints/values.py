@@ -107,7 +107,8 @@ class ConfigValues:
         return value
 
     def refuse_unread(self, ignored: Ignored, *, whole: bool = False) -> None:
-        """Checks that no key is left whose meaning nobody looked at: a number that it changes would be wrong.
+        """Checks that every key was read or is known to change nothing: a number that another one changes would be
+        wrong.
 
         Args:
             ignored: keys that change nothing at evaluation, None with any value, else with one of these.
@@ -122,7 +123,7 @@ class ConfigValues:
             if name not in allowed:
                 known = ", ".join(sorted(self._read | set(ignored)))
                 raise UserError(
-                    f"expected keys whose meaning is known in {self._place}, found {shown(name)} with the value "
+                    f"Expected keys whose meaning is known in {self._place}, found {shown(name)} with the value "
                     f"{shown(value)}, which may change every number; known are {known}"
                 )
             values = allowed[name]
@@ -134,16 +135,16 @@ class ConfigValues:
 
     def _wrong(self, name: str, expected: str, value: Any) -> UserError:
         found = "none" if value is None else shown(value)
-        return UserError(f"expected {name} in {self._place} to be {expected}, found {found}; mend the configuration")
+        return UserError(f"Expected {name} in {self._place} to be {expected}, found {found}; mend the configuration")
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values of JSON are equal, of which `true` is no number."""
+    """Whether two values of JSON are equal; `true` is no number."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def check_generation(config: Any, embeddings: int) -> None:
-    """Checks a generation configuration, which transformers takes as it is; whole numbers for others become such.
+    """Checks a generation configuration, which transformers does not; 2.0 for a count becomes 2, and 2 for a share 2.0.
 
     Args:
         config: of a loaded model, changed in place.
@@ -161,14 +162,14 @@ def check_generation(config: Any, embeddings: int) -> None:
                 expected = "" if value is None else _other_than(name, value, embeddings)
             if expected:
                 raise UserError(
-                    f"expected {name} in generation_config.json to be {expected}, found {shown(value)}; mend it"
+                    f"Expected {name} in generation_config.json to be {expected}, found {shown(value)}; mend it"
                 )
             if isinstance(value, int) and kind == float | None:
                 setattr(config, name, float(value))
 
 
 def _other_than(name: str, value: Any, embeddings: int) -> str:
-    """Returns what a value of the right kind should be, where it is something else."""
+    """Returns what a value of the right kind should be, if it is not that; empty if it is."""
     if name in _ABOVE_ZERO and value <= 0:
         return "above 0"
     if name == "bad_words_ids" and not (
@@ -201,7 +202,7 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
             # some architectures have a list, one size a layer
             if not (value is None or isinstance(value, list) or (fits(value, int) and value > 0)):
                 raise UserError(
-                    f"expected {name} in config.json to be a whole number of at least 1, found {shown(value)}; mend "
+                    f"Expected {name} in config.json to be a whole number of at least 1, found {shown(value)}; mend "
                     "the configuration"
                 )
         for name in ("rope_parameters", "rope_scaling"):
@@ -229,6 +230,6 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
 
 def _too_large(found: str, held: str) -> UserError:
     return UserError(
-        f"expected a configuration that fits the weights, found {found}, and weight files of at most {held}; mend the "
+        f"Expected a configuration that fits the weights, found {found}, and weight files of at most {held}; mend the "
         "configuration or complete the download"
     )

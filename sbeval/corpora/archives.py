@@ -21,7 +21,7 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> None:
     for member in archive.getmembers():
         if not (member.isfile() or member.isdir()) or not (root / member.name).resolve().is_relative_to(root):
             raise UserError(
-                f"expected an archive of files below one folder, found {member.name!r}; make or fetch it anew"
+                f"Expected an archive of files below one folder, found {member.name!r}; make or fetch it anew"
             )
     # Python 3.11.4 brought the filter, later versions warn where none is chosen
     safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}

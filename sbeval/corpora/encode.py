@@ -13,7 +13,7 @@ from sbeval.corpora.documents import Document
 from sbeval.corpora.long_documents import PIECE_CHARACTERS, DocumentTokens, long_document_tokens
 from sbeval.corpora.tokens import Layout
 
-# by code point; the last entry stands for all above white space's last, U+3000
+# by code point; the last entry stands for all above U+3000, the last white space
 _SPACE_TABLE = np.array([chr(point).isspace() for point in range(0x3002)])
 UNKNOWN = -1
 

@@ -48,8 +48,8 @@ def split_corpus(corpus: Corpus, split: str, tokenizer: Any) -> Corpus:
         tokenizer: the model's, which counts the tokens.
 
     Raises:
-        UserError: tokens are asked for of a tokenizer that does not say where they lie; or, when the documents are
-            read, an expression matches nowhere.
+        UserError: documents are split by tokens and the tokenizer does not say where they lie; or, when the documents
+            are read, an expression matches nowhere.
     """
     tokens = _TOKENS.fullmatch(split)
     if tokens and not tokenizer.is_fast:

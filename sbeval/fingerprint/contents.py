@@ -22,9 +22,9 @@ def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's content.
 
     A file that was hashed before is not read again while its device, inode, size, time of change and the inode's own
-    time of change (ctime) are the same, and 64 blocks of 4 KiB spread over it, which are read each time: in one process
-    for every file, between processes for those of 4 MiB and more, whose hashes lie in the cache folder. A file that
-    changed in the last 3 seconds is always read.
+    time of change (ctime) stay the same, and so do 64 blocks of 4 KiB spread over it, which are read each time. Within
+    one process this holds for every file, between processes for those of 4 MiB and more, whose hashes lie in the cache
+    folder. A file that changed in the last 3 seconds is always read.
 
     What this can miss is a change outside those blocks after which somebody also put back the ctime. Writing, copying
     over and setting a file's times all renew it; only a clock set back, writing to the disk below the file system, or a

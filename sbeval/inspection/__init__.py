@@ -10,5 +10,5 @@
 - `duration`: how long do they take, by what was measured?
 - `text`: how is all that written for a reader?
 
-Nothing here reads a tensor but `--measure`, which runs the model.
+Only `--measure`, which runs the model, reads tensors.
 """

@@ -1,4 +1,4 @@
-"""What is said of a checkpoint: format, attention, sizes, lengths, RoPE, tokenizer, and what stands against it."""
+"""What is said of a checkpoint: format, attention, sizes, lengths, RoPE, tokenizer, what is missing or unsupported."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -42,11 +42,11 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """A checkpoint as far as its configuration, its headers and its tokenizer say.
+    """What a checkpoint's configuration, headers and tokenizer say of it.
 
     Attributes:
         format: as loading names it, the generation of dolomite-engine included; None where it cannot be loaded.
-        told_by: what the format was told by.
+        told_by: what shows the format.
         attention: the scheme, or a transformers model's type.
         training_length_tokens: before any RoPE scaling, None where nothing says it.
         training_length_from: the key that says it.
@@ -142,7 +142,7 @@ def _floating(dtype: str) -> Any:
 
 
 def _evidence(source: Mapping[str, Any], headers: Headers) -> list[str]:
-    """Says what a format, and dolomite's generation, are told by."""
+    """Says what shows the format, and dolomite's generation."""
     model_type = source.get("model_type")
     found = [f"model_type {model_type!r} in config.json" if model_type else "no model_type in config.json"]
     released = format_of_type(str(model_type))

@@ -57,8 +57,8 @@ def operations(sizes: Sizes, tokens: int, *, attention: bool) -> float:
 def by_results(file: Path, works: Sequence[TaskWork], sizes: Sizes) -> Duration:
     """Estimates by the tokens a second that an evaluation run recorded.
 
-    Windows of other lengths than that run's are taken to cost as many operations more or fewer as they have; where it
-    skipped keys, attention is taken to cost the same for every token.
+    For windows of other lengths than that run's, time is taken to grow with their operations; where it skipped keys,
+    attention is taken to cost the same for every token.
 
     Args:
         file: a results file of lm-eval with the model `sb`.
@@ -66,7 +66,7 @@ def by_results(file: Path, works: Sequence[TaskWork], sizes: Sizes) -> Duration:
         sizes: of the model.
 
     Raises:
-        UserError: the file is none, records no tokens a second, or is of a model of another size.
+        UserError: the file holds no results, records no tokens a second, or is of a model of another size.
     """
     results = read_json_object(file, "a results file of lm-eval")
     config = results.get("config")

@@ -118,7 +118,7 @@ def read_memory(text: str) -> int:
     """Returns a size such as 80GiB, 24GB or 512M in bytes.
 
     Raises:
-        UserError: it is none.
+        UserError: it is no size.
     """
     found = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,6})?)\s*([KMGT]?i?B?)\s*", text)
     size = int(float(found[1]) * _UNITS.get(found[2], 0)) if found else 0

@@ -97,7 +97,7 @@ def _description_lines(found: Description) -> list[str]:
     sizes = found.sizes
     lines = [found.folder]
     rows = {
-        "format": f"{found.format or 'cannot be loaded'}; told by {', '.join(found.told_by)}",
+        "format": f"{found.format or 'cannot be loaded'}; recognised by {', '.join(found.told_by)}",
         "attention": found.attention,
         "": ", ".join(f"{name} {_value(value)}" for name, value in found.details.items()) or None,
         "sizes": None if sizes is None else _sizes_text(sizes),

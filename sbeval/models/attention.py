@@ -221,7 +221,7 @@ class SoftmaxMixer(nn.Module):
 
 
 def without_part_along(output_BHQD: Tensor, v_BGQD: Tensor) -> Tensor:
-    """Returns each head's output less its projection on the position's own value, in fp32 within."""
+    """Returns each head's output less its projection on the position's own value, computed in fp32."""
     v_BHQD = v_BGQD.repeat_interleave(output_BHQD.shape[1] // v_BGQD.shape[1], dim=1)
     v_BHQD = v_BHQD.to(torch.promote_types(v_BHQD.dtype, torch.float32))
     share_BHQ1 = (output_BHQD * v_BHQD).sum(-1, keepdim=True) / v_BHQD.square().sum(-1, keepdim=True)
@@ -302,7 +302,7 @@ class Attention(nn.Module):
             return self._projected(mixed_BHQD, own_v_BGQD, hidden_BQE)
         if past_key_values is not None:
             seen = int(past_key_values.get_seq_length(self.layer_index)) + hidden_BQE.shape[1]
-            # a shift needs the position before as it was: any that is last in a crop may be that
+            # a shift needs the position before unshifted, and a crop may end at any position
             kept_k = k_BGQD if self.key_shift is None else torch.cat([k_BGQD, plain_k], dim=-1)
             kept_v = v_BGQD if self.value_shift is None else torch.cat([v_BGQD, plain_v], dim=-1)
             k_BGKD, v_BGKD = past_key_values.update(kept_k, kept_v, self.layer_index)

@@ -58,7 +58,8 @@ class FireBias(nn.Module):
 
     b(j, i) = f(psi(j - i) / psi(max(j, threshold))) with psi(x) = log(c x + 1), f an MLP with one hidden layer, and
     learned c and threshold. The share never leaves [0, 1], however long the context. The threshold is learned as a
-    multiple of FIRE_INITIAL_THRESHOLD: steps that fit the other parameters would not move hundreds of tokens.
+    multiple of FIRE_INITIAL_THRESHOLD: with steps that suit the other parameters, a number of hundreds of tokens would
+    hardly move.
     """
 
     by_distance = False

@@ -90,7 +90,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         shared_expert_gating: multiply that one's output by the sigmoid of a linear map of the token.
         normalize_expert_weights: a softmax over the chosen experts' logits; otherwise over all of them.
         balanced_experts: choose experts by their probabilities and a learned bias, which is no part of their weights.
-        layer_overrides: for each layer an object of the fields it has otherwise (`LAYER_FIELDS`), or None.
+        layer_overrides: for each layer an object of the fields in which it differs (`LAYER_FIELDS`), or None.
         tie_word_embeddings: use the embedding as the head.
         attention_multiplier: factor of the attention logits; None means head_dim ** -0.5.
         embedding_multiplier: factor of the embeddings; None means 1.

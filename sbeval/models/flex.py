@@ -1,6 +1,7 @@
 """PyTorch's FlexAttention: for a bias or a window, which its kernel computes itself, and for long texts of small heads.
 
-A bias never lies in memory. Heads of at most `TUNED_HEAD_DIM` need neither: cuDNN's attention pads them to 64.
+A bias never lies in memory. Heads of at most `TUNED_HEAD_DIM` are taken without bias or window too, since cuDNN's
+attention pads them to 64.
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, Q queries.
 """
@@ -111,7 +112,7 @@ def flex_causal_attention(
 
 
 def _padded(x_BHLD: Tensor, added: int) -> Tensor:
-    """Returns [B, H, L + added, D] in the order of x's memory: of another order, a kernel would be compiled anew."""
+    """Returns [B, H, L + added, D] in the order of x's memory: for another order, a kernel would be compiled anew."""
     if x_BHLD.stride(2) >= x_BHLD.stride(1):
         return pad(x_BHLD.transpose(1, 2), (0, 0, 0, 0, 0, added)).transpose(1, 2)
     return pad(x_BHLD, (0, 0, 0, added))
@@ -131,7 +132,7 @@ def flex_with_options(
 ) -> Tensor:
     """FlexAttention, of a length of whole blocks.
 
-    The options stand here as literals, since the compiler takes numbers it is handed for numbers that change.
+    The options stand here as literals, since the compiler expects numbers that it is handed to change.
 
     Args:
         q_BHLD: [B, H, L, D] queries.
@@ -144,7 +145,7 @@ def flex_with_options(
         tuned: whether the kernel takes the tuned tiles.
         windowed: whether older keys are out of sight.
     """
-    options: Any = {"IS_DIVISIBLE": True}  # which it would not find out, the length being any number
+    options: Any = {"IS_DIVISIBLE": True}  # which it cannot find out for a length of any number
     if tuned:
         # no PRESCALE_QK: it rounds the scaled queries, and a bias would be added to logits of base 2
         options.update({"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3})
@@ -209,7 +210,7 @@ def long_causal_attention(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, *, sca
 
     Args:
         q_BHLD: [B, H, L, D] queries.
-        k_BHLD: keys of any shape; of another than the queries', they are left to the others.
+        k_BHLD: keys; if their shape is not that of the queries, they are left to the other kernels.
         v_BHLD: values, likewise.
         scale: factor of the logits.
     """

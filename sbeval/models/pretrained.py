@@ -68,7 +68,7 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         """Chooses how stick-breaking or forgetting attention is computed from now on; nothing of it is saved.
 
         Args:
-            impl: "auto", "reference", "blockwise" or "triton"; forgetting attention has the first alone.
+            impl: "auto", "reference", "blockwise" or "triton"; forgetting attention takes "auto" alone.
             skip_threshold: stick below which older keys are skipped, or the largest change of forgetting attention's
                 outputs, as a share of the largest value, by keys that are skipped; None visits all.
 

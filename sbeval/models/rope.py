@@ -63,7 +63,7 @@ def rope_frequencies(
         original_length_tokens: training length before any scaling, unless `rope_parameters` names its own
             `original_max_position_embeddings`.
         length_tokens: length of the request, with all tokens it may still generate; the dynamic kinds depend on it.
-        max_position_embeddings: the configuration's; the kinds that allow a missing factor take this by the original
+        max_position_embeddings: the configuration's; the kinds that allow a missing factor divide this by the original
             length.
 
     Raises:

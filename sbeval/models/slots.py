@@ -112,7 +112,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class SlotCache(Cache):
-    """A cache of `slots` texts, for prompts inside `fill`, and outside it for steps of as many positions in every slot.
+    """A cache of `slots` texts, for prompts inside `fill`, and outside it for steps of equally many positions a slot.
 
     Args:
         slots: how many.
@@ -121,7 +121,7 @@ class SlotCache(Cache):
         device: where positions are kept.
 
     Attributes:
-        position_B: int32, where the next step writes. Written by who steps.
+        position_B: int32, where the next step writes. Written by whoever takes the steps.
         lengths_B: int32 [B] for each size of room: how many keys are there in the step, set by `begin_step`.
         length_B: how many keys of the layer updated last are there.
         filling: the prompts that are being filled in, None outside `fill`.

@@ -21,7 +21,7 @@ from sbeval.models.flex import ScoreMod, compiled_flex_attention, long_causal_at
 MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Most elements of one block's mask or bias, by device: small enough for memory, large enough to keep it busy."""
 _MORE_WITHOUT_GRADIENTS = {"cuda": 8}
-"""How much larger blocks may be where nothing is kept for a backward pass: a GPU is idle for want of rows."""
+"""How much larger blocks may be where nothing is kept for a backward pass: few rows leave a GPU idle."""
 _MULTIPLE = 16
 _MASK_BYTES = 16
 

@@ -32,7 +32,7 @@ def is_set_aside(name: str) -> bool:
 
 
 def is_new(path: Path) -> bool:
-    """Whether nothing stands at a path but perhaps a folder that is empty, or holds unfinished files alone."""
+    """Whether a path is free, or a folder that is empty or holds unfinished files alone."""
     return not os.path.lexists(path) or (path.is_dir() and all(is_unfinished(entry.name) for entry in path.iterdir()))
 
 
@@ -92,7 +92,7 @@ def alone_in(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_beside(folder: Path, *, first: str | None = None) -> Iterator[Path]:
-    """Yields a new folder, of which all lies in `folder` once the block has ended, and nothing where it failed.
+    """Yields a new folder; what it holds lies in `folder` once the block has ended, and nothing does if it failed.
 
     A folder that does not exist yet appears whole. In another, which stays the same folder, each file appears whole; it
     takes the place of a file of its name, except where the folder was empty when the block began.

@@ -63,7 +63,8 @@ def _named_in_logs(part: Path, folder: Path) -> Iterator[None]:
             record.msg, record.args = message.replace(str(part), str(folder)), None
         return True
 
-    handlers = logging.getLogger().handlers[:]
+    # lm-eval's logger has a handler of its own, and hands nothing on to the root's
+    handlers = [handler for logger in ("", "lm_eval") for handler in logging.getLogger(logger).handlers]
     for handler in handlers:
         handler.addFilter(name)
     try:

@@ -28,7 +28,7 @@ NEVER = 2**62
 
 
 class NonFiniteError(UserError):
-    """A model's numbers are none.
+    """A model gave NaN or infinity where a number is needed.
 
     Args:
         found: the sentence up to what asked for them.
@@ -84,10 +84,10 @@ def check_finite(logprobs_N: Tensor, row_N: Tensor, position_N: Tensor) -> None:
 
 
 class NoText(str):
-    """Stands for the text of an answer whose logits are none; empty where it is read as text.
+    """Stands for the text of an answer whose logits are no numbers; read as text it is empty.
 
     Attributes:
-        error: says where they are none.
+        error: says where they are not.
     """
 
     error: NonFiniteError
@@ -103,10 +103,11 @@ class NoText(str):
 
 
 class FiniteWatch(LogitsProcessor):
-    """Notices the first step of each row whose logits are none; nothing waits for the device before `first_tokens`.
+    """Notices each row's first step with logits that are no numbers; nothing waits for the device before
+    `first_tokens`.
 
-    As a logits processor it hands the others on, and zeros in place of what nothing can be drawn from. A decoding loop
-    of another kind calls `note` once a step, which a CUDA graph can hold.
+    As a logits processor it hands logits on, with zeros in place of those from which nothing can be drawn. A decoding
+    loop of another kind calls `note` once a step, which a CUDA graph can hold.
 
     Args:
         rows: number of rows, beams counted.
@@ -135,7 +136,7 @@ class FiniteWatch(LogitsProcessor):
             of_B: bool, the rows that are looked at; None for all.
 
         Returns:
-            bool [B], whether a row's logits are none.
+            bool [B], whether a row's logits are no numbers.
         """
         none_B = logits_BV.amax(-1).isfinite().logical_not_()
         if of_B is not None:
@@ -155,6 +156,6 @@ class FiniteWatch(LogitsProcessor):
         return scores.masked_fill(none_B[:, None], 0.0)
 
     def first_tokens(self, prompts: int) -> list[int | None]:
-        """Returns, for each prompt, how many tokens stood before the first step whose logits are none."""
+        """Returns, for each prompt, how many tokens stood before the first step whose logits are no numbers."""
         first = self.first_B.view(prompts, -1).amin(1).tolist()
         return [None if tokens == NEVER else tokens for tokens in first]

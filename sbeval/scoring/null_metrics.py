@@ -1,8 +1,8 @@
-"""Metrics of lm-eval's own tasks where an answer is none: NaN, where a metric would read the answer as a wrong one.
+"""Metrics of lm-eval's own tasks where an answer is missing: NaN, since a metric would count it as a wrong one.
 
 NaN among the scores of choices makes the first of them the most probable, and an empty text is a wrong answer. So a
-task's metrics are computed as always, and those of documents with such an answer put aside; so are the means over them.
-Tasks of this project do this themselves, length by length.
+task's metrics are computed as always, then replaced by NaN for documents with a missing answer, and so are the means
+over them. Tasks of this project do this themselves, length by length.
 """
 
 import functools
@@ -22,7 +22,7 @@ class Null(float):
 
 
 class _NullAnswers(list[Any]):
-    """Several answers to one request, of which one is none."""
+    """Several answers to one request, one of which is missing."""
 
 
 def record_nulls(task_class: type[Any]) -> None:
@@ -49,7 +49,7 @@ def record_nulls(task_class: type[Any]) -> None:
 
 
 def is_null(answer: Any) -> bool:
-    """Returns whether an answer, or the score of one, is none."""
+    """Returns whether an answer, or the score of one, is missing."""
     if isinstance(answer, tuple) and answer:
         return is_null(answer[0])
     return isinstance(answer, NoText | _NullAnswers) or (isinstance(answer, float) and math.isnan(answer))
@@ -90,7 +90,7 @@ def _null_among_null(aggregation: Callable[[], Mapping[str, Any]]) -> dict[str, 
 
 
 class _NullAware:
-    """An aggregation that is NaN where a document's metric is none.
+    """An aggregation that is NaN where a document's metric is missing.
 
     It equals the function it calls until it has met such a metric: lm-eval looks the standard error up by function.
     """

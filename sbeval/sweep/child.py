@@ -96,7 +96,7 @@ def start(command: Sequence[str], log: IO[Any], variables: Mapping[str, str] | N
 
 
 def _ends_with_its_parent() -> None:
-    """Has the process that calls it asked to end when the thread that started it ends, and can no longer ask."""
+    """Makes the kernel ask this process to end when the thread that started it has ended, and can no longer do so."""
     _C_LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

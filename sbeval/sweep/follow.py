@@ -91,7 +91,7 @@ def _evaluated(checkpoints: Sequence[Path]) -> tuple[SweepCheckpoint, ...]:
 
 
 def _without_deleted(failures: Sequence[Failure]) -> list[Failure]:
-    """Says of failed runs whose checkpoint is gone that this is why, as a training keeps its newest ones alone."""
+    """Names a deleted checkpoint as the reason why its run failed, since a training keeps its newest ones alone."""
     told = []
     for failure in failures:
         checkpoint = Path(failure.run.config["model_args"]["pretrained"])

@@ -30,7 +30,7 @@ def inputs_record(run: PlannedRun) -> str:
 
 
 def other_settings(run: PlannedRun, now: str | None = None) -> str | None:
-    """Returns in what an earlier run of the same folder differs, None where nothing does or none is recorded.
+    """Returns how an earlier run of the same folder differs, None where it does not or none is recorded.
 
     Args:
         run: the run.

@@ -18,7 +18,7 @@ _REPORT_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 _LOG_TAIL_BYTES = 4096
 _SHARE = re.compile(rb"(\d{1,3})%\|")
-# what a run counts as that has no limit, no lengths or no folder of weights
+# what counts for a run without a limit, lengths or a folder of weights
 _DOCUMENTS, _LENGTH_TOKENS, _WEIGHTS_BYTES = 1000, 2048, 1
 
 
@@ -151,7 +151,7 @@ def _seconds_at_it(run: PlannedRun) -> float | None:
 
 
 def _how_far(run: PlannedRun) -> str:
-    """Returns a run with the share of its last progress bar, and whose it is where that is another machine's."""
+    """Returns a run with the share of its last progress bar, and its machine if that is another one."""
     try:
         with run.log_file.open("rb") as log:
             log.seek(max(0, run.log_file.stat().st_size - _LOG_TAIL_BYTES))

@@ -23,7 +23,7 @@ OTHER_OR_REPLACE = "choose another --out, or have what is there moved aside with
 def claimed(
     out: Path, identity: Mapping[str, Any], checkpoint: Path, *, replace: bool, inputs: Sequence[Path]
 ) -> Iterator[bool]:
-    """Writes what this folder's run is, in a new or empty folder or in one that holds the same run, and holds it.
+    """Claims a new or empty folder, or one of the same run: writes what its run is, and keeps other processes out.
 
     Args:
         out: the folder.
@@ -75,12 +75,12 @@ def _ended_before(out: Path, identity: Mapping[str, Any], checkpoint: Path) -> b
         return _is_own_checkpoint(out, checkpoint, identity)
     if there is not None and not (_holds_no_step(out, held) and _identity(there)):
         raise UserError(
-            f"expected {out} to hold the run of these settings and data, found {_how(there, wanted)}; "
+            f"Expected {out} to hold the run of these settings and data, found {_how(there, wanted)}; "
             f"{OTHER_OR_REPLACE}"
         )
     if there is None and held:
         raise UserError(
-            f"expected {out} to be new, empty, or the folder of this run, found {held[0]!r} and no run.json; "
+            f"Expected {out} to be new, empty, or the folder of this run, found {held[0]!r} and no run.json; "
             f"{OTHER_OR_REPLACE}"
         )
     return False
@@ -92,7 +92,7 @@ def _names(out: Path) -> list[str]:
 
 
 def _holds_no_step(out: Path, held: Sequence[str]) -> bool:
-    """Whether a run that failed before its first state left these: others' settings may begin in its folder."""
+    """Whether a run that failed before its first state left these, so that other settings may begin in the folder."""
     return set(held) <= {"run.json", "training_log.jsonl", "states"} and not holds_states(out / "states")
 
 
@@ -110,7 +110,7 @@ def _write_identity(out: Path, identity: Mapping[str, Any]) -> None:
 
 def _not_writable(out: Path, error: OSError | UnicodeDecodeError) -> UserError:
     reason = error.strerror if isinstance(error, OSError) else "its run.json is no text"
-    return UserError(f"expected a folder that can be written at {out}, found: {reason}; choose another --out")
+    return UserError(f"Expected a folder that can be written at {out}, found: {reason}; choose another --out")
 
 
 def _is_own_checkpoint(out: Path, checkpoint: Path, identity: Mapping[str, Any]) -> bool:
@@ -126,14 +126,14 @@ def _is_own_checkpoint(out: Path, checkpoint: Path, identity: Mapping[str, Any])
         same = False
     if not same:
         raise UserError(
-            f"expected no {checkpoint.name!r} in {out} but this run's own checkpoint, found something without "
+            f"Expected no {checkpoint.name!r} in {out} but this run's own checkpoint, found something without "
             f"its training_record.json; {OTHER_OR_REPLACE}"
         )
     try:
         Weights(checkpoint)
     except UserError as error:
         raise UserError(
-            f"expected this run's checkpoint in {checkpoint} to hold its weights: {error}; {OTHER_OR_REPLACE}"
+            f"Expected this run's checkpoint in {checkpoint} to hold its weights: {error}; {OTHER_OR_REPLACE}"
         ) from error
     return True
 

@@ -135,7 +135,7 @@ def evaluate_held_out(held_out: HeldOut) -> Path:
     with saying_next_later():
         failures = run_sweep(Sweep(checkpoints=(checkpoint,), runs=(run,), output=str(results)))
     if failures:
-        raise UserError(f"expected results for the report, found none: {failures[0].reason}")
+        raise UserError(f"Expected results for the report, found none: {failures[0].reason}")
     return results
 
 
@@ -237,11 +237,11 @@ def _check_text_options(options: argparse.Namespace) -> None:
     of_text = ("tokenizer", "split", "text_field", "dataset_config", "dataset_split", "report")
     if options.text is None:
         if given := [f"--{name.replace('_', '-')}" for name in of_text if getattr(options, name)]:
-            raise UserError(f"expected {', '.join(given)} with --text, found no text: name one, or leave them out")
+            raise UserError(f"Expected {', '.join(given)} with --text, found no text: name one, or leave them out")
         if options.recipe is None:
-            raise UserError("expected a recipe or --text, found neither: `sbeval train --help` says more")
+            raise UserError("Expected a recipe or --text, found neither: `sbeval train --help` says more")
     elif options.data is not None:
-        raise UserError("expected --text or --data, found both: leave one out")
+        raise UserError("Expected --text or --data, found both: leave one out")
     if options.split is not None:
         from sbeval.corpora.split import Split
 
@@ -278,15 +278,15 @@ def _with_changes(mapping: dict[str, Any], changes: Sequence[str]) -> dict[str, 
     for change in changes:
         path, equals, value = change.partition("=")
         if not equals:
-            raise UserError(f"expected --set KEY=VALUE, found {change!r}")
+            raise UserError(f"Expected --set KEY=VALUE, found {change!r}")
         place = mapping
         *parents, last = path.split(".")
         for parent in parents:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
-                raise UserError(f"expected --set to name a setting, found {path!r}: {parent!r} holds no settings")
+                raise UserError(f"Expected --set to name a setting, found {path!r}: {parent!r} holds no settings")
         try:
             place[last] = parse_yaml(value)
         except UserError as error:
-            raise UserError(f"expected --set {path}= with a value in YAML, found {value!r} ({error})") from None
+            raise UserError(f"Expected --set {path}= with a value in YAML, found {value!r} ({error})") from None
     return mapping

@@ -59,14 +59,14 @@ def prepare(trainer: Trainer, state: Path | None) -> None:
     if state is not None and (state / STATE_FILE).is_file() != sharded:
         found = "without it" if sharded else "with it"
         raise UserError(
-            f"expected a run to go on as it was begun, found FSDP {'on' if sharded else 'off'} and {state} saved "
+            f"Expected a run to go on as it was begun, found FSDP {'on' if sharded else 'off'} and {state} saved "
             f"{found}; launch it {'without' if sharded else 'with'} --fsdp, or choose another --out"
         )
     if not sharded:
         return
     plugin: Any = trainer.accelerator.state.fsdp_plugin
     if plugin.fsdp_version != 2:
-        raise UserError("expected FSDP's second version, found the first; launch with --fsdp_version 2")
+        raise UserError("Expected FSDP's second version, found the first; launch with --fsdp_version 2")
     plugin.set_state_dict_type("FULL_STATE_DICT")
 
 
@@ -100,17 +100,17 @@ def check_context_parallel(degree: int, length_tokens: int, documents: str) -> N
         return
     if process_count() % degree:
         raise UserError(
-            f"expected processes in groups of --context-parallel {degree}, found {process_count()}; start a multiple "
+            f"Expected processes in groups of --context-parallel {degree}, found {process_count()}; start a multiple "
             f"of {degree} with `accelerate launch`"
         )
     if length_tokens % (2 * degree):
         raise UserError(
-            f"expected --context to be a multiple of {2 * degree} for --context-parallel {degree}, found "
+            f"Expected --context to be a multiple of {2 * degree} for --context-parallel {degree}, found "
             f"{length_tokens}; change one of them"
         )
     if documents != "joined":
         raise UserError(
-            f"expected --documents joined for --context-parallel {degree}, found {documents}; documents that do not "
+            f"Expected --documents joined for --context-parallel {degree}, found {documents}; documents that do not "
             "see each other are short, and need no group"
         )
 

@@ -74,7 +74,7 @@ def extend(
     loaded = load_checkpoint(folder, dtype="float32")
     if not loaded.extendable:
         raise UserError(
-            f"expected a checkpoint that can be saved again, found the format {loaded.format}, which has no place in "
+            f"Expected a checkpoint that can be saved again, found the format {loaded.format}, which has no place in "
             "this project's and is read for evaluation only; extend another"
         )
     parent = {
@@ -164,17 +164,17 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
     positions = learned_positions(model)
     if positions is not None and context_tokens > positions:
         raise UserError(
-            f"expected a model with positions for {context_tokens} tokens, found one that has learned {positions} of "
+            f"Expected a model with positions for {context_tokens} tokens, found one that has learned {positions} of "
             "them and has none beyond; extend a model with rotary or without learned positions"
         )
     if original is not None and context_tokens <= original:
-        raise UserError(f"expected --context beyond the training length of {original} tokens, found {context_tokens}")
+        raise UserError(f"Expected --context beyond the training length of {original} tokens, found {context_tokens}")
     scaling = None if rope_scaling is None else parse_rope_scaling(rope_scaling)
     held = held_rope_frequencies(model, context_tokens, scaling, original_length_tokens=original)
     if scaling is not None:
         own = getattr(config, "rope_parameters", None)
         if own is None or "rope_theta" not in own:
-            raise UserError("expected a RoPE model for --rope-scaling, found one without rotary embeddings; remove it")
+            raise UserError("Expected a RoPE model for --rope-scaling, found one without rotary embeddings; remove it")
         unscaled = own.get("original_max_position_embeddings", original or config.max_position_embeddings)
         base = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
         scaled = base | scaling | {"original_max_position_embeddings": unscaled}
@@ -191,7 +191,7 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
             config.validate()  # as it will be when the first state is saved
         except (KeyError, ValueError, TypeError) as error:
             raise UserError(
-                f"expected a configuration that can be saved with the context of {context_tokens} tokens, found: "
+                f"Expected a configuration that can be saved with the context of {context_tokens} tokens, found: "
                 f"{first_line(error)}; change --rope-scaling"
             ) from error
         yield
@@ -216,7 +216,7 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
         theirs = tokenizer_sha256(load_tokenizer(arrays.tokenizer))
         if theirs != (ours := tokenizer_sha256(tokenizer)):
             raise UserError(
-                f"expected token arrays made with the checkpoint's tokenizer ({ours[:12]}), found {theirs[:12]} in "
+                f"Expected token arrays made with the checkpoint's tokenizer ({ours[:12]}), found {theirs[:12]} in "
                 f"{source}; tokenise the text again or give the text itself"
             )
         return arrays.tokens, separator, arrays.record
@@ -236,7 +236,7 @@ def check_documents(tokens: NDArray[Any], separator: int, context_tokens: int) -
     longest = int(np.diff(ends, prepend=-1).max()) - 1 if len(ends) else len(tokens)
     if longest < context_tokens:
         raise UserError(
-            f"expected at least one document of {context_tokens} tokens, found the longest has {longest}; "
+            f"Expected at least one document of {context_tokens} tokens, found the longest has {longest}; "
             "give longer documents, a shorter --context, or --documents joined"
         )
 
@@ -245,6 +245,6 @@ def check_epochs(epochs: float, *, found_tokens: int, optimization: Optimization
     """Refuses a run that sees windows of the text twice."""
     if epochs > 1:
         raise UserError(
-            f"expected text for {optimization.steps} steps of {optimization.batch_tokens} tokens, found "
+            f"Expected text for {optimization.steps} steps of {optimization.batch_tokens} tokens, found "
             f"{found_tokens} tokens: that is {epochs:.2f} epochs; give more text, fewer --steps, or --allow-repeat"
         )

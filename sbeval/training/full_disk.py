@@ -20,7 +20,7 @@ def full_disk_named(out: Path) -> Iterator[None]:
         if not no_room(error):
             raise
         saved = any((out / "states").glob(f"checkpoint-*/{COMPLETE_MARK}"))
-        before = "the state saved before is complete and is gone on from" if saved else "no state had been saved before"
+        before = "the run goes on from the state saved before" if saved else "no state had been saved before"
         raise UserError(
-            f"expected room for a state in {out}, found a full disk; make room and run the same command: {before}"
+            f"Expected room for a state in {out}, found a full disk; make room and run the same command: {before}"
         ) from error

@@ -65,7 +65,7 @@ def prepare(
     """
     if os.path.lexists(out) and not replace:
         raise UserError(
-            f"expected a new file at {out}, found one that is there: choose another --out, or have it moved aside with "
+            f"Expected a new file at {out}, found one that is there: choose another --out, or have it moved aside with "
             "--replace"
         )
     packages = download(recipe.packages, wheels)

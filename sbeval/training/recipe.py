@@ -80,17 +80,17 @@ class OptimizationSettings(Settings):
         micro = self.micro_batch_tokens or self.batch_tokens
         if self.batch_tokens % micro:
             raise UserError(
-                f"expected a batch that is a multiple of the micro batch, found {self.batch_tokens} and {micro} "
+                f"Expected a batch that is a multiple of the micro batch, found {self.batch_tokens} and {micro} "
                 "tokens; change batch_tokens or micro_batch_tokens"
             )
         if self.total_tokens < self.batch_tokens:
             raise UserError(
-                f"expected at least one step of {self.batch_tokens} tokens, found {self.total_tokens} tokens in all; "
+                f"Expected at least one step of {self.batch_tokens} tokens, found {self.total_tokens} tokens in all; "
                 "ask for more steps (total_tokens) or smaller batches (batch_tokens)"
             )
         if self.warmup_steps > self.steps:
             raise UserError(
-                f"expected the learning rate to reach its peak within the run's {self.steps} steps, found "
+                f"Expected the learning rate to reach its peak within the run's {self.steps} steps, found "
                 f"{self.warmup_steps} steps of warm-up; lower warmup_steps (--warmup-steps)"
             )
         return self
@@ -140,7 +140,7 @@ class TrainRecipe(TrainingSettings):
     def _is_no_name_of_the_run_s_own(cls, name: str) -> str:
         if name.casefold() in RUN_FILES:
             raise UserError(
-                f"expected a recipe's name that the checkpoint can have, found {name!r}, which is the name of a file "
+                f"Expected a recipe's name that the checkpoint can have, found {name!r}, which is the name of a file "
                 "of the run; choose another"
             )
         return name
@@ -150,7 +150,7 @@ class TrainRecipe(TrainingSettings):
         length, optimization = self.length_tokens, self.optimization
         if (optimization.micro_batch_tokens or optimization.batch_tokens) % length:
             raise UserError(
-                f"expected batches of whole windows of {length} tokens, found {optimization.batch_tokens} a batch and "
+                f"Expected batches of whole windows of {length} tokens, found {optimization.batch_tokens} a batch and "
                 f"{optimization.micro_batch_tokens} a micro batch; make both multiples of it"
             )
         return self
@@ -186,7 +186,7 @@ class Extension(TrainingSettings):
         micro = self.optimization.micro_batch_tokens or self.optimization.batch_tokens
         if micro % self.context_tokens:
             raise UserError(
-                f"expected batches of whole windows of {self.context_tokens} tokens, found {micro}; "
+                f"Expected batches of whole windows of {self.context_tokens} tokens, found {micro}; "
                 "make --batch-tokens and --micro-batch-tokens multiples of --context"
             )
         return self

@@ -70,11 +70,11 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
         for line in read_bytes(file, MOST_RESULTS_BYTES).split(b"\n")[:-1] if file.exists() else []:
             value = parse_json(line)
             if not fits(value, dict) or not all(fits(value.get(name), kind) for name, kind in kinds):
-                raise UserError("it is none that a run wrote")
+                raise UserError("it is not what a run writes")
             values.append(value)
     except UserError as error:
         raise UserError(
-            f"expected line {len(values) + 1} of {file} as a run wrote it, found another ({error}); mend or remove it"
+            f"Expected line {len(values) + 1} of {file} as a run wrote it, found another ({error}); mend or remove it"
         ) from None
     return values
 

@@ -44,6 +44,18 @@ class RunWatch(TrainerCallback):
         self._max_seconds = max_seconds
         self._started = started
         self._saved = saved
+        self._first_step = 0
+        self._first_step_at = started
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Notes where and when this command's first step begins, and says how many there are."""
+        self._first_step, self._first_step_at = state.global_step, time.monotonic()
+        if state.is_world_process_zero:
+            print(
+                f"steps {state.global_step + 1} to {state.max_steps} of {self._batch_tokens:,} tokens each, "
+                f"the loss every {args.logging_steps:.0f}",
+                flush=True,
+            )
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stops the run, state saved, when its time is up."""
@@ -74,7 +86,11 @@ class RunWatch(TrainerCallback):
         }
         with self._log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(point) + "\n")
-        print(f"step {point['step']}/{state.max_steps}  loss {logs['loss']:.4f}  {point['seconds']:.0f} s", flush=True)
+        print(
+            f"step {point['step']}/{state.max_steps}  loss {logs['loss']:.4f}  {point['seconds']:.0f} s"
+            f"{self._left(state.max_steps, point['step'])}",
+            flush=True,
+        )
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Marks the state just written as complete, which an interrupted one is not, and removes older ones."""
@@ -86,6 +102,14 @@ class RunWatch(TrainerCallback):
             mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
             mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
             remove_older_states(Path(args.output_dir))
+
+    def _left(self, steps: int, done: int) -> str:
+        """Returns ", about 340 s left", by the steps of this command so far; nothing where none is left."""
+        now = time.monotonic()
+        left_seconds = (steps - done) * (now - self._first_step_at) / max(1, done - self._first_step)
+        if self._max_seconds is not None:
+            left_seconds = min(left_seconds, self._max_seconds - (now - self._started))
+        return f", about {left_seconds:.0f} s left" if left_seconds > 0 else ""
 
     def _time_is_up(self, device: torch.device, step: int) -> bool:
         assert self._max_seconds is not None

@@ -55,14 +55,14 @@ def tokenise(
             return made
         if not replace:
             raise UserError(
-                f"expected a folder that is new, empty or holds the token arrays of this text at {out}, found "
+                f"Expected a folder that is new, empty or holds the token arrays of this text at {out}, found "
                 "another: choose another --out, or have what is there moved aside with --replace"
             )
         set_aside(out, reads=[packed])
     tokenizer = Tokenizer.from_str(tokenizer_json)
     separator = tokenizer.token_to_id(END_OF_TEXT)
     if separator is None:
-        raise UserError(f"expected a tokenizer with {END_OF_TEXT} in {packed}, found none; prepare the text again")
+        raise UserError(f"Expected a tokenizer with {END_OF_TEXT} in {packed}, found none; prepare the text again")
     end = np.array([separator], token_dtype(tokenizer.get_vocab_size()))
     tokens = np.concatenate([part for document in encode_all(tokenizer, texts) for part in (document, end)])
     recall = _recall_array(tokenizer, texts, separator, length_tokens + 1, recall_windows, seed)
@@ -103,14 +103,14 @@ def _unpack(packed: Path) -> tuple[list[str], str, dict[str, Any]]:
             data = {name: part.read() for name, part in parts.items() if part is not None}
     except (OSError, KeyError, tarfile.TarError) as error:
         raise UserError(
-            f"expected packed training text at {packed}, found: {error}; "
+            f"Expected packed training text at {packed}, found: {error}; "
             "make it with `python -m sbeval.training.prepare`"
         ) from error
     payload = lzma.decompress(data["documents.xz"])
     record = json.loads(data["record.json"])
     digest = hashlib.sha256(payload).hexdigest()
     if digest != record["text_sha256"]:
-        raise UserError(f"expected text with sha256 {record['text_sha256']} in {packed}, found {digest}; copy it again")
+        raise UserError(f"Expected text with sha256 {record['text_sha256']} in {packed}, found {digest}; copy it again")
     return payload.decode().split(DOCUMENT_SEPARATOR), data["tokenizer.json"].decode(), record
 
 

@@ -64,7 +64,7 @@ def train(
     )
     if windows.epochs > 1 and not recipe.data.allow_repeat:
         raise UserError(
-            f"expected text for {recipe.optimization.steps} steps of {recipe.optimization.batch_tokens} tokens, found "
+            f"Expected text for {recipe.optimization.steps} steps of {recipe.optimization.batch_tokens} tokens, found "
             f"{len(training_tokens)} tokens: that is {windows.epochs:.2f} epochs; give more text, fewer total_tokens, "
             "or data.allow_repeat: true in the recipe (--allow-repeat)"
         )
@@ -73,7 +73,7 @@ def train(
     tokenizer = load_tokenizer(arrays.tokenizer)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
-            f"expected vocab_size of at least the tokenizer's {len(tokenizer)} in the recipe {recipe.name}, found "
+            f"Expected vocab_size of at least the tokenizer's {len(tokenizer)} in the recipe {recipe.name}, found "
             f"{model.config.vocab_size}; raise it or tokenise the text with fewer"
         )
     checkpoint = out / recipe.name
@@ -121,7 +121,7 @@ def split_validation(tokens: Tokens, recipe: TrainRecipe) -> tuple[Tokens, Token
     kept_out = recipe.data.validation_tokens
     if kept_out and not recipe.length_tokens < kept_out < len(tokens) - recipe.length_tokens:
         raise UserError(
-            f"expected validation_tokens beyond a window of {recipe.length_tokens} and within the {len(tokens)} tokens "
+            f"Expected validation_tokens beyond a window of {recipe.length_tokens} and within the {len(tokens)} tokens "
             f"there are, found {kept_out}"
         )
     return tokens[: len(tokens) - kept_out], tokens[len(tokens) - kept_out :]

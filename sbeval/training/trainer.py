@@ -137,7 +137,7 @@ def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, pro
         micro = optimization.micro_batch_tokens
         found = f"batches of {optimization.batch_tokens} tokens" + ("" if micro is None else f" in passes of {micro}")
         raise UserError(
-            f"expected a batch that {processes} processes share evenly in windows of {length_tokens} tokens, found "
+            f"Expected a batch that {processes} processes share evenly in windows of {length_tokens} tokens, found "
             f"{found}; change batch_tokens, micro_batch_tokens or the number of processes"
         )
     return micro_windows, batch_windows // (micro_windows * processes)
@@ -191,8 +191,8 @@ def holds_states(states: Path) -> bool:
 def last_complete_state(states: Path) -> Path | None:
     """Returns the newest resumable state, None where there is none.
 
-    States whose saving was interrupted are removed. Of these, a folder that holds more than a Trainer writes is moved
-    aside.
+    States whose saving was interrupted are removed. One of these that holds more than a Trainer writes is moved aside
+    instead.
 
     Raises:
         UserError: such a folder cannot be moved.

@@ -43,7 +43,7 @@ class TrainingWindows(Dataset[Tensor]):
         self.windows_per_epoch = (len(tokens) - length_tokens) // length_tokens
         if self.windows_per_epoch < 1:
             raise UserError(
-                f"expected at least {2 * length_tokens} training tokens for windows of {length_tokens}, "
+                f"Expected at least {2 * length_tokens} training tokens for windows of {length_tokens}, "
                 f"found {len(tokens)}; prepare more text or train at a shorter length"
             )
         self._rows_per_recall_window = 1
@@ -54,7 +54,7 @@ class TrainingWindows(Dataset[Tensor]):
             or len(recall) < self._rows_per_recall_window
         ):
             raise UserError(
-                f"expected recall windows of {length_tokens + 1} tokens for recall_share {recall_share}, found shape "
+                f"Expected recall windows of {length_tokens + 1} tokens for recall_share {recall_share}, found shape "
                 f"{list(recall.shape)}; tokenise the data again with --length {length_tokens}"
             )
         self._tokens = tokens

@@ -18,7 +18,7 @@ from sbeval.corpora import (
 from sbeval.corpora.split import split_corpus
 from sbeval.tasks.perplexity.options import HUB_DATASETS, CorpusOptions
 
-# over the words of wikitext-2's test split, which copies of it share whatever their line ends
+# over the words of wikitext-2's test split: copies share them, whatever their line ends
 _WIKITEXT_WORDS_SHA256 = "06f8f4136de90fcf1b32ffda9136ecab621b3e437c370b5cdd27b37e9e9e9efc"
 
 

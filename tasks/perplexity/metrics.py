@@ -26,7 +26,7 @@ def checked_nll(task: str, window: Window, answer: Any, *, null: bool = False) -
         task: name for the error.
         window: what was asked for.
         answer: the model's answer, with float `logprobs` [scored].
-        null: lets NaN stand for a log-probability that is none.
+        null: lets NaN stand for a log-probability that is no number.
 
     Raises:
         ValueError: the answer has another number of log-probabilities.
@@ -147,7 +147,7 @@ class PerplexityMetrics:
     _shortest: ClusterTotals | None = None
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Says of the metrics that have a better direction which it is."""
+        """Returns, for metrics that have a better direction, which it is."""
         return {
             key: False
             for key in self.aggregation()

@@ -37,7 +37,7 @@ class Position(Stream):
 
         def means(samples: list[list[list[BinRow]]]) -> Shown:
             sums = [_cluster_sums(rows) for rows in zip(*samples, strict=True)]
-            # a figure of many wide intervals, of which hundredths are shown
+            # its figure has many wide intervals, shown to hundredths
             self._found = [
                 ratio_interval(nats, tokens, seed=self.options.seed, precision=10 * PRECISION) for nats, tokens in sums
             ]

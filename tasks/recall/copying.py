@@ -1,8 +1,9 @@
 """Copying from a distance: a passage, words marked among others, and phrases by how long ago they were read.
 
 Everything is made of words drawn alike from one list, so nothing but the text tells the next one. No word's tokens are
-the beginning of another's: a model that knows no more than the list gives each word one share of it, and is right as
-often. The selective form follows Gu and Dao, *Mamba* (arXiv 2312.00752), with marks in place of other tokens.
+the beginning of another's: a model that knows no more than the list gives each of its n words a probability of 1/n, and
+is right as often. The selective form follows Gu and Dao, *Mamba* (arXiv 2312.00752), with marks in place of other
+tokens.
 """
 
 from abc import abstractmethod
@@ -95,7 +96,7 @@ class WordList:
 
 
 class CopyTask(WithRetrievalGain, TokenizedRecallTask):
-    """A text of random words in which some come back; asked is each returning word behind those before it.
+    """A text of random words in which some come back; each of these is asked for, behind those before it.
 
     Every sequence has exactly as many tokens as its context length; the last answer's last token is predicted from all
     of them.

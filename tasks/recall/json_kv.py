@@ -79,7 +79,7 @@ class JsonKvGenerator(NiahGenerator):
         return self._lines[1]
 
     def _make_haystack(self, index: int) -> Haystack:
-        """Orders the pairs block by block, so that more of them go on where fewer end."""
+        """Orders the pairs block by block, so that a longer haystack begins with a shorter one."""
         orders = [
             number * BLOCK_PAIRS + seeded_order(BLOCK_PAIRS, *self._name, index, "haystack", number)
             for number in range(len(self._block_tokens))

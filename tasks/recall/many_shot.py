@@ -1,8 +1,8 @@
 """Many-shot classification: labelled texts fill the length, and the label of one more text is asked for.
 
 Labels are integers that every sample deals out anew, so that a label can be learnt from the shots alone. They have the
-same number of digits, so that none is the beginning of another, and are scored by log-likelihood: the label counts that
-the model finds most probable among all of them. Shots come in rounds in which every label comes once.
+same number of digits, so that none is the beginning of another, and are scored by log-likelihood: the label that the
+model finds most probable of all is its answer. Shots come in rounds in which every label comes once.
 """
 
 import dataclasses

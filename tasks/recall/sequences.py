@@ -107,7 +107,7 @@ class Mqrar:
 def with_other_values(setting: Mqrar, sequence: RecallSequence, seed: int, index: int) -> RecallSequence:
     """Returns a sequence with the same keys, questions and targets in which every value is another one.
 
-    What a target's log-probability loses between the two is what its value's standing in the sequence was worth.
+    What a target's log-probability loses between the two is what having its value in the sequence was worth.
     """
     half = setting.vocabulary // 2
     values = setting.vocabulary - half

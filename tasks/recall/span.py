@@ -28,8 +28,8 @@ class SpanTask(BaseTask):
     """Effective attention spans over the corpus named by the YAML's `dataset_name`.
 
     A document is one block of the longest length; a shorter context is its end, so the same queries are looked at in
-    every one, and a number at a length is one at that position. Metrics at each length: `attention_span`, one row for
-    each layer and head ([layer, head, span at 50 %, at 90 %, at 99 % of the weight, remaining stick, weight on the
+    each, and a number at length L is one of queries at position L. Metrics at each length: `attention_span`, one row
+    for each layer and head ([layer, head, span at 50 %, at 90 %, at 99 % of the weight, remaining stick, weight on the
     first token, entropy in nats], averaged over blocks), and means over all heads, see `MEANS`.
     """
 

@@ -172,7 +172,8 @@ def split_answers(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns, by answer, the NLL in nats, float64 [answers], and 1 where every token is the most probable one, else 0.
 
-    With `null`, NaN in both stands for an answer whose log-probabilities are none; otherwise that is a `UserError`.
+    With `null`, NaN in both stands for an answer with log-probabilities that are no numbers; otherwise that is a
+    `UserError`.
     """
     starts = np.cumsum(answer_tokens) - answer_tokens
     nll = -np.add.reduceat(np.asarray(result.logprobs, dtype=np.float64), starts)

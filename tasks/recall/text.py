@@ -36,7 +36,7 @@ class TokenizedRecallTask(RecallTask):
     counter: TokenCounter
 
     def prepare(self, name: str) -> None:
-        """Reads the tokenizer, and makes the first sample in every condition, so that what cannot be is said early."""
+        """Reads the tokenizer, and makes the first sample in every condition, to refuse impossible settings early."""
         metadata = self.config.metadata
         self.counter = load_counter(metadata, name)
         self.use_tokenizer(name)

@@ -90,8 +90,8 @@ class CweGenerator:
     """Makes the samples of common-words extraction.
 
     Below 4,096 tokens RULER uses a shorter example and fewer repetitions; so does this where the long form has no room,
-    for which RULER has no rule. Where a prompt needs more words than
-    wonderwords has, pairs of an adjective and a noun follow.
+    for which RULER has no rule. If a prompt needs more words than wonderwords has, pairs of an adjective and a noun
+    follow.
 
     Args:
         options: what is asked.

@@ -66,7 +66,7 @@ class FweTask(RulerTask):
     options: FweOptions
 
     def steps(self, length: int) -> Steps:
-        """Returns a 32nd of the budget, in words, from as many as it has times the letters of a word."""
+        """Returns steps of a 32nd of the budget, from the budget over the letters of a word on; both count words."""
         budget = length - self.generated_tokens
         return Steps(max(1, budget // 32), origin=budget // self.options.coded_wordlen)
 

@@ -200,7 +200,7 @@ class Fitter:
 
 
 def needs_at_least(task: str, needed_tokens: int, asked: Iterable[int]) -> str:
-    """Returns the sentence for a task that none of the lengths asked for is long enough for."""
+    """Returns the sentence for a task for which all lengths asked for are too short."""
     return (
         f"{task} needs at least {needed_tokens} tokens of context with this tokenizer, and was asked for "
         f"{', '.join(map(str, asked))}; give it a longer length, for this task alone with --metadata "

@@ -1,8 +1,8 @@
 """Teacher-forced needles: one forward pass scores the answer, where there is exactly one.
 
 The prompts are those of the generated task of the same name without `_forced`, sample by sample, and filled by the
-same rule, `scripts: nvidia` included. Each is scored twice:
-as it is, and with the needle's value replaced by another one. What the needle is worth is the difference.
+same rule, `scripts: nvidia` included. Each is scored twice: as it is, and with the needle's value replaced by another
+one. What the needle is worth is the difference.
 """
 
 from collections.abc import Mapping, Sequence

@@ -32,8 +32,8 @@ class DocumentsDraft(Draft):
         gold: how many of the first documents hold the answer.
         template: how a document is shown.
         name: seeds the order on the page.
-        shuffle_seed: seeds the one order that NVIDIA's scripts have for every page of as many documents; None draws one
-            for each sample.
+        shuffle_seed: seeds the one order that NVIDIA's scripts have for all pages of equally many documents; None draws
+            one for each sample.
     """
 
     documents: Sequence[str]

@@ -159,7 +159,7 @@ def _read_hub() -> str:
 def on_hub_or_kept(dataset: str) -> None:
     """Raises ConnectionError where neither the hub's name resolves nor its client has the dataset on disk.
 
-    It takes no time, where the client would try for half a minute.
+    It answers at once; the client would try for half a minute.
     """
     import datasets
 

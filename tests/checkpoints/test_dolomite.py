@@ -222,7 +222,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 def test_a_head_norm_that_the_tensors_do_not_have_is_refused(tmp_path: Path) -> None:
     config, tensors = dolomite(**C)
     load_checkpoint(save(tmp_path, {**config, "head_norm": True}, tensors))
-    with pytest.raises(UserError, match=r"expected attn\.norm as head_norm False"):
+    with pytest.raises(UserError, match=r"Expected attn\.norm as head_norm False"):
         load_checkpoint(save(tmp_path, {**config, "head_norm": False}, tensors))
 
 

@@ -38,6 +38,6 @@ def test_files_are_written_below_the_folder(tmp_path: Path) -> None:
 def test_what_leads_out_of_the_folder_is_refused_and_nothing_is_written(
     tmp_path: Path, archive: tarfile.TarFile
 ) -> None:
-    with pytest.raises(UserError, match="expected an archive of files below one folder"):
+    with pytest.raises(UserError, match="Expected an archive of files below one folder"):
         unpack(archive, tmp_path / "new")
     assert list(tmp_path.iterdir()) == []

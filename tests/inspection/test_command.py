@@ -34,7 +34,7 @@ def test_a_checkpoint_is_printed_for_readers_and_for_scripts() -> None:
     text, written, rest = said.stdout.split("ended with 0\n")
     assert rest == ""
     for part in (
-        "sbeval; told by",
+        "sbeval; recognised by",
         "stickbreaking",
         "4,328,640 parameters",
         "1,024 tokens, from",
@@ -56,7 +56,7 @@ def test_what_cannot_be_loaded_is_described_with_the_reason_and_an_exit_code(tmp
     save(tmp_path, {**config, "activation_function": "mish"}, tensors)
     process = run([SBEVAL, "inspect", tmp_path])
     assert process.returncode == 1
-    assert "cannot be loaded; told by model_type 'stickbreaking'" in process.stdout
+    assert "cannot be loaded; recognised by model_type 'stickbreaking'" in process.stdout
     assert "'mish'" in process.stdout
     assert "Traceback" not in process.stderr
 

@@ -322,7 +322,7 @@ def test_a_configuration_transformers_refuses_is_named(checkpoint: Checkpoints, 
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": "four"}))
-    with pytest.raises(UserError, match=r"expected num_attention_heads in config.json .* found 'four'"):
+    with pytest.raises(UserError, match=r"Expected num_attention_heads in config.json .* found 'four'"):
         load(folder)
 
 

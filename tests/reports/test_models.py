@@ -67,7 +67,7 @@ def test_runs_of_one_model_whose_other_parts_differ_are_noted(tmp_path: Path) ->
         model = model_record("rope", inputs={**inputs, **changed})
         write_run(tmp_path / task, model, [ordinary_task(task, "acc", 0.5)], date=next(dates))
     notes = [note.reason for note in load_results([tmp_path]).notes]
-    words = "older runs count as the same model as its newest one, between which generation_config.json changed."
+    words = "older runs count as the same model as its newest one, although generation_config.json changed."
     assert notes.count(f"demo-rope: {words}") == 1
     assert len(notes) == 1
 

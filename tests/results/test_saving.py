@@ -1,5 +1,6 @@
 """lm-eval's files appear whole; what could not be written whole is an error, and a file of somebody else's is none."""
 
+import io
 import json
 import logging
 import sqlite3
@@ -35,6 +36,17 @@ def test_the_log_names_the_folder_where_files_will_lie(tmp_path: Path, caplog: p
         logging.getLogger("lm_eval").info("Saving samples to: %s/samples.jsonl", path)
         sweep_launcher.write_results(Path(path))
     assert caplog.messages == [f"Saving samples to: {tmp_path}/out/samples.jsonl"]
+
+
+def test_so_does_the_log_of_lm_eval_which_hands_nothing_on(tmp_path: Path) -> None:
+    logger, shown = logging.getLogger("lm_eval"), io.StringIO()
+    logger.addHandler(logging.StreamHandler(shown))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    with saved_whole(str(tmp_path / "out")) as path:
+        logger.info("Saving samples to: %s/samples.jsonl", path)
+        sweep_launcher.write_results(Path(path))
+    assert shown.getvalue() == f"Saving samples to: {tmp_path}/out/samples.jsonl\n"
 
 
 def nothing(folder: Path) -> None:

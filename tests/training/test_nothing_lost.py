@@ -41,7 +41,7 @@ def save_parent(folder, data_folder):
 
 @pytest.mark.parametrize("name", ["..", ".", "", "../models", "/models", "a/b", "States", *sorted(RUN_FILES)])
 def test_a_recipe_s_name_is_one_part_of_a_path_and_no_file_of_the_run(name):
-    with pytest.raises(UserError, match=r"expected a recipe's name|name to be a name that a folder can have"):
+    with pytest.raises(UserError, match=r"Expected a recipe's name|name to be a name that a folder can have"):
         tiny_recipe().changed(name=name)
 
 

@@ -84,7 +84,7 @@ def test_a_damaged_file_is_refused(tmp_path, wheels, library):
             archive.add(tmp_path / "open" / name, name)
     with pytest.raises(UserError, match="copy it again"):
         tokenise(packed, tmp_path / "arrays", length_tokens=64, recall_windows=0, seed=0)
-    with pytest.raises(UserError, match="expected packed training text"):
+    with pytest.raises(UserError, match="Expected packed training text"):
         tokenise(tmp_path / "absent.tar", tmp_path / "arrays", length_tokens=64, recall_windows=0, seed=0)
 
 
@@ -92,7 +92,7 @@ def test_nothing_is_overwritten_and_all_is_moved_aside_where_asked(tmp_path, whe
     recipe = DataRecipe(packages=("own-package==1.0",), package_bytes_max=10**7, vocabulary=300)
     packed, arrays = tmp_path / "data.tar", tmp_path / "arrays"
     packed.write_text("mine")
-    with pytest.raises(UserError, match="expected a new file"):
+    with pytest.raises(UserError, match="Expected a new file"):
         prepare(recipe, wheels, [library], packed)
     prepare(recipe, wheels, [library], packed, replace=True)
     (aside,) = tmp_path.glob("data.tar.old-*")

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import safetensors.torch
 import torch
 import yaml
 from training_problems import STEPS, tiny_recipe, weights
+from transformers.utils import logging as transformers_logging
 
 from sbeval import lm_eval_command
 from sbeval.errors import UserError
@@ -89,6 +91,17 @@ def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data
     )
 
 
+def test_a_training_run_prints_its_loss_with_the_time_left_and_no_bars(tmp_path, data_folder, capsys):
+    train(tiny_recipe(steps=12, save_every_steps=5), tmp_path / "whole", data_folder=data_folder)
+    printed = capsys.readouterr()
+    assert "steps 1 to 12 of 256 tokens each, the loss every 5" in printed.out
+    losses = [line for line in printed.out.splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in losses] == ["5/12", "10/12"]
+    assert all(re.fullmatch(r"step \d+/12  loss \d\.\d{4}  \d+ s, about \d+ s left", line) for line in losses)
+    assert "it/s" not in printed.err
+    assert transformers_logging.is_progress_bar_enabled()
+
+
 def points(folder):
     return [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
 
@@ -156,7 +169,7 @@ def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(tmp_path, data_fol
 
     with monkeypatch.context() as full_disk:
         full_disk.setattr(torch, "save", save_while_there_is_room)
-        with pytest.raises(UserError, match=r"full disk.*the state saved before is complete"):
+        with pytest.raises(UserError, match=r"full disk.*goes on from the state saved before"):
             train(recipe, tmp_path / "run", data_folder=data_folder)
     resumed = train(recipe, tmp_path / "run", data_folder=data_folder)
     runs = [json.loads(line) for line in (tmp_path / "run" / "runs.jsonl").read_text().splitlines()]

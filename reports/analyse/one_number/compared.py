@@ -16,7 +16,7 @@ class ComparedEffective:
     Attributes:
         corpus: name of the text.
         reference: the reference's effective length.
-        candidate: the candidate's, of which only steps that lose more than the least effect end it.
+        candidate: the candidate's; only a step that loses more than the least effect ends it.
     """
 
     corpus: str
@@ -25,7 +25,7 @@ class ComparedEffective:
 
     @property
     def worse(self) -> bool:
-        """Whether the candidate's is certainly shorter."""
+        """Whether the candidate's effective length is certainly shorter."""
         return (self.candidate.high or 0) < (self.reference.low or 0)
 
 
@@ -40,7 +40,7 @@ def compare_effective(
         if own is None:
             continue
         each = 1 - (1 - confidence) / 2
-        # steps need no training length, and the band over differences to it takes as long as theirs
+        # steps need no training length, and without one there is no second band to compute
         claims = [length_claims(one.sums, None, confidence=each) for one in (own, other)]
         reference, candidate = (
             effective_nll_length(claim, least_loss=least)

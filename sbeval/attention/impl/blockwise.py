@@ -178,7 +178,7 @@ def _row_block_gradients(
     dk_NKD: Tensor,
     dv_NKD: Tensor,
 ) -> None:
-    """Writes the gradient of a block of rows and adds theirs to the gradients of the keys and values they visited."""
+    """Writes the gradient of a block of rows, and adds to those of the keys and values which the rows visited."""
     q_nRD = tiles.rows(tiles.q_NSQD, block)
     log_stick_nR = q_nRD.new_zeros(q_nRD.shape[:2], dtype=torch.float64)
     sticks: list[Tensor] = []

@@ -34,9 +34,9 @@ class RowBlock:
     Attributes:
         heads: which of the N.
         queries: which of the Q.
-        index: the how-manieth block of queries this is.
+        index: number of this block of queries, counted from the first.
         first_key: the oldest key that one of the rows may see.
-        newest: the newest such key, among keys that are stored newest first.
+        newest: where the newest such key is, among keys that are stored newest first.
     """
 
     heads: slice
@@ -160,17 +160,18 @@ def newest_first(tensor_BGKD: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def most_row_blocks(q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> int:
-    """At most so many blocks of queries there are: known from shapes alone."""
+    """Returns how many blocks of queries there are at most, known from shapes alone."""
     rows = max(1, TILE_ROWS // (q.shape[1] // k.shape[1]))
-    # a shorter longest sequence makes shorter blocks, but no more of them than sequences. One more than there are: of
-    # a size that is 1 for some lengths, torch.export makes a bound on the length
+    # a shorter longest sequence makes shorter blocks, but no more of them than sequences. One is added, since
+    # torch.export makes a bound on the length of a size that is 1 for some lengths
     return q.shape[2] // rows + (2 if cu_seqlens is None else cu_seqlens.shape[0])
 
 
 def log_of_least_stick(skip_threshold: float | None, like: Tensor) -> float | None:
     """The log of the stick below which older keys are not visited; None to visit all without a look.
 
-    Even unasked, a stick that is zero in the dtype ends the walk, where looking costs no transfer from a device.
+    Even without a threshold, a stick that is zero in the dtype ends the walk, if looking costs no transfer from a
+    device.
     """
     if skip_threshold is not None:
         return math.log(skip_threshold)

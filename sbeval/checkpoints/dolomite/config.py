@@ -26,8 +26,8 @@ from sbeval.errors import UserError
 FLAT_TYPES = (*STICKBREAKING_FLAT_TYPES, "moe_dolomite")
 BLOCK_TYPES = ("gpt_dolomite", "gpt_base")
 _POSITIONS = ("rope", "nope", "alibi", "learned_absolute")
-# keys of configurations since 2026-03-26, three months before lm-engine alternated all gated rows; a key said which
-# configurations did before that
+# keys that configurations have since 2026-03-26, three months before lm-engine began to alternate all gated rows; until
+# then a key said which configurations did
 _INTERLEAVED_SINCE = ("embedding_init_method", "use_depth_scaled_init")
 
 
@@ -192,7 +192,7 @@ def _rope(config: ConfigValues, mixers: list[DolomiteMixer]) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": theta}
     if factor is None or original is None:
         raise UserError(
-            f"expected factor and original_max_position_embeddings in {name}, since dolomite-engine scales by YaRN "
+            f"Expected factor and original_max_position_embeddings in {name}, since dolomite-engine scales by YaRN "
             f"whatever the type, found {factor} and {original}; mend the configuration"
         )
     return {

@@ -154,7 +154,7 @@ def _mixer(block: ConfigValues, layer: int, hidden_size: int, default_heads: int
     if kind == "softmax_attention":
         fields["head_dim"] = _head_dim(block.count("head_dim", default=None), hidden_size, heads)
         fields["multiplier"] = _multiplier(block, layer, fields["multiplier"], fields["head_dim"])
-        # its kernels count the keys to the left of a query, which sees itself besides
+        # its kernels count the keys to the left of a query, which also sees itself
         window = block.count("sliding_window", default=None)
         fields["sliding_window_tokens"] = None if window is None else window + 1
         fields["exclusive"] = block.get("exclusive_self_attention", bool, False)
@@ -171,7 +171,7 @@ def _multiplier(block: ConfigValues, layer: int, number: float | None, head_dim:
     method = block.get("attention_multiplier_method", str, None)
     if (method is None) == (number is None) or (method is not None and method not in _SCALE_EXPONENTS):
         raise UserError(
-            f"expected attention_multiplier_method of layer {layer} to be one of {', '.join(_SCALE_EXPONENTS)} without "
+            f"Expected attention_multiplier_method of layer {layer} to be one of {', '.join(_SCALE_EXPONENTS)} without "
             f"an attention_multiplier, or null with one, found {shown(method)} with {shown(number)}; mend the "
             "configuration"
         )
@@ -217,9 +217,9 @@ def _key_value_heads(config: ConfigValues, heads: int) -> int:
         raise UserError("attention_head_type gqa needs num_key_value_heads in the configuration")
     if found not in (None, expected):
         raise UserError(
-            f"expected num_key_value_heads {expected} with attention_head_type {kind} and {heads} heads, found "
+            f"Expected num_key_value_heads {expected} with attention_head_type {kind} and {heads} heads, found "
             f"{found}; mend the configuration"
         )
     if heads % expected:
-        raise UserError(f"expected heads that are a multiple of num_key_value_heads, found {heads} and {expected}")
+        raise UserError(f"Expected heads that are a multiple of num_key_value_heads, found {heads} and {expected}")
     return int(expected)

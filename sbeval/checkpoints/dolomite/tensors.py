@@ -60,7 +60,7 @@ def read_dolomite(
         )
     if source.has_head_norm not in (None, has_norm):
         found = "tensors of that name" if has_norm else "none"
-        raise UserError(f"expected {mixer}.norm as head_norm {source.has_head_norm} of config.json says, found {found}")
+        raise UserError(f"Expected {mixer}.norm as head_norm {source.has_head_norm} of config.json says, found {found}")
     remainder = "none"
     if source.has_remainder:
         remainder = "head_bias" if has_head_bias else "value"

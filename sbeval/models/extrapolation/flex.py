@@ -57,7 +57,7 @@ def flex_with_sums(
     q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, block_mask: BlockMask, scale: float, enable_gqa: bool
 ) -> tuple[Tensor, Tensor]:
     """FlexAttention of a length of whole blocks, with the log-sum-exp [B, H, L] of each query's logits."""
-    options: Any = {"IS_DIVISIBLE": True}  # which it would not find out, the length being any number
+    options: Any = {"IS_DIVISIBLE": True}  # which it cannot find out for a length of any number
     output, others = flex_attention(
         q_BHLD,
         k_BGLD,
@@ -93,7 +93,7 @@ def flex_extrapolated(
     added = whole_blocks(length) - length
 
     def filled(x_BHLD: Tensor) -> Tensor:
-        # no views and always in one order: of others, a kernel would be compiled anew
+        # no views, and always in one order of memory: for any other, a kernel would be compiled anew
         return (pad(x_BHLD, (0, 0, 0, added)) if added else x_BHLD).contiguous().detach()
 
     v_BGLD = filled(v_BGLD)

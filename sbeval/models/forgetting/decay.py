@@ -39,7 +39,7 @@ class ForgetGate(nn.Linear):
         wide = torch.promote_types(logits_BHQ.dtype, torch.float32)
         # no key lies before a text's first position, which is where padding is put as well
         first_B1Q = (positions.position_ids == 0)[:, None]
-        # 64K numbers are rounded once, in their sum
+        # the sum of 64K numbers is rounded once
         log_gates_BHQ = logsigmoid(logits_BHQ.to(wide)).masked_fill(first_B1Q, 0.0)
         sums_BHQ = log_gates_BHQ.double().cumsum(-1)
         if positions.cu_seqlens is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 def runs_triton(tensor: Tensor) -> bool:
     """Whether a kernel can take the tensor: on a GPU, or anywhere in Triton's interpreter.
 
-    torch.compile is left what is written out, which it fuses itself.
+    torch.compile gets the written-out form, which it fuses itself.
     """
     if torch.compiler.is_compiling():
         return False

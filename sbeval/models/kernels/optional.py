@@ -25,7 +25,7 @@ class OptionalKernel:
         self._name, self._instead = name, instead
 
     def attempt(self, run: Callable[[], Tensor]) -> Tensor | None:
-        """Returns what `run` does, or None where it does not run. Too little memory is the caller's to know."""
+        """Returns what `run` does, or None where it does not run. Out-of-memory errors are passed on."""
         if not self.works:
             return None
         try:

@@ -42,7 +42,7 @@ def load_arrays(folder: Path) -> TrainingArrays:
     for name, dimensions in (("tokens.npy", 1), ("recall.npy", 2)):
         remedy = "give text with --text, or make arrays with `python -m sbeval.training.tokenised`"
         if not (folder / name).is_file():
-            raise UserError(f"expected token arrays in {folder}, found no {name}; {remedy}")
+            raise UserError(f"Expected token arrays in {folder}, found no {name}; {remedy}")
         try:
             array = np.load(folder / name, mmap_mode="r")
         except (ValueError, EOFError, OSError, SyntaxError, TypeError, OverflowError, TokenError) as error:
@@ -50,7 +50,7 @@ def load_arrays(folder: Path) -> TrainingArrays:
         if not isinstance(array, np.ndarray) or array.ndim != dimensions or array.dtype.kind not in "ui":
             found = f"{array.ndim} of {array.dtype}" if isinstance(array, np.ndarray) else "none"
             raise UserError(
-                f"expected an array of whole numbers with {dimensions} dimensions in {folder / name}, found {found}; "
+                f"Expected an array of whole numbers with {dimensions} dimensions in {folder / name}, found {found}; "
                 f"{remedy}"
             )
         arrays.append(array)
@@ -58,7 +58,7 @@ def load_arrays(folder: Path) -> TrainingArrays:
     for key, kind in (("tokens_sha256", str), ("unique_tokens", int)):
         if not fits(record.get(key), kind):
             raise UserError(
-                f"expected {key} in {folder / 'record.json'} to be of type {kind.__name__}, found "
+                f"Expected {key} in {folder / 'record.json'} to be of type {kind.__name__}, found "
                 f"{shown(record.get(key))}; tokenise the text again"
             )
     return TrainingArrays(tokens=arrays[0], recall=arrays[1], record=record, tokenizer=folder / "tokenizer")

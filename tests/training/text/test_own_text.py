@@ -203,7 +203,9 @@ def test_a_folder_of_text_becomes_a_model_and_a_page_in_one_command(
     command = ["train", "--text", str(text), "--tokenizer", tokenizer_folder, "--out", str(tmp_path / "run")]
     app([*command, "--report", *small()], standalone_mode=False)
     said = capfd.readouterr().out
-    assert "The page is" in said
+    page = tmp_path / "run" / "report" / "index.html"
+    assert said.splitlines()[-1] == f"Next: open {page.resolve().as_uri()} in a browser"
+    assert said.count(page.name) == 1
     table = (tmp_path / "run" / "report" / "results.csv").read_text()
     assert {row.split(",")[0] for row in table.splitlines()[1:]}  # rows there are
     assert "own" in table

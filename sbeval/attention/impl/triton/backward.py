@@ -1,7 +1,7 @@
 """Backward kernel: each program walks the keys its rows visited, oldest to newest (paper, equation 6).
 
-The logits are computed again. The stick that reaches a tile is known where the forward pass kept it; to every newer
-tile comes what came to the one before, divided by what the tile itself leaves.
+The logits are computed again. The forward pass kept the stick that reaches one tile; the stick that reaches the next
+newer tile is that one, divided by what the newer tile leaves, and so on.
 
 A tile's gradients of keys and values are added atomically in fp32, so their last bits may change from run to run.
 """
@@ -36,7 +36,7 @@ def tile_weights(z, block, stick, kept, kept_block, M: tl.constexpr, N: tl.const
         block: which tile this is.
         stick: [M, 2, 2] what reaches the next older tile.
         kept: [M, 2, 2] what the forward pass kept of each row's stick.
-        kept_block: [M, 2, 2] the tile which that reaches.
+        kept_block: [M, 2, 2] the tile which that stick reaches.
         M: rows.
         N: keys.
         ASSEMBLY: whether inline assembly runs.

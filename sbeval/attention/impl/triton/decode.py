@@ -66,7 +66,7 @@ def decode_parameters(
     wanted = -(-16 * multiprocessors // key_heads)
     shortest = max(1, 256 // block_keys)
     if skipping:
-        # short splits, since a split that the newer ones decide is a split saved
+        # short splits: each one that newer ones make needless is saved whole
         wanted = max(wanted, tiles * block_keys // 512)
     splits = max(1, min(wanted, MOST_SPLITS, -(-tiles // shortest)))
     splits = -(-tiles // -(-tiles // splits))

@@ -84,7 +84,7 @@ def _next_chunk(chunk, steps, before, left, threshold, CHUNK: tl.constexpr):
     A look empties the pipeline. Never more than twice as many as before, since the first tiles say little of the rest.
     """
     log2_left = tl.log2(tl.maximum(left, SMALLEST))
-    # rounding may let a stick grow that nothing takes from
+    # rounding may make a stick grow that nothing takes from
     fallen = tl.maximum(tl.log2(tl.maximum(before, SMALLEST)) - log2_left, 2.0**-20)
     ahead = 0.5 * steps.to(tl.float32) * (log2_left - tl.log2(threshold)) / fallen
     return tl.maximum(tl.minimum(ahead, tl.minimum(2 * chunk, CHUNK).to(tl.float32)).to(tl.int32), 2)
@@ -168,8 +168,8 @@ def _forward_kernel(
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
             left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
-    # eight logits in a row that add up to more than 126 overflow their product, and an infinite product of which a
-    # factor is 0 is none, which no maximum shows, but the stick does: the block walks again, key by key
+    # if eight logits in a row add up to more than 126 the product overflows; infinity times a factor of 0 is NaN, which
+    # no maximum shows but the stick does: either way the block walks again, key by key
     lost = tl.max(tl.max(tl.max((stick != stick).to(tl.int32), 2), 1), 0) > 0
     broken = False if EXACT else (tl.max(tl.max(largest, 1), 0) > LARGEST_PRODUCT) | lost
     if broken:
@@ -192,7 +192,7 @@ def _forward_kernel(
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
     row_at = all_head.to(tl.int64) * queries + row
     remainder = of_rows(stick)
-    # the walk ends below the smallest normal number, short of what a remainder that small would come to
+    # below the smallest normal number the walk may have ended early, so such a remainder is no number to report
     tl.store(rem_ptr + row_at, tl.where(remainder < SMALLEST, 0.0, remainder), mask=row < queries)
     if SAVE:
         tl.store(stick_ptr + row_at * 2, of_rows(kept), mask=row < queries)

@@ -39,7 +39,7 @@ class LaunchParameters:
 
 
 def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_bytes: int) -> int:
-    """Keys of a tile in both passes where gradients are wanted: the backward pass starts from what tiles were left."""
+    """Keys of a tile in both passes where gradients are wanted: the backward pass starts from sticks kept by tile."""
     padded = _padded(head_dim)
     if element_bytes == 4:
         return 16 if padded > 128 else 32

@@ -26,7 +26,7 @@ def first_visible(start_ptr, batch, row, queries, STARTS: tl.constexpr):
     if STARTS == "row":
         first = tl.load(start_ptr + tl.minimum(row, queries - 1)).to(tl.int32)
     elif STARTS == "batch":
-        # what says that a sequence begins before 0 must not lead before the tensors
+        # a sequence said to begin before 0 must not lead out of the tensors
         first = tl.maximum(tl.load(start_ptr + batch + tl.zeros_like(row)).to(tl.int32), 0)
     else:
         first = tl.zeros_like(row)

@@ -3,7 +3,7 @@
 With e = 2^z (z the logit times log2 e) a key takes the share e / (1 + e) of the stick and leaves 1 / (1 + e). Nothing
 here needs a logarithm, and no product along the keys needs shared memory or tensor cores, because of the order in
 which a tile holds its keys: column 8 j + u is key u J + j. Tensor cores leave two neighbours of every 8 columns of a
-row to a thread, so that each of four threads holds 2 J keys in a row, and the rest is an exchange between the four.
+row to a thread, so that each of four threads holds 2 J consecutive keys, and the rest is an exchange between the four.
 The functions are right in any layout; in this one they are fast.
 
 Shapes: M rows of a tile, N its keys, J = N / 8, G = J / 2 groups of four keys in a thread. Tensors [M, 4, G] are in
@@ -135,7 +135,7 @@ def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY
     e1, e5 = _halves(e15, M, N // 16)
     e2, e6 = _halves(e26, M, N // 16)
     e3, e7 = _halves(e37, M, N // 16)
-    # the product of 1 + e less one, of which rounding takes nothing where all e are tiny
+    # the product of all 1 + e, minus one, so that rounding takes nothing from it where all e are tiny
     excess = tl.fma(e7, e6, e7 + e6)
     excess = tl.fma(excess, e5, excess + e5)
     excess = tl.fma(excess, e4, excess + e4)
