@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,15 +76,19 @@ def make(name: str, folder: Path) -> str:
     return str(model.config.model_type)
 
 
-def run(tasks: Sequence[str], folder: Path, out: Path, lengths: Sequence[int], samples: int) -> str:
+def run(tasks: Sequence[str], folder: Path, out: Path, options: argparse.Namespace) -> str:
     """Returns the numbers of a run by context length, or the last sentence that it printed."""
-    metadata = {"context_lengths": list(lengths)} | ({"num_samples": samples} if tasks == GENERATING else {})
+    lengths, samples = options.lengths, options.samples
+    metadata = {"context_lengths": lengths} | ({"num_samples": samples} if tasks == GENERATING else {})
     command = [sys.executable, "-P", "-m", "sbeval", "run", "--tasks", ",".join(tasks), "--device", DEVICE]
     command += ["--model_args", f"pretrained={folder},dtype=bfloat16,max_length={max(lengths) + 256}"]
     command += ["--metadata", json.dumps(metadata), "--limit", str(samples), "--batch_size", "1"]
     command += ["--output_path", str(out)]
     start = time.perf_counter()
-    process = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=options.seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no: not done in {options.seconds} s"
     (out / f"{tasks[0]}.log").write_text(process.stdout + process.stderr, encoding="utf-8")
     if process.returncode:
         lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
@@ -119,12 +123,7 @@ def row(name: str, options: argparse.Namespace) -> Row:
         return Row(name, model_type, f"no: {first_line(error)[:300]}", "", "")
     if not torch.cuda.is_available():
         return Row(name, model_type, loaded, "not run: no GPU", "not run: no GPU")
-    results = []
-    for tasks, lengths in ((SCORING, options.lengths), (GENERATING, options.lengths)):
-        try:
-            results.append(run(tasks, folder, out, lengths, options.samples))
-        except subprocess.TimeoutExpired:
-            results.append("no: not done in 900 s")
+    results = [run(tasks, folder, out, options) for tasks in (SCORING, GENERATING)]
     with contextlib.suppress(OSError):
         shutil.rmtree(folder)
     return Row(name, model_type, loaded, *results)
@@ -138,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 65536])
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=4, help="classes at a time")
+    parser.add_argument("--seconds", type=int, default=900, help="of one run at most")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -150,8 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table.write_text("\n".join(header) + "\n", encoding="utf-8")
     print("\n".join(header), flush=True)
     with ThreadPoolExecutor(options.jobs) as pool:
-        for found in pool.map(lambda name: row(name, options), options.classes or classes()):
-            line = f"| {' | '.join(part.replace('|', '/') for part in found)} |"
+        rows = [pool.submit(row, name, options) for name in options.classes or classes()]
+        for done in as_completed(rows):
+            line = f"| {' | '.join(part.replace('|', '/') for part in done.result())} |"
             print(line, flush=True)
             with table.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")

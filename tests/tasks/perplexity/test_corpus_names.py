@@ -10,7 +10,9 @@ from sbeval.tasks.perplexity.options import CorpusOptions
 
 
 @pytest.mark.parametrize("task", ["wikitext", "stdlib", "pile", "pg19", "text"])
-@pytest.mark.parametrize(("file", "name"), [("mine.txt", "mine.txt"), ("wikitext", "texts/wikitext")])
+@pytest.mark.parametrize(
+    ("file", "name"), [("mine.txt", "mine"), ("wikitext", "texts/wikitext"), ("wikitext.txt", "texts/wikitext")]
+)
 def test_a_local_text_has_its_files_name(task: str, file: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / "texts" / file
     path.parent.mkdir()
