@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
-
-from sbeval.attention.slots import newest_last
-from sbeval.models.softmax import softmax_attention
 
 MOST_QUERIES = 64
 """Most queries to a key head in a step: those of the heads that share it, times new positions."""
@@ -176,8 +174,15 @@ def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Ten
 
         q_BHQD = q_BHQD if q_BHQD.stride(-1) == 1 else q_BHQD.contiguous()
         return kernel_softmax_decode(q_BHQD, k_BGKD, v_BGKD, length_B, scale)
-    k_BGKD, v_BGKD, start_B = newest_last(k_BGKD, v_BGKD, length_B)
-    return softmax_attention(q_BHQD, k_BGKD, v_BGKD, scale=scale, seq_start_B=start_B)
+    groups, queries, longest = k_BGKD.shape[1], q_BHQD.shape[2], int(length_B.max())
+    last_BQ1 = length_B[:, None, None] - torch.arange(queries, 0, -1, device=length_B.device)[:, None]
+    seen_BQK = torch.arange(longest, device=length_B.device) <= last_BQ1
+    # query heads of one key head are rows of one product, so that keys are read in place
+    q_BGRD = q_BHQD.unflatten(1, (groups, -1)).flatten(2, 3)
+    mask_B1RK = seen_BQK.repeat(1, q_BGRD.shape[2] // queries, 1)[:, None]
+    k_BGKD, v_BGKD = k_BGKD[:, :, :longest], v_BGKD[:, :, :longest]
+    output_BGRD = scaled_dot_product_attention(q_BGRD, k_BGKD, v_BGKD, attn_mask=mask_B1RK, scale=scale)
+    return output_BGRD.unflatten(2, (-1, queries)).flatten(1, 2)
 
 
 def _after_earlier(room_and_new: tuple[Tensor, Tensor], filling: Filling) -> Tensor:
