@@ -20,13 +20,15 @@ from sbeval.reports.figures.theme import LIGHT, vega_config
 
 VEGA_LITE = "6.4"
 _MOST_PROCESSES = 4
+_WORTH_A_PROCESS = 8
+"""Figures that a process is asked for before another one is started: starting takes longer than drawing one."""
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _END = "\n//end\n"
 IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
 
 
 class ImageWriter:
-    """Draws figures in processes of its own, as many as there are cores.
+    """Draws figures in processes of its own, at most as many as there are cores.
 
     Used as a context. Every figure has an SVG text, whether its file was asked for or not.
 
@@ -45,19 +47,7 @@ class ImageWriter:
         self._asked: list[int] = []
 
     def __enter__(self) -> Self:
-        """Starts the processes."""
-        command = [sys.executable, "-P", image_process.__file__]
-        for _ in range(min(_MOST_PROCESSES, _cores())):
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                process_group=0,  # Ctrl-C reaches this process, which ends them
-            )
-            self._processes.append(process)
-            self._asked.append(0)
+        """Begins."""
         return self
 
     def publish(self, spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
@@ -80,6 +70,8 @@ class ImageWriter:
             "svg": str(svg),
             "images": [str(self._folder / name) for name in names if not name.endswith(".svg")],
         }
+        if min(self._asked, default=_WORTH_A_PROCESS) >= _WORTH_A_PROCESS and len(self._asked) < _most_processes():
+            self._start()
         chosen = self._asked.index(min(self._asked))
         self._asked[chosen] += 1
         pipe = self._processes[chosen].stdin
@@ -88,6 +80,18 @@ class ImageWriter:
             pipe.write(json.dumps(job) + "\n")
             pipe.flush()
         return names
+
+    def _start(self) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-P", image_process.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            process_group=0,  # Ctrl-C reaches this process, which ends them
+        )
+        self._processes.append(process)
+        self._asked.append(0)
 
     def svgs(self) -> dict[str, str]:
         """Waits for all images and returns their SVG texts by stem.
@@ -116,8 +120,9 @@ class ImageWriter:
         self._scratch.cleanup()
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _most_processes() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MOST_PROCESSES, cores)
 
 
 def _without_pointer(spec: Mapping[str, Any]) -> dict[str, Any]:
