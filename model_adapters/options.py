@@ -14,7 +14,7 @@ from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, looks_like_path
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
-from sbeval.settings import Expected, Settings, Tokens, as_number, read_value
+from sbeval.settings import Count, Expected, Settings, Tokens, as_number, read_value
 
 logger = logging.getLogger(__name__)
 
@@ -221,6 +221,9 @@ def check_shared_arguments(arguments: dict[str, Any]) -> None:
     _check_batch_size(arguments.get("batch_size", 1))
     if arguments.get("max_length") is not None:
         arguments["max_length"] = read_value(Tokens, arguments["max_length"], name="max_length", source=_SOURCE)
+    if arguments.get("max_batch_size") is not None:
+        most = read_value(Count, arguments["max_batch_size"], name="max_batch_size", source=_SOURCE)
+        arguments["max_batch_size"] = most
     for name, file in (("peft", "adapter_config.json"), ("delta", "config.json")):
         folder = arguments.get(name)
         is_path = isinstance(folder, str) and (folder.startswith(("/", ".", "~")) or Path(folder).is_dir())

@@ -142,6 +142,7 @@ class Stepper:
         length_N, last_N, budget_N, fewest_N, answered_N = torch.tensor(columns, dtype=torch.int64).to(device)
         slots_N = torch.tensor(slots, dtype=torch.int64, device=device)
         ids_NL = torch.from_numpy(input_ids).to(device)
+        self.cache.clear(slots_N)
         if self._read is not None:
             piece_tokens = None
         for begin in range(0, longest, piece_tokens or max(1, longest)):

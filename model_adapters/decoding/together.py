@@ -83,10 +83,10 @@ class _Turn:
 
     def __call__(self, ids_1L: Tensor | None = None, cache: Cache | None = None) -> None:
         session, context = self._session, self._scorer.context
+        if self._over:  # tried again for want of memory, by this process alone
+            raise self._does_not_fit(dict(self._asked)[context.rank])
         for rank, length_tokens in self._asked:
             try:
-                if self._over:  # tried again for want of memory, by this process alone
-                    raise MemoryError
                 mine = rank == context.rank
                 ids = context.from_rank(rank, ids_1L.cpu() if mine and ids_1L is not None else None)
                 with session.autocast(), session.rope.hold(length_tokens):
@@ -94,12 +94,15 @@ class _Turn:
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
-                raise DoesNotFit(
-                    f"Expected a prompt and an answer of {length_tokens} tokens to fit into the memory of "
-                    f"{context.ranks} processes, one of which holds all keys and values, but it ran out: use a larger "
-                    "context_parallel, a shorter length or dtype=bfloat16."
-                ) from error
+                raise self._does_not_fit(length_tokens) from error
         self._over = True
+
+    def _does_not_fit(self, length_tokens: int) -> DoesNotFit:
+        return DoesNotFit(
+            f"Expected a prompt and an answer of {length_tokens} tokens to fit into the memory of "
+            f"{self._scorer.context.ranks} processes, one of which holds all keys and values, but it ran out: use a "
+            "larger context_parallel, a shorter length or dtype=bfloat16."
+        )
 
 
 def _can_be_shared(model: Any, setting: Mapping[str, Any]) -> bool:

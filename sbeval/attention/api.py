@@ -75,9 +75,8 @@ def stickbreaking_attention(
             number. Calls for blocks of keys, newest to oldest, combine to what one call for all of them returns:
             output o1 + r1 o2 + r1 r2 o3 + ..., remainder r1 r2 r3 ...
         newer_remainder: [B, H, Q] fp32 (fp64 for fp64 inputs), what newer blocks left of each stick, where not
-            `causal`: a walk ends where its product with the stick is below the threshold. It changes nothing else, and
-                has no
-            gradient.
+            `causal`: a walk ends where its product with the stick is below the threshold. It changes nothing else,
+            and has no gradient.
         impl: "reference" (O(L^2) memory, the definition), "blockwise" (plain PyTorch, O(L) memory, any device),
             "triton" (CUDA), or "auto": "triton" for CUDA tensors it supports, else "blockwise".
 

@@ -36,8 +36,9 @@ def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
 def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
     """Returns all keys that are older than a process's newer chunk, newest first.
 
-    All processes have equally many pieces, and the pieces of one place are equal work: of keys that both chunks see,
-    there are half as many. Processes wait for each other at every piece, so unequal ones would cost all of them.
+    If chunks have two tokens or more, all processes have equally many pieces, and those of one place are equal work: of
+    keys that both chunks see, there are half as many. Processes wait for each other at every piece, so unequal ones
+    would cost all of them.
     """
     cuts = [0]
     size = FIRST_PIECE_TOKENS

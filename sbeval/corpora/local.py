@@ -54,7 +54,7 @@ def text_name(path: Path) -> str:
     name = path.name
     for endings in (_COMPRESSIONS, _KINDS):
         ending = Path(name).suffix
-        name = name.removesuffix(ending) if ending in endings else name
+        name = name.removesuffix(ending) if ending.lower() in endings else name
     return name
 
 

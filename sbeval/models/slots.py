@@ -152,6 +152,13 @@ class SlotCache(Cache):
         finally:
             self.filling = None
 
+    def clear(self, slots_N: Tensor) -> None:
+        """Forgets what earlier texts left in slots, whose NaN would be read with no weight and still count."""
+        for layer in self.layers:
+            # kernels do not read beyond a text
+            if layer.is_initialized and not (layer.keys.is_cuda and layer.keys.dtype != torch.float64):
+                layer.keys[slots_N] = layer.values[slots_N] = 0
+
     def begin_step(self, new: int = 1) -> None:
         """Makes the lengths with the step's positions."""
         seen_B = self.position_B + new

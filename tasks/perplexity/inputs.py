@@ -62,7 +62,7 @@ def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
 
 def _local_name(path: Path) -> str:
     """Returns the name of a file or folder, with its parent's where it would be taken for a corpus known here."""
-    place = path.expanduser().absolute()
+    place = path.expanduser().resolve()
     name = text_name(place)
     return f"{place.parent.name}/{name}" if name in (*HUB_DATASETS, "stdlib", "text") else name
 

@@ -98,6 +98,7 @@ def test_text_file_is_one_document_and_jsonl_one_a_line(tmp_path: Path) -> None:
         ("poems.txt", "poems"),
         ("poems.jsonl.zst", "poems"),
         ("v1.2.parquet", "v1.2"),
+        ("POEMS.TXT", "POEMS"),
         ("poems.gz", "poems"),
         ("notes.md", "notes.md"),
         ("poems", "poems"),

@@ -79,7 +79,7 @@ def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:
     """
     path = Path(text.source).expanduser()
     if path.exists():
-        corpus = local_corpus(path, name=text_name(path), text_field=text.field or "text")
+        corpus = local_corpus(path, name=text_name(path.resolve()), text_field=text.field or "text")
     elif text.source.count("/") == 1 and not text.source.startswith((".", "/", "~")):
         source = hub_text(text.source, config=text.dataset_config, split=text.dataset_split, text_field=text.field)
         corpus = hub_corpus(source, name=text.source)
@@ -119,7 +119,7 @@ def tokenised_text(text: OwnText, tokenizer: Any, *, holding_out: bool) -> Path:
 def name_of_text(source: str) -> str:
     """Returns the name of a file, a folder or a hub data set, as models trained on it and its figures are called."""
     path = Path(source).expanduser()
-    return path.resolve().name if path.exists() else source.rpartition("/")[2]
+    return text_name(path.resolve()) if path.exists() else source.rpartition("/")[2]
 
 
 def say_what_is_kept_out(folder: Path) -> None:

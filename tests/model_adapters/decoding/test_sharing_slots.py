@@ -39,6 +39,20 @@ def test_a_text_that_is_done_makes_room_for_the_next_prompt(
     assert len({len(answer) for answer in found}) > 1
 
 
+@pytest.mark.parametrize("model", ["stickbreaking", "rope", "llama"])
+def test_a_text_whose_keys_are_nan_leaves_nothing_to_the_next_in_its_slot(model: str, checkpoint: Checkpoints) -> None:
+    lm = adapter(checkpoint(model), batch_size=2, non_finite="null")
+    embeddings = lm.model.get_input_embeddings()
+    mark = lm.tok_encode("~")[-1]
+    embeddings.register_forward_hook(lambda _, ids, found: found.masked_fill((ids[0] == mark)[..., None], float("nan")))
+    prompts = [line[:60] for line in LINES]
+    expected = answers(lm, prompts=prompts)
+    assert all(expected)
+    found = answers(lm, prompts=[prompts[0] + "~" + prompts[1], *prompts])
+    assert found[1:] == expected
+    assert not found[0]
+
+
 @pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_requests_of_different_limits_and_stops_share_a_run(
