@@ -231,6 +231,8 @@ def test_added_tokens_without_an_embedding_are_a_warning(
         ({"batch_size": "many"}, "batch_size to be a positive number or auto, found 'many'"),
         ({"batch_size": 0}, "batch_size to be a positive number or auto, found 0"),
         ({"max_length": 0}, "max_length to be a positive number of tokens, found 0"),
+        ({"max_batch_size": 0}, "max_batch_size to be a whole number of at least 1, found 0"),
+        ({"max_batch_size": "many"}, "max_batch_size to be a whole number of at least 1, found 'many'"),
         ({"peft": "/nowhere"}, "adapter_config.json at peft=/nowhere, found none"),
         ({"delta": "/nowhere"}, "config.json at delta=/nowhere, found none"),
         ({"max_lenght": 64}, "found max_lenght: correct it in --model_args"),
