@@ -1,4 +1,4 @@
-"""From requests to answers: each is counted and cached as it comes, and all are given back in order."""
+"""From requests to answers: each answer is counted and cached as it comes, and all are returned in order."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -18,12 +18,12 @@ Give = Callable[[Request, Answer], None]
 
 
 def request_name(instance: Instance) -> str:
-    """Returns which request it is: lm-eval's task, number of the document and number of the request among its own."""
+    """Returns a request's name: lm-eval's task, number of the document, number of the request in the document."""
     return f"request {instance.idx} of document {instance.doc_id} of {instance.task_name}"
 
 
 def names_by_arguments(requests: Sequence[Instance]) -> dict[tuple[Any, ...], str]:
-    """Returns, for all arguments, the name of the first request that has them."""
+    """Returns, for each tuple of arguments, the name of the first request that has it."""
     return {tuple(request.args): request_name(request) for request in reversed(requests)}
 
 
@@ -31,7 +31,7 @@ def check_scores(requests: Sequence[Instance], scores: Sequence[float]) -> None:
     """Checks log-likelihoods that `hf` has computed.
 
     Raises:
-        NonFiniteError: one is not finite; it names the request.
+        NonFiniteError: one is not finite; the message names the request.
     """
     for request, score in zip(requests, scores, strict=True):
         if not math.isfinite(score):
@@ -44,9 +44,9 @@ class Answers(Generic[Key, Answer]):
     Args:
         session: whose response cache keeps them.
         request_type: the name of the requests, in the response cache and beside the bar.
-        arguments: those of each request, by the key its answer is given under.
-        steps: length of the bar where it counts more than answers.
-        quiet: shows no bar.
+        arguments: those of each request, by the key under which its answer is given.
+        steps: length of the bar if it counts parts of answers.
+        quiet: whether to hide the bar.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Answers(Generic[Key, Answer]):
         self._bar.close()
 
     def step(self) -> None:
-        """Moves the bar on by a part of an answer."""
+        """Advances the bar by a part of an answer."""
         self._bar.update(1)
 
     def give(self, key: Key, answer: Answer) -> None:
@@ -101,12 +101,12 @@ def answer_each_once(
     """Answers requests of one of this project's types, which lm-eval itself never looks up in its response cache.
 
     Args:
-        session: whose response cache is looked up.
-        requests: what is asked for; the same arguments are answered once.
+        session: has the response cache to look in.
+        requests: what is asked for; equal arguments are answered once.
         request_type: the name of the requests.
         named: makes a request from its arguments.
-        run: answers those requests that the cache does not hold, and gives every one of them its answer.
-        quiet: shows no progress bar.
+        run: answers every request that the cache does not hold.
+        quiet: whether to hide the progress bar.
     """
     database = session.cache_hook.dbdict
     kept: dict[tuple[Any, ...], Answer] = {}

@@ -1,7 +1,6 @@
-"""Batches by token budget, halved when memory runs out.
+"""Batches limited in tokens, halved when memory runs out.
 
-A batch that does not fit is run again in halves and the smaller budget is kept; batches that have finished are never
-run twice.
+A batch that does not fit is run again in halves, and the smaller limit is kept; finished batches are never run twice.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class DoesNotFit(UserError):
-    """A single input is too large for the memory there is."""
+    """A single input is too large for the memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +48,9 @@ def run_in_batches(
 
     Args:
         items: what to run.
-        run: runs one batch and stores its results; raises an out-of-memory error having stored nothing.
-        length_tokens: padded length of an item in a batch of its own.
-        limits: what a batch may hold, memory aside.
+        run: runs one batch and stores its results; stores nothing if it raises an out-of-memory error.
+        length_tokens: length of an item when it is run alone, padding included.
+        limits: what a batch may hold if memory allows it.
 
     Raises:
         DoesNotFit: a single item is too large for the memory.
@@ -86,7 +85,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory() -> None:
-    """Gives back what failed work has left."""
+    """Frees memory that failed work has left."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

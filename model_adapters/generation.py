@@ -1,4 +1,4 @@
-"""Generation: prompts of `generate_until` in, text up to the first stop sequence out."""
+"""Generation: continues the prompts of `generate_until` up to their first stop sequences."""
 
 import functools
 import json
@@ -46,7 +46,7 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
         session: of the model.
         hf: lm-eval's Hugging Face model, which encodes prompts and generates.
         requests: what is asked for.
-        quiet: shows no progress bars.
+        quiet: whether to hide progress bars.
     """
     settings = [normalize_gen_kwargs(request.args[1], hf.max_gen_toks) for request in requests]
     encoded = encode_prompts(hf, [request.args[0] for request in requests], quiet=quiet or session.quiet)
@@ -70,7 +70,7 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
         with session.rope.hold(lengths[batch[0]]):
             texts = _generate(session, hf, [prompts[index] for index in batch], settings[batch[0]], read)
         session.meter.add(sum(len(prompts[index].tokens) for index in batch), time.perf_counter() - started)
-        # finished answers are kept before an error ends the run
+        # sound answers first, so that they are kept if an error ends the run
         for text, first in sorted(zip(texts, batch, strict=True), key=lambda pair: isinstance(pair[0], NoText)):
             give(text, same[first])
 
@@ -130,7 +130,7 @@ def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], setting: Any
     texts = [answer_text(hf.tokenizer, tokens, stop, hf.think_end_token) for tokens in continuations]
     for row, first in enumerate(watch.first_tokens(len(prompts))):
         before = continuations[row][: first - input_ids.shape[1]] if first else continuations[row]
-        # a row whose answer is complete goes on only for the others' sake
+        # what a row writes after its own answer is complete does not count
         if len(before) < len(continuations[row]) and not any(text in hf.tokenizer.decode(before) for text in stop):
             texts[row] = no_text(len(prompts[row].tokens), len(before))
     return texts
@@ -140,22 +140,22 @@ def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Se
     """Checks what an encoder-decoder model generated.
 
     Args:
-        watch: it generated under.
+        watch: noted its logits.
         decoded: its rows, from the token that begins every answer.
         ends: the tokens that end an answer.
 
     Raises:
-        NonFiniteError: logits of an answer that was not complete were none.
+        NonFiniteError: logits were NaN or infinite before an answer was complete.
     """
     for tokens, first in zip(decoded, watch.first_tokens(len(decoded)), strict=True):
         if first is not None and first - 1 < len(up_to_end(tokens[1:], ends)):
-            raise NonFiniteError(f"Expected finite logits, found none for token {first} of an answer")
+            raise NonFiniteError(f"Expected finite logits, found NaN or infinity for token {first} of an answer")
 
 
 def _same_answers(prompts: Sequence[Prompt], settings: Sequence[Any]) -> list[Same]:
-    """Returns, for each setting, the requests to run and with each of them those that have the same answer.
+    """Returns, for each setting, the requests to run, each with all requests that have its answer.
 
-    The same prompt has the same greedy continuation; each sample is one of its own.
+    Equal prompts have equal greedy continuations; every sampled continuation is drawn anew.
     """
     groups: dict[str, dict[object, list[int]]] = defaultdict(lambda: defaultdict(list))
     for index, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):

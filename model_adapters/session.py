@@ -1,4 +1,4 @@
-"""What every request needs: the model's scorer and RoPE, the run's limits, meter and response cache."""
+"""What every request needs: the model's scorer and RoPE; the run's limits, meter and response cache."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -23,11 +23,11 @@ CPU_BATCH_TOKENS = 8192
 
 @dataclasses.dataclass(slots=True)
 class Meter:
-    """Adds up what the model has read and how long that took.
+    """Adds up the tokens the model has read and the time that took.
 
     Attributes:
-        tokens: input tokens run through the model, padding aside.
-        seconds: time of the batches that finished.
+        tokens: input tokens run through the model, without padding.
+        seconds: time of finished batches.
     """
 
     tokens: int = 0
@@ -46,26 +46,26 @@ class Meter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """A loaded model and the terms on which it answers requests.
+    """A loaded model, and the settings under which it answers requests.
 
     Attributes:
         scorer: scores tokens with the model.
         rope: holds RoPE's frequencies for each request.
         meter: tokens and seconds of the run so far.
         device: what the model runs on.
-        mixed_precision_dtype: of autocast, None without it.
-        max_length: most tokens of an lm-eval request, those to generate included.
-        learned_positions: how many positions the model has, None if they are not learned.
+        mixed_precision_dtype: dtype of autocast, None without autocast.
+        max_length: most tokens of an lm-eval request, including those to generate.
+        learned_positions: number of learned positions, None if positions are not learned.
         truncation: what happens to longer requests.
         batches: limits for lm-eval's own requests, rows as in `hf`.
-        own_batches: limits for this project's.
-        slots: how many texts are generated side by side, None for as many as there is memory for.
-        most_slots: most of them where memory chooses how many, None for no limit that the user has set.
-        slot_tokens: most tokens of the texts generated side by side, None for as many as there is memory for.
-        draft_tokens: most tokens looked up for a step of generation.
+        own_batches: limits for this project's requests.
+        slots: how many texts are generated side by side, None for as many as memory holds.
+        most_slots: upper limit if `slots` is None; None if the user set no limit.
+        slot_tokens: most tokens of all texts generated side by side, None for as many as memory holds.
+        draft_tokens: most drafts in a step of generation.
         batches_ahead: how many batches the device computes while the scores of one are read.
         cache_hook: keeps answers in lm-eval's response cache.
-        quiet: shows no progress bars, as in every process but the first.
+        quiet: whether to hide progress bars, as in every process but the first.
     """
 
     scorer: TokenScorer
@@ -88,15 +88,15 @@ class Session:
 
     @classmethod
     def of(cls, hf: Any, options: AdapterOptions) -> Self:
-        """Returns the session of lm-eval's Hugging Face model, loaded, with our own arguments.
+        """Returns the session of a loaded Hugging Face model of lm-eval, with this project's arguments.
 
         Raises:
-            UserError: the model lacks rotary embeddings for rope_scaling or extrapolation, extrapolation meets
-                context_parallel, or configuration and tokenizer leave no room for a token.
+            UserError: rope_scaling or extrapolation without rotary embeddings, extrapolation together with
+                context_parallel, or no room for a token by configuration and tokenizer.
         """
         if hf.max_length < 1:
             raise UserError(
-                f"Expected a model that takes at least one token, found a longest input of {hf.max_length}: give "
+                f"Expected a model that takes at least one token, found a longest input of {hf.max_length}: pass "
                 "max_length in --model_args, or correct the checkpoint's configuration."
             )
         on_cpu = hf.device.type == "cpu"
@@ -119,7 +119,7 @@ class Session:
             ),
             own_batches=BatchLimits(max_rows=None, max_tokens=tokens, same_length=True),
             slots=None if automatic else int(hf.batch_size),
-            most_slots=hf.arguments.get("max_batch_size"),  # `hf` puts a number of its own where there is none
+            most_slots=hf.arguments.get("max_batch_size"),  # the attribute of `hf` has a default
             slot_tokens=options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu and automatic else None),
             draft_tokens=options.draft_tokens,
             batches_ahead=0 if on_cpu else 1,
@@ -139,7 +139,7 @@ class Session:
             requests: the name of each, and its sequences of token ids.
 
         Raises:
-            UserError: a token has none; the message names the request.
+            UserError: a token has no embedding; the message names the request.
         """
         embeddings = self.scorer.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
         for name, sequences in requests:
@@ -148,7 +148,7 @@ class Session:
                 if highest >= embeddings:
                     raise UserError(
                         f"Expected token ids below {embeddings}, the number of the model's embeddings, found {highest} "
-                        f"in {name}: leave the text of this token out, or pass the tokenizer this model was trained "
+                        f"in {name}: remove the text of this token, or pass the tokenizer this model was trained "
                         "with as tokenizer=... in --model_args."
                     )
 
@@ -156,7 +156,7 @@ class Session:
         """Checks that the model has positions for a request.
 
         Raises:
-            UserError: its learned positions are fewer.
+            UserError: the request is longer than the model's learned positions.
         """
         if self.learned_positions is not None and length_tokens > self.learned_positions:
             raise UserError(
@@ -171,7 +171,7 @@ def _scorer(hf: Any, options: AdapterOptions) -> TokenScorer:
     if options.extrapolation is not None:
         raise UserError(
             f"Expected no extrapolation beside context_parallel={options.context_parallel}, found "
-            f"{options.extrapolation}: leave one of them out of --model_args."
+            f"{options.extrapolation}: remove one of them from --model_args."
         )
     context = join_context(hf.model, options.context_parallel, hf.device)
     return ContextParallelScorer(hf.model, context, non_finite=options.non_finite)

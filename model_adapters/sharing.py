@@ -1,11 +1,11 @@
-"""Inputs that begin alike, such as the choices of a question or questions after the same examples: read once.
+"""Inputs that begin alike, such as questions after the same examples: the shared tokens are read once.
 
-The model reads what a group of inputs has in common and keeps its keys and values; each input then goes on from there,
+The model reads the prefix of a group of inputs once and keeps its keys and values; the rest of each input is then read
 in batches.
 
-A causal model gives the first tokens of a window the same log-probabilities however far the window goes on, so of
-windows that begin at the same token the longest is run, and the shorter ones read their scores off it. This does not
-hold where RoPE's frequencies depend on the length; such windows are run one by one.
+In a causal model, the scores of a window's first tokens do not depend on later ones. So of windows that begin at the
+same token only the longest is run, and it has the scores of the shorter ones. If RoPE's frequencies depend on the
+length, this does not hold and such windows are run one by one.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ _BIG_ENDIAN = np.dtype(">u4")
 
 
 class Worthwhile(NamedTuple):
-    """From where on reading a prefix by itself costs less than reading it again.
+    """The smallest group for which reading its prefix separately saves time.
 
     Attributes:
         prefix_tokens: shortest prefix.
-        saved_tokens: fewest tokens not read again, over all inputs of a group.
+        saved_tokens: fewest tokens saved, over all inputs of a group.
     """
 
     prefix_tokens: int
@@ -47,7 +47,7 @@ class SharedPrefix(NamedTuple):
     """Inputs that begin with the same tokens.
 
     Attributes:
-        length: how many tokens they share, all before the first scored position of each.
+        length: how many tokens they share; all lie before each input's first scored position.
         members: indices of the inputs.
     """
 
@@ -58,17 +58,17 @@ class SharedPrefix(NamedTuple):
 def shared_prefixes(
     inputs: Sequence[Sequence[int] | Tokens], scored_from: Sequence[int], worthwhile: Worthwhile
 ) -> list[SharedPrefix]:
-    """Groups inputs by what they have in common, longest prefix first; an input may be in no group.
+    """Groups inputs by shared prefix, longest prefix first; an input may be in no group.
 
-    Inputs are sorted and looked at one after another: one joins the group before it where that leaves at least as many
-    tokens unread. A group goes without inputs more than twice as long as its prefix, which gain little.
+    Inputs are sorted and taken in order; each joins the current group if that saves at least as many tokens. Inputs
+    more than twice as long as the prefix are left out of its group, since they gain little.
 
     Args:
         inputs: tokens of each model input.
-        scored_from: position of each input's first scored output; it and what follows is never shared.
+        scored_from: position of each input's first scored output; no token from there on is shared.
         worthwhile: the smallest group.
     """
-    # as bytes in which the most significant comes first, inputs sort and compare as their tokens do, only faster
+    # big-endian bytes sort and compare as tokens do, but faster
     packed = [np.asarray(tokens, dtype=_BIG_ENDIAN).tobytes() for tokens in inputs]
     order = sorted(range(len(inputs)), key=lambda index: packed[index])
     groups: list[SharedPrefix] = []
@@ -96,15 +96,15 @@ def score_after_prefixes(
     *,
     name: Callable[[int], str],
 ) -> None:
-    """Scores windows that begin like others after what they share, and calls `done(index, scores of each run)`.
+    """Scores windows that share prefixes, and calls `done(index, scores of each run)`.
 
-    Stops early where the model cannot continue from a prefix or memory runs out; what is left is to be run whole.
+    Stops early if the model cannot continue from a prefix or memory runs out; run the remaining windows whole.
 
     Args:
         session: of the model.
         windows: what is scored.
         done: takes the scores.
-        name: says which request a window is of.
+        name: names the request of a window.
 
     Raises:
         UserError: the model has no positions for such a window.
@@ -160,7 +160,7 @@ def score_after_prefixes(
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many tokens two packed inputs share at their beginning."""
+    """How many tokens two inputs, as bytes, share at their beginning."""
     low, high = 0, min(len(one), len(other)) // _BIG_ENDIAN.itemsize
     while low < high:  # they agree up to `low` and differ before `high + 1`
         middle = (low + high + 1) // 2
@@ -170,11 +170,11 @@ def _common(one: bytes, other: bytes) -> int:
 
 
 class SharedWindow(NamedTuple):
-    """One window to run, and whose scores lie in it.
+    """One window to run for several requests.
 
     Attributes:
-        run: the window; it scores every target that a member asks for.
-        members: requests, each with the slice of the run's scores that is its own.
+        run: the window; it scores every target of every member.
+        members: requests, each with its slice of the window's scores.
     """
 
     run: TokenLogprobsRequest
@@ -185,8 +185,8 @@ def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> 
     """Returns the windows to run, in the order of their first requests.
 
     Args:
-        requests: what is asked for, each once.
-        nested: whether a shorter window may be read off a longer one with the same lead-in and first target.
+        requests: what is asked for, without duplicates.
+        nested: whether a longer window's scores may serve a shorter one with the same lead-in and first target.
     """
     groups: dict[object, list[TokenLogprobsRequest]] = {}
     for request in requests:

@@ -18,7 +18,7 @@ class Prompt(NamedTuple):
     """One prompt as the model reads it.
 
     Attributes:
-        tokens: int64 [P], cut to what fits.
+        tokens: int64 [P], those that fit.
         budget_tokens: most tokens to generate.
         cut_tokens: how many were cut on the left.
     """
@@ -46,7 +46,7 @@ def fit_prompts(
     """Cuts prompts on the left so that prompt and generation budget fit into `max_length`.
 
     Raises:
-        UserError: a prompt of one of our own tasks is too long, any prompt is and `truncation` is "error", or a
+        UserError: a prompt is too long, and it is one of this project's tasks or `truncation` is "error"; or a
             generation budget leaves no room for a prompt or is below one token.
     """
     if min(budgets, default=1) < 1:
@@ -72,7 +72,7 @@ def fit_contexts(
     """Cuts contexts on the left so that the inputs of each (context, continuation) fit into `max_length`.
 
     Raises:
-        UserError: as `fit_prompts`; or a continuation is empty, or alone longer than `max_length`.
+        UserError: as in `fit_prompts`; or a continuation is empty or longer than `max_length`.
     """
     longest = max((len(continuation) for _, continuation in pairs), default=1)
     if any(not continuation for _, continuation in pairs):
@@ -98,7 +98,7 @@ def record_cut(instance: Any, cut_tokens: int) -> None:
 
 
 class CutTokens(dict[str, int]):
-    """The entry `record_cut` leaves among the arguments of a request."""
+    """The entry that `record_cut` adds to the arguments of a request."""
 
 
 def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Sequence[str | None]) -> list[int]:

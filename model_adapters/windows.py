@@ -1,4 +1,4 @@
-"""Scores windows of tokens in length-sorted batches: the one path from every scoring request to the model."""
+"""Scores windows of tokens in batches sorted by length; every scoring request takes this path to the model."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TokenLogprobsRequest
 from sbeval.scoring.scorer import PendingScores, Prefix, to_device
 
-# below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
+# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.context_parallel")
 Tokens = NDArray[np.int64]
 
@@ -67,7 +67,7 @@ class RunScores(NamedTuple):
 
 
 def window(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> ScoredWindow:
-    """Returns a window whose tokens are known already."""
+    """Returns a window of tokens that are already in memory."""
     loaded = LoadedWindow(np.asarray(inputs), [np.asarray(targets) for targets in target_runs])
     return ScoredWindow(len(inputs), lambda: loaded)
 
@@ -75,11 +75,11 @@ def window(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> Score
 def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> list[ScoredWindow]:
     """Returns the windows of `loglikelihood_rolling`: every token is a target once, after up to `max_length` inputs.
 
-    They are those of lm-eval for one token of context. The last one reaches back over targets of the one before.
+    They are lm-eval's windows with one token of context. The last takes inputs from the one before to be full.
 
     Args:
         tokens: a text.
-        lead_in: stands before its first token.
+        lead_in: the token fed before its first token.
         max_length: most inputs of a window.
     """
 
@@ -97,7 +97,7 @@ def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> 
 
 
 def requested_window(request: TokenLogprobsRequest) -> ScoredWindow:
-    """Returns the window a task asks for: the lead-in and all but the last of the tokens its key names."""
+    """Returns the window a task asks for: the lead-in and the tokens that the request's key names, but the last."""
 
     def load() -> LoadedWindow:
         tokens = np.asarray(resolve_tokens(request.key), dtype=np.int64)
@@ -119,21 +119,20 @@ def score_windows(
 ) -> None:
     """Scores every window, longest first, and calls `done(index, scores of each run)` as each batch finishes.
 
-    A device that is not waited for computes the session's `batches_ahead` while the scores of one batch are read;
-    whatever ends the loop, the scores of batches it has been given are read first.
+    While the scores of one batch are read, the device computes the next `batches_ahead`. Even if an error ends the
+    loop, the scores of batches already started are read first.
 
     Args:
         session: of the model.
         windows: what is scored.
         done: takes the scores.
         batches: what a batch may hold.
-        name: says which request a window is of.
+        name: names the request of a window.
 
     Raises:
         UserError: the model has no positions for a window.
         NonFiniteError: a log-probability is not finite.
-        DoesNotFit: a single window is too large for the memory, or the scores of a batch could not be read for want of
-            it.
+        DoesNotFit: memory does not suffice for a single window, or for reading the scores of a batch.
     """
     session.check_positions(max((window.length for window in windows), default=0))
     together = _score_together(session, windows, done, name=name)
@@ -150,7 +149,7 @@ def score_windows(
             if isinstance(error, NonFiniteError):
                 raise error.of(name(batch[error.row])) from None
             raise
-        waiting.popleft()  # only now: an interrupt while the device is waited for leaves it to be read below
+        waiting.popleft()  # only now: after an interrupt during the wait it is read below
         now = time.perf_counter()
         session.meter.add(sum(windows[index].length for index in batch), now - clock)
         clock = now
@@ -165,7 +164,7 @@ def score_windows(
             while len(waiting) > session.batches_ahead:
                 finish()
         except (RuntimeError, MemoryError) as error:
-            if out_of_memory(error):  # not this batch's: running it again would count some scores twice and lose others
+            if out_of_memory(error):  # of an earlier batch: running this one again would lose or repeat scores
                 raise DoesNotFit("Expected memory for the scores of a batch, but it ran out: free some.") from error
             raise
 
@@ -177,7 +176,7 @@ def score_windows(
             finish()
     except BaseException:
         while waiting:
-            with contextlib.suppress(Exception):  # the first error is the one to tell
+            with contextlib.suppress(Exception):  # the first error is the one to report
                 finish()
         raise
 
@@ -189,7 +188,7 @@ def _score_together(
     *,
     name: Callable[[int], str],
 ) -> set[int]:
-    """Scores windows that are a batch of their own, those of all processes of a group, and returns which of these."""
+    """Scores the long windows of all processes of a group together, and returns the indices of this process's."""
     scorer = session.scorer
     if not isinstance(scorer, ContextParallelScorer):
         return set()
@@ -218,7 +217,7 @@ def _score_together(
             done(index, scores)
     if order and context.transfers.whole_bytes:
         gib = (context.transfers.received_bytes / 2**30, context.transfers.whole_bytes / 2**30)
-        logger.info("keys and values of other processes so far: %.3f GiB came, without skipping %.3f", *gib)
+        logger.info("keys and values received from other processes so far: %.3f GiB; without skipping: %.3f GiB", *gib)
     return set(own)
 
 
@@ -227,14 +226,14 @@ class PendingBatch(NamedTuple):
 
     Attributes:
         scores: of all targets, one run after another.
-        run_tokens: targets of each run of each window.
+        run_tokens: number of targets in each run of each window.
     """
 
     scores: PendingScores
     run_tokens: list[list[int]]
 
     def result(self) -> list[list[RunScores]]:
-        """Waits for the scores of each run of each window."""
+        """Waits for the scores of each run of each window, and returns them."""
         scores = self.scores.result()
         ends = np.cumsum([tokens for window in self.run_tokens for tokens in window])[:-1]
         logprobs = iter(np.split(scores.logprobs.numpy(), ends))
@@ -249,13 +248,13 @@ def start_batch(
     after: Prefix | None = None,
     start: Callable[..., PendingScores] | None = None,
 ) -> PendingBatch:
-    """Begins to score each run of each window, in one call of the model.
+    """Starts to score each run of each window, in one call of the model.
 
     Args:
         session: of the model.
         batch: windows, padded here on the right.
-        after: what the windows' inputs follow, from `TokenScorer.read`.
-        start: `ContextParallelScorer.start_together`, where other processes score the same batch; None means `start`.
+        after: the prefix of the windows' inputs, from `TokenScorer.read`.
+        start: `ContextParallelScorer.start_together` if other processes score the same batch; None means `start`.
     """
     longest = max(len(window.inputs) for window in batch)
     input_ids = np.zeros((len(batch), longest), dtype=np.int64)

@@ -1,8 +1,7 @@
-"""A step of Llama-style blocks in six kernels each, where a model's own parts are some twenty.
+"""A step of Llama-style blocks in six kernels each; a model's own code takes about twenty.
 
-Norms, biases, activations and the residual stream are part of the kernels of the linear maps beside them, which read
-the model's own weights. What is taken for such a block is told by the names of its parts; whether it computes the same
-is for `served` to try out.
+The kernels of the linear maps also compute the norms, biases, activations and residual sums beside them, and read the
+model's own weights. Blocks are recognised by the names of their parts; `served` tests whether they compute the same.
 
 Shape suffixes: E hidden_size, F channels of the MLP, H query heads, G key/value heads, D head_dim, V
 vocabulary.
@@ -24,7 +23,7 @@ from sbeval.models.slots import SlotCache, SlotLayer, softmax_decode
 
 _ACTIVATIONS = ("silu", "gelu")
 _WIDTH_MULTIPLE = 32
-_DTYPES = (torch.bfloat16, torch.float32)  # what is normed late might overflow fp16
+_DTYPES = (torch.bfloat16, torch.float32)  # sums that are normed late might overflow fp16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +42,7 @@ class _Block:
 
 
 class FusedBlocks:
-    """The blocks of a model, for steps of one slot: with more rows, the library's products are the faster ones.
+    """The blocks of a model, for steps of one slot: with more rows, the library's matrix products are faster.
 
     Args:
         model: a causal language model.
@@ -58,14 +57,14 @@ class FusedBlocks:
         """Returns a model's blocks.
 
         Raises:
-            ValueError: they have other parts.
+            ValueError: the blocks have other parts.
         """
         layers = getattr(getattr(model, "model", None), "layers", None)
         if not isinstance(layers, nn.ModuleList):
-            raise ValueError("it keeps its blocks elsewhere than Llama")
+            raise ValueError("it keeps its blocks in another place than Llama")
         if model.dtype not in _DTYPES:
             raise ValueError(f"it computes in {str(model.dtype).removeprefix('torch.')}")
-        # angles are those of all layers or of none
+        # the same angles serve every layer
         attentions = [getattr(layer, "self_attn", None) for layer in layers]
         if len({bool(getattr(part, "rotates", getattr(part, "use_rope", True))) for part in attentions}) > 1:
             raise ValueError("some of its layers rotate and others do not")
@@ -77,7 +76,7 @@ class FusedBlocks:
         Args:
             token_11: the newest tokens.
             cache: slots, whose step has begun.
-            rope: this family's frequencies; None takes a transformers model's own rotary module.
+            rope: frequencies of a model of this family; None uses a transformers model's own rotary module.
         """
         model, config = self._model, self._model.config
         hidden_1E = model.get_input_embeddings()(token_11)[:, 0]
@@ -176,7 +175,7 @@ def _block_of(layer: Any, config: Any) -> _Block:
 
 
 def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], activation: str) -> str | None:
-    """What is not as the kernels have it, None where all is."""
+    """The first part that the kernels do not compute, None if they compute all."""
     if activation not in _ACTIVATIONS:
         return f"its activation is {activation}"
     if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
@@ -212,5 +211,5 @@ def _eps(norm: Any) -> Any:
 
 
 def _readable(part: nn.Linear) -> int:
-    """Width of rows a map reads in one piece."""
+    """Width of its input rows, padding included."""
     return part.padded_in_features if isinstance(part, AlignedLinear) else part.in_features

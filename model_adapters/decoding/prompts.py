@@ -16,12 +16,12 @@ FEWEST_PIECE_TOKENS = 256
 class PromptReader:
     """Reads prompts.
 
-    Where memory runs out, half as many tokens are read at once from then on: fewer prompts, and then pieces of one.
-    Where it runs out for the smallest piece, texts that run are waited for, so that nothing is generated twice.
+    When memory runs out, half as many tokens are read at once from then on: fewer prompts, and then pieces of one.
+    When it runs out for the smallest piece, reading waits until running texts are done; nothing is generated twice.
 
     Args:
-        stepper: reads them.
-        waiting: texts, longest first; those that are read are taken out.
+        stepper: the model and its slots.
+        waiting: texts, longest first; texts that have been read are removed.
         prompt_tokens: most tokens read at once, padding included; a longer prompt is read alone.
     """
 
@@ -68,5 +68,5 @@ class PromptReader:
                 self._full = True
                 break
             self._at_once_tokens = fewer
-            logger.warning("out of memory while reading prompts: going on with %d of their tokens at once", fewer)
+            logger.warning("out of memory while reading prompts: going on with %d tokens at once", fewer)
         return started

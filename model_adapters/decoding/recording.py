@@ -1,4 +1,4 @@
-"""Steps recorded as CUDA graphs, where that can be done."""
+"""Steps recorded as CUDA graphs."""
 
 import contextlib
 import logging
@@ -12,17 +12,17 @@ from sbeval.model_adapters.batching import free_memory, out_of_memory
 
 logger = logging.getLogger(__name__)
 _failed: list[torch.cuda.CUDAGraph] = []
-"""Kept, since torch's pinned memory goes on asking them."""
+"""Graphs kept alive because torch's allocator of pinned memory still queries them."""
 
 
 class Recording:
-    """Records steps until one cannot be: the log says so once with the reason, and none is tried again.
+    """Records steps until one fails: the log gives the reason once, and no other is tried.
 
     Args:
         device: of the model.
 
     Attributes:
-        possible: steps may be recorded.
+        possible: whether steps can be recorded, as far as is known.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,10 +31,10 @@ class Recording:
             self._give_up("CUDA_LAUNCH_BLOCKING is set, and launches that wait for their kernels cannot be recorded")
 
     def graph_of(self, step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph | None:
-        """Returns a step as a graph, None where it cannot be recorded; the step has run once before.
+        """Runs a step once, then returns it as a graph, None if it cannot be recorded.
 
         Args:
-            step: waits for nothing, and keeps no tensor of a run that raised.
+            step: never waits for the device, and keeps no tensor if it raises.
             device: what it runs on.
 
         Raises:
@@ -47,17 +47,17 @@ class Recording:
         side.wait_stream(own)
         with torch.cuda.device(device):
             with torch.cuda.stream(side):
-                # kernels are compiled, libraries loaded and given their memory outside a recording
+                # compiles kernels, loads libraries and takes their memory, which cannot be done in a recording
                 step()
             own.wait_stream(side)
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
             try:
-                # a recording that fails does not leave its stream
+                # a recording that fails leaves its own stream current
                 with torch.cuda.stream(own), torch.cuda.graph(graph, pool=pool, stream=side):
                     step()
                 return graph
-            except Exception as error:  # the step ran before, so whatever is raised is about recording it
-                no_memory, reason = _why(error)  # and no error, which would keep the step's memory
+            except Exception as error:  # the step itself ran before, so only recording can have failed
+                no_memory, reason = _why(error)  # the error itself would keep the step's memory
             _take_back(graph, pool, device)
         if no_memory:
             raise torch.OutOfMemoryError("out of memory while a step was recorded")
@@ -70,18 +70,17 @@ class Recording:
 
 
 def _why(error: BaseException) -> tuple[bool, str]:
-    """Whether memory ran out, and what was said first: ending a recording that failed raises an error of its own."""
+    """Whether memory ran out, and the first error's line: ending a failed recording raises another error."""
     first = error if error.__context__ is None else error.__context__
     return out_of_memory(error) or out_of_memory(first), first_line(first)
 
 
 def _take_back(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> None:
-    """Ends what a recording has begun that failed, which torch up to 2.13 leaves begun, all or in part.
+    """Ends a failed recording, which torch up to 2.13 leaves open, at least in part.
 
-    Until then no memory that is cached would be freed, random numbers would be refused, and the recording's own memory
-    would be kept to the end of the process.
+    While it is open, torch frees no cached memory, refuses random numbers, and keeps the recording's own memory.
     """
-    with contextlib.suppress(RuntimeError):  # it has been ended
+    with contextlib.suppress(RuntimeError):  # torch has ended it already
         torch._C._cuda_endAllocateToPool(device.index, pool)
     graph.reset()
     _failed.append(graph)
@@ -90,5 +89,5 @@ def _take_back(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch
     free_memory()
     segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     kept = [segment for segment in segments if tuple(segment["segment_pool_id"]) == pool]
-    if kept and not any(segment["active_size"] for segment in kept):  # so it was not given back
+    if kept and not any(segment["active_size"] for segment in kept):  # torch has not released it
         torch._C._cuda_releasePool(device.index, pool)

@@ -33,7 +33,7 @@ class GenerationInSlots:
         self._said: set[str] = set()
 
     def serves(self, setting: Mapping[str, Any]) -> bool:
-        """Whether requests with a setting are served; where they are not, the log says why, once."""
+        """Whether requests with a setting can be generated in slots; if not, the log says why, once."""
         reason = why_not_setting(self._hf.model, setting) or self._against_model
         if reason is not None and reason not in self._said:
             self._said.add(reason)
@@ -43,9 +43,7 @@ class GenerationInSlots:
     @functools.cached_property
     def _against_model(self) -> str | None:
         if self._session.rope.extrapolation is not None:
-            return (
-                f"slots keep keys that are rotated, which extrapolation={self._session.rope.extrapolation} rotates anew"
-            )
+            return f"slots keep rotated keys, and extrapolation={self._session.rope.extrapolation} rotates keys again"
         with self._session.rope.hold(1):
             return why_not_model(self._hf)
 
@@ -64,7 +62,7 @@ class GenerationInSlots:
     def _drafts(self) -> int:
         drafts = min(self._session.draft_tokens, most_drafts(self._hf.model))
         if drafts < self._session.draft_tokens:
-            logger.warning("draft_tokens=%d: this model's steps look up %d", self._session.draft_tokens, drafts)
+            logger.warning("draft_tokens=%d: steps of this model take %d", self._session.draft_tokens, drafts)
         return drafts
 
     def generate(
@@ -75,20 +73,20 @@ class GenerationInSlots:
         give: Give,
         read: ReadPrompt | None = None,
     ) -> None:
-        """Generates the answers of requests that are served.
+        """Generates the answers of requests that `serves` accepts.
 
         Args:
-            same: indices of requests, each with those that have the same answer.
+            same: indices of requests to run, each with the indices of all requests that have its answer.
             prompts: of all requests.
             settings: of all requests, as `normalize_gen_kwargs` returns them.
-            give: takes an answer and the indices of its requests; raises where there is none and that is an error.
-            read: reads the prompt, for requests that have the same; None has the model read prompts.
+            give: takes an answer and the indices of its requests; raises if there is no answer and that is an error.
+            read: reads the prompt, when all requests share one; None has the model read prompts.
         """
         session, hf = self._session, self._hf
         ends = hf.model.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else list(ends or ())
         terms = Terms(
-            # the end of a text is a stop sequence too, though a generation config need not name it
+            # lm-eval also stops at the tokenizer's end of text, which a generation config need not name
             end_tokens=ends if hf.eot_token_id is None else [*ends, hf.eot_token_id],
             not_early=ends,
             slots=session.slots,
@@ -125,7 +123,7 @@ class GenerationInSlots:
             )
             for index in same
         ]
-        # a model has one set of frequencies at a time, for all its slots
+        # all slots of a model use one set of frequencies at a time
         frequencies = functools.cache(session.rope.frequencies)
         alike: dict[Hashable, list[Text]] = {}
         for text in sorted(texts, key=lambda text: -text.length_tokens):

@@ -1,4 +1,4 @@
-"""Which prompts run when: as many slots as there is memory for, and a text that is done makes room for the next."""
+"""Which prompts run when: in as many slots as memory holds; a finished text frees its slot for the next."""
 
 import dataclasses
 import logging
@@ -19,10 +19,10 @@ from sbeval.model_adapters.decoding.written import Written
 logger = logging.getLogger(__name__)
 
 STEPS_BETWEEN_LOOKS = 16
-"""Steps between two looks at what was written, each of which waits for the device."""
+"""Steps between two looks at the new tokens; each look waits for the device."""
 MOST_SLOTS = 256
 SHARE_OF_MEMORY = 0.6
-"""Of the memory that is free, for keys; the rest is for reading prompts."""
+"""Share of the free memory for keys and values; the rest is for reading prompts."""
 _FEWEST_ROOM_TOKENS = 256
 _ROOM_MULTIPLE = 64
 _FEWEST_STEPS_TO_CAPTURE = 8
@@ -32,19 +32,19 @@ _TEXTS_WORTH_A_LATE_LOOK = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """On what terms texts are generated.
+    """How texts are generated.
 
     Attributes:
         end_tokens: tokens that end an answer.
-        not_early: those that are not chosen before a text's `fewest_new_tokens`.
-        slots: most texts at a time, None for as many as there is memory for.
-        most_slots: most of them where memory chooses, None for `MOST_SLOTS`.
-        most_tokens: most tokens of all slots, None for no limit beside memory.
+        not_early: tokens that are not chosen before a text has its `fewest_new_tokens`.
+        slots: most texts at a time, None for as many as memory holds.
+        most_slots: upper limit if `slots` is None; None for `MOST_SLOTS`.
+        most_tokens: most tokens of all slots together, None for no limit but memory.
         prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
-        recording: of steps.
-        fused: returns the model's blocks for steps of one slot, None where it has none; asked where they are needed.
+        recording: records steps.
+        fused: returns the model's blocks for steps of one slot, None if it has none; called when they are needed.
         drafts: most tokens looked up in a text for each step.
-        read: reads the one prompt there is; None has the model read prompts.
+        read: reads the only prompt; None has the model read prompts.
     """
 
     end_tokens: Sequence[int]
@@ -66,10 +66,10 @@ def generate(model: Any, texts: Sequence[Text], terms: Terms, give: Give) -> Non
     """Continues every text greedily, and gives each its answer when it is done.
 
     Args:
-        model: one that `served.why_not_model` has nothing against.
+        model: one for which `served.why_not_model` returns None.
         texts: what to continue; texts of about the same length share slots of one size.
-        terms: how.
-        give: takes a text and its answer. Of answers read at one look, the unsound ones come last.
+        terms: limits, end tokens and parts of the model.
+        give: takes a text and its answer. Of answers found in one look, unsound ones come last.
 
     Raises:
         DoesNotFit: one text alone is too large for the memory.
@@ -79,7 +79,7 @@ def generate(model: Any, texts: Sequence[Text], terms: Terms, give: Give) -> Non
         longest = waiting[0].length_tokens
         slots = _most_slots(model, _room(longest), terms)
         alike = waiting
-        if slots < len(waiting):  # shorter ones wait: more of them fit at once
+        if slots < len(waiting):  # shorter texts run later, in more slots
             alike = [text for text in waiting if _size_class(text.length_tokens) == _size_class(longest)]
         waiting = waiting[len(alike) :]
         _generate_alike(model, alike, min(slots, len(alike)), terms, give)
@@ -120,10 +120,10 @@ def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms,
 
 
 def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, give: Give) -> None:
-    """Generates in slots of one size until every text is done, or memory runs out: texts keep what they have then.
+    """Generates in slots of one size until every text is done.
 
     Raises:
-        OutOfMemoryError: it ran out.
+        OutOfMemoryError: memory ran out; texts keep the tokens they have.
     """
     most_new_tokens = max(text.budget_tokens for text in texts)
     stepper = Stepper(
@@ -178,7 +178,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
             behind = stepper.written(), dict(running)
         if before is not None:
             look(*before)
-        # looking at many texts takes the host a while, in which the device had better have something to do
+        # looking at many texts takes the host a while: give the device its next steps first
         late = fits and model.device.type == "cuda" and len(running) >= _TEXTS_WORTH_A_LATE_LOOK
         if behind is not None and not late:
             look(*behind)
@@ -188,7 +188,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms, giv
 
 
 def _fits(stepper: Stepper, steps: int) -> bool:
-    """Takes steps, and returns whether there was memory for all of them."""
+    """Takes steps and returns whether memory sufficed for all of them."""
     try:
         stepper.run(steps)
         return True
@@ -200,7 +200,7 @@ def _fits(stepper: Stepper, steps: int) -> bool:
 
 
 def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> bool:
-    """Whether prompts are read now: reading few short ones takes as long as reading many."""
+    """Whether to read prompts now: reading a few short ones takes as long as reading many."""
     if free == 0:
         return False
     return free * prompt_tokens >= _PROMPT_TOKENS_WORTH_A_PASS or free >= min(waiting, -(-slots // 4))
@@ -219,7 +219,7 @@ def _most_slots(model: Any, room: int, terms: Terms) -> int:
 
 
 def slot_bytes(model: Any, room_tokens: int) -> int:
-    """Returns what a slot's keys and values take."""
+    """Returns the memory of a slot's keys and values."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -1,4 +1,4 @@
-"""What can be generated in slots, and the reason where it cannot: such requests go to transformers' `generate`."""
+"""Which requests and models can be generated in slots, and why others cannot: they go to transformers' `generate`."""
 
 import logging
 from collections.abc import Mapping
@@ -41,13 +41,13 @@ _WITHOUT_EFFECT = {
 _NEUTRAL: dict[str, Any] = {"num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
 _SAMPLE_TOKENS = 8
 _NO_ROOM = (
-    "Expected memory for generating a few tokens beside the model, found too little: use dtype=bfloat16, a device with "
+    "Expected memory beside the model for generating a few tokens, found too little: use dtype=bfloat16, a device with "
     "more memory, or parallelize=True."
 )
 
 
 def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
-    """Returns why requests with a setting of lm-eval's are not served, or None where they are.
+    """Returns why requests with an lm-eval setting cannot be generated in slots, None if they can.
 
     Args:
         model: its generation config may ask for more than greedy decoding.
@@ -69,13 +69,13 @@ def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
 
 
 def why_not_model(hf: Any) -> str | None:
-    """Returns why a model is not served, or None where it is. The answer is found by trying it out.
+    """Returns why a model cannot generate in slots, None if it can; the answer is found by trying.
 
     Args:
         hf: lm-eval's Hugging Face model.
 
     Raises:
-        DoesNotFit: there is no memory to try it in.
+        DoesNotFit: memory does not suffice for trying.
     """
     model = hf.model
     name = type(model).__name__
@@ -88,24 +88,24 @@ def why_not_model(hf: Any) -> str | None:
         return "the model is spread over devices"
     if isinstance(model, SbevalForCausalLM):
         if model.config.attention not in _OWN:
-            return f"attention of the kind {model.config.attention} needs to know where keys are"
+            return f"attention of the kind {model.config.attention} needs the positions of keys"
     elif not getattr(model, "_can_compile_fullgraph", False):
-        return f"transformers does not say that {name} runs with a static cache"
+        return f"transformers does not list {name} as running with a static cache"
     if sliding_windows(model) is None:
-        return f"{name} keeps more than keys and values of texts"
+        return f"{name} caches more than keys and values"
     try:
         same = _same_as_whole(model, None)
-    except Exception as error:  # compilers and other models' parts raise anything, and there is another way
+    except Exception as error:  # compilers and other models' code raise anything, and transformers' loop remains
         if out_of_memory(error):
             raise DoesNotFit(_NO_ROOM) from error
         return first_line(error)
-    return None if same else f"{name} has other logits in slots"
+    return None if same else f"{name} has other logits in slots than without them"
 
 
 def most_drafts(model: Any) -> int:
-    """Returns how many tokens looked up in a text a step of the served model can check, 0 for none.
+    """Returns how many drafts a step of a model can check, 0 for none.
 
-    A window keeps no more keys than one position sees, and the kernels take so many queries to a key head.
+    Sliding windows allow none, since they keep only the keys one position sees; kernels limit queries to a key head.
     """
     windows = sliding_windows(model) or []
     if not isinstance(model, SbevalForCausalLM) or any(window is not None for window in windows):
@@ -116,27 +116,27 @@ def most_drafts(model: Any) -> int:
 
 
 def fused_blocks(model: Any) -> FusedBlocks | None:
-    """Returns a served model's blocks in few kernels; None where they are others, and the log says why.
+    """Returns a model's blocks in few kernels; None if its blocks are different, and the log says why.
 
     Raises:
-        DoesNotFit: there is no memory to try it in.
+        DoesNotFit: memory does not suffice for trying.
     """
     try:
         blocks = FusedBlocks.of(model)
         if _same_as_whole(model, blocks):
             return blocks
         reason = "blocks in few kernels have other logits"
-    except Exception as error:  # compilers and other models' parts raise anything, and there is another way
+    except Exception as error:  # compilers and other models' code raise anything, and the model's own blocks remain
         if out_of_memory(error):
             raise DoesNotFit(_NO_ROOM) from error
         reason = first_line(error)
-    logger.warning("a step of one text takes the model's own kernels, which is slower: %s", reason)
+    logger.warning("steps of one text run the model's own kernels, which is slower: %s", reason)
     return None
 
 
 @torch.no_grad()
 def _same_as_whole(model: Any, fused: FusedBlocks | None) -> bool:
-    """Whether a step in slots has the logits of a whole text: of two texts and a free slot, or of one text alone."""
+    """Whether a step in slots gives the logits of whole texts: with two texts and a free slot, or one text alone."""
     vocabulary = model.config.get_text_config().vocab_size
     texts, slots = (2, [2, 0]) if fused is None else (1, [0])
     prompts = [np.arange(1, 1 + length) % vocabulary for length in (_SAMPLE_TOKENS, _SAMPLE_TOKENS - 3)[:texts]]

@@ -1,11 +1,11 @@
 """A model and the slots it generates in: prompts are read into free slots, and a step adds a token to each.
 
-With drafts, a step checks several tokens of each text at once: the newest, and those that followed its last two tokens
-where they stood before. It adds those that are what the model chooses, and one more, so that the answer is the same.
+With drafts, a step checks several tokens of each text at once: the newest token, and the drafts, which followed the
+newest two where they stood before. It adds the drafts the model would choose and one token more, so answers stay equal.
 
-What a step needs lies on the device: the newest tokens, how many there are, which slots go on. So a step can be
-recorded as a CUDA graph and replayed without the host, which only looks at what was written from time to time. A slot
-without a text takes part in every step, with nothing to attend to.
+All a step needs lies on the device: the newest tokens, their number, and which slots go on. So a step can be recorded
+as a CUDA graph and replayed; the host only reads the new tokens from time to time. A slot without a text takes part in
+every step and attends to nothing.
 
 Shape suffixes: B slots, N prompts, T tokens checked in a step, R room for a text, V vocabulary, W most new tokens, M
 most tokens since the last look.
@@ -34,13 +34,13 @@ ReadPrompt = Callable[[Tensor, Cache], None]
 
 
 def sliding_windows(model: Any) -> list[int | None] | None:
-    """Returns each layer's window, None for layers that see everything; None where some keep more than keys."""
+    """Returns each layer's window, None for layers that see all keys; None if one caches more than keys and values."""
     try:
         layers = DynamicCache(config=model.config).layers
         config = model.config.get_text_config()
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    # what transformers keeps like a window and is none: a chunk's first token does not see the one before it
+    # transformers caches chunks like windows, but a chunk's first token does not see the one before it
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return None
     if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
@@ -53,14 +53,14 @@ class Stepper:
 
     Args:
         model: a causal language model, of this family or of transformers.
-        slots: how many texts there is room for.
-        room_tokens: most tokens of a text, prompt and answer.
+        slots: number of slots.
+        room_tokens: most tokens of a text, prompt and answer together.
         most_new_tokens: most tokens of an answer.
         end_tokens: tokens that end an answer.
         not_early: tokens that are not chosen before an answer has its fewest.
         fused: the model's blocks, for a single slot and no drafts; None runs the model as it is.
         drafts: most tokens looked up in the text for each step, for a model of this family without windows.
-        read: reads prompts, each alone and whole; None has the model read them.
+        read: reads prompts, each alone and whole; None has the model read prompts.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Stepper:
         self._read = read
         room_tokens += drafts  # the last step may check tokens beyond the answer
         self.cache = SlotCache(slots=slots, room_tokens=room_tokens, sliding_windows=windows, device=device)
-        # texts so far, which drafts are looked up in; one column more, for slots that are done
+        # texts so far, in which drafts are looked up; one column more, for slots that are done
         self._text_BR = torch.zeros(slots, room_tokens + 1 if drafts else 0, dtype=torch.int64, device=device)
         self._ends, self._not_early = (
             torch.tensor(sorted(set(tokens)), dtype=torch.int64, device=device) for tokens in (end_tokens, not_early)
@@ -112,19 +112,18 @@ class Stepper:
         answered_tokens: Sequence[int] | None = None,
         piece_tokens: int | None = None,
     ) -> None:
-        """Reads prompts into free slots. Where memory runs out, nothing has begun.
+        """Reads prompts into free slots. If memory runs out, none of them has begun.
 
-        All but the last token of a prompt are read here, and that one by the next step, which chooses the first token
-        of the answer.
+        All but the last token of a prompt are read here. The next step reads the last one and chooses the answer's
+        first token.
 
         Args:
             slots: one a prompt.
             prompts: tokens, at least one each.
             budgets_tokens: most tokens of each answer.
             fewest_tokens: of each answer, None for no such limit.
-            answered_tokens: how many tokens at the end of each prompt are the beginning of its answer, None for none.
-            piece_tokens: most tokens of a prompt that the model is given at once, the next ones go on from their keys;
-                None gives it whole prompts.
+            answered_tokens: how many tokens at the end of each prompt already belong to its answer, None for none.
+            piece_tokens: most tokens of a prompt that the model is given at once; None gives it whole prompts.
         """
         device = self._token_B1.device
         longest = max(len(prompt) for prompt in prompts) - 1
@@ -178,7 +177,7 @@ class Stepper:
                 self._step()
 
     def written(self) -> Written:
-        """Returns what the steps since the last look write, without waiting for them."""
+        """Returns the tokens of the steps since the last look, without waiting for the device."""
         unused = self._written_BW.shape[1] - 1
         most = min(unused, self._steps_since_look * (1 + self._drafts))
         place_BM = self._looked_B[:, None] + torch.arange(most, device=self._looked_B.device)
@@ -195,19 +194,19 @@ class Stepper:
 
     @torch.no_grad()
     def capture(self, recording: Recording) -> None:
-        """Records a step, while no text is there, so that trying it out changes nothing."""
+        """Records a step; call it while all slots are free, so that the step changes nothing."""
         if recording.possible:
             with attending_to(self.cache, self._model):
                 self._graph = recording.graph_of(self._whole_step, self._token_B1.device)
 
     @torch.no_grad()
     def try_step(self) -> Tensor:
-        """Returns the logits [B, V] in fp32 that the next step would choose from, and chooses nothing."""
+        """Returns the logits [B, V] in fp32 of the next step, without choosing a token."""
         with attending_to(self.cache, self._model):
             return self._logits(self._token_B1)[:, 0]
 
     def _logits(self, token_BT: Tensor) -> Tensor:
-        """Returns the logits [B, T, V] in fp32 after each of these tokens, the first of which are the newest."""
+        """Returns the logits [B, T, V] in fp32 after each of these tokens: the newest, then drafts."""
         new = token_BT.shape[1]
         self.cache.begin_step(new)
         if self._fused is not None:
@@ -225,7 +224,7 @@ class Stepper:
         return logits_BTV
 
     def _looked_up(self) -> Tensor:
-        """Returns tokens [B, drafts] that followed the newest two where they last stood before; any, if nowhere."""
+        """Returns drafts [B, drafts]: what followed the newest two tokens where they last stood before, else any."""
         position_B1 = self.cache.position_B[:, None].long()
         before_B1 = self._text_BR.gather(1, (position_B1 - 1).clamp_min(0))
         place_R = torch.arange(self._text_BR.shape[1], device=position_B1.device)
@@ -247,7 +246,7 @@ class Stepper:
         self.cache.position_B.mul_(self._goes_on_B)
 
     def _whole_step(self) -> None:
-        """Takes a step; where it raises, nothing of it is kept."""
+        """Takes a step; if it raises, no tensor of it is kept."""
         lengths = self.cache.lengths_B, self.cache.length_B
         try:
             self._step()
@@ -256,7 +255,7 @@ class Stepper:
             raise
 
     def _take(self, logits_BV: Tensor, taken_B: Tensor) -> None:
-        """Adds the token that these logits choose to the texts that take it."""
+        """Adds the most probable token to the texts that `taken_B` marks."""
         none_B = self._watch.note(logits_BV, self._count_B, taken_B)
         if len(self._not_early):
             early_B1 = (self._count_B < self._fewest_B)[:, None]
@@ -276,9 +275,9 @@ class Stepper:
 
 
 def _rope(model: Any) -> RopeFrequencies | None:
-    """What a model of this family is told in each step: the frequencies in force, on its device."""
+    """The RoPE frequencies in force, which a model of this family is given in each step, on its device."""
     if not isinstance(model, SbevalForCausalLM) or model.config.rope_parameters is None:
         return None
-    # those of any length: where they depend on it, they are held
+    # any length will do: if frequencies depend on it, they are held
     frequencies = model.model.held_rope_frequencies or model.model.rope_frequencies_for(1)
     return RopeFrequencies(frequencies.inv_freq.to(model.device), frequencies.attention_factor)

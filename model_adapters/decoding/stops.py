@@ -1,4 +1,4 @@
-"""Where stop sequences end an answer, token by token as lm-eval's `hf` looks for them."""
+"""Where stop sequences end an answer, searched token by token as in lm-eval's `hf`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,11 +23,11 @@ class StopSequences:
         self._looks = [(text, len(tokenizer.encode(text, add_special_tokens=False)) + _MORE_TOKENS) for text in texts]
 
     def end(self, tokens: Sequence[int], looked: int) -> int | None:
-        """Returns how many of the tokens there are up to the first that completes a stop sequence, None without one.
+        """Returns the number of tokens up to the one that completes the first stop sequence, None without one.
 
         Args:
             tokens: what was generated.
-            looked: how many of them were looked at before.
+            looked: how many of them were searched before.
         """
         if not self._looks or looked >= len(tokens):
             return None

@@ -19,12 +19,12 @@ class Text:
     """A prompt to continue.
 
     Attributes:
-        key: what its answer is given under.
+        key: names the text when its answer is given.
         prompt: tokens, at least one.
         budget_tokens: most tokens to generate.
-        stops: what ends its answer beside tokens.
-        fewest_new_tokens: no token that `Terms.not_early` names comes before so many.
-        answer: tokens generated so far, which are added to.
+        stops: stop sequences, which end its answer as end tokens do.
+        fewest_new_tokens: the answer has at least so many before a token of `Terms.not_early`.
+        answer: tokens generated so far; grows.
     """
 
     key: int
@@ -36,7 +36,7 @@ class Text:
 
     @property
     def so_far(self) -> NDArray[np.int64]:
-        """Tokens of prompt and answer, from which it goes on."""
+        """Tokens of the prompt and of the answer so far."""
         return np.concatenate([self.prompt, np.array(self.answer, dtype=np.int64)])
 
     @property
@@ -50,8 +50,8 @@ class Answer:
     """What was generated for a text.
 
     Attributes:
-        tokens: up to the first end token or what completes a stop sequence, both included.
-        sound: whether every token was chosen from logits that are numbers; else the tokens are those before.
+        tokens: up to the first end token or completed stop sequence, inclusive.
+        sound: whether all logits were finite; if not, `tokens` stop before the first that were NaN or infinite.
     """
 
     tokens: list[int]
@@ -59,12 +59,12 @@ class Answer:
 
 
 def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
-    """Returns each prompt's tokens: BOS as the tokenizer or `add_bos_token` has it, unless the text holds it already.
+    """Returns each prompt's tokens, with BOS as the tokenizer or `add_bos_token` says unless the text begins with it.
 
     Args:
         hf: lm-eval's Hugging Face model.
         texts: the prompts.
-        quiet: shows no progress bar.
+        quiet: whether to hide the progress bar.
     """
     bos = getattr(hf.tokenizer, "bos_token", None)
     begins = [has_bos_prefix(text, bos) for text in texts]
@@ -79,11 +79,11 @@ def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[i
 
 
 def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
-    """Returns a row of generated tokens without the padding that fills it while other rows of its batch go on.
+    """Returns a row of generated tokens without padding, which fills it while other rows of its batch go on.
 
     Args:
         tokens: what was generated.
-        ends: the tokens that end an answer; the first of them is kept.
+        ends: the tokens that end an answer; the first one found is kept.
     """
     ends = [ends] if isinstance(ends, int) else list(ends or ())
     first = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
@@ -91,13 +91,13 @@ def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
 
 
 def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_end_token: str | int | None) -> str:
-    """Returns the text of a continuation up to its first stop sequence, without what a model thinks before it.
+    """Returns the text of a continuation up to its first stop sequence, without the model's thinking.
 
     Args:
         tokenizer: decodes the tokens; special tokens are left out.
         tokens: what the model generated.
         stop: stop sequences.
-        think_end_token: where thinking ends, as text or as a token id; None where the model does not think.
+        think_end_token: ends the thinking, as text or as a token id; None if the model does not think.
     """
     thinks = isinstance(think_end_token, int)
     if thinks and think_end_token in tokens:
@@ -112,7 +112,7 @@ def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_en
 
 
 def stop_texts(hf: Any, until: Sequence[Any]) -> list[str]:
-    """Returns the stop sequences of a request, the text that stands for the end of a text among them."""
+    """Returns the stop sequences of a request and the text of the end token."""
     end = hf.eot_token_id
     eos = None if end is None else hf.tok_decode(end, skip_special_tokens=False)
     found: list[str] = handle_stop_sequences(_stop_sequences(until), eos=eos)
@@ -120,19 +120,19 @@ def stop_texts(hf: Any, until: Sequence[Any]) -> list[str]:
 
 
 def no_text(prompt_tokens: int, answer_tokens: int) -> NoText:
-    """Returns what stands for an answer whose logits are none after this many tokens of it."""
+    """Returns what stands for an answer whose logits are NaN or infinite after this many of its tokens."""
     length = prompt_tokens + answer_tokens
     return NoText(
-        f"Expected finite logits, found none for token {answer_tokens + 1} of the answer, after position {length - 1} "
-        f"of an input of {length} tokens"
+        f"Expected finite logits, found NaN or infinity for token {answer_tokens + 1} of the answer, after position "
+        f"{length - 1} of an input of {length} tokens"
     )
 
 
 def _stop_sequences(until: Sequence[Any]) -> list[str]:
-    """Returns the texts among stop sequences; null, alone or in the list, is none.
+    """Returns the stop sequences without null, which stands for no stop sequence.
 
     Raises:
-        UserError: one is neither.
+        UserError: one is neither text nor null.
     """
     given = [text for text in until if text is not None]
     for text in given:

@@ -1,7 +1,7 @@
-"""Prompts longer than a batch: all processes of a group read them, and the one that was asked goes on alone.
+"""Prompts longer than a batch: all processes of a group read them, and the process that has the request goes on alone.
 
-A turn has at most one prompt of each process, so that none holds keys and values of two, and all write their answers at
-the same time.
+A turn reads at most one prompt of each process, so no process holds keys and values of two, and all write their
+answers at the same time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from sbeval.model_adapters.truncation import Prompt
 from sbeval.scoring.context_parallel import ContextParallelScorer
 
 Same = Mapping[int, Sequence[int]]
-"""Indices of requests, each with those that have the same answer."""
+"""Indices of requests to run, each with the indices of all requests that have its answer."""
 
 
 def answer_together(
@@ -29,16 +29,16 @@ def answer_together(
     settings: Sequence[Mapping[str, Any]],
     answer: Callable[[Same, ReadPrompt], None],
 ) -> Sequence[Same]:
-    """Answers requests with long prompts, those of all processes of a group, and returns the others.
+    """Answers the long prompts of all processes of a group, and returns this process's other requests.
 
     Args:
         session: of the model.
         hf: lm-eval's Hugging Face model.
-        groups: requests of one setting each.
+        groups: this process's requests, grouped by setting.
         prompts: of all requests.
         settings: of all requests, as `normalize_gen_kwargs` returns them.
-        answer: answers one request of `groups` and must call what it is given once, to read all of its prompt but the
-            last token.
+        answer: answers one request of `groups`; must call the function it is given once, to read all of the prompt
+            but its last token.
 
     Raises:
         DoesNotFit: memory ran out.
@@ -74,7 +74,7 @@ class _Turn:
     Args:
         session: of the model.
         scorer: of the group.
-        asked: ranks of these processes, and tokens of each prompt and its answer.
+        asked: the ranks that have a prompt, each with the tokens of prompt and answer.
     """
 
     def __init__(self, session: Session, scorer: ContextParallelScorer, asked: Sequence[tuple[int, int]]) -> None:
@@ -83,7 +83,7 @@ class _Turn:
 
     def __call__(self, ids_1L: Tensor | None = None, cache: Cache | None = None) -> None:
         session, context = self._session, self._scorer.context
-        if self._over:  # tried again for want of memory, by this process alone
+        if self._over:  # this process alone tries again, since its memory ran out
             raise self._does_not_fit(dict(self._asked)[context.rank])
         for rank, length_tokens in self._asked:
             try:
@@ -106,6 +106,6 @@ class _Turn:
 
 
 def _can_be_shared(model: Any, setting: Mapping[str, Any]) -> bool:
-    """Whether an answer is one text that goes on from keys and values read before."""
+    """Whether an answer is a single text that can continue from keys and values read before."""
     own_cache = getattr(model.generation_config, "cache_implementation", None)
     return own_cache is None and why_not_setting(model, {**setting, "do_sample": False}) is None

@@ -1,4 +1,4 @@
-"""Attention of transformers' models in a step: their attention functions are looked up by name, and this is one more.
+"""Attention of transformers' models in a step, registered as one more of the functions they look up by name.
 
 Shape suffixes: B slots, H query heads, G key/value heads, K room for keys, D head_dim.
 """
@@ -15,7 +15,7 @@ from sbeval.models.slots import SlotCache, softmax_decode
 
 NAME = "sbeval_slots"
 _MORE = ("softcap", "position_bias", "s_aux", "output_attentions")
-"""Keywords that ask for more than a softmax over keys."""
+"""Keyword arguments that ask for more than a softmax over keys."""
 _slots: ContextVar[SlotCache] = ContextVar("_slots")
 
 
@@ -29,7 +29,7 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Returns [B, 1, H, D] and no weights. A window is what a layer's slots hold, and needs no look."""
+    """Returns [B, 1, H, D] and no weights. Sliding windows need no mask: slots hold only their keys."""
     more = [name for name in _MORE if others.get(name) is not None and others[name] is not False]
     if attention_mask is not None or more or key_BGKD.shape != value_BGKD.shape:
         asked = ", ".join(more) or "a mask, or values of another size than keys"
@@ -41,7 +41,7 @@ def _attend(
 
 @contextlib.contextmanager
 def attending_to(slots: SlotCache, model: nn.Module) -> Iterator[None]:
-    """Within it, attention of a transformers model reads slots; models that look nothing up stay as they are."""
+    """Inside it, attention of a transformers model reads slots; models of this family are unchanged."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
     configs = {id(own): own for module in model.modules() if (own := getattr(module, "config", None)) is not None}
     named = [own for own in configs.values() if hasattr(own, "_attn_implementation_internal")]

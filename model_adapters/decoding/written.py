@@ -1,4 +1,4 @@
-"""What was written in slots, on its way from the device to the host.
+"""New tokens of all slots, on their way from the device to the host.
 
 Shape suffixes: B slots, M most tokens since the last look.
 """
@@ -10,13 +10,13 @@ from sbeval.scoring.non_finite import NEVER, FiniteWatch
 
 
 class Written:
-    """What was written since the last look, on its way to the host.
+    """Tokens written since the last look, on their way to the host.
 
     Args:
         written_BM: tokens generated in each slot.
         count_B: how many they are.
-        goes_on_B: whether no end token came yet, and the budget is not spent.
-        watch: says how many tokens stood before logits that are none.
+        goes_on_B: whether the text goes on: no end token yet, and budget left.
+        watch: knows how many tokens came before logits that are NaN or infinite.
     """
 
     def __init__(self, written_BM: Tensor, count_B: Tensor, goes_on_B: Tensor, watch: FiniteWatch) -> None:
@@ -31,9 +31,9 @@ class Written:
             self._arrived.record(torch.cuda.current_stream(whole.device))
 
     def of(self, slot: int) -> tuple[list[int], bool, int | None]:
-        """Returns a slot's new tokens, whether its text goes on, and after how many tokens of it logits were none.
+        """Returns a slot's new tokens, whether its text goes on, and how many tokens precede NaN or infinite logits.
 
-        It waits until they are there.
+        The last is None if there were no such logits. Waits for the device.
         """
         if self._table is None:
             if self._arrived is not None:

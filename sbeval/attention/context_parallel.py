@@ -1,11 +1,11 @@
 """One sequence over the processes of a group, each of which holds a part of its tokens.
 
-A sequence is 2 N chunks of equal length for N processes, and process r holds chunks r and 2 N - 1 - r, its older and
-its newer one: all have equally many pairs of a query and a key. Only attention needs tokens of other processes.
+For N processes a sequence is 2 N chunks of equal length. Process r holds chunks r and 2 N - 1 - r, its older and its
+newer one, so all have equally many pairs of a query and a key. Only attention needs tokens of other processes.
 
-Stick-breaking attention takes keys newest to oldest, so their chunks come in that order, in growing pieces, each while
-the one before is worked on. A process whose sticks are all below the threshold asks for no older piece. If gradients
-are wanted, and for softmax attention, keys and values of the whole sequence are gathered first.
+Stick-breaking attention takes keys newest to oldest, so chunks come in that order, in growing pieces, each while the
+one before is computed. A process whose sticks are all below the threshold asks for no older piece. With gradients, and
+for softmax attention, the keys and values of the whole sequence are gathered first.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q positions of this process, C those of a chunk, T all
 positions, D head_dim.
@@ -26,11 +26,11 @@ from sbeval.attention.zigzag import Piece, chunks_of, pieces
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Transfers:
-    """What this process asked of others so far, in bytes of keys and values.
+    """What this process has received from others, in bytes of keys and values.
 
     Attributes:
         received_bytes: what came.
-        whole_bytes: what would have come had nothing been left out.
+        whole_bytes: what would have come without skipping.
     """
 
     received_bytes: int = 0
@@ -41,7 +41,7 @@ class ContextParallel:
     """The processes that share sequences.
 
     Args:
-        group: of the processes; None means all there are.
+        group: these processes; None means all processes.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -53,7 +53,7 @@ class ContextParallel:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Inside it, models that know this object read inputs as this process's part of a sequence."""
+        """Inside it, models that have this object take their inputs as this process's part of a sequence."""
         self.active = True
         try:
             yield
@@ -61,33 +61,33 @@ class ContextParallel:
             self.active = False
 
     def padded_tokens(self, tokens: int) -> int:
-        """Length of a sequence after padding at its end, which no earlier token sees, to equal chunks."""
+        """Length of a sequence padded at its end to equal chunks; no earlier token sees the padding."""
         return -(-tokens // (2 * self.ranks)) * 2 * self.ranks
 
     def positions(self, tokens: int) -> Tensor:
-        """Returns int64 [Q]: which tokens of a sequence of `padded_tokens` this process holds."""
+        """Returns int64 [Q]: which positions of a sequence this process holds, after padding."""
         chunk = tokens // (2 * self.ranks)
         return torch.cat([torch.arange(start, start + chunk) for start in self._starts(chunk)])
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sums a tensor over the processes, in place; all must ask."""
+        """Sums a tensor over the processes, in place; all must call it."""
         dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def gather_objects(self, item: Any) -> list[Any]:
-        """Returns what each process gives, by rank; all of them must ask."""
+        """Returns the item of each process, by rank; all must call it."""
         found: list[Any] = [None] * self.ranks
         dist.all_gather_object(found, item, group=self.group)
         return found
 
     def from_rank(self, rank: int, item: Any) -> Any:
-        """Returns what the process of that rank gives; all of them must ask, and the others' own `item` is not used."""
+        """Returns the item of that rank's process, ignoring those of the others; all must call it."""
         items = [item]
         dist.broadcast_object_list(items, group=self.group, group_src=rank)
         return items[0]
 
     def gather(self, own: Tensor, rank: int) -> Tensor | None:
-        """Returns [B, G, T, D] of all `own` [B, G, Q, D] in the process of that rank, None elsewhere; all must ask."""
+        """Returns [B, G, T, D] from all `own` [B, G, Q, D] to that rank's process, None to others; all must call it."""
         parts = self._room_for_parts(own) if rank == self.rank else None
         dist.gather(own.contiguous(), parts, group=self.group, group_dst=rank)
         return None if parts is None else _in_order(parts)
@@ -95,13 +95,13 @@ class ContextParallel:
     def stickbreaking_attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, skip_threshold: float | None = None, **options: Any
     ) -> StickBreakingOutput:
-        """`sbeval.stickbreaking_attention` for this process's part of a sequence; all processes must call it.
+        """Like `sbeval.stickbreaking_attention`, for this process's part of a sequence; all must call it.
 
         Args:
             q: [B, H, Q, D] queries of this process's positions.
             k: [B, G, Q, D] keys of the same positions.
             v: [B, G, Q, D] values.
-            skip_threshold: as there; also, processes whose sticks are all below it ask for no older keys.
+            skip_threshold: as there; also, a process whose sticks are all below it asks for no older keys.
             options: `scale`, `attend_current` and `impl`.
         """
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -118,11 +118,11 @@ class ContextParallel:
         return StickBreakingOutput(walk.output.to(q.dtype), walk.remainder)
 
     def with_all_keys(self, attend: Callable[[slice, Tensor, Tensor], Any], k: Tensor, v: Tensor) -> list[Any]:
-        """Returns what `attend(chunk, keys, values)` does for each chunk of this process, with all keys up to its end.
+        """Returns `attend(chunk, keys, values)` for each chunk of this process, with all keys up to the chunk's end.
 
         Args:
-            attend: causal attention of the queries of a chunk, which are the last positions of the keys.
-            k: [B, G, Q, D] keys of this process; gradients come back to them from all processes.
+            attend: causal attention of a chunk's queries, whose positions are the last of the keys.
+            k: [B, G, Q, D] keys of this process; they get gradients from all processes.
             v: [B, G, Q, D] values.
         """
         chunk = k.shape[2] // 2
@@ -177,7 +177,7 @@ class _Walk:
             self.remainder[:, :, own] = out.remainder
         waiting: tuple[Piece, Sequence[Tensor]] | None = None
         while True:
-            # asked for before the piece at hand is worked on: it comes meanwhile
+            # ask for the next piece before computing this one: it arrives meanwhile
             asked = self._asked_by_all()
             coming = self._exchange(asked)
             if waiting is not None:
@@ -191,10 +191,10 @@ class _Walk:
         )
 
     def _asked_by_all(self) -> list[int | None]:
-        """Which of its pieces each process asks for next; None where it needs no more."""
+        """Which of its pieces each process asks for next; None if it needs no more."""
         mine = self._next()
         if self.skip_threshold is None:
-            # no process skips a piece: all have come as far
+            # no process skips a piece: all are at the same place
             return [self.place if self.place < len(pieces) else None for pieces in self.lists]
         wanted = torch.tensor([-1 if mine is None else mine], device=self.q.device)
         found = [torch.empty_like(wanted) for _ in self.lists]
@@ -213,7 +213,7 @@ class _Walk:
         return self.place if self.place < len(pieces) else None
 
     def _exchange(self, asked: list[int | None]) -> Callable[[], tuple[Piece, Sequence[Tensor]] | None]:
-        """Begins to send and receive; what it returns waits for the piece this process asked for."""
+        """Starts sending and receiving; returns a function that waits for the piece this process asked for."""
         context = self.context
         operations: list[dist.P2POp] = []
         coming: tuple[Piece, Sequence[Tensor]] | None = None
@@ -240,7 +240,7 @@ class _Walk:
         def wait() -> tuple[Piece, Sequence[Tensor]] | None:
             for work in works:
                 work.wait()
-            operations.clear()  # what is sent lives until it has gone
+            operations.clear()  # until here they keep what is being sent alive
             return coming
 
         return wait
@@ -270,7 +270,7 @@ class _Walk:
 
 
 class _Gather(torch.autograd.Function):
-    """[B, G, Q, D] of every process to [B, G, T, D] in the order of the sequence; gradients are summed."""
+    """[B, G, Q, D] of every process to [B, G, T, D] in sequence order; gradients are summed."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, context: ContextParallel) -> Tensor:

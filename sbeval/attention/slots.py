@@ -1,4 +1,4 @@
-"""The newest positions of texts, against keys in slots: room of a fixed size, with the lengths in the device's memory.
+"""Attention of the newest positions of texts to keys in slots of fixed size, with lengths in the device's memory.
 
 Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K room for keys, D head_dim.
 """
@@ -25,18 +25,18 @@ def stickbreaking_decode(
 ) -> StickBreakingOutput:
     """Stick-breaking attention of each slot's newest positions, without a gradient.
 
-    On a GPU nothing is read back from the device, so that a CUDA graph can record the call and replay it as texts grow.
+    On a GPU nothing is read back from the device, so a CUDA graph can record the call and replay it as texts grow.
 
     Args:
-        q_BHQD: queries, few a slot.
-        k_BGKD: room for keys, the queries' own positions being the last of `length_B`; the rest is not looked at, and
-            must be finite.
-        v_BGKD: likewise.
+        q_BHQD: queries, few in each slot.
+        k_BGKD: room for keys; the first `length_B` are attended to, the last Q of which are the queries' positions.
+            The rest must be finite.
+        v_BGKD: room for values, likewise.
         length_B: integers, at least Q.
         scale: factor of the logits.
-        attend_current: whether a query attends its own position.
+        attend_current: whether a query attends to its own position.
         skip_threshold: as in `stickbreaking_attention`.
-        impl: as there; "auto" takes kernels on a GPU and the definition elsewhere.
+        impl: as there; "auto" takes kernels on a GPU and the definition on other devices.
 
     Returns:
         `StickBreakingOutput`: output [B, H, Q, D] and remainder [B, H, Q].

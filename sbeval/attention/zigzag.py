@@ -1,24 +1,24 @@
-"""Which parts of a sequence each of N processes holds, and which keys of others it asks for, in which order.
+"""Which parts of a sequence each of N processes holds, and in which order it asks others for keys.
 
-A sequence is 2 N chunks of equal length, and process r holds chunks r and 2 N - 1 - r.
+A sequence is 2 N chunks of equal length; process r holds chunks r and 2 N - 1 - r.
 """
 
 import itertools
 from typing import NamedTuple
 
 FIRST_PIECE_TOKENS = 4096
-"""Newest keys of a chunk that one chunk asks for at once; every older piece has twice as many as the one before."""
+"""Keys in the first, newest piece of a chunk if one chunk asks; each older piece has twice as many."""
 
 
 class Piece(NamedTuple):
-    """Keys that lie next to each other in one chunk.
+    """Adjacent keys of one chunk.
 
     Attributes:
         holder: rank of the process that has them.
         newer: whether they lie in that process's newer chunk.
         start: first of them, in the chunk.
         stop: one past the last.
-        of_both: whether both chunks of the process that asks see them; else its newer one alone.
+        of_both: whether both chunks of the asking process see them; else only its newer chunk.
     """
 
     holder: int
@@ -36,9 +36,9 @@ def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
 def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
     """Returns all keys that are older than a process's newer chunk, newest first.
 
-    If chunks have two tokens or more, all processes have equally many pieces, and those of one place are equal work: of
-    keys that both chunks see, there are half as many. Processes wait for each other at every piece, so unequal ones
-    would cost all of them.
+    If chunks have two tokens or more, all processes have equally many pieces. Pieces at the same place in the lists are
+    equal work: a piece that both chunks see has half as many keys. Processes wait for each other at every piece, so
+    unequal pieces would cost time.
     """
     cuts = [0]
     size = FIRST_PIECE_TOKENS

@@ -1,7 +1,7 @@
-"""Keys and values of texts that grow side by side: slots of a fixed size, one a text, with lengths on the device.
+"""Keys and values of texts that grow side by side: one slot of fixed size for each text, with lengths on the device.
 
-A prompt is written into a slot from its beginning, without padding before it, and every step writes a few positions
-more. Nothing about a step depends on a number that the host would have to know, so that a CUDA graph can replay it.
+A prompt is written from the beginning of its slot, without padding before it, and every step writes a few positions
+more. No number that a step needs lies on the host, so a CUDA graph can replay it.
 
 Shape suffixes: B slots, N texts that are being filled in, H query heads, G key/value heads, K room for keys, Q
 positions, D head_dim.
@@ -20,17 +20,17 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 MOST_QUERIES = 64
-"""Most queries to a key head in a step: those of the heads that share it, times new positions."""
+"""Most queries to a key head in a step: query heads that share it, times new positions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Filling:
-    """Prompts that are being filled in.
+    """Prompts that are being read into slots.
 
     Attributes:
-        slots_N: int64, one a prompt.
+        slots_N: int64, one for each prompt.
         length_N: int64, tokens of each.
-        begin: the first position that is read now.
+        begin: the first position that is being read.
     """
 
     slots_N: Tensor
@@ -43,29 +43,29 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     Args:
         of: the cache it is part of.
-        sliding_window: how many of the newest keys a position sees, which are all that is kept; None keeps all.
+        sliding_window: how many of the newest keys a position sees, and the layer keeps; None means all.
     """
 
     is_compileable = True
 
     def __init__(self, of: "SlotCache", sliding_window: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._of = weakref.proxy(of)  # in a circle, the memory would be freed late
+        self._of = weakref.proxy(of)  # a reference cycle would free the memory late
         self.is_sliding = sliding_window is not None
         self.room_tokens = min(of.room_tokens, sliding_window or of.room_tokens)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Takes memory, in the shape of the keys and values that come first."""
+        """Allocates memory, shaped after the first keys and values."""
 
         def room(new: Tensor) -> Tensor:
-            # zeros: what lies beyond a text is read, and given no weight
+            # zeros: places beyond a text are read with no weight, so they must be finite
             return new.new_zeros((self._of.slots, new.shape[1], self.room_tokens, new.shape[3]))
 
         self.keys, self.values = room(key_states), room(value_states)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes [N, G, Q, D] of prompts and returns them, or [B, G, Q, D] of a step and returns all there is."""
+        """Writes [N, G, Q, D] of prompts or [B, G, Q, D] of a step, and returns what those positions attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
@@ -84,14 +84,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.attended()
 
     def attended(self) -> tuple[Tensor, Tensor]:
-        """Returns what a step attends to, of which the first `SlotCache.length_B` are there."""
+        """Returns the room that a step attends to; the first `SlotCache.length_B` places of it are filled."""
         assert self.keys is not None
         assert self.values is not None
         self._of.length_B = self._of.lengths_B[self.room_tokens]
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        """How many positions of a prompt were filled in before; 0 in a step, whose position the model is told."""
+        """How many positions of a prompt were read before; 0 in a step, whose positions the model is given."""
         return 0 if self._of.filling is None else self._of.filling.begin
 
     def get_mask_sizes(self, query_length: int, *_: Any) -> tuple[int, int]:
@@ -105,24 +105,24 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.room_tokens
 
     def get_max_cache_shape(self) -> int:
-        """The same, as releases of transformers before 5.20 ask for it."""
+        """The same, under the name that transformers before 5.20 uses."""
         return self.room_tokens
 
 
 class SlotCache(Cache):
-    """A cache of `slots` texts, for prompts inside `fill`, and outside it for steps of equally many positions a slot.
+    """A cache of `slots` texts. Inside `fill` it takes prompts, outside it steps, with equally many positions a slot.
 
     Args:
-        slots: how many.
+        slots: number of slots.
         room_tokens: how many positions a text may have.
-        sliding_windows: of each layer, None for those that see everything.
+        sliding_windows: of each layer, None for layers that see all keys.
         device: where positions are kept.
 
     Attributes:
-        position_B: int32, where the next step writes. Written by whoever takes the steps.
-        lengths_B: int32 [B] for each size of room: how many keys are there in the step, set by `begin_step`.
-        length_B: how many keys of the layer updated last are there.
-        filling: the prompts that are being filled in, None outside `fill`.
+        position_B: int32, where the next step writes. Set by the caller.
+        lengths_B: int32 [B] for each size of room: how many keys a step attends to, set by `begin_step`.
+        length_B: those of the layer updated last.
+        filling: the prompts that are being read, None outside `fill`.
     """
 
     def __init__(
@@ -139,12 +139,12 @@ class SlotCache(Cache):
 
     @contextlib.contextmanager
     def fill(self, slots_N: Tensor, length_N: Tensor, begin: int = 0) -> Iterator[None]:
-        """Within it, the model reads prompts padded on the right, which are written into these slots.
+        """Inside it, the model reads prompts padded on the right, and their keys are written into these slots.
 
         Args:
-            slots_N: int64, one a prompt.
+            slots_N: int64, one for each prompt.
             length_N: int64, tokens of each.
-            begin: the first position that the model reads now; those before it are in the slots.
+            begin: the first position that the model reads now; earlier ones are in the slots.
         """
         self.filling = Filling(slots_N=slots_N, length_N=length_N, begin=begin)
         try:
@@ -160,20 +160,20 @@ class SlotCache(Cache):
                 layer.keys[slots_N] = layer.values[slots_N] = 0
 
     def begin_step(self, new: int = 1) -> None:
-        """Makes the lengths with the step's positions."""
+        """Sets the lengths, which include the step's positions."""
         seen_B = self.position_B + new
-        # kernels that start early look at these before the one before them has ended, so they are all made here
+        # kernels that start before the previous one has ended read lengths, so all are computed here
         self.lengths_B = {room: seen_B.clamp_max(room) for room in self._rooms}
 
 
 def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, *, scale: float) -> Tensor:
-    """Returns [B, H, Q, D]: softmax attention of each slot's newest positions to all keys that are there.
+    """Returns [B, H, Q, D]: softmax attention of each slot's newest positions to all its keys.
 
     Args:
         q_BHQD: queries.
         k_BGKD: room for keys.
         v_BGKD: room for values.
-        length_B: how many keys each slot holds, those of the queries among them, at least Q.
+        length_B: how many keys each slot holds, including the queries' own; at least Q.
         scale: factor of the logits.
     """
     if q_BHQD.is_cuda and q_BHQD.dtype != torch.float64:
@@ -184,16 +184,16 @@ def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Ten
     groups, queries, longest = k_BGKD.shape[1], q_BHQD.shape[2], int(length_B.max())
     last_BQ1 = length_B[:, None, None] - torch.arange(queries, 0, -1, device=length_B.device)[:, None]
     seen_BQK = torch.arange(longest, device=length_B.device) <= last_BQ1
-    # query heads of one key head are rows of one product, so that keys are read in place
-    q_BGRD = q_BHQD.unflatten(1, (groups, -1)).flatten(2, 3)
+    # query heads of one key head are rows of one product: keys are not copied
+    q_BGRD = q_BHQD.reshape(len(q_BHQD), groups, -1, q_BHQD.shape[3])
     mask_B1RK = seen_BQK.repeat(1, q_BGRD.shape[2] // queries, 1)[:, None]
     k_BGKD, v_BGKD = k_BGKD[:, :, :longest], v_BGKD[:, :, :longest]
     output_BGRD = scaled_dot_product_attention(q_BGRD, k_BGKD, v_BGKD, attn_mask=mask_B1RK, scale=scale)
-    return output_BGRD.unflatten(2, (-1, queries)).flatten(1, 2)
+    return output_BGRD.reshape(*q_BHQD.shape[:3], v_BGKD.shape[3])
 
 
 def _after_earlier(room_and_new: tuple[Tensor, Tensor], filling: Filling) -> Tensor:
-    """Returns [N, G, earlier and new, D]: all earlier keys of these slots, or those that a ring still holds."""
+    """Returns [N, G, earlier and new, D]: all earlier keys of these slots, or those still in a window's ring."""
     room_BGKD, new_NGQD = room_and_new
     room = room_BGKD.shape[2]
     place_K = torch.arange(max(0, filling.begin - room), filling.begin, device=room_BGKD.device) % room
@@ -206,7 +206,7 @@ def _fill(room_BGKD: Tensor, new_NGQD: Tensor, filling: Filling) -> None:
     if end <= room:
         room_BGKD[filling.slots_N, :, begin:end] = new_NGQD
         return
-    # each place of a ring holds the newest position that falls on it, which may be there already
+    # each place of a ring holds the newest position that falls on it, which may be an earlier one
     newest_N1 = filling.length_N.clamp_max(end)[:, None] - 1
     place_K = torch.arange(room, device=newest_N1.device)
     index_NK = newest_N1 - (newest_N1 - place_K) % room - begin

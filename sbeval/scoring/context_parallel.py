@@ -1,7 +1,7 @@
-"""Scores of windows that several processes hold together, each a part of the tokens, and prompts read so.
+"""Scores windows, and reads prompts, of which each process of a group holds a part of the tokens.
 
-Norms, MLPs and logits are a process's own; attention asks the others. Every process gets every score; one gets the
-keys and values of a prompt.
+Norms, MLPs and logits need only a process's own tokens; attention asks the others. Every process gets all scores of a
+window; one process gets all keys and values of a prompt.
 
 Shape suffixes: as in `scorer`.
 """
@@ -22,10 +22,10 @@ from sbeval.scoring.scorer import PendingScores, Prefix, TokenScorer
 
 
 def join_context(model: nn.Module, degree: int, device: torch.device) -> ContextParallel:
-    """Makes groups of `degree` processes that score windows together; each group takes texts of its own.
+    """Makes groups of `degree` processes that score windows together.
 
     Raises:
-        UserError: the model cannot be shared so, processes are missing or left over, or they hold different models.
+        UserError: the model does not support it, processes are missing or left over, or they hold different models.
     """
     mixers = [module.mixer for module in model.modules() if isinstance(getattr(module, "mixer", None), nn.Module)]
     if not hasattr(model, "set_context_parallel") or not all(hasattr(mixer, "context_parallel") for mixer in mixers):
@@ -56,10 +56,10 @@ def join_context(model: nn.Module, degree: int, device: torch.device) -> Context
 
 
 class ContextParallelScorer(TokenScorer):
-    """Scores alone, as its base does, or together with the other processes of a group.
+    """Scores alone, as its base class does, or together with the other processes of a group.
 
     Args:
-        model: told of the group by `join_context`.
+        model: one whose group `join_context` has set.
         context: the group.
         non_finite: whether a log-probability that is not finite is an error, or NaN among the scores.
     """
@@ -75,7 +75,7 @@ class ContextParallelScorer(TokenScorer):
         """Scores as `start` does; all processes of the group must call it with the same arguments.
 
         Raises:
-            UserError: the model does not know a target, or its logits need more than its body's last hidden state.
+            UserError: a target is not in the vocabulary, or logits need more than the body's last hidden state.
         """
         self._check_splits(input_ids_BL)
         with self.context.shared():
@@ -87,11 +87,11 @@ class ContextParallelScorer(TokenScorer):
 
         Args:
             input_ids_1L: int64 [1, L] tokens.
-            keeper: rank of the process that continues the prompt, which keeps all keys and values.
-            cache: what they are written to, None in the other processes.
+            keeper: rank of the process that continues the prompt and keeps all keys and values.
+            cache: where they are written, None in the other processes.
 
         Raises:
-            UserError: the model's logits need more than its body's last hidden state.
+            UserError: logits need more than the body's last hidden state.
         """
         self._check_splits(input_ids_1L)
         own_ids_1Q = self._own_part(input_ids_1L)
@@ -107,7 +107,7 @@ class ContextParallelScorer(TokenScorer):
             )
 
     def _own_part(self, input_ids_BL: Tensor) -> Tensor:
-        """Returns [B, Q] tokens of this process, after padding at the end, and keeps their positions."""
+        """Returns [B, Q] tokens of this process, after padding at the end, and stores their positions."""
         tokens = self.context.padded_tokens(input_ids_BL.shape[1])
         self._own_positions = self.context.positions(tokens)[None].to(input_ids_BL.device)
         padded_BT = torch.nn.functional.pad(input_ids_BL, (0, tokens - input_ids_BL.shape[1]))
@@ -146,13 +146,13 @@ class ContextParallelScorer(TokenScorer):
 
 
 class _KeptByOne:
-    """What layers write their keys and values to while a prompt is read: one process keeps those of all.
+    """The cache of layers while a prompt is read: one process keeps the keys and values of all.
 
     Args:
         context: the processes.
-        keeper: rank of the one that keeps them.
-        cache: where; None in the others.
-        tokens: of the prompt; those that pad it are not kept.
+        keeper: rank of the process that keeps them.
+        cache: where it keeps them; None in the others.
+        tokens: number of tokens of the prompt; padding is not kept.
     """
 
     def __init__(self, context: ContextParallel, keeper: int, cache: Cache | None, tokens: int) -> None:
@@ -163,7 +163,7 @@ class _KeptByOne:
         return 0
 
     def update(self, k_BGQD: Tensor, v_BGQD: Tensor, layer_index: int) -> tuple[Tensor, Tensor]:
-        """Returns what it is given: attention asks other processes for theirs as it does without a cache."""
+        """Returns its arguments: attention asks other processes for their keys as it does without a cache."""
         k_BGTD, v_BGTD = (self._context.gather(own, self._keeper) for own in (k_BGQD, v_BGQD))
         if self._cache is not None:
             assert k_BGTD is not None
@@ -174,7 +174,7 @@ class _KeptByOne:
 
 @torch.no_grad()
 def _facts(model: Any) -> str:
-    """What must be alike in all processes: the configuration and, by their sums, the weights."""
+    """What must be equal in all processes: the configuration and the sums of the weights."""
     sums = [float(weight.double().sum()) for weight in model.parameters()]
     kernels = [str(module.kernels) for module in model.modules() if hasattr(module, "kernels")]
     return hashlib.sha256(f"{model.config.to_json_string()}{sums}{kernels}".encode()).hexdigest()

@@ -83,7 +83,7 @@ def test_blocks_with_other_parts_are_left_as_they_are_and_the_log_says_why(
         FusedBlocks.of(model)
     assert fused_blocks(model) is None
     (record,) = caplog.records
-    assert record.getMessage() == f"a step of one text takes the model's own kernels, which is slower: {reason}"
+    assert record.getMessage() == f"steps of one text run the model's own kernels, which is slower: {reason}"
 
 
 def test_blocks_with_other_logits_are_left_as_they_are_and_the_log_says_why(
