@@ -154,7 +154,8 @@ class SlotCache(Cache):
 
     def clear(self, slots_N: Tensor) -> None:
         """Forgets what earlier texts left in slots, whose NaN would be read with no weight and still count."""
-        for layer in self.layers:
+        layers: list[Any] = self.layers
+        for layer in layers:
             # kernels do not read beyond a text
             if layer.is_initialized and not (layer.keys.is_cuda and layer.keys.dtype != torch.float64):
                 layer.keys[slots_N] = layer.values[slots_N] = 0
