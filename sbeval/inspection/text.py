@@ -9,6 +9,7 @@ from sbeval.inspection.duration import Duration
 from sbeval.inspection.memory import Needs
 from sbeval.inspection.sizes import Sizes
 from sbeval.inspection.work import TaskWork
+from sbeval.results.digits import time_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,10 +207,3 @@ def bytes_text(count: int) -> str:
             return f"{count:,.1f} {unit}" if unit == "GiB" else f"{count:.0f} {unit}"
         count = count / 1024  # type: ignore[assignment]
     raise AssertionError
-
-
-def time_text(seconds: float) -> str:
-    """Returns a time as one reads it."""
-    if seconds < 90:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""How many digits a difference is shown with, so that a small one is not shown as zero."""
+"""How numbers are shown: differences with digits by their size, so that a small one is not zero, and times."""
 
 import math
 
@@ -33,3 +33,10 @@ def decimals(size: float, *, least: int) -> int:
     if not math.isfinite(size) or size == 0:
         return least
     return min(_MOST, max(least, 1 - math.floor(math.log10(abs(size)))))
+
+
+def time_text(seconds: float) -> str:
+    """Writes a time such as "4.2 s", "57 s", "3.4 min" or "1.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.{1 if seconds < 10 else 0}f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

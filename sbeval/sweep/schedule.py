@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from sbeval.results.digits import time_text
 from sbeval.results.outputs import LOCK
 from sbeval.settings import as_counts
 from sbeval.sweep.attempt import Outcome
@@ -131,7 +132,7 @@ class _Progress:
         whole = {name: self._work[name] / work * seconds for name in self._left}
         left = [max(0.0, whole[name] - (_seconds_at_it(run) or 0.0)) for name, run in self._left.items()]
         # no sooner than the longest of them alone
-        return f", about {_shown(max(sum(left) / max(1, min(self._engine.at_a_time, len(left))), *left))} left"
+        return f", about {time_text(max(sum(left) / max(1, min(self._engine.at_a_time, len(left))), *left))} left"
 
     def show(self) -> None:
         running = [run for run in self._left.values() if _seconds_at_it(run) is not None]
@@ -183,9 +184,3 @@ def _sign_of_life(lock: Path) -> int | None:
         return lock.stat().st_mtime_ns
     except OSError:
         return None
-
-
-def _shown(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

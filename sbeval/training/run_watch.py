@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from sbeval.results.digits import time_text
 from sbeval.training.distributed import process_count, smallest_over_processes
 from sbeval.training.full_disk import COMPLETE_MARK
 from sbeval.training.trainer import WindowTrainer, remove_older_states
@@ -109,7 +110,7 @@ class RunWatch(TrainerCallback):
         left_seconds = (steps - done) * (now - self._first_step_at) / max(1, done - self._first_step)
         if self._max_seconds is not None:
             left_seconds = min(left_seconds, self._max_seconds - (now - self._started))
-        return f", about {left_seconds:.0f} s left" if left_seconds > 0 else ""
+        return f", about {time_text(left_seconds)} left" if left_seconds > 0 else ""
 
     def _time_is_up(self, device: torch.device, step: int) -> bool:
         assert self._max_seconds is not None

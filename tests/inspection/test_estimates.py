@@ -16,9 +16,10 @@ from sbeval.errors import UserError
 from sbeval.inspection.command import Question, inspect
 from sbeval.inspection.description import describe
 from sbeval.inspection.duration import by_results, operations
-from sbeval.inspection.text import Inspection, time_text
+from sbeval.inspection.text import Inspection
 from sbeval.inspection.work import Encode, Piece, TaskWork, count_work, make_tasks
 from sbeval.model_adapters.sharing import share_windows
+from sbeval.results.digits import time_text
 from sbeval.results.records import ModelRecord, TaskRecord
 from tests.model_adapters.small import TEXT, english
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbeval.results.digits import change_text, with_interval
+from sbeval.results.digits import change_text, time_text, with_interval
 
 SIZES = st.floats(1e-5, 30) | st.floats(-30, -1e-5)
 
@@ -38,3 +38,11 @@ def test_an_interval_keeps_its_width(difference: float, width: float) -> None:
 )
 def test_examples(numbers: tuple[float, ...], text: str) -> None:
     assert with_interval(*numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.24, "0.2 s"), (57.4, "57 s"), (89.6, "90 s"), (90.0, "1.5 min"), (5399.0, "90.0 min"), (40_000.0, "11.1 h")],
+)
+def test_times_are_short(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
