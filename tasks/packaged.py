@@ -95,11 +95,10 @@ def check_model(model: object, asked: Iterable[str]) -> None:
     if ours:
         shown = ", ".join(ours[:3]) + (" ..." if len(ours) > 3 else "")
         raise UserError(
-            f"Expected the model sb for {shown}, since no other model of lm-eval knows their requests (windows of "
-            "chosen lengths, targets within a text, attention), but cuts a text at the one length it was loaded with, "
-            f"found {model if isinstance(model, str) else type(model).__name__}: use --model sb, which loads what hf "
-            "loads, or tasks that any model answers, such as sb_niah_single_1, sb_ruler, sb_json_kv or lm-eval's "
-            "wikitext."
+            f"Expected the model sb for {shown}, found {model if isinstance(model, str) else type(model).__name__}: no "
+            "other model of lm-eval knows such requests (windows of chosen lengths, targets within a text, attention): "
+            "use --model sb, which loads what hf loads, or tasks that any model answers, such as sb_niah_single_1, "
+            "sb_ruler, sb_json_kv or lm-eval's wikitext."
         )
 
 
