@@ -1,6 +1,8 @@
 """What a user or a configuration may write of RoPE, in transformers' form; read without torch."""
 
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sbeval.errors import UserError, shown
@@ -95,3 +97,18 @@ def check_rope_values(parameters: Mapping[str, Any], place: str = "the RoPE para
         raise UserError(f"rope_theta must be above 0, got {parameters['rope_theta']}")
     if not 0 < parameters.get("partial_rotary_factor", 1) <= 1:
         raise UserError(f"partial_rotary_factor must lie within 0 and 1, got {parameters['partial_rotary_factor']}")
+
+
+@contextlib.contextmanager
+def any_factor_of_yarn() -> Iterator[None]:
+    """Within it transformers does not warn of a factor of YaRN that is no ratio of two lengths: a user chose it."""
+
+    def is_about_something_else(record: logging.LogRecord) -> bool:
+        return "explicitly set RoPE scaling factor" not in record.getMessage()
+
+    logger = logging.getLogger("transformers.modeling_rope_utils")
+    logger.addFilter(is_about_something_else)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_about_something_else)

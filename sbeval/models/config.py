@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import fits, kind_text
 from sbeval.models.mlp.checks import check_experts
-from sbeval.rope_parameters import check_rope_values
+from sbeval.rope_parameters import any_factor_of_yarn, check_rope_values
 
 ATTENTIONS = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
 REMAINDERS = ("none", "value", "head_bias")
@@ -29,13 +29,8 @@ _COUNTS = """
     max_position_embeddings
 """
 LAYER_FIELDS = (
-    "attention",
-    "remainder",
-    "head_norm",
-    "intermediate_size",
-    "num_experts",
-    "num_experts_per_token",
-    "shared_intermediate_size",
+    *("attention", "remainder", "head_norm", "intermediate_size"),
+    *("num_experts", "num_experts_per_token", "shared_intermediate_size"),
 )
 """Fields in which layers may differ."""
 _LOADING_KEYS = """
@@ -201,6 +196,11 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         for name, value in overrides.items():
             setattr(own, name, value)
         return own
+
+    def validate(self) -> None:
+        """Checks what transformers checks before it saves."""
+        with any_factor_of_yarn():
+            super().validate()
 
     def set_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> None:
         """Takes another RoPE base or scaling, in transformers' form."""

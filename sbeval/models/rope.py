@@ -3,7 +3,6 @@
 Shape suffixes: B batch, H heads, L positions, D head_dim, F rotated pairs.
 """
 
-import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,11 +13,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from sbeval.errors import UserError
 
 LENGTH_DEPENDENT = ("dynamic", "longrope")
-
-# said of every factor of YaRN that is not the ratio of two lengths, though the factor is what was asked for
-logging.getLogger("transformers.modeling_rope_utils").addFilter(
-    lambda record: "explicitly set RoPE scaling factor" not in record.getMessage()
-)
 
 
 class RopeFrequencies(NamedTuple):

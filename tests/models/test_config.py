@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM, preset
@@ -167,3 +167,12 @@ def test_a_scaled_checkpoint_states_its_original_length_without_a_warning(
     assert found.rope_parameters == own
     assert "ignore_keys_at_rope_validation" not in found.to_dict()
     assert caplog.text == ""
+
+
+def test_what_transformers_says_of_other_models_is_still_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    scaling = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+    LlamaConfig(max_position_embeddings=48, rope_parameters=scaling).save_pretrained(tmp_path)
+    assert "(implicit factor = " in caplog.text
