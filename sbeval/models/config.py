@@ -200,7 +200,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     def validate(self) -> None:
         """Checks what transformers checks before it saves."""
         with any_factor_of_yarn():
-            super().validate()
+            super().validate()  # type: ignore[misc]
 
     def set_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> None:
         """Takes another RoPE base or scaling, in transformers' form."""
