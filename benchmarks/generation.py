@@ -11,7 +11,8 @@ the keys and values that are there halfway, over the bandwidth of a copy measure
 `cache_implementation=static`, which transformers compiles; its first two answers of full length, in which it does, are
 not timed. `answers equal` counts those of the first row of its block. Models have random weights: a Llama of 22 layers
 and 4 key heads, and a stick-breaking preset, whose queries and keys are shifted so that no stick breaks
-(`stickbreaking`) or are as they are, so that sticks break within some twenty tokens (`breaking`).
+(`stickbreaking`) or are as they are, so that sticks break within some twenty tokens (`breaking`). `shipped` is the
+shipped stick-breaking checkpoint.
 
 With `--choices`, that many questions have a context of `--words` words at most and four continuations of two to five.
 `tokens` are those of all requests; `tokenizing` is timed by calling the adapter with everything after it left out, and
@@ -80,6 +81,8 @@ def load(adapter: str, name: str, preset: str, dtype: str, batch: int | str, max
     options = {"question": "generation", "checkpoint": str(DEMO), "length": max_length, "windows": 1, "dtype": dtype}
     row = Row(adapter=adapter, model=kind, shape=shape, **options)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "shipped":
+        return StickBreakingLM(str(DEMO), device=device, dtype=dtype, max_length=max_length, batch_size=batch)
     with torch.device(device):
         model = random_model(row)
     if name == "breaking":

@@ -128,14 +128,16 @@ def test_what_newer_keys_left_ends_the_walk_within_the_bound(impl: str) -> None:
     p = problem(heads=2, groups=2, queries=40, keys=704, dtype=torch.float32, logit_scale=0.02)
     p.q[..., 0], p.k[..., 0] = 3.0, -3.0
     options: dict[str, Any] = {"impl": impl, "scale": 0.4, "causal": False}
-    newer = torch.full((1, 2, 40), 0.1, device=DEVICE)
-    newer[:, 1] = 1e-4
-    plain = stickbreaking_attention(p.q, p.k, p.v, **options)
-    found = stickbreaking_attention(p.q, p.k, p.v, skip_threshold=5e-2, newer_remainder=newer, **options)
-    alone = stickbreaking_attention(p.q, p.k, p.v, skip_threshold=5e-2, **options)
-    assert (newer * (found.remainder - plain.remainder).abs()).max() <= 5e-2 + 1e-6
-    assert (found.remainder[:, 1] == 1).all(), "keys were visited that no stick reaches"
-    assert (found.remainder[:, 0] > alone.remainder[:, 0]).all(), "the walk did not end earlier"
+
+    def remainder(newer: float | None, skip_threshold: float | None = 5e-2) -> torch.Tensor:
+        left = None if newer is None else torch.full((1, 2, 40), newer, device=DEVICE)
+        return stickbreaking_attention(
+            p.q, p.k, p.v, skip_threshold=skip_threshold, newer_remainder=left, **options
+        ).remainder
+
+    assert (0.1 * (remainder(0.1) - remainder(None, skip_threshold=None)).abs()).max() <= 5e-2 + 1e-6
+    assert (remainder(1e-4) == 1).all(), "keys were visited that no stick reaches"
+    assert (remainder(0.1) > remainder(None)).all(), "the walk did not end earlier"
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

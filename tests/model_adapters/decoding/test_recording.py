@@ -51,6 +51,7 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
         for name in ("device", "stream"):
             monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "graph", graph)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *_: None)
         made = recording.Recording.__init__
 
         def as_on_a_gpu(self: recording.Recording, _: torch.device) -> None:
