@@ -75,12 +75,12 @@ def compare_documents(
     """Compares all texts and protocols two models share; also says what could not be compared, and why."""
     known: dict[tuple[str | None, ...], Measured] = {}
     for one in first:  # the same text first, then whatever goes by its name
-        known[one.corpus, one.protocol, one.corpus_sha256] = one
+        known[one.corpus_sha256, one.protocol] = one
         known.setdefault((one.corpus, one.protocol), one)
     lengths: list[ComparedLength] = []
     obstacles: list[str] = []
     for other in second:
-        own = known.get((other.corpus, other.protocol, other.corpus_sha256), known.get((other.corpus, other.protocol)))
+        own = known.get((other.corpus_sha256, other.protocol), known.get((other.corpus, other.protocol)))
         if own is None:
             continue
         found, obstacle = _pair(own, other, confidence)

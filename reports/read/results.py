@@ -12,7 +12,7 @@ from sbeval.reports.read.measurements import tabulate_measurements
 from sbeval.reports.read.models import EvaluatedModel, group_models, note_other_inputs
 from sbeval.reports.read.positions import POSITION_SUMS, POSITIONS
 from sbeval.reports.read.rows import Reader
-from sbeval.reports.read.runs import EvaluationRun
+from sbeval.reports.read.runs import EvaluationRun, TaskResult
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
 from sbeval.reports.read.spans import SPANS
 
@@ -48,7 +48,7 @@ class Results:
 
 def tabulate(runs: Sequence[EvaluationRun], notes: Notes, *, labels: Mapping[str, str] | None = None) -> Results:
     """Reads all that the runs hold."""
-    models = group_models(runs, labels)
+    models = group_models(_texts_by_one_name(runs), labels)
     note_other_inputs(models, notes)
     return Results(
         models=tuple(models),
@@ -56,3 +56,21 @@ def tabulate(runs: Sequence[EvaluationRun], notes: Notes, *, labels: Mapping[str
         by_reader={reader: reader.read(models, notes) for reader in READERS},
         notes=notes,
     )
+
+
+def _texts_by_one_name(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
+    """Calls a text what its newest run called it: files get other names, and releases named one file differently."""
+    names = {
+        task.record.corpus_sha256: task.record.corpus
+        for run in sorted(runs, key=lambda run: (run.date, str(run.path)))
+        for task in run.tasks
+        if task.record is not None and task.record.corpus_sha256 is not None
+    }
+
+    def named(task: TaskResult) -> TaskResult:
+        if task.record is None or task.record.corpus_sha256 not in names:
+            return task
+        corpus = names[task.record.corpus_sha256]
+        return dataclasses.replace(task, record=dataclasses.replace(task.record, corpus=corpus))
+
+    return [dataclasses.replace(run, tasks=tuple(named(task) for task in run.tasks)) for run in runs]

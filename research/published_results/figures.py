@@ -64,10 +64,10 @@ def draw(folder: Path, target: Path) -> None:
     for name, schemes in (("schemes", SCHEMES), ("extension", EXTENSION)):
         for protocol in ("stream", "fixed_target"):
             found = _report(folder, schemes, f"sb_stdlib_{protocol}")
-            keep(found, f"stdlib-{protocol}*-nll", target / f"{name}-{protocol}")
+            keep(found, f"stdlib*-{protocol}*-nll", target / f"{name}-{protocol}")
     for name, (schemes, split) in REST.items():
         found = _report(folder, schemes, "sb_stdlib_stream")
-        keep(found, f"stdlib-stream{split}*-nll", target / f"{name}-stream")
+        keep(found, f"stdlib*-stream{split}*-nll", target / f"{name}-stream")
     for task in ("sb_niah_single_1", "sb_niah_multikey_1"):
         found = _report(folder, NEEDLES, task)
         keep(found, f"needles-{task.removeprefix('sb_')}", target / task.removeprefix("sb_"))

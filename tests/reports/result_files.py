@@ -5,6 +5,7 @@ training length. Documents differ in size and difficulty, and each keeps its own
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -27,7 +28,6 @@ Task = tuple[str, dict[str, Any], dict[str, Any] | None, list[dict[str, Any]]]
 """Task name, results, the task's record, samples."""
 
 TOKENIZER = "9f" * 32
-CORPUS = "c0" * 32
 
 
 def model_record(attention: str, **changes: Any) -> ModelRecord:
@@ -115,7 +115,7 @@ def perplexity_task(
     facts = {
         "family": "perplexity",
         "corpus": corpus,
-        "corpus_sha256": CORPUS,
+        "corpus_sha256": hashlib.sha256(corpus.encode()).hexdigest(),
         "corpus_detail": "CPython 3.11.9",
         "protocol": protocol,
         "separator": "<|endoftext|>",
@@ -257,7 +257,7 @@ def position_task(
     record = TaskRecord(
         family="perplexity",
         corpus=corpus,
-        corpus_sha256=CORPUS,
+        corpus_sha256="c0" * 32,
         protocol="position",
         lengths=[longest],
         tokenizer_sha256=TOKENIZER,

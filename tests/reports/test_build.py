@@ -18,8 +18,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_report_is_one_page_with_figures_and_a_table(report: Path) -> None:
     files = {path.name for path in (report.parent / "figures").iterdir()}
     for ending in ("png", "svg", "pdf"):
-        assert f"stdlib-stream-c0c0c0-nll.{ending}" in files
-        assert f"stdlib-fixed_target-c0c0c0-token_perplexity.{ending}" in files
+        assert f"stdlib-stream-6c6838-nll.{ending}" in files
+        assert f"stdlib-fixed_target-6c6838-token_perplexity.{ending}" in files
     assert all((report.parent / "figures" / name).stat().st_size > 1000 for name in files)
     assert report.name == "index.html"
 

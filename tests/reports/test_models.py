@@ -6,7 +6,7 @@ from experiment_files import write_extension
 from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.errors import UserError
-from sbeval.reports import load_results
+from sbeval.reports import compare, load_results
 from sbeval.reports.analyse.findings import model_facts
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.selection import choose_baseline, restrict
@@ -150,6 +150,17 @@ def test_different_texts_do_not_share_an_axis(tmp_path: Path) -> None:
     panels = perplexity_panels(results.measurements, results.models)
     assert [panel.labels for panel in panels] == [("demo-rope",), ("demo-sb",)]
     assert len({panel.stem for panel in panels}) == 2
+
+
+def test_one_text_under_two_names_is_one_text(tmp_path: Path) -> None:
+    for hour, (attention, corpus) in enumerate([("stickbreaking", "stdlib_311"), ("rope", "stdlib")]):
+        task = perplexity_task("stream", CURVES[attention], corpus=corpus, corpus_sha256="dd" * 32)
+        write_run(tmp_path, model_record(attention), [task], date=f"2026-11-20T{hour:02d}-00-00.000001")
+    results = load_results([tmp_path])
+    (panel,) = perplexity_panels(results.measurements, results.models)
+    assert set(panel.labels) == {"demo-rope", "demo-sb"}
+    assert panel.corpus == "stdlib", "what the newest run calls it"
+    assert {one.corpus for one in compare("demo-rope", "demo-sb", paths=[tmp_path]).lengths} == {"stdlib"}
 
 
 def test_scheme_training_length_and_window_become_three_panels(tmp_path: Path) -> None:

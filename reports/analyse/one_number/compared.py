@@ -33,10 +33,10 @@ def compare_effective(
     first: Iterable[Measured], second: Iterable[Measured], *, least_effect: float, confidence: float = CONFIDENCE
 ) -> list[ComparedEffective]:
     """Compares effective lengths on texts with identical targets that both models were scored on."""
-    known = {(one.corpus, one.corpus_sha256): one for one in first if one.protocol == "fixed_target"}
+    known = {one.corpus_sha256 or one.corpus: one for one in first if one.protocol == "fixed_target"}
     found = []
     for other in second:
-        own = known.get((other.corpus, other.corpus_sha256)) if other.protocol == "fixed_target" else None
+        own = known.get(other.corpus_sha256 or other.corpus) if other.protocol == "fixed_target" else None
         if own is None:
             continue
         each = 1 - (1 - confidence) / 2
