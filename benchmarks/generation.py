@@ -6,13 +6,13 @@
 
 Every row answers the same prompts of `--words` words with exactly `--new` tokens each, through lm-eval's
 `generate_until`; a step is the time of all of them less that of half as many, over the steps between, so that reading
-prompts and recording a step as a graph count to neither. The bytes are those of the weights, read once a step, and of
-the keys and values that are there halfway, over the bandwidth of a copy measured in the same run. `static` is `hf` with
-`cache_implementation=static`, which transformers compiles; its first two answers of full length, in which it does, are
-not timed. `answers equal` counts those of the first row of its block. Models have random weights: a Llama of 22 layers
-and 4 key heads, and a stick-breaking preset, whose queries and keys are shifted so that no stick breaks
-(`stickbreaking`) or are as they are, so that sticks break within some twenty tokens (`breaking`). `shipped` is the
-shipped stick-breaking checkpoint.
+prompts and recording a step as a graph count to neither; times are medians of `--repeats`. The bytes are those of the
+weights, read once a step, and of the keys and values that are there halfway, over the bandwidth of a copy measured in
+the same run. `static` is `hf` with `cache_implementation=static`, which transformers compiles; its first two answers of
+full length, in which it does, are not timed. `answers equal` counts those of the first row of its block. Models have
+random weights: a Llama of 22 layers and 4 key heads, and a stick-breaking preset, whose queries and keys are shifted so
+that no stick breaks (`stickbreaking`) or are as they are, so that sticks break within some twenty tokens (`breaking`).
+`shipped` is the shipped stick-breaking checkpoint.
 
 With `--choices`, that many questions have a context of `--words` words at most and four continuations of two to five.
 `tokens` are those of all requests; `tokenizing` is timed by calling the adapter with everything after it left out, and
@@ -32,6 +32,7 @@ import gc
 import itertools
 import logging
 import random
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -125,9 +126,11 @@ def rows(arguments: argparse.Namespace, bandwidth: float) -> Iterator[str]:
                 if gpu:
                     held = torch.cuda.memory_allocated()
                     torch.cuda.reset_peak_memory_stats()
-                one, _ = generated(lm, texts, 1, **settings)
-                half, _ = generated(lm, texts, arguments.new // 2, **settings)
-                new, answers = generated(lm, texts, arguments.new, **settings)
+                seconds: dict[int, list[float]] = {1: [], arguments.new // 2: [], arguments.new: []}
+                for _, tokens_each in itertools.product(range(arguments.repeats), seconds):
+                    taken, answers = generated(lm, texts, tokens_each, **settings)
+                    seconds[tokens_each].append(taken)
+                one, half, new = map(statistics.median, seconds.values())
                 step = (new - half) / (arguments.new - arguments.new // 2)
                 least = (weights + keys) / bandwidth
                 peak = (torch.cuda.max_memory_allocated() - held) / 2**20 if gpu else float("nan")
@@ -264,7 +267,8 @@ def main() -> None:
     parser.add_argument("--models", default="llama,stickbreaking,breaking")
     parser.add_argument("--batches", default="1,64" if gpu else "1,4")
     parser.add_argument("--words", type=int, default=300 if gpu else 30)
-    parser.add_argument("--new", type=int, default=256 if gpu else 16)
+    parser.add_argument("--new", type=int, default=256 if gpu else 32)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers", default="hf,static" if gpu else "hf")
     parser.add_argument("--preset", default="1b" if gpu else None)
     parser.add_argument("--dtype", default="bfloat16" if gpu else "float32")
