@@ -33,6 +33,9 @@ def spans_section(material: Material) -> Section | None:
     spans = material.results[SPANS]
     if spans.empty:
         return None
+    # a softmax head gives all its weight to keys: it has no stick of which nothing remains
+    sticks = spans.groupby("setting")["remainder"].transform("max") > 0
+    spans = spans.assign(remainder=spans["remainder"].where(sticks))
     looks = material.looks_of(spans["setting"])
     figures = [_why_figure(material, spans, looks), _means_figure(material, spans, looks)]
     for label in looks:
@@ -166,7 +169,7 @@ def _table(spans: pd.DataFrame, labels: Sequence[str]) -> Table:
     for label in labels:
         own = spans[spans["setting"] == label]
         for field, (words, number_format) in _MEANS.items():
-            if own[field].isna().all() or (field == "remainder" and not (own[field].fillna(0) > 0).any()):
+            if own[field].isna().all():
                 continue
             means = {
                 int(mean["context_length_tokens"]): mean[field]
