@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from sbeval.attention.impl.reference import log_weights
 from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
-from sbeval.reports.figures.images import ImageWriter
 
 SIDE_PIXELS = 300
 LEAST_SHARE = 0.01
@@ -120,6 +119,8 @@ def _grid(given: list[dict[str, Any]], title: str, length: int, *, named: bool, 
 
 def write_picture(source: Path, target: Path, *, title: str) -> None:
     """Draws a file of weights as a PNG."""
+    from sbeval.reports.figures.images import ImageWriter  # models train on machines that draw nothing
+
     with ImageWriter(target.parent, ("png",)) as writer:
         writer.draw(attention_figure(np.load(source)["weights"], title=title), target.stem)
         writer.svgs()
