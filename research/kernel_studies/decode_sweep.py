@@ -1,14 +1,17 @@
-"""Times launch parameters of the decode kernels against each other, to choose those in decode.py.
+"""Times launch parameters of the decode kernels against each other, to choose those in decode.py and decode_slots.py.
 
     python -m research.kernel_studies.decode_sweep --head-dims 64 --keys 65536 [--warps 1 2 4 8] [--block-keys 64]
+    python -m research.kernel_studies.decode_sweep --slots --key-heads 16 --head-dims 32
 
-Prints the fastest sets of each head_dim as a share of the bandwidth of a copy measured in the same run.
+`--slots` times those that read lengths from the device's memory, where nothing is skipped. Prints the fastest sets of
+each head_dim as a share of the bandwidth of a copy measured in the same run.
 """
 
 import argparse
 import dataclasses
 import itertools
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -16,6 +19,7 @@ from decode import copy_bandwidth, inputs
 from measuring import graphed, interleaved, machine
 
 from sbeval.attention.impl.triton.decode import decode, decode_parameters
+from sbeval.attention.impl.triton.decode_slots import decode_slots, slot_parameters
 
 
 def main() -> None:
@@ -29,6 +33,7 @@ def main() -> None:
     parser.add_argument("--buffer-kib", type=int, nargs="+", default=[24, 48, 72], help="what the pipeline holds")
     parser.add_argument("--splits", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--chunks", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--slots", action="store_true")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("decode_sweep measures kernels on a GPU and finds none here, so it measures nothing.")
@@ -38,10 +43,15 @@ def main() -> None:
     for head_dim in arguments.head_dims:
         torch.manual_seed(0)
         q, k, v = inputs(arguments.key_heads, 1, arguments.keys, head_dim, breaking=False)
-        base = decode_parameters(
-            rows=1, keys=arguments.keys, head_dim=head_dim, element_bytes=2, key_heads=arguments.key_heads,
-            multiprocessors=132, skipping=False,
-        )  # fmt: skip
+        common = {"rows": 1, "head_dim": head_dim, "element_bytes": 2, "key_heads": arguments.key_heads}
+        if arguments.slots:
+            length = torch.full((1,), arguments.keys, device="cuda", dtype=torch.int32)
+            call = partial(decode_slots, q, k, v, length, skipping=False)
+            base: Any = slot_parameters(room=arguments.keys, multiprocessors=132, skipping=False, **common)
+        else:
+            call = partial(decode, q, k, v, seq_start=None, skipping=False)
+            base = decode_parameters(keys=arguments.keys, multiprocessors=132, skipping=False, **common)
+        call = partial(call, scale=head_dim**-0.5, attend_current=False, log2_threshold=-150.0)
         found = []
         for keys, warps, kib, splits, chunk in itertools.product(
             arguments.block_keys, arguments.warps, arguments.buffer_kib, arguments.splits, arguments.chunks
@@ -52,11 +62,8 @@ def main() -> None:
                 chunk_tiles=chunk,
             )  # fmt: skip
             name = f"N={keys} warps={warps} stages={stages} splits={splits} chunk={chunk}"
-            call = partial(
-                decode, q, k, v, head_dim**-0.5, False, None, -150.0, skipping=False, parameters=chosen
-            )  # fmt: skip
             try:
-                time = interleaved({name: graphed(call)}, milliseconds=5)[name][1]
+                time = interleaved({name: graphed(partial(call, parameters=chosen))}, milliseconds=5)[name][1]
             except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
                 print(f"D={head_dim} {name}: {type(error).__name__}", flush=True)
                 continue

@@ -37,6 +37,7 @@ class SlotParameters:
         fewest_tiles: tiles that a split takes before another one begins.
         first_splits: how many of them run before all others.
         num_stages: depth of the software pipeline.
+        num_warps: warps of a program.
     """
 
     block_rows: int
@@ -47,6 +48,7 @@ class SlotParameters:
     fewest_tiles: int
     first_splits: int
     num_stages: int
+    num_warps: int
 
 
 def slot_parameters(
@@ -72,6 +74,7 @@ def slot_parameters(
         fewest_tiles=fewest_tiles,
         first_splits=min(first_splits, splits),
         num_stages=max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes))),
+        num_warps=4,
     )
 
 
@@ -250,7 +253,7 @@ def decode_slots(
             FIRST_POWER=1 << (p.first_splits - 1).bit_length() if first else 1,
             CHUNK=p.chunk_tiles, STAGES=p.num_stages, FEWEST=p.fewest_tiles,
             ATTEND_CURRENT=attend_current, EXACT=q_BHQD.dtype == torch.float32, ASSEMBLY=has_assembly(q_BHQD),
-            LOOK=first > 0, EARLY=early, num_warps=4, **options,
+            LOOK=first > 0, EARLY=early, num_warps=p.num_warps, **options,
         )  # fmt: skip
     _join_kernel[(batch * groups, shared * queries)](
         part, stick, out, remainder, length_B, *out.stride()[:3], groups, shared, queries, p.splits, log2_threshold,
