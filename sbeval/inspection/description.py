@@ -7,11 +7,12 @@ from typing import Any
 
 from sbeval.checkpoints.facts import KvExpand, longest_input_tokens, text_config, training_length_tokens
 from sbeval.checkpoints.files import find_folder, read_config
+from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import format_of_type
 from sbeval.corpora.tokenizers import adds_bos, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.inspection.sizes import Sizes, experts_of, sizes_of
-from sbeval.inspection.weightless import Headers, assemble, quiet_transformers
+from sbeval.inspection.weightless import Headers, assemble
 from sbeval.models.learned_positions import learned_positions
 
 _LENGTH_KEYS = (

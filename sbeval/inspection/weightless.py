@@ -1,8 +1,6 @@
 """A checkpoint put together on the meta device: every tensor has its shape and dtype, and none has been read."""
 
-import contextlib
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from sbeval.checkpoints import load_whole, register_fla_models
 from sbeval.checkpoints.facts import KvExpand, checkpoint_format
@@ -52,19 +49,6 @@ class Headers(Weights):
         if kind not in _DTYPES:
             raise UserError(f"{name} holds numbers of the type {shown(kind)}, which is not supported")
         return torch.empty(self.shape(name), dtype=_DTYPES[kind], device="meta")
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keeps transformers silent: what it would warn of, such as a missing tensor, is found and said by us."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
-        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def assemble(

@@ -1,18 +1,17 @@
 """One training run in its folder: resumed, trained, and left with its record of parts."""
 
-import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback
-from transformers.utils import logging as transformers_logging
 
+from sbeval.checkpoints.quiet import without_bars
 from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.results.outputs import written_beside
@@ -106,7 +105,7 @@ class TrainingRun:
         if first_step >= steps and state is not None:
             model.load_state_dict(kind.from_pretrained(state).state_dict())
             return model
-        with full_disk_named(self.out), _without_bars():
+        with full_disk_named(self.out), without_bars():
             trainer.train(resume_from_checkpoint=str(state) if state else None)
         if (bad_step := trainer.bad_step()) is not None:
             good = last_complete_state(self.out / "states")
@@ -167,7 +166,7 @@ class TrainingRun:
             return
         if folder.exists():
             raise UserError(f"Expected nothing at {folder} yet, found a file or folder: move it away and run again")
-        with full_disk_named(self.out), _without_bars(), written_beside(folder) as partial:
+        with full_disk_named(self.out), without_bars(), written_beside(folder) as partial:
             tokenizer.save_pretrained(partial)
             model.to(dtype).save_pretrained(partial)
             parts = RunParts(read_lines(self.out / "runs.jsonl"), read_lines(self.out / "training_log.jsonl"))
@@ -176,16 +175,3 @@ class TrainingRun:
             (partial / "training_record.json").write_text(text, encoding="utf-8")
             for file in partial.iterdir():
                 file.chmod(0o644)
-
-
-@contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """Within it transformers saves without progress bars, which would cut through the lines of the loss."""
-    if not transformers_logging.is_progress_bar_enabled():
-        yield
-        return
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
