@@ -95,6 +95,7 @@ def run(tasks: Sequence[str], folder: Path, out: Path, gpu: int, options: argpar
     """Returns a run's results by task, or the last sentence that it printed."""
     length, samples = options.length, options.samples
     untuned = Path(__file__).with_name("untuned.py")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     command = [sys.executable, "-P", str(untuned), "run", "--tasks", ",".join(tasks), "--device", DEVICE]
     command += ["--model_args", f"pretrained={folder},dtype=bfloat16,max_length={length + ROOM_TOKENS // 2}"]
     command += ["--metadata", json.dumps({"context_lengths": [length], "num_samples": samples})]
@@ -104,8 +105,8 @@ def run(tasks: Sequence[str], folder: Path, out: Path, gpu: int, options: argpar
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # otherwise each process starts one for every core
         **os.environ,
-        "CUDA_VISIBLE_DEVICES": str(gpu),
-        "TRITON_CACHE_DIR": str(options.out / "triton"),
+        "CUDA_VISIBLE_DEVICES": visible.split(",")[gpu] if visible else str(gpu),
+        "TRITON_CACHE_DIR": str((options.out / "triton").resolve()),
     }
     keep = {"capture_output": True, "text": True, "check": False, "env": environment}
     try:
