@@ -12,6 +12,7 @@ from sbeval.model_adapters.speed.mlp import fuse_mlps
 from sbeval.model_adapters.speed.norm import fuse_norms
 from sbeval.model_adapters.speed.replacing import give_back_forwards, same_but_for_rounding
 from sbeval.model_adapters.speed.rotation import fuse_rotations
+from sbeval.scoring.scorer import no_cache
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def make_faster(model: nn.Module) -> bool:
 def _logits(model: Any) -> Tensor | None:
     tokens = torch.arange(_SAMPLE_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
     try:
-        logits: Tensor = model(input_ids=tokens).logits
-    except (RuntimeError, TypeError, ValueError, AttributeError):
+        logits: Tensor = model(input_ids=tokens, **no_cache(model)).logits
+    except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
         return None
     return logits

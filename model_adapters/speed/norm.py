@@ -3,6 +3,7 @@
 Written out in fp32, as transformers has it, a norm reads and writes the residual stream some ten times.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ def _fused(module: Any) -> FusedRMSNorm | None:
     if not type(module).__name__.endswith("RMSNorm") or isinstance(module, nn.RMSNorm | FusedRMSNorm):
         return None
     if type(weight) is not nn.Parameter or weight.dim() != 1 or not isinstance(eps, float):
+        return None
+    if len(inspect.signature(module.forward).parameters) != 1:  # others add a residual stream too
         return None
     if hasattr(module, "_hf_hook") or weight.device.type == "meta" or len(list(module.parameters())) != 1:
         return None

@@ -223,7 +223,7 @@ class TokenScorer:
 
     def _hidden(self, input_ids_BL: Tensor, cache: DynamicCache | None = None) -> Tensor:
         assert self._body is not None
-        caching = _no_cache(self._body) if cache is None else {"past_key_values": cache, "use_cache": True}
+        caching = no_cache(self._body) if cache is None else {"past_key_values": cache, "use_cache": True}
         output = self._body(input_ids=input_ids_BL, **caching)
         self._output_class = type(output)
         hidden_BLD: Tensor = output.last_hidden_state
@@ -245,11 +245,11 @@ class TokenScorer:
         placeholder_BC = torch.zeros(hidden_BCD.shape[:2], dtype=torch.long, device=hidden_BCD.device)
         assert self._output_class is not None
         with _body_returns(self._body, self._output_class(last_hidden_state=hidden_BCD)):
-            logits_BCV: Tensor = self._whole(input_ids=placeholder_BC, **_no_cache(self._whole)).logits
+            logits_BCV: Tensor = self._whole(input_ids=placeholder_BC, **no_cache(self._whole)).logits
         return logits_BCV
 
     def _own_logits(self, input_ids_BL: Tensor) -> Tensor:
-        logits_BLV: Tensor = self.model(input_ids=input_ids_BL, **_no_cache(self.model)).logits
+        logits_BLV: Tensor = self.model(input_ids=input_ids_BL, **no_cache(self.model)).logits
         return logits_BLV
 
     def _vocabulary(self) -> int:
@@ -346,7 +346,8 @@ def _body(model: nn.Module) -> nn.Module | None:
     return body if isinstance(body, nn.Module) and body is not model else None
 
 
-def _no_cache(module: nn.Module) -> dict[str, bool]:
+def no_cache(module: nn.Module) -> dict[str, bool]:
+    """Returns what makes a forward keep nothing of its input: most models keep it unless told, and some then fail."""
     parameters = inspect.signature(module.forward).parameters
     takes = "use_cache" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return {"use_cache": False} if takes else {}

@@ -1,6 +1,7 @@
 """Padded linear maps, fused norms, MLPs and rotations compute what the model's own parts do."""
 
 import copy
+from collections.abc import Callable
 
 import peft
 import pytest
@@ -40,6 +41,25 @@ def test_gemmas_norms_are_left_alone_and_llamas_are_fused() -> None:
         model = odd(architecture)
         make_faster(model)
         assert any(isinstance(module, FusedRMSNorm) for module in model.modules()) == fused
+
+
+def test_a_norm_that_also_adds_stays_as_it_is_beside_others_that_are_fused() -> None:
+    class AddingRMSNorm(transformers.models.llama.modeling_llama.LlamaRMSNorm):
+        def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(hidden_states if residual is None else hidden_states + residual)
+
+    class AddingLayer(transformers.models.llama.modeling_llama.LlamaDecoderLayer):
+        def forward(self, hidden_states: torch.Tensor, **kwargs: object) -> torch.Tensor:
+            mixed = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
+            return hidden_states + mixed + self.mlp(self.post_attention_layernorm(mixed, hidden_states))
+
+    model = odd("llama")
+    adding = [layer.post_attention_layernorm for layer in model.model.layers]
+    for layer in model.model.layers:
+        layer.__class__, layer.post_attention_layernorm.__class__ = AddingLayer, AddingRMSNorm
+    assert make_faster(model)
+    assert [layer.post_attention_layernorm for layer in model.model.layers] == adding
+    assert isinstance(model.model.norm, FusedRMSNorm)
 
 
 def rotated(model: nn.Module) -> list[str]:
@@ -172,6 +192,28 @@ def test_a_model_that_would_differ_gets_its_own_parts_back(caplog: pytest.LogCap
     assert rotated(model) == ["model.layers.0.mlp"]  # this test's own
     assert torch.equal(model(TOKENS).logits, expected)
     assert "is run as it is" in caplog.text
+
+
+def refusing(model: nn.Module, *, when: Callable[[object], bool]) -> nn.Module:
+    """The model, whose forward asserts something of `use_cache`, as flash-linear-attention's do."""
+    own = model.forward
+
+    def forward(input_ids: torch.Tensor, use_cache: bool | None = None) -> object:
+        assert not when(use_cache), "use_cache should be False in training"
+        return own(input_ids=input_ids, use_cache=use_cache)
+
+    model.forward = forward
+    return model
+
+
+def test_a_model_is_compared_without_keeping_its_input() -> None:
+    assert make_faster(refusing(odd("llama"), when=lambda use_cache: use_cache is not False))
+
+
+def test_a_model_that_refuses_the_sample_is_run_as_it_is() -> None:
+    model = refusing(odd("llama"), when=lambda use_cache: True)
+    assert not make_faster(model)
+    assert not any(isinstance(module, AlignedLinear | FusedGatedMLP | FusedRMSNorm) for module in model.modules())
 
 
 @torch.no_grad()
