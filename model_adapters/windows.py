@@ -17,8 +17,9 @@ from sbeval.model_adapters.batching import BatchLimits, DoesNotFit, out_of_memor
 from sbeval.model_adapters.session import Session
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
+from sbeval.scoring.pending import PendingScores, to_device
 from sbeval.scoring.requests import TokenLogprobsRequest
-from sbeval.scoring.scorer import PendingScores, Prefix, to_device
+from sbeval.scoring.scorer import Prefix
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.context_parallel")

@@ -12,7 +12,7 @@ from sbeval.model_adapters.speed.mlp import fuse_mlps
 from sbeval.model_adapters.speed.norm import fuse_norms
 from sbeval.model_adapters.speed.replacing import give_back_forwards, same_but_for_rounding
 from sbeval.model_adapters.speed.rotation import fuse_rotations
-from sbeval.scoring.scorer import no_cache
+from sbeval.scoring.body import no_cache
 
 logger = logging.getLogger(__name__)
 

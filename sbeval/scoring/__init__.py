@@ -2,6 +2,8 @@
 
 - `requests`: what do tasks ask of a model, and how do sequences travel?
 - `scorer`: how are tokens scored without [length, vocabulary] logits?
+- `body`: which part of a model computes hidden states, and how is it run apart?
+- `pending`: how do numbers reach a device, and scores come back, without waiting?
 - `context_parallel`: how do several processes score one window?
 - `logprob_kernel`: how is that one pass over the logits on a GPU?
 - `non_finite`: what if a model's logits are no numbers?

@@ -17,8 +17,9 @@ from transformers import Cache, DynamicCache
 
 from sbeval.attention.context_parallel import ContextParallel
 from sbeval.errors import UserError
+from sbeval.scoring.pending import PendingScores
 from sbeval.scoring.requests import NonFinite
-from sbeval.scoring.scorer import PendingScores, Prefix, TokenScorer
+from sbeval.scoring.scorer import Prefix, TokenScorer
 
 
 def join_context(model: nn.Module, degree: int, device: torch.device) -> ContextParallel:

@@ -10,11 +10,9 @@ Shape suffixes: B rows, L input length, P prefix length, N scored positions, C p
 V vocabulary.
 """
 
-import inspect
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +20,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from sbeval.errors import UserError
+from sbeval.scoring.body import body_of, body_returns, no_cache, same_logits, unwrapped
 from sbeval.scoring.non_finite import check_finite
+from sbeval.scoring.pending import PendingScores, TokenScores, to_device
 from sbeval.scoring.requests import NonFinite
 
 logger = logging.getLogger(__name__)
@@ -32,49 +32,6 @@ Prefix = DynamicCache
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 """Logits held at once, by device: 64 MiB in fp32, and 128 MiB in bf16, enough positions to keep a GPU busy."""
-
-
-class TokenScores(NamedTuple):
-    """What scoring returns, on the CPU.
-
-    Attributes:
-        logprobs: float32 [N], log-probability of each target in nats.
-        greedy: bool [N], whether the target is the most probable token.
-    """
-
-    logprobs: Tensor
-    greedy: Tensor
-
-
-class PendingScores:
-    """Scores that a device may still be computing.
-
-    Args:
-        logprobs_N: float32 [N] on the device.
-        greedy_N: bool [N] on the device.
-        check: called with the log-probabilities on the CPU before they are handed out; may write to them.
-    """
-
-    def __init__(self, logprobs_N: Tensor, greedy_N: Tensor, check: Callable[[Tensor], None]) -> None:
-        self._check = check
-        self._copied: torch.cuda.Event | None = None
-        later = logprobs_N.is_cuda  # other devices say nothing of when a copy is complete
-        self._scores = TokenScores(*(x.to("cpu", non_blocking=later) for x in (logprobs_N, greedy_N)))
-        if later:
-            with torch.cuda.device(logprobs_N.device):
-                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._copied.record()
-
-    def result(self) -> TokenScores:
-        """Waits for the device, for this work alone.
-
-        Raises:
-            NonFiniteError: a log-probability is not finite.
-        """
-        if self._copied is not None:
-            self._copied.synchronize()
-        self._check(self._scores.logprobs)
-        return self._scores
 
 
 class TokenScorer:
@@ -90,8 +47,8 @@ class TokenScorer:
         self.model = model
         self.chunk_logits = chunk_logits
         self.non_finite = non_finite
-        self._whole = _unwrapped(model)
-        self._body = _body(self._whole)
+        self._whole = unwrapped(model)
+        self._body = body_of(self._whole)
         self._comes_apart: bool | None = None if self._body is not None else False
         self._output_class: type[Any] | None = None
 
@@ -244,7 +201,7 @@ class TokenScorer:
         assert self._body is not None
         placeholder_BC = torch.zeros(hidden_BCD.shape[:2], dtype=torch.long, device=hidden_BCD.device)
         assert self._output_class is not None
-        with _body_returns(self._body, self._output_class(last_hidden_state=hidden_BCD)):
+        with body_returns(self._body, self._output_class(last_hidden_state=hidden_BCD)):
             logits_BCV: Tensor = self._whole(input_ids=placeholder_BC, **no_cache(self._whole)).logits
         return logits_BCV
 
@@ -282,24 +239,7 @@ class TokenScorer:
                 raise
             logger.debug("the body and the head of %s do not run apart: %s", type(self._whole).__name__, error)
             return False
-        if found.shape != expected_BLV.shape:
-            return False
-        expected = expected_BLV.double()
-        tolerance = 8 * torch.finfo(found.dtype).eps ** (1.0 if found.dtype.itemsize < 4 else 0.75)
-        spread = expected.nan_to_num(posinf=0.0, neginf=0.0).abs().max()
-        close = torch.isclose(
-            found.double().to(expected.device), expected, rtol=0.0, atol=float(tolerance * spread), equal_nan=True
-        )
-        return bool(close.all())
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copies whole numbers from the CPU to a device without waiting for the work a GPU has been given before."""
-    if device.type == "cuda" and not tensor.is_cuda:
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-        pinned.numpy()[...] = tensor.numpy()
-        return pinned.to(device, non_blocking=True)
-    return tensor.to(device)
+        return same_logits(found, expected_BLV)
 
 
 def target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -315,39 +255,3 @@ def target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor
     # on a CPU log_softmax takes two thirds of logsumexp's time and max of argmax's; of equal logits both take the first
     logprobs_N = logits_NV.log_softmax(dim=1).gather(1, target_N[:, None]).squeeze(1)
     return logprobs_N.float(), logits_NV.max(dim=1).indices == target_N
-
-
-@contextmanager
-def _body_returns(body: nn.Module, output: Any) -> Iterator[None]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return output
-
-    before = body.__dict__.get("forward")
-    body.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del body.__dict__["forward"]
-        else:
-            body.__dict__["forward"] = before
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """Returns the Hugging Face model inside a PEFT wrapper, and any other model itself."""
-    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-        inner: nn.Module = model.get_base_model()  # type: ignore[operator]
-        return inner
-    return model
-
-
-def _body(model: nn.Module) -> nn.Module | None:
-    body = getattr(model, "base_model", None)
-    return body if isinstance(body, nn.Module) and body is not model else None
-
-
-def no_cache(module: nn.Module) -> dict[str, bool]:
-    """Returns what makes a forward keep nothing of its input: most models keep it unless told, and some then fail."""
-    parameters = inspect.signature(module.forward).parameters
-    takes = "use_cache" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return {"use_cache": False} if takes else {}

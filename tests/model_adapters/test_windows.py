@@ -17,7 +17,8 @@ from sbeval.model_adapters.batching import BatchLimits, DoesNotFit
 from sbeval.model_adapters.rope import RequestRope
 from sbeval.model_adapters.session import Meter, Session
 from sbeval.model_adapters.windows import RunScores, rolling_windows, score_windows, window
-from sbeval.scoring.scorer import PendingScores, TokenScorer
+from sbeval.scoring.pending import PendingScores
+from sbeval.scoring.scorer import TokenScorer
 
 
 @settings(max_examples=100, deadline=None)
