@@ -18,6 +18,9 @@ from source_tree import ROOT
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    import quick_interpreter
+
+    quick_interpreter.install()
 
 # processes that tests start as `forkserver` have these from the first of them on, which takes seconds
 multiprocessing.set_forkserver_preload(["sbeval.model_adapters.lm", "sbeval.training.train"])
