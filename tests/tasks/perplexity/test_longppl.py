@@ -32,7 +32,7 @@ def metadata(tmp_path: Path) -> dict[str, Any]:
     tiny_llama(sharpness=SHARPNESS).save_pretrained(tmp_path / "evaluator")
     return {
         "tokenizer": str(tmp_path / "evaluator"),
-        "data_path": str(write_folder(tmp_path / "texts", [60 + 5 * index for index in range(12)])),
+        "data_path": str(write_folder(tmp_path / "texts", [60 + 5 * index for index in range(24)])),
         "context_lengths": [SHORT, LONG],
         "targets_per_window": 8,
         "longppl_evaluator": str(tmp_path / "evaluator"),
