@@ -1,12 +1,13 @@
-"""What the tests leave out of Triton's interpreter (`tests/support/quick_interpreter.py`) changes no bit."""
+"""What the tests leave out of Triton's interpreter (`tests/quick_interpreter.py`) changes no bit."""
 
 import pytest
-import quick_interpreter
 import torch
 import triton
 import triton.language as tl
 from attention_problems import DEVICE, outputs_and_gradients, problem
 from torch import Tensor
+
+from tests import quick_interpreter
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU nothing is interpreted")
 
