@@ -3,6 +3,7 @@
 Triton's kernels run in Triton's interpreter where there is no GPU; that must be set before triton is imported.
 """
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -18,6 +19,10 @@ from source_tree import ROOT
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    with contextlib.suppress(ModuleNotFoundError):  # of triton, which not every system has
+        from tests import quick_interpreter
+
+        quick_interpreter.install()
 
 # processes that tests start as `forkserver` have these from the first of them on, which takes seconds
 multiprocessing.set_forkserver_preload(["sbeval.model_adapters.lm", "sbeval.training.train"])

@@ -4,8 +4,10 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from fresh_process import run, run_code
 
+from sbeval.cli import main
 from sbeval.demo.evaluation import shipped_checkpoints
 from tests.checkpoints.layouts import dolomite, save
 
@@ -20,19 +22,24 @@ def test_help_imports_no_torch() -> None:
     assert lines[-1] == "False False"
 
 
-def test_a_checkpoint_is_printed_for_readers_and_for_scripts() -> None:
-    words = ["inspect", str(STICKBREAKING), "--memory", "80GiB"]
-    # one process, since imports take most of its time
-    code = (
-        "import sys\nfrom sbeval.cli import main\n"
-        f"for sys.argv[1:] in {[*words, '--lengths', '4096,65536']!r}, {[*words, '--json']!r}:\n"
-        "    try:\n        main()\n    except SystemExit as end:\n        print('ended with', end.code)"
-    )
-    said = run([sys.executable, "-c", code])
-    assert said.returncode == 0, said.stderr
-    assert said.stderr == ""
-    text, written, rest = said.stdout.split("ended with 0\n")
-    assert rest == ""
+def inspected(*words: object) -> int:
+    """Inspects in this process, since imports take most of the time of another one, and returns the exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sbeval", "inspect", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def test_a_checkpoint_is_printed_for_readers_and_for_scripts(capfd: pytest.CaptureFixture[str]) -> None:
+    words = [STICKBREAKING, "--memory", "80GiB"]
+    assert inspected(*words, "--lengths", "4096,65536") == 0
+    text, complaints = capfd.readouterr()
+    assert complaints == ""
+    assert inspected(*words, "--json") == 0
+    written, complaints = capfd.readouterr()
+    assert complaints == ""
     for part in (
         "sbeval; recognised by",
         "stickbreaking",
@@ -51,14 +58,16 @@ def test_a_checkpoint_is_printed_for_readers_and_for_scripts() -> None:
     assert found["estimate"] is None
 
 
-def test_what_cannot_be_loaded_is_described_with_the_reason_and_an_exit_code(tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_described_with_the_reason_and_an_exit_code(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     config, tensors = dolomite()
     save(tmp_path, {**config, "activation_function": "mish"}, tensors)
-    process = run([SBEVAL, "inspect", tmp_path])
-    assert process.returncode == 1
-    assert "cannot be loaded; recognised by model_type 'stickbreaking'" in process.stdout
-    assert "'mish'" in process.stdout
-    assert "Traceback" not in process.stderr
+    assert inspected(tmp_path) == 1
+    text, complaints = capfd.readouterr()
+    assert "cannot be loaded; recognised by model_type 'stickbreaking'" in text
+    assert "'mish'" in text
+    assert "Traceback" not in complaints
 
 
 def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:

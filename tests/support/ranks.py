@@ -1,9 +1,12 @@
-"""Several processes of one job on this machine, which find each other as those of a launcher do."""
+"""Processes forked from one that has imported what takes long (`tests/conftest.py` names it), once for all tests."""
 
 import os
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +16,9 @@ _LONGEST_SECONDS = 300
 
 
 def run_ranks(function: Callable[..., object], *arguments: object, processes: int) -> None:
-    """Calls `function(rank, *arguments)` in each of several processes and waits for all.
+    """Calls `function(rank, *arguments)` in each of several processes, which find each other, and waits for all.
 
-    The processes have the environment of this one. They are forked from one that has imported what takes long
-    (`tests/conftest.py` names it), so that no test waits for that again.
+    The processes have the environment of this one.
 
     Raises:
         ProcessRaisedException: one of them failed; with its traceback.
@@ -33,6 +35,39 @@ def run_ranks(function: Callable[..., object], *arguments: object, processes: in
         if time.monotonic() > last:
             for process in started.processes:
                 process.kill()
+
+
+def start(
+    function: Callable[..., object], *arguments: object, environment: Mapping[str, str], folder: Path, log: Path
+) -> BaseProcess:
+    """Starts `function(*arguments)` in a process with this environment, in a folder; the log has all that it prints."""
+    process = mp.get_context("forkserver").Process(  # type: ignore[no-untyped-call]
+        target=_alone, args=(dict(environment), folder, log, function, arguments)
+    )
+    process.start()
+    assert isinstance(process, BaseProcess)
+    return process
+
+
+def sbeval(*arguments: str) -> None:
+    """Is the command."""
+    from sbeval.__main__ import main
+
+    sys.argv = ["sbeval", *arguments]
+    main()
+
+
+def _alone(
+    environment: dict[str, str], folder: Path, log: Path, function: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    with log.open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    torch.set_num_threads(1)
+    function(*arguments)
 
 
 def _run(

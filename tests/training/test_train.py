@@ -4,15 +4,13 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 import yaml
+from ranks import sbeval, start
 from training_problems import STEPS, tiny_recipe, weights
 from transformers.utils import logging as transformers_logging
 
@@ -61,15 +59,16 @@ def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
     whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "sbeval", "train", str(tmp_path / "tiny.yaml"), "--data", str(data_folder)]
-    root = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.Popen([*command, "--out", str(out)], env=os.environ | root)
+    command = ["train", str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(out)]
+    environment, log = os.environ | {"CUDA_VISIBLE_DEVICES": ""}, tmp_path / "log.txt"
+    process = start(sbeval, *command, environment=environment, folder=tmp_path, log=log)
     try:
-        while process.poll() is None and not any(out.glob(f"states/checkpoint-*/{COMPLETE_MARK}")):
+        while process.is_alive() and not any(out.glob(f"states/checkpoint-*/{COMPLETE_MARK}")):
             time.sleep(0.01)
     finally:
         process.kill()
-    assert process.wait() == -signal.SIGKILL
+        process.join()
+    assert process.exitcode == -signal.SIGKILL, log.read_text()
     resumed = train(recipe, out, data_folder=data_folder)
     (before, after) = (json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines())
     assert 0 == before["first_step"] < before["last_step"] == after["first_step"] < after["last_step"] == 200

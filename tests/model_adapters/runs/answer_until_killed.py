@@ -1,11 +1,7 @@
-"""Answers requests of every type with a response cache, and kills itself when the model is run for the n-th time.
-
-Usage: answer_until_killed.py CHECKPOINT DATABASE TEXT_FILE RUNS
-"""
+"""Answers requests of every type with a response cache, and kills itself when the model is run for the n-th time."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +47,10 @@ def load(checkpoint: str | Path) -> StickBreakingLM:
     return lm
 
 
-def main(checkpoint: str, database: str, text: str, runs: str) -> None:
+def main(checkpoint: Path, database: Path, text: Path, runs: int) -> None:
     """Reports every finished request in one line, and dies."""
     lm = load(checkpoint)
-    left = int(runs)
+    left = runs
 
     def dies(*_: Any) -> None:
         nonlocal left
@@ -77,8 +73,4 @@ def main(checkpoint: str, database: str, text: str, runs: str) -> None:
         set_hook(hook)
 
     lm.set_cache_hook = reporting
-    answer(lm, Path(database), Path(text))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer(lm, database, text)

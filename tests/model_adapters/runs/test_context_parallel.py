@@ -1,6 +1,7 @@
 """`context_parallel`: processes that share windows and prompts give the log-probabilities and texts of one."""
 
 import json
+import os
 import shutil
 import socket
 from collections.abc import Iterator
@@ -10,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fresh_process import run_code
-from ranks import run_ranks
+from ranks import run_ranks, start
 
 from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, token_key, tokenize_corpus
 from sbeval.errors import UserError
@@ -183,19 +183,22 @@ def test_one_process_cannot_share_a_window(checkpoint: Checkpoints) -> None:
         load(checkpoint("stickbreaking"), context_parallel=2)
 
 
-def test_a_port_in_use_is_named(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def say_what_is_wrong(folder: Path) -> None:
+    try:
+        load(folder)
+    except UserError as error:
+        print(error)
+
+
+def test_a_port_in_use_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         port = str(listening.getsockname()[1])
-        code = (
-            "from sbeval.model_adapters.lm import StickBreakingLM\nfrom sbeval.errors import UserError\n"
-            f"try:\n    StickBreakingLM({str(checkpoint('stickbreaking'))!r}, device='cpu')\n"
-            "except UserError as error:\n    print(error)"
-        )
         processes = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        said = run_code(code, environment=processes)
-    assert f"Expected 2 processes to meet at 127.0.0.1:{port}" in "".join(said)
+        environment, log = os.environ | processes, tmp_path / "log.txt"
+        start(say_what_is_wrong, checkpoint("stickbreaking"), environment=environment, folder=tmp_path, log=log).join()
+    assert f"Expected 2 processes to meet at 127.0.0.1:{port}" in log.read_text()
 
 
 @pytest.mark.parametrize("value", [0, -2, 1.5, "two"])

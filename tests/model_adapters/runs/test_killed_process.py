@@ -2,18 +2,15 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ranks import start
 
 from tests.model_adapters.runs import answer_until_killed
 from tests.model_adapters.small import Checkpoints, english
-
-ROOT = Path(__file__).parents[3]
 
 
 def numbers(answers: answer_until_killed.Answers) -> list[float]:
@@ -33,14 +30,11 @@ def test_the_next_run_repeats_no_finished_request(
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "tokens"))
     text, database, folder = tmp_path / "text.txt", tmp_path / "cache.db", checkpoint("stickbreaking")
     text.write_text(english())
-    killed = subprocess.run(
-        [sys.executable, answer_until_killed.__file__, str(folder), str(database), str(text), str(runs)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    finished = killed.stdout.count("finished")
+    arguments, log = (folder, database, text, runs), tmp_path / "log.txt"
+    killed = start(answer_until_killed.main, *arguments, environment=os.environ, folder=tmp_path, log=log)
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL, log.read_text()[-2000:]
+    finished = log.read_text().count("finished")
     everything = sum(map(len, answer_until_killed.asked(text).values()))
     assert 0 < finished < everything
 

@@ -1,19 +1,18 @@
 """Two machines on loopback: the numbers of one process, and one sentence where one of several fails.
 
-Each machine has two processes where it matters that some are neither alone nor first, one elsewhere: each process takes
-as long to start as all the rest.
+Each machine has two processes where it matters that some are neither alone nor first, one elsewhere: each process that
+a launcher starts takes as long to start as all the rest.
 """
 
 import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from ranks import sbeval, start
 
 from sbeval.errors import UserError
 from sbeval.processes.launch import launch
@@ -53,28 +52,22 @@ def on_two_machines(
     with contextlib.ExitStack() as stack:
         started = []
         for rank in range(MACHINES):
-            launcher = [sys.executable, "-m", "sbeval", "launch", *options, f"--machine_rank={rank}"]
-            log = stack.enter_context((folder / f"machine{rank}.log").open("w"))
-            process = subprocess.Popen(
-                [*launcher, f"--main_process_port={port}", *command],
-                env=environment(folder, **variables),
-                cwd=folder,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            launcher = ["launch", *options, f"--machine_rank={rank}", f"--main_process_port={port}"]
+            log = folder / f"machine{rank}.log"
+            variables_of_all = environment(folder, **variables)
+            process = start(sbeval, *launcher, *command, environment=variables_of_all, folder=folder, log=log)
             stack.callback(process.kill)
             started.append(process)
         last = time.monotonic() + 300
         ends: dict[int, float] = {}
         while len(ends) < len(started) and time.monotonic() < last:
-            ends |= {
-                rank: time.time() for rank, one in enumerate(started) if rank not in ends and one.poll() is not None
-            }
+            ends |= {rank: time.time() for rank, one in enumerate(started) if rank not in ends and not one.is_alive()}
             time.sleep(0.05)
         for rank, process in enumerate(started):
             text = (folder / f"machine{rank}.log").read_text()
             assert rank in ends, text
-            ended.append((process.returncode, text, ends[rank]))
+            assert process.exitcode is not None
+            ended.append((process.exitcode, text, ends[rank]))
     return ended
 
 
@@ -85,9 +78,12 @@ def results(folder: Path) -> dict[str, object]:
 
 
 def test_two_machines_give_the_numbers_of_one_process_to_the_bit(evaluation: list[str], tmp_path: Path) -> None:
-    alone = [sys.executable, "-m", "sbeval", "run", *evaluation, "--output_path", "one"]
-    subprocess.run(alone, env=environment(tmp_path), cwd=tmp_path, check=True, capture_output=True)
-    ended = on_two_machines(["run", *evaluation, "--output_path", "four"], tmp_path, processes=4)
+    command = ["run", *evaluation, "--output_path"]
+    log = tmp_path / "one.log"
+    alone = start(sbeval, *command, "one", environment=environment(tmp_path), folder=tmp_path, log=log)
+    alone.join()
+    assert alone.exitcode == 0, log.read_text()
+    ended = on_two_machines([*command, "four"], tmp_path, processes=4)
     assert [code for code, *_ in ended] == [0, 0], ended
     assert len(results(tmp_path / "one")) == 2
     assert results(tmp_path / "four") == results(tmp_path / "one")
