@@ -73,14 +73,15 @@ def compare_documents(
     first: Iterable[Measured], second: Iterable[Measured], *, confidence: float = CONFIDENCE
 ) -> tuple[list[ComparedLength], list[str]]:
     """Compares all texts and protocols two models share; also says what could not be compared, and why."""
-    known: dict[tuple[str | None, ...], Measured] = {}
+    known: dict[tuple[str, str], Measured] = {}
     for one in first:  # the same text first, then whatever goes by its name
-        known[one.corpus_sha256, one.protocol] = one
+        known[one.corpus_sha256 or one.corpus, one.protocol] = one
         known.setdefault((one.corpus, one.protocol), one)
     lengths: list[ComparedLength] = []
     obstacles: list[str] = []
     for other in second:
-        own = known.get((other.corpus_sha256, other.protocol), known.get((other.corpus, other.protocol)))
+        same = (other.corpus_sha256 or other.corpus, other.protocol)
+        own = known.get(same, known.get((other.corpus, other.protocol)))
         if own is None:
             continue
         found, obstacle = _pair(own, other, confidence)

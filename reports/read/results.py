@@ -59,18 +59,18 @@ def tabulate(runs: Sequence[EvaluationRun], notes: Notes, *, labels: Mapping[str
 
 
 def _texts_by_one_name(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
-    """Calls a text what its newest run called it: files get other names, and releases named one file differently."""
+    """Calls a task's text what its newest run called it: files get other names, and releases named one differently."""
     names = {
-        task.record.corpus_sha256: task.record.corpus
+        (task.name, task.record.corpus_sha256): task.record.corpus
         for run in sorted(runs, key=lambda run: (run.date, str(run.path)))
         for task in run.tasks
         if task.record is not None and task.record.corpus_sha256 is not None
     }
 
     def named(task: TaskResult) -> TaskResult:
-        if task.record is None or task.record.corpus_sha256 not in names:
+        if task.record is None or task.record.corpus_sha256 is None:
             return task
-        corpus = names[task.record.corpus_sha256]
+        corpus = names[task.name, task.record.corpus_sha256]
         return dataclasses.replace(task, record=dataclasses.replace(task.record, corpus=corpus))
 
     return [dataclasses.replace(run, tasks=tuple(named(task) for task in run.tasks)) for run in runs]

@@ -56,6 +56,17 @@ def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
     assert {one.unit for one in comparison.lengths} == {"bits per byte"}
 
 
+def test_texts_without_a_hash_are_known_by_their_names(tmp_path: Path) -> None:
+    for side, shift in (("a", 0.0), ("b", 0.05)):
+        tasks = [
+            perplexity_task("stream", [value + shift for value in CURVES["rope"]], corpus=corpus, corpus_sha256=None)
+            for corpus in ("one", "other")
+        ]
+        write_run(tmp_path / side, model_record("rope", checkpoint_sha256=side * 64), tasks)
+    comparison = compare(tmp_path / "a", tmp_path / "b")
+    assert {one.corpus for one in comparison.lengths} == {"one", "other"}
+
+
 def test_other_texts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="texts differ"):
         compare(write(tmp_path / "a", 0.0), write(tmp_path / "b", 0.1, corpus_sha256="dd" * 32))

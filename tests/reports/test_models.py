@@ -154,8 +154,10 @@ def test_different_texts_do_not_share_an_axis(tmp_path: Path) -> None:
 
 def test_one_text_under_two_names_is_one_text(tmp_path: Path) -> None:
     for hour, (attention, corpus) in enumerate([("stickbreaking", "stdlib_311"), ("rope", "stdlib")]):
-        task = perplexity_task("stream", CURVES[attention], corpus=corpus, corpus_sha256="dd" * 32)
-        write_run(tmp_path, model_record(attention), [task], date=f"2026-11-20T{hour:02d}-00-00.000001")
+        _, *task = perplexity_task("stream", CURVES[attention], corpus=corpus, corpus_sha256="dd" * 32)
+        write_run(
+            tmp_path, model_record(attention), [("sb_stdlib_stream", *task)], date=f"2026-11-20T{hour:02d}-00-00.000001"
+        )
     results = load_results([tmp_path])
     (panel,) = perplexity_panels(results.measurements, results.models)
     assert set(panel.labels) == {"demo-rope", "demo-sb"}
