@@ -214,6 +214,16 @@ def test_a_key_that_is_not_a_number_spoils_only_rows_that_see_it(skip_threshold:
         assert getattr(found, name)[:, :, 2].isnan().all()
 
 
+@pytest.mark.parametrize("skip_threshold", [None, 1e-3], ids=["plain", "skip"])
+def test_a_key_that_is_not_a_number_spoils_the_only_row(skip_threshold: float | None) -> None:
+    p = problem(queries=1, keys=600, dtype=torch.float32, logit_scale=0.1)
+    assert suits_decode(p.q, p.k)
+    p.k[:, :, 598] = torch.nan
+    found = stickbreaking_attention(p.q, p.k, p.v, impl="triton", skip_threshold=skip_threshold)
+    assert found.output.isnan().all()
+    assert found.remainder.isnan().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("size", [1e2, 3e4], ids=["1e4", "inf"])
 @pytest.mark.parametrize("skip_threshold", [None, 1e-3], ids=["plain", "skip"])

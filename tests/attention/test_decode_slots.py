@@ -91,6 +91,22 @@ def test_what_memory_held_before_is_in_no_result(left_behind: float, monkeypatch
             assert relative_error(found[0].double(), exact.output) < 1e-3
 
 
+@pytest.mark.parametrize("threshold", [EXACT_STOP, math.log2(1e-4)], ids=["exact", "skip"])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("place", [20, 700])
+def test_a_key_that_is_not_a_number_spoils_every_row_that_sees_it(place: int, heads: int, threshold: float) -> None:
+    p = problem(batch=2, heads=heads, groups=1, queries=1, keys=720, dtype=torch.float32, logit_scale=0.1)
+    p.k[..., 0], p.q[..., 0] = -1.0, 32.0  # sticks that reach all keys
+    lengths, scale = on_device([715, 400]), p.q.shape[-1] ** -0.5
+    chosen = launch(p, splits=8, first_splits=4)
+    clean = decode_slots(p.q, p.k, p.v, lengths, scale, False, threshold, parameters=chosen)
+    p.k[0, :, place] = torch.nan
+    found = decode_slots(p.q, p.k, p.v, lengths, scale, False, threshold, parameters=chosen)
+    for name in (0, 1):
+        assert found[name][0].isnan().all()
+        torch.testing.assert_close(found[name][1], clean[name][1], rtol=0, atol=0)
+
+
 def test_keys_behind_a_spent_stick_are_not_read() -> None:
     p = problem(batch=2, queries=1, keys=600, dtype=torch.float32, logit_scale=0.2)
     p.q[..., 0], p.k[..., 0] = 3.0, -3.0

@@ -119,8 +119,14 @@ def _tile(
 
 
 @triton.jit
-def _newer_left(stick_ptr, split, inside, ROWS: tl.constexpr, SPLITS: tl.constexpr):
-    """Log2 of the largest stick that the newer splits are known to leave to any row: 0 where none has ended yet."""
+def _spent(stick, inside, log2_threshold, AXIS: tl.constexpr):
+    """Whether every row has less of its stick left; a row that is not a number has not (a maximum would drop it)."""
+    return tl.sum((((stick < log2_threshold) == 0) & inside).to(tl.int32), AXIS) == 0
+
+
+@triton.jit
+def _spent_by_newer(stick_ptr, split, inside, log2_threshold, ROWS: tl.constexpr, SPLITS: tl.constexpr):
+    """Whether what newer splits are known to leave is too little for any row; those that have not ended leave all."""
     newer = tl.arange(0, SPLITS)
     row = tl.arange(0, ROWS)
     # volatile: another program may have written since the last look
@@ -128,7 +134,7 @@ def _newer_left(stick_ptr, split, inside, ROWS: tl.constexpr, SPLITS: tl.constex
         stick_ptr + newer[:, None] * ROWS + row[None, :],
         mask=(newer < split)[:, None] & inside[None, :], other=0.0, volatile=True,
     )  # fmt: skip
-    return tl.max(tl.where(inside, tl.sum(known, 0), float("-inf")), 0)
+    return _spent(tl.sum(known, 0), inside, log2_threshold - MARGIN_LOG2, 0)
 
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "keys", "first_split", "splits", "split_tiles"])
@@ -167,10 +173,9 @@ def _split_kernel(
     oldest = tl.maximum(block - split_tiles, seq_start // BLOCK_N)
     first_full = tl.maximum(oldest, tl.cdiv(seq_start, BLOCK_N))
     sticks = stick_ptr + pair * splits * ROWS
-    # compared so that a row that is not a number goes on
     spent_out = log2_threshold > 1.0
     if SKIPPING:
-        spent_out = _newer_left(sticks, split, inside, ROWS, SPLITS) < log2_threshold - MARGIN_LOG2
+        spent_out = _spent_by_newer(sticks, split, inside, log2_threshold, ROWS, SPLITS)
     while (spent_out == 0) & (block > oldest) & (block > full):
         block -= 1
         out, stick, stick_lo = _tile(
@@ -185,9 +190,9 @@ def _split_kernel(
                 out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, ASSEMBLY,
             )  # fmt: skip
         block -= steps
-        spent_out = tl.max(tl.where(inside, stick, float("-inf")), 0) < log2_threshold
+        spent_out = _spent(stick, inside, log2_threshold, 0)
         if SKIPPING:
-            spent_out |= _newer_left(sticks, split, inside, ROWS, SPLITS) < log2_threshold - MARGIN_LOG2
+            spent_out |= _spent_by_newer(sticks, split, inside, log2_threshold, ROWS, SPLITS)
     if PADDED:
         while (spent_out == 0) & (block > oldest):
             block -= 1
@@ -227,8 +232,7 @@ def _join_kernel(
         through = tl.cumsum(known, 0) + left[None, :]
         before = through - known
         # rows stop together, where the last one has less than the threshold left
-        widest = tl.max(tl.where(inside[None, :], before, float("-inf")), 1)
-        used = (widest < log2_threshold) == 0
+        used = _spent(before, inside[None, :], log2_threshold, 1) == 0
         part = tl.load(
             parts + at.to(tl.int64)[:, None] * (ROWS * HEAD_DIM) + dim[None, :],
             mask=((at < splits) & used)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
@@ -236,7 +240,7 @@ def _join_kernel(
         own = tl.sum(tl.where(row[None, :] == mine, before, 0.0), 1)
         out += tl.sum(tl.where(used, tl.exp2(own), 0.0)[:, None] * part, 0)
         left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
-        spent_out = tl.max(tl.where(inside, left, float("-inf")), 0) < log2_threshold
+        spent_out = _spent(left, inside, log2_threshold, 0)
         split += TOGETHER
     batch, group = pair // groups, pair % groups
     head = group * shared + mine // queries

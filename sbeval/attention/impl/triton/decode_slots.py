@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sbeval.attention.impl.triton.decode import MARGIN_LOG2, _newer_left, _tile
+from sbeval.attention.impl.triton.decode import _spent, _spent_by_newer, _tile
 from sbeval.attention.impl.triton.hardware import has_assembly, multiprocessors, starts_early
 from sbeval.attention.impl.triton.launch import LOG2_E
 
@@ -114,8 +114,8 @@ def _split_kernel(
     sticks = stick_ptr + pair * splits * ROWS
     if LOOK:
         # the first splits were another launch, and all of them hold keys where this one does
-        newer_left = _newer_left(sticks, first_splits, inside, ROWS, FIRST_POWER)
-        if newer_left < log2_threshold - MARGIN_LOG2:
+        spent_out = _spent_by_newer(sticks, first_splits, inside, log2_threshold, ROWS, FIRST_POWER)
+        if spent_out:
             # the join adds it up before it knows that it needs none of it
             tl.store(sticks + split * ROWS + row, tl.zeros([ROWS], tl.float32), mask=inside)
             return
@@ -138,8 +138,7 @@ def _split_kernel(
             q, k_base, v_base, k_stride_l, v_stride_l, block, seen, row_limit, 0, minus_newer, out, stick, stick_lo,
             qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
         )  # fmt: skip
-    # compared so that a row that is not a number goes on
-    spent_out = tl.max(tl.where(inside, stick, float("-inf")), 0) < log2_threshold
+    spent_out = _spent(stick, inside, log2_threshold, 0)
     # newest keys may spend a stick at once, so the first look comes soon; each empties the pipeline
     chunk = CHUNK if LOOK else 1
     while (spent_out == 0) & (block > oldest):
@@ -151,7 +150,7 @@ def _split_kernel(
                 out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, ASSEMBLY,
             )  # fmt: skip
         block -= steps
-        spent_out = tl.max(tl.where(inside, stick, float("-inf")), 0) < log2_threshold
+        spent_out = _spent(stick, inside, log2_threshold, 0)
 
     part_at = (pair * splits + split) * ROWS + row
     tl.store(part_ptr + part_at[:, None] * HEAD_DIM + dim[None, :], out,
@@ -192,7 +191,7 @@ def _join_kernel(
         through = tl.cumsum(known, 0) + left[None, :]
         before = through - known
         # rows stop together, where the last one has less than the threshold left; what lies behind may be unwritten
-        ahead = tl.max(tl.where(inside[None, :], before, float("-inf")), 1) < log2_threshold
+        ahead = _spent(before, inside[None, :], log2_threshold, 1)
         used = (tl.cumsum(ahead.to(tl.int32), 0) == 0) & (at < used_splits)
         part = tl.load(
             parts + at.to(tl.int64)[:, None] * (ROWS * HEAD_DIM) + dim[None, :],
@@ -201,7 +200,7 @@ def _join_kernel(
         own = tl.sum(tl.where(row[None, :] == mine, before, 0.0), 1)
         out += tl.sum(tl.where(used, tl.exp2(own), 0.0)[:, None] * part, 0)
         left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
-        spent_out = tl.max(tl.where(inside, left, float("-inf")), 0) < log2_threshold
+        spent_out = _spent(left, inside, log2_threshold, 0)
         split += TOGETHER
     head = group * shared + mine // queries
     out_at = out_ptr + batch * out_stride_b + head * out_stride_h + mine % queries * out_stride_l
