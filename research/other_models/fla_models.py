@@ -50,7 +50,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "LogLinearMamba2": {"num_heads": 8},  # twice as wide inside
     "Mamba3": {"num_heads": 8},
     "NSA": {"num_heads": 16, "num_kv_heads": 1, "window_size": 0},  # its sliding window needs flash-attn
-    "Rodimus": {"block_type": "rodimus"},  # the attention of rodimus_plus needs flash-attn
+    # the attention of rodimus_plus needs flash-attn; blocks go by the first residual key, the model by the second
+    "Rodimus": {"block_type": "rodimus", "residual_in_fp32": True, "block_residual_in_fp32": True},
     "YOCO": {
         "num_self_decoder_layers": 1,
         "self_decoder_attn": {"num_heads": 4, "head_dim": 64},
