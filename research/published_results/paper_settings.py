@@ -41,8 +41,9 @@ def settings_section(found: Found) -> list[str]:
             "MQRAR of 32 to 192 pairs in steps of 32, sequences of 768 tokens; 2 layers, 256 dimensions, one head; the "
             "best of four learning rates from 1e-4 to 1e-2. The vocabulary is unstated",
             f"the same: {', '.join(map(str, PAIRS))} pairs, {LENGTH_TOKENS} tokens; {run.layers} layers, "
-            f"{run.hidden_size} dimensions; {rates}. {VOCABULARY:,} token ids, as in Zoology. Not yet run: "
-            f"{', '.join(map(str, missing)) or 'none'} pairs; a rate is not tried once another has solved its cell",
+            f"{run.hidden_size} dimensions; {rates}. {VOCABULARY:,} token ids, as in Zoology"
+            + (f". Not yet run: {', '.join(map(str, missing))} pairs" if missing else "")
+            + "; a rate is not tried once another has solved its cell",
         ],
         [
             "C.1",
