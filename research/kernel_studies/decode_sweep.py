@@ -4,7 +4,7 @@
     python -m research.kernel_studies.decode_sweep --slots --key-heads 16 --head-dims 32
 
 `--slots` times those that read lengths from the device's memory, where nothing is skipped. Prints the fastest sets of
-each head_dim as a share of the bandwidth of a copy measured in the same run.
+each head_dim, and what the package chooses, as a share of the bandwidth of a copy measured in the same run.
 """
 
 import argparse
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--buffer-kib", type=int, nargs="+", default=[24, 48, 72], help="what the pipeline holds")
     parser.add_argument("--splits", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--chunks", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--joined", type=int, nargs="+", default=[32], help="splits added up at a time, with --slots")
     parser.add_argument("--slots", action="store_true")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -52,16 +53,17 @@ def main() -> None:
             call = partial(decode, q, k, v, seq_start=None, skipping=False)
             base = decode_parameters(keys=arguments.keys, multiprocessors=132, skipping=False, **common)
         call = partial(call, scale=head_dim**-0.5, attend_current=False, log2_threshold=-150.0)
-        found = []
-        for keys, warps, kib, splits, chunk in itertools.product(
-            arguments.block_keys, arguments.warps, arguments.buffer_kib, arguments.splits, arguments.chunks
+        found = [(interleaved({"": graphed(call)}, milliseconds=5)[""][1], "what the package chooses")]
+        for keys, warps, kib, splits, chunk, joined in itertools.product(
+            *(arguments.block_keys, arguments.warps, arguments.buffer_kib, arguments.splits, arguments.chunks),
+            arguments.joined,
         ):
             stages = max(2, min(8, kib * 1024 // (4 * keys * base.block_head_dim)))
             chosen = dataclasses.replace(
                 base, block_keys=keys, num_warps=warps, num_stages=stages, splits=splits, first_splits=splits,
-                chunk_tiles=chunk,
+                chunk_tiles=chunk, **({"joined_splits": joined} if arguments.slots else {}),
             )  # fmt: skip
-            name = f"N={keys} warps={warps} stages={stages} splits={splits} chunk={chunk}"
+            name = f"N={keys} warps={warps} stages={stages} splits={splits} chunk={chunk} joined={joined}"
             try:
                 time = interleaved({name: graphed(partial(call, parameters=chosen))}, milliseconds=5)[name][1]
             except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
@@ -69,7 +71,7 @@ def main() -> None:
                 continue
             found.append((time, name))
         moved = 4 * arguments.key_heads * arguments.keys * head_dim
-        for time, name in sorted(found)[:8]:
+        for time, name in (*sorted(found[1:])[:8], found[0]):
             print(f"D={head_dim} {name}: {time:.3f} ms, {moved / time * 1e3 / copied:.2f} of a copy", flush=True)
 
 

@@ -21,7 +21,6 @@ from sbeval.attention.impl.triton.launch import LOG2_E
 
 MOST_SPLITS = 128
 _FIRST_KEYS = 2048
-_TOGETHER = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +37,7 @@ class SlotParameters:
         first_splits: how many of them run before all others.
         num_stages: depth of the software pipeline.
         num_warps: warps of a program.
+        joined_splits: splits that the second kernel adds up at a time, a power of two.
     """
 
     block_rows: int
@@ -49,6 +49,7 @@ class SlotParameters:
     first_splits: int
     num_stages: int
     num_warps: int
+    joined_splits: int
 
 
 def slot_parameters(
@@ -75,6 +76,7 @@ def slot_parameters(
         first_splits=min(first_splits, splits),
         num_stages=max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes))),
         num_warps=4,
+        joined_splits=32,
     )
 
 
@@ -257,7 +259,7 @@ def decode_slots(
     _join_kernel[(batch * groups, shared * queries)](
         part, stick, out, remainder, length_B, *out.stride()[:3], groups, shared, queries, p.splits, log2_threshold,
         HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
-        TOGETHER=_TOGETHER, FEWEST=p.fewest_tiles, ATTEND_CURRENT=attend_current,
+        TOGETHER=p.joined_splits, FEWEST=p.fewest_tiles, ATTEND_CURRENT=attend_current,
         EARLY=early, num_warps=4, **options,
     )  # fmt: skip
     return out, remainder
