@@ -61,7 +61,9 @@ def slot_parameters(
     block_keys = 64 if row_bytes <= 256 and element_bytes == 2 else 32
     tiles = -(-room // block_keys)
     fewest_tiles = max(1, 64 // block_keys)
-    wanted = -(-(12 if skipping else 8) * multiprocessors // key_heads)
+    # four programs a multiprocessor, or as many more as keep the join to one step; spent sticks leave some idle
+    wanted = -(-(12 if skipping else 4) * multiprocessors // key_heads)
+    wanted = max(wanted, min(32, 16 * multiprocessors // key_heads))
     splits = max(1, min(wanted, MOST_SPLITS, tiles // fewest_tiles))
     # as many keys as spend the sticks of most trained heads; a second launch pays for itself only in longer texts
     looks = skipping and room >= 4 * _FIRST_KEYS
@@ -70,13 +72,13 @@ def slot_parameters(
         block_rows=max(16, 1 << (rows - 1).bit_length()),
         block_keys=block_keys,
         block_head_dim=padded,
-        chunk_tiles=max(1, 512 // block_keys),
+        chunk_tiles=max(1, (512 if skipping else 1024) // block_keys),
         splits=splits,
         fewest_tiles=fewest_tiles,
         first_splits=min(first_splits, splits),
-        num_stages=max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes))),
-        num_warps=4,
-        joined_splits=32,
+        num_stages=max(2, min(3, 96 * 1024 // (2 * block_keys * row_bytes))),
+        num_warps=2 if row_bytes <= 128 and rows <= 16 else 4,
+        joined_splits=max(32, min(1 << (splits.bit_length() - 1), 128 if padded <= 128 else 64)),
     )
 
 
@@ -116,8 +118,9 @@ def _split_kernel(
     sticks = stick_ptr + pair * splits * ROWS
     if LOOK:
         # the first splits were another launch, and all of them hold keys where this one does
-        spent_out = _spent_by_newer(sticks, first_splits, inside, log2_threshold, ROWS, FIRST_POWER)
-        if spent_out:
+        # of another name than below: Triton 3.7 does not compile this return beside a variable that is set again
+        spent_before = _spent_by_newer(sticks, first_splits, inside, log2_threshold, ROWS, FIRST_POWER)
+        if spent_before:
             # the join adds it up before it knows that it needs none of it
             tl.store(sticks + split * ROWS + row, tl.zeros([ROWS], tl.float32), mask=inside)
             return
