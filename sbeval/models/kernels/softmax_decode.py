@@ -152,6 +152,6 @@ def kernel_softmax_decode(
         _join_kernel[(batch * groups, shared * queries)](
             part, top, out, length_B, *out.stride()[:3], groups, shared, queries, splits,
             HEAD_DIM=head_dim, BLOCK_D=block_head_dim, ROWS=rows, BLOCK_N=block_keys, SPLITS=MOST_SPLITS,
-            TOGETHER=32, FEWEST=fewest, EARLY=early, num_warps=4, **options,
+            TOGETHER=min(32, triton.next_power_of_2(splits)), FEWEST=fewest, EARLY=early, num_warps=4, **options,
         )  # fmt: skip
     return out

@@ -78,7 +78,7 @@ def slot_parameters(
         first_splits=min(first_splits, splits),
         num_stages=max(2, min(3, 96 * 1024 // (2 * block_keys * row_bytes))),
         num_warps=2 if row_bytes <= 128 and rows <= 16 else 4,
-        joined_splits=max(32, min(1 << (splits.bit_length() - 1), 128 if padded <= 128 else 64)),
+        joined_splits=min(1 << (splits - 1).bit_length(), 128 if padded <= 128 else 64),
     )
 
 
