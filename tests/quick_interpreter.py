@@ -1,6 +1,6 @@
 """Triton's interpreter without what it does again at every call of a function in a kernel: more than half of its time.
 
-`tests/test_quick_interpreter.py` compares the two: no bit of a result differs.
+`tests/test_kernels_without_gpu.py` compares the two: no bit of a result differs.
 """
 
 from typing import Any
