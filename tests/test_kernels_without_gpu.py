@@ -19,6 +19,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 from sbeval.attention.impl.triton import backward, decode, decode_slots, forward, hardware
+from sbeval.models.kernels.softmax_decode import kernel_softmax_decode
 
 class Hopper:
     get_current_target = lambda self: GPUTarget("cuda", 90, 32)
@@ -29,7 +30,7 @@ class Hopper:
 def compiled(kernel, grid):
     def launch(*arguments, **options):
         made = kernel.warmup(*arguments, grid=grid, **options)
-        print(kernel.__name__, len(made.asm["cubin"]) > 0)
+        print(kernel.__module__.rpartition(".")[2] + kernel.__name__, len(made.asm["cubin"]) > 0)
     return launch
 
 driver.set_active(Hopper())
@@ -47,6 +48,7 @@ for skipping in (False, True):
     decode_slots.decode_slots(
         newest, room, room, torch.tensor([700, 900]), 0.125, False, -20.0, skipping=skipping
     )
+kernel_softmax_decode(newest, room, room, torch.tensor([700, 900]), 0.125)
 """
 
 
@@ -84,8 +86,10 @@ def test_the_quick_interpreter_gives_what_the_whole_one_gives_bit_by_bit() -> No
     assert [torch.equal(one, other) for one, other in zip(quick, whole, strict=True)] == [True] * len(whole)
 
 
-def test_attention_s_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+def test_kernels_of_attention_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     made = run_code(COMPILE, environment={"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)})
     kernels = {line.partition(" ")[0] for line in made}
-    assert kernels == {"_forward_kernel", "_backward_kernel", "_split_kernel", "_join_kernel"}
+    decoding = ("decode", "decode_slots", "softmax_decode")
+    split = {f"{module}_{kernel}_kernel" for module in decoding for kernel in ("split", "join")}
+    assert kernels == split | {"forward_forward_kernel", "backward_backward_kernel"}
     assert {line.partition(" ")[2] for line in made} == {"True"}

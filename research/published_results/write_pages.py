@@ -26,7 +26,7 @@ from research.published_results.scored_text import DOUBTFUL_NOTE, scored, seed_s
 from sbeval.corpora.archives import unpack
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
-MACHINE_FOLDERS = re.compile(r"(/[\w./-]*?)?\.carry/|/[\w./-]*?(?=build/|benchmarks/)")
+MACHINE_FOLDERS = re.compile(r"(/[\w./-]*?)?\.(gpu/)?carry/|/[\w./-]*?(?=build/|benchmarks/)")
 NEEDLE_TASKS = ("sb_niah_single_1", "sb_niah_multikey_1", "sb_niah_single_1_forced", "sb_niah_multikey_1_forced")
 PROBED = ("stickbreaking", "rope", "rope_dynamic4", "stickbreaking_extended", "rope_extended")
 """The models that look for needles."""

@@ -107,6 +107,41 @@ def test_a_key_that_is_not_a_number_spoils_every_row_that_sees_it(place: int, he
         torch.testing.assert_close(found[name][1], clean[name][1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("threshold", [EXACT_STOP, math.log2(1e-4)], ids=["exact", "skip"])
+@pytest.mark.parametrize("spent", [False, True])
+def test_a_query_that_is_not_a_number_spoils_no_row_beside_it(
+    spent: bool, threshold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = torch.full
+    monkeypatch.setattr(torch, "empty", lambda shape, **options: full(shape, math.nan, **options))
+    p = problem(batch=1, heads=3, groups=1, queries=1, keys=720, dtype=torch.float32, logit_scale=0.1)
+    if spent:
+        p.q[..., 0], p.k[..., 0] = 3.0, 3.0  # the newest keys take all of a stick
+    length, scale = on_device([720]), p.q.shape[-1] ** -0.5
+    chosen = launch(p, splits=8, first_splits=4)
+    clean = decode_slots(p.q, p.k, p.v, length, scale, False, threshold, parameters=chosen)
+    p.q[:, 1] = torch.nan
+    found = decode_slots(p.q, p.k, p.v, length, scale, False, threshold, parameters=chosen)
+    for name in (0, 1):
+        assert found[name][:, 1].isnan().all()
+        # a row that is not a number ends no walk, so the others see a few keys more
+        atol = 1e-6 if threshold == EXACT_STOP else 1e-3
+        torch.testing.assert_close(found[name][:, [0, 2]], clean[name][:, [0, 2]], rtol=1e-5, atol=atol)
+
+
+@pytest.mark.parametrize("shared_memory_kib", [99, 163, 227])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+def test_tiles_under_way_leave_a_small_gpu_room(head_dim: int, element_bytes: int, shared_memory_kib: int) -> None:
+    chosen = slot_parameters(
+        rows=1, room=65536, head_dim=head_dim, element_bytes=element_bytes, key_heads=16, multiprocessors=84,
+        skipping=False, shared_memory_bytes=shared_memory_kib * 1024,
+    )  # fmt: skip
+    tile_bytes = 2 * chosen.block_keys * chosen.block_head_dim * element_bytes
+    assert chosen.num_stages == 2 or 2 * chosen.num_stages * tile_bytes <= shared_memory_kib * 1024
+    assert chosen.joined_splits & (chosen.joined_splits - 1) == 0 < chosen.joined_splits
+
+
 def test_keys_behind_a_spent_stick_are_not_read() -> None:
     p = problem(batch=2, queries=1, keys=600, dtype=torch.float32, logit_scale=0.2)
     p.q[..., 0], p.k[..., 0] = 3.0, -3.0

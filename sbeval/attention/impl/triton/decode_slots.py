@@ -16,11 +16,12 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sbeval.attention.impl.triton.decode import _spent, _spent_by_newer, _tile
-from sbeval.attention.impl.triton.hardware import has_assembly, multiprocessors, starts_early
+from sbeval.attention.impl.triton.hardware import has_assembly, multiprocessors, shared_memory_bytes, starts_early
 from sbeval.attention.impl.triton.launch import LOG2_E
 
 MOST_SPLITS = 128
 _FIRST_KEYS = 2048
+_SHARED_MEMORY_BYTES = 227 * 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,15 +54,19 @@ class SlotParameters:
 
 
 def slot_parameters(
-    *, rows: int, room: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int, skipping: bool
-) -> SlotParameters:
-    """Parameters for `rows` queries a key head, of which there are `key_heads` (slots times heads)."""
+    *, rows: int, room: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int, skipping: bool,
+    shared_memory_bytes: int = 0,
+) -> SlotParameters:  # fmt: skip
+    """Parameters for `rows` queries a key head, of which there are `key_heads` (slots times heads).
+
+    Two programs share a multiprocessor's `shared_memory_bytes`; 0 stands for an H100's.
+    """
     padded = max(16, 1 << (head_dim - 1).bit_length())
     row_bytes = padded * element_bytes
     block_keys = 64 if row_bytes <= 256 and element_bytes == 2 else 32
     tiles = -(-room // block_keys)
     fewest_tiles = max(1, 64 // block_keys)
-    # four programs a multiprocessor, or as many more as keep the join to one step; spent sticks leave some idle
+    # four programs a multiprocessor, twelve where spent sticks leave most idle; up to sixteen while splits are few
     wanted = -(-(12 if skipping else 4) * multiprocessors // key_heads)
     wanted = max(wanted, min(32, 16 * multiprocessors // key_heads))
     splits = max(1, min(wanted, MOST_SPLITS, tiles // fewest_tiles))
@@ -76,9 +81,9 @@ def slot_parameters(
         splits=splits,
         fewest_tiles=fewest_tiles,
         first_splits=min(first_splits, splits),
-        num_stages=max(2, min(3, 96 * 1024 // (2 * block_keys * row_bytes))),
+        num_stages=max(2, min(3, (shared_memory_bytes or _SHARED_MEMORY_BYTES) // 2 // (2 * block_keys * row_bytes))),
         num_warps=2 if row_bytes <= 128 and rows <= 16 else 4,
-        joined_splits=min(1 << (splits - 1).bit_length(), 128 if padded <= 128 else 64),
+        joined_splits=min(1 << (splits - 1).bit_length(), 128 if padded <= 64 and rows <= 16 else 32),
     )
 
 
@@ -239,6 +244,7 @@ def decode_slots(
     p = parameters or slot_parameters(
         rows=shared * queries, room=room, head_dim=head_dim, element_bytes=q_BHQD.element_size(),
         key_heads=batch * groups, multiprocessors=multiprocessors(q_BHQD), skipping=skipping,
+        shared_memory_bytes=shared_memory_bytes(q_BHQD),
     )  # fmt: skip
     out = torch.empty((batch, queries, heads, head_dim), dtype=q_BHQD.dtype, device=q_BHQD.device).transpose(1, 2)
     remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)
