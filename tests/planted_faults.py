@@ -55,10 +55,10 @@ FAULTS = {
         'original = int(rope_parameters.get("original_max_position_embeddings") or original_length_tokens)',
         "original = int(original_length_tokens)",
     ),
-    "a scaled module keeps its theta only": Fault(
-        "models/test_rope.py",
-        'base = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}',
-        'base = {key: own[key] for key in ("rope_theta",) if key in own}',
+    "a module's scaling starts from its longest length": Fault(
+        "models/test_rope.py model_adapters/rope",
+        "scaled = frequencies(own if scaling is None else {**base, **scaling}, original, length_tokens)",
+        "scaled = frequencies(own if scaling is None else {**base, **scaling}, longest, length_tokens)",
     ),
     "attributes of a request stay in the model": Fault(
         "models/test_rope.py model_adapters/rope",
