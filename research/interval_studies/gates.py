@@ -34,7 +34,7 @@ def perplexity_verdicts(random: np.random.Generator, beyond_limit: float, confid
     shared = random.normal(0, SPREAD, (DOCUMENTS, 1))
     change_CK = true_K + shared + random.normal(0, SPREAD, (DOCUMENTS, len(LENGTHS)))
     nats = np.column_stack([change_CK, change_CK @ weights_K]) * tokens[:, None]
-    band = simultaneous_band(nats, tokens, confidence=confidence, resamples=RESAMPLES, precision=0)
+    band = simultaneous_band(nats, tokens, confidence=confidence, resamples=RESAMPLES)
     places = [LENGTHS.index(TRAINED_TOKENS), len(LENGTHS) - 1, len(LENGTHS)]
     return [
         Judged(rule=Rule(task="text", largest_change=limit), low=band.lows[place], high=band.highs[place]).verdict
@@ -49,7 +49,7 @@ def answer_verdicts(random: np.random.Generator, beyond_limit: float, confidence
     drawn = random.choice([1.0, -1.0, 0.0], (SAMPLES, 1), p=[*shares, 1 - CHANGED_ANSWERS])
     ones = np.ones(SAMPLES)
     least = graded_errors(drawn, ones)
-    options = {"confidence": confidence, "resamples": RESAMPLES, "precision": 0.0, "least_errors_K": least}
+    options = {"confidence": confidence, "resamples": RESAMPLES, "least_errors_K": least}
     band = simultaneous_band(drawn, ones, **options)  # type: ignore[arg-type]
     return [Judged(rule=Rule(task="answers", largest_change=LIMIT_SHARE), low=band.lows[0], high=band.highs[0]).verdict]
 

@@ -53,7 +53,7 @@ def lowest_ends(random: np.random.Generator, levels: Sequence[float], worse: Seq
         nats = (true + shared + random.normal(0, SPREAD, (DOCUMENTS, LENGTHS))) * tokens[:, None]
         nats = np.column_stack([nats, nats @ BEYOND_K])
         for level in levels:
-            band = simultaneous_band(nats, tokens, confidence=level, resamples=RESAMPLES, precision=0)
+            band = simultaneous_band(nats, tokens, confidence=level, resamples=RESAMPLES)
             highest[level] = max(highest[level], float(band.lows.max()))
     return highest
 

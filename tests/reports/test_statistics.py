@@ -47,13 +47,12 @@ def test_scaling_the_differences_scales_the_band() -> None:
     assert large.highs == pytest.approx(10 * small.highs)
 
 
-def test_bands_of_other_seeds_differ_by_one_thousandth_at_most() -> None:
+def test_the_band_of_another_seed_is_as_wide_but_for_a_few_percent() -> None:
     differences, tokens = clusters(np.random.default_rng(6), 40, np.zeros(6))
-    bands = [simultaneous_band(differences, tokens, seed=seed) for seed in range(8)]
-    for ends in zip(*((band.lows, band.highs) for band in bands), strict=True):
-        assert np.ptp(np.round(ends, 3), axis=0).max() <= 0.001 + 1e-9
-    few = [simultaneous_band(differences, tokens, seed=seed, resamples=2000).highs for seed in range(8)]
-    assert np.ptp(np.round(few, 3), axis=0).max() > 0.001 + 1e-9
+    bands = [simultaneous_band(differences, tokens, seed=seed) for seed in (0, 0, *range(1, 8))]
+    widths = [band.highs[0] - band.lows[0] for band in bands]
+    assert widths[0] == widths[1] != widths[2]
+    assert np.ptp(widths) < 0.04 * widths[0]
 
 
 def test_a_band_over_clusters_of_very_unequal_sizes_is_doubtful() -> None:
