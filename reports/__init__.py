@@ -9,16 +9,18 @@
 - `table`: one table of typed cells for the page, Markdown and LaTeX
 - `write`: what a report leaves on disk
 - `publish`: results on the hub and in experiment trackers
-- `compare`: two models on identical targets
+- `pairs`: paired differences between two models
+- `judge`: is one of them worse than the other?
 - `gate`: a policy over several tasks at once
 - `watch`: a report built again as results appear
 
 Imports run one way: build -> write, assemble -> sections -> figures -> analyse -> read.
 """
 
+from sbeval.policy import Rule
 from sbeval.reports.build import build_report, check_output_folder, load_results
-from sbeval.reports.compare import Comparison, compare
-from sbeval.reports.gate import Gate, Rule, gate
+from sbeval.reports.gate import Gate, gate
+from sbeval.reports.judge import Comparison, compare
 from sbeval.reports.watch import watch
 
 __all__ = [

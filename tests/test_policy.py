@@ -3,14 +3,12 @@ from pathlib import Path
 import pytest
 
 from sbeval.errors import UserError
-from sbeval.policy import read_policy
+from sbeval.policy import Rule, read_policy
 
 
 def test_rules_are_read_as_they_stand(tmp_path: Path) -> None:
     (tmp_path / "gate.yaml").write_text("rules:\n  - {task: ruler, length: mean, largest_change: '0.02'}")
-    assert read_policy(tmp_path / "gate.yaml") == [
-        {"task": "ruler", "length": "mean", "largest_change": 0.02, "metric": None}
-    ]
+    assert read_policy(tmp_path / "gate.yaml") == (Rule(task="ruler", length="mean", largest_change=0.02),)
 
 
 @pytest.mark.parametrize(

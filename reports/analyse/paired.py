@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.reports.analyse.one_number.areas import octave_weights
 from sbeval.reports.analyse.ruler import TASKS, short_name
-from sbeval.reports.analyse.statistics import CONFIDENCE, graded_errors, simultaneous_band
+from sbeval.reports.analyse.statistics import CONFIDENCE, graded_errors, octave_weights, simultaneous_band
 from sbeval.reports.read.fields import context_metric
 from sbeval.reports.read.samples import MetricKey, SampleKey, SampleScores
 

@@ -10,6 +10,7 @@ Legend: C clusters, K differences, B resamples, W weights a cluster: 1, or one f
 """
 
 import dataclasses
+from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -164,3 +165,29 @@ def mean_interval(values: ArrayLike, lows: ArrayLike, highs: ArrayLike) -> tuple
     value, low, high = (np.asarray(one, np.float64) for one in (values, lows, highs))
     below, above = (np.sqrt(((value - end) ** 2).sum()) / len(value) for end in (low, high))
     return float(value.mean() - below), float(value.mean() + above)
+
+
+def octave_weights(lengths: Sequence[int]) -> NDArray[np.float64]:
+    """Returns the weight of each length in the area by trapezoids over log length; they add up to 1.
+
+    Args:
+        lengths: two or more context lengths in tokens, ascending.
+    """
+    halves = np.diff(np.log2(np.asarray(lengths, np.float64))) / 2
+    sides = np.concatenate([[0.0], halves, [0.0]])
+    weights_K: NDArray[np.float64] = (sides[1:] + sides[:-1]) / (2 * halves.sum())
+    return weights_K
+
+
+def change_weights(lengths: Sequence[int], reference_tokens: int | None) -> NDArray[np.float64] | None:
+    """Returns the weights [K] that make the mean change beyond a reference length; None where no length is beyond it.
+
+    They add up to 0: each length beyond the reference counts as in `octave_weights`, the reference is subtracted.
+    """
+    if reference_tokens is None or reference_tokens not in lengths[:-1]:
+        return None
+    weights_K = np.zeros(len(lengths))
+    start = list(lengths).index(reference_tokens)
+    weights_K[start:] = octave_weights(lengths[start:])
+    weights_K[start] -= 1
+    return weights_K
