@@ -17,11 +17,15 @@
 Imports run one way: build -> write, assemble -> sections -> figures -> analyse -> read.
 """
 
-from sbeval.policy import Rule
+from typing import TYPE_CHECKING, Any
+
 from sbeval.reports.build import build_report, check_output_folder, load_results
 from sbeval.reports.gate import Gate, gate
 from sbeval.reports.judge import Comparison, compare
 from sbeval.reports.watch import watch
+
+if TYPE_CHECKING:
+    from sbeval.policy import Rule
 
 __all__ = [
     "Comparison",
@@ -34,3 +38,11 @@ __all__ = [
     "load_results",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Rule":
+        import sbeval.policy  # loads pydantic, which a page does without
+
+        return sbeval.policy.Rule
+    raise AttributeError(f"module 'sbeval.reports' has no attribute {name!r}")

@@ -8,19 +8,23 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sbeval.errors import UserError
-from sbeval.policy import EVERYTHING, MEAN, RULER, Rule, read_policy
 from sbeval.reports.analyse.paired import PairedDifference, metric_differences, ruler_differences
 from sbeval.reports.analyse.statistics import CONFIDENCE, octave_weights
 from sbeval.reports.analyse.suite import usual_direction
-from sbeval.reports.judge import OVER_OCTAVES, Judged, Verdict, compare, compare_sides, judge, pair_of_models
+from sbeval.reports.judge import OVER_OCTAVES, Judged, Verdict, compare, compare_sides, judge, pair_of_models, rules_of
 from sbeval.reports.pairs import NATS, Difference, Side, scored, text_differences
 from sbeval.reports.read.fields import context_metric, length_text
 from sbeval.reports.read.samples import MetricKey, SampleScores
 
+if TYPE_CHECKING:
+    from sbeval.policy import Rule
+
+EVERYTHING, RULER, MEAN = "*", "ruler", "mean"
 _USUAL_METRICS = ("score", "exact_match")
 _EXIT_CODES = {"pass": 0, "fail": 1, "not enough data": 3}
 
@@ -46,7 +50,7 @@ class Gate:
 
 
 def gate(
-    rules: Sequence[Rule],
+    rules: Sequence["Rule"],
     reference: Path | str,
     candidate: Path | str,
     *,
@@ -77,12 +81,12 @@ def gate(
     return Gate(reference=sides[0].shown, candidate=sides[1].shown, judged=tuple(judged))
 
 
-def _name(rule: Rule) -> str:
+def _name(rule: "Rule") -> str:
     place = f" at {length_text(rule.tokens)}" if rule.tokens else f", {OVER_OCTAVES}" if rule.length else ""
     return f"{rule.task}{f' {rule.metric}' if rule.metric else ''}{place}"
 
 
-def _judge_task(task: str, rules: Sequence[Rule], sides: tuple[Side, Side], confidence: float) -> list[Judged]:
+def _judge_task(task: str, rules: Sequence["Rule"], sides: tuple[Side, Side], confidence: float) -> list[Judged]:
     texts = [[text for text in side.texts() if text.task == task] for side in sides]
     if any(texts):
         differences, obstacles = text_differences(*texts, confidence=confidence)
@@ -96,7 +100,7 @@ def _judge_task(task: str, rules: Sequence[Rule], sides: tuple[Side, Side], conf
     return _judge_scores(rules, logged[0][task], logged[1][task], sides[1], confidence)
 
 
-def _judge_text(rule: Rule, differences: Sequence[Difference], obstacles: Sequence[str]) -> Judged:
+def _judge_text(rule: "Rule", differences: Sequence[Difference], obstacles: Sequence[str]) -> Judged:
     if rule.metric not in (None, "nll"):
         raise UserError(f"Expected no metric for {rule.task}, found {rule.metric}: its NLL is what is compared.")
     here = [number for number in differences if rule.length and number.context_length_tokens == rule.tokens]
@@ -106,7 +110,7 @@ def _judge_text(rule: Rule, differences: Sequence[Difference], obstacles: Sequen
     return judge(rule, _name(rule), None, " ".join(obstacles) or reason)
 
 
-def _judge_score(rule: Rule, paired: PairedDifference | None, higher_is_better: bool | None) -> Judged:
+def _judge_score(rule: "Rule", paired: PairedDifference | None, higher_is_better: bool | None) -> Judged:
     if paired is None:
         return judge(rule, _name(rule), None, "not measured on the same samples by both")
     if higher_is_better is None:
@@ -115,7 +119,7 @@ def _judge_score(rule: Rule, paired: PairedDifference | None, higher_is_better: 
 
 
 def _judge_scores(
-    rules: Sequence[Rule], reference: SampleScores, candidate: SampleScores, side: Side, confidence: float
+    rules: Sequence["Rule"], reference: SampleScores, candidate: SampleScores, side: Side, confidence: float
 ) -> list[Judged]:
     """Compares sums of metrics, one a rule, so that one band holds for all rules of the task."""
     both = [metric for metric in reference.scores if metric in candidate.scores]
@@ -137,7 +141,7 @@ def _judge_scores(
     return judged
 
 
-def _summands(rule: Rule, name: str, both: Iterable[MetricKey]) -> dict[MetricKey, float]:
+def _summands(rule: "Rule", name: str, both: Iterable[MetricKey]) -> dict[MetricKey, float]:
     """Returns the metrics that make a rule's number, with their weights; empty where one of the two lacks them."""
     wanted = (rule.metric or "").partition(",")[2]
     by_length: dict[int | None, MetricKey] = {}
@@ -153,7 +157,7 @@ def _summands(rule: Rule, name: str, both: Iterable[MetricKey]) -> dict[MetricKe
     return {by_length[length]: float(weight) for length, weight in zip(lengths, octave_weights(lengths), strict=True)}
 
 
-def _metric_name(rule: Rule, scores: SampleScores) -> str:
+def _metric_name(rule: "Rule", scores: SampleScores) -> str:
     if rule.metric is not None:
         return rule.metric.partition(",")[0]
     names = list(dict.fromkeys((context_metric(metric) or (metric,))[0] for metric, _ in scores.scores))
@@ -185,7 +189,7 @@ def judge_command(
         if fail_if_worse or least_effect is not None:
             option = "--fail-if-worse" if fail_if_worse else "--least-effect"
             raise UserError(f"Expected --gate alone, found {option} too: the rules of the file say what counts.")
-        judged = gate(read_policy(policy), *pair, paths=paths, labels=labels)
+        judged = gate(rules_of(policy), *pair, paths=paths, labels=labels)
         print(judged.text())
         return _EXIT_CODES[judged.verdict]
     if least_effect is not None and not 0 <= least_effect < math.inf:

@@ -7,12 +7,11 @@ whole band is beyond that, and elsewhere there is not enough data. `compare` ask
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sbeval.errors import UserError
-from sbeval.policy import FAIL_IF_WORSE, Rule, read_policy
 from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results
 from sbeval.reports.pairs import (
@@ -29,6 +28,9 @@ from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import Results
 from sbeval.results.digits import with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
+
+if TYPE_CHECKING:
+    from sbeval.policy import Rule
 
 BEYOND, OVER_OCTAVES = "mean change beyond the training length", "mean over octaves"
 _FEW = f"intervals need {MINIMUM_CLUSTERS} documents or samples that both have"
@@ -50,7 +52,7 @@ class Judged:
         reason: why there is no band, or what is doubtful about it; empty for neither.
     """
 
-    rule: Rule
+    rule: "Rule"
     name: str
     change: float = math.nan
     low: float = math.nan
@@ -71,7 +73,7 @@ class Judged:
         return f"{self.verdict}: {self.name}{change}, at most {self.allowed:+g} allowed{reason}"
 
 
-def judge(rule: Rule, name: str, number: Difference | None, reason: str = "") -> Judged:
+def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "") -> Judged:
     """Judges a number by a rule; without a number, for a reason, there is not enough data."""
     if number is None:
         return Judged(rule=rule, name=name, allowed=rule.largest_change, reason=reason)
@@ -105,7 +107,7 @@ class Comparison:
 
     reference: str
     candidate: str
-    rule: Rule
+    rule: "Rule"
     lengths: tuple[Difference, ...]
     effective: tuple[Difference, ...]
     scores: tuple[Difference, ...]
@@ -203,10 +205,17 @@ def compare(
     Raises:
         UserError: a name or folder does not stand for one model, or the two share nothing that can be compared.
     """
-    (rule,) = read_policy(FAIL_IF_WORSE)
+    (rule,) = rules_of()
     if least_effect is not None:
         rule = rule.changed(largest_change=least_effect)
     return compare_sides(pair_of_models(reference, candidate, paths=paths, labels=labels), rule)
+
+
+def rules_of(policy: Path | None = None) -> Sequence["Rule"]:
+    """Returns the rules of a policy, of the one that ships if None."""
+    from sbeval.policy import FAIL_IF_WORSE, read_policy  # loads pydantic, which a page does without
+
+    return read_policy(policy or FAIL_IF_WORSE)
 
 
 def pair_of_models(
@@ -238,7 +247,7 @@ def _model(name: Path | str, shared: Results | None, labels: Mapping[str, str] |
     return results, results.models[0].label
 
 
-def compare_sides(sides: tuple[Side, Side], rule: Rule, *, other_groups: int = 0) -> Comparison:
+def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int = 0) -> Comparison:
     """Compares two models, with bands that hold at once with those of other groups."""
     texts = [side.texts() for side in sides]
 

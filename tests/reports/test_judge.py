@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiment_files import LENGTHS
 from result_files import CURVES, model_record, ordinary_task, perplexity_task, ruler_task, write_run
 
 from sbeval.errors import UserError
@@ -70,6 +71,20 @@ def test_models_can_be_named_within_one_folder(tmp_path: Path) -> None:
     assert [number.worse for number in comparison.lengths if (number.context_length_tokens or 0) >= 2048] == [True] * 6
     with pytest.raises(UserError, match="demo-sb"):
         compare("demo-sb", "nothing", paths=[tmp_path])
+
+
+def test_ruler_and_ordinary_tasks_are_judged_in_their_own_direction(tmp_path: Path) -> None:
+    for attention, level, reach in (("rope", 0.5, 1024), ("stickbreaking", 0.6, 5024)):
+        tasks = [ruler_task("sb_niah_single_1", reach, lengths=LENGTHS[2:6], repeats=9)]
+        tasks.append(ordinary_task("piqa", "acc", level, samples=400))
+        write_run(tmp_path / attention, model_record(attention), tasks)
+    better, worse = (
+        compare(*names, paths=[tmp_path]) for names in (("demo-rope", "demo-sb"), ("demo-sb", "demo-rope"))
+    )
+    assert not better.worse
+    assert {score.name.split(",")[0] for score in better.scores if score.better} == {"", "piqa"}
+    assert worse.worse
+    assert "RULER, mean over 1 task" in worse.text()
 
 
 def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
@@ -232,3 +247,26 @@ def test_the_policy_that_ships_judges_every_number_as_the_comparison_does(tmp_pa
     }
     with pytest.raises(UserError, match="name the task"):
         gate([Rule(task="*", length="mean", largest_change=1)], *folders)
+
+
+def test_rules_are_read_as_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "gate.yaml").write_text("rules:\n  - {task: ruler, length: mean, largest_change: '0.02'}")
+    assert read_policy(tmp_path / "gate.yaml") == (Rule(task="ruler", length="mean", largest_change=0.02),)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rules:\n  - {task: x, largest_chnage: 1}", "did you mean 'largest_change'"),
+        ("rules:\n  - {task: x, largest_change: -1}", "a number of 0 or more"),
+        ("rules:\n  - {task: x, length: long, largest_change: 1}", "a positive number of tokens, or mean"),
+        ("rules: []", "Expected rules"),
+        ("rules: 3", "Expected rules"),
+        ("- 1", "settings of a policy"),
+    ],
+)
+def test_a_policy_that_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "gate.yaml").write_text(text)
+    with pytest.raises(UserError, match=words) as raised:
+        read_policy(tmp_path / "gate.yaml")
+    assert "\n" not in str(raised.value)
