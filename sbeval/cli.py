@@ -166,7 +166,7 @@ def report(
         if any(where.values()):
             datasets = _pairs(hub_dataset or [], "--hub-dataset TASK=OWNER/NAME")
             chosen = {"labels": labels, "only": only or [], "datasets": datasets, "replace": replace}
-            _load("sbeval.reports.publish.command", "publish")(paths, **where, **chosen)
+            _load("sbeval.reports.publish", "publish")(paths, **where, **chosen)
         if watch:  # the last line of all others names it
             print(f"The page is {page.resolve()}", flush=True)
         return page
