@@ -236,12 +236,11 @@ def _ruler(results: Results, ruler: RulerScores) -> Iterator[CurveNumber]:
 def _recall(results: Results) -> Iterator[CurveNumber]:
     table = results.measurements
     rows = table[(table["family"] == "recall") & (table["metric"] == _RECALL_METRIC)]
-    for (label, task), numbers in rows.dropna(subset=["context_length_tokens"]).groupby(
-        ["setting", "task"], sort=False
-    ):
+    rows = rows.dropna(subset=["context_length_tokens"])
+    for label, task in dict.fromkeys(rows[["setting", "task"]].itertuples(index=False, name=None)):
         logged = results[SAMPLE_SCORES].get((label, task))
         samples = [scores_by_length(logged, _RECALL_METRIC)] if logged is not None else []
-        area = score_area(by_length(numbers, label), samples)
+        area = score_area(by_length(rows[rows["task"] == task], label), samples)
         if area is not None:
             yield CurveNumber(setting=label, task=f"{task}, exact answers", metric=SCORE, area=area)
 
@@ -252,7 +251,7 @@ def tabulate_numbers(numbers: tuple[CurveNumber, ...]) -> pd.DataFrame:
     for number in numbers:
         area, effective = number.area, number.effective
         unit = "nats per token" if number.metric == NLL_CHANGE else "score"
-        values = [(number.metric, unit, area.estimate, area.low, area.high)]
+        values: list[tuple[object, ...]] = [(number.metric, unit, area.estimate, area.low, area.high)]
         if effective is not None:
             values.append((EFFECTIVE, "tokens", effective.tokens, effective.low, effective.high))
         for metric, its_unit, *estimates in values:
