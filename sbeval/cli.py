@@ -185,7 +185,7 @@ def inspect(arguments: _Arguments = None) -> None:
     def share(*windows: Any, **options: Any) -> Any:
         return _load("sbeval.model_adapters.sharing", "share_windows")(*windows, **options)
 
-    _load("sbeval.inspection.options", "inspect_command")(arguments or ["--help"], _check, share)
+    _load("sbeval.inspection.command", "inspect_command")(arguments or ["--help"], _check, share)
 
 
 @app.command()
