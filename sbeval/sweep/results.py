@@ -12,7 +12,7 @@ from sbeval.fingerprint.parts import changes
 from sbeval.foreign_files import MOST_RESULTS_BYTES, read_json_object, read_yaml
 from sbeval.results import outputs
 from sbeval.results.saving import date_of, what_is_cut_off
-from sbeval.sweep.plan import PlannedRun
+from sbeval.sweep.definition import PlannedRun
 
 # weights.json is what an earlier version kept in place of inputs.json
 _OWN_FILES = ("run.yaml", "inputs.json", "weights.json", "log.txt", outputs.LOCK)
