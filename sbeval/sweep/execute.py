@@ -115,13 +115,10 @@ def _look_at(
 
 @contextlib.contextmanager
 def _no_other_sweep(sweep: Sweep, runs: Sequence[PlannedRun], *, whole: bool, look: bool) -> Iterator[None]:
-    """Keeps two sweeps out of one folder; named runs may meet there, since each run has a lock of its own (`attempt`).
+    """Keeps two sweeps out of one folder: a whole one holds it while the block runs.
 
-    Args:
-        sweep: the sweep.
-        runs: those to be run.
-        whole: whether all of its runs are asked for, so that its folder is held while the block runs.
-        look: whether to look first if somebody is at one of the runs. A cluster's nodes wait for each other instead.
+    Named runs may meet there, since each run has a lock of its own (`attempt`); whether somebody is at one of them is
+    said first with `look`. A cluster's nodes wait for each other instead.
     """
     with contextlib.ExitStack() as stack:
         if whole:
