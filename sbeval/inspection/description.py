@@ -203,7 +203,7 @@ def _assemble(
     return checkpoint_format(model.config), model
 
 
-def _floating(dtype: str) -> torch.dtype:
+def _floating(dtype: str) -> Any:
     named = getattr(torch, dtype, None)
     if not isinstance(named, torch.dtype) or not named.is_floating_point:
         raise UserError(f"Expected --dtype to be auto or a type such as bfloat16, found {dtype!r}: correct it.")

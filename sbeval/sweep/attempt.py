@@ -36,12 +36,9 @@ _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Outcome(NamedTuple):
-    """How an attempt at a run ended.
+    """How an attempt at a run ended, and why it has no results.
 
-    Attributes:
-        state: "done"; "complete" where another process had run it; "failed"; "interrupted" where it was asked to end.
-        reason: why it has no results; empty where it has them.
-        seconds: how long it took.
+    It is "complete" where another process had run it, and "interrupted" where it was asked to end.
     """
 
     state: Literal["done", "complete", "failed", "interrupted"]
@@ -57,14 +54,10 @@ def attempt(
     variables: Mapping[str, str] | None = None,
     lock_seconds: float = 0.0,
 ) -> Outcome:
-    """Runs one run, if nobody else is at it and nothing is in its way.
+    """Runs one run with a launcher or this Python, if nobody else is at it and nothing is in its way.
 
-    Args:
-        run: the run.
-        launcher: command in front of `-m sbeval run`, None for this Python.
-        replace: move aside whatever else its folder holds.
-        variables: added to the environment.
-        lock_seconds: how long to wait for another process that is at it.
+    With `replace` whatever else its folder holds is moved aside. `variables` are added to the environment, and another
+    process that is at it is waited for up to `lock_seconds`.
     """
     began = time.monotonic()
     try:
@@ -79,14 +72,10 @@ def attempt(
 
 @contextlib.contextmanager
 def alone_in(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Holds a folder as long as the block runs and this process lives.
-
-    Args:
-        folder: made where it is missing.
-        seconds: how long to wait for another process that holds it.
+    """Holds a folder, made where it is missing, as long as the block runs and this process lives.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process holds it, and still does after so many seconds.
         OSError: it cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import read_yaml
@@ -10,6 +10,7 @@ from sbeval.settings import Expected, Lengths, as_counts, read_value, unknown_ke
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 from sbeval.sweep.suites import SUITES, suite_runs
 
+_Entry = TypeVar("_Entry", SweepRun, SweepCheckpoint)
 _LengthsOption = Annotated[tuple[int, ...], Expected("positive whole numbers with commas between them", as_counts)]
 
 
@@ -64,44 +65,34 @@ def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     suite, lengths = values.pop("suite", None), values.pop("context_lengths", None)
     if lengths is not None:
         lengths = read_value(Lengths, lengths, name="context_lengths of the sweep", source=source)
-    runs = [
-        SweepRun.read(entry, place=_entry("run", entry, "name"), source=source)
-        for entry in _listed(values, "runs", source)
-    ]
+    runs = _listed(SweepRun, values.pop("runs", None), "run", "name", source)
     if suite is not None:
         runs = [*suite_runs(suite, lengths), *runs]
     elif lengths is not None:
         runs = [run if run.context_lengths else run.changed(context_lengths=lengths) for run in runs]
-    checkpoints = [
-        SweepCheckpoint.read(
-            {"pretrained": entry} if isinstance(entry, str) else entry,
-            place=_entry("checkpoint", entry, "pretrained"),
-            source=source,
-        )
-        for entry in _listed(values, "checkpoints", source)
-    ]
+    checkpoints = _listed(SweepCheckpoint, values.pop("checkpoints", None), "checkpoint", "pretrained", source)
     values |= {"checkpoints": tuple(checkpoints), "runs": tuple(runs)}
     if follow is not None:
         values["follow"] = follow
     return Sweep.read(values, place="the sweep", source=source)
 
 
-def _entry(kind: str, entry: Any, key: str) -> str:
-    """Returns what an entry of a list is called in messages: "run 'stream'", or "a run" where it has no name."""
-    name = entry.get(key) if isinstance(entry, dict) else None
-    return f"a {kind}" if name is None else f"{kind} {name!r}"
-
-
-def _listed(values: dict[str, Any], key: str, source: str) -> list[Any]:
-    value = values.pop(key, None)
-    if value is None:
+def _listed(kind: type[_Entry], listed: Any, what: str, title: str, source: str) -> list[_Entry]:
+    """Reads a list of runs or checkpoints; messages name an entry by its title, if it has one."""
+    if listed is None:
         return []
-    if not isinstance(value, list):
+    if not isinstance(listed, list):
         raise UserError(
-            f"Expected {key} of the sweep as a list (lines that begin with `- `), found {shown(value)}: correct it in "
-            f"{source}."
+            f"Expected {what}s of the sweep as a list (lines that begin with `- `), found {shown(listed)}: correct it "
+            f"in {source}."
         )
-    return value
+    entries = []
+    for entry in listed:
+        name = entry.get(title) if isinstance(entry, dict) else None
+        place = f"a {what}" if name is None else f"{what} {name!r}"
+        of_path = isinstance(entry, str) and kind is SweepCheckpoint
+        entries.append(kind.read({title: entry} if of_path else entry, place=place, source=source))
+    return entries
 
 
 def _from_file(arguments: Sequence[str], options: Sequence[str], follow: str | None) -> Sweep:

@@ -145,14 +145,7 @@ def _check_distinct(names: list[str], what: str, field: Literal["label", "name"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One lm-eval run of a sweep.
-
-    Attributes:
-        label: the checkpoint's folder.
-        name: the run's folder in it.
-        config: what lm-eval reads with `--config`.
-        gpus: how many it needs, None where its run does not say.
-    """
+    """One lm-eval run of a sweep: a folder of its checkpoint's, and the `config` that lm-eval reads with `--config`."""
 
     label: str
     name: str

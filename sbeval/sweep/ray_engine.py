@@ -35,12 +35,7 @@ def run_on_cluster(
     A run is a task. Ray tries it again elsewhere when its node dies, and so is one whose processes were told to end, as
     on a node that goes; a run that fails has an outcome like any other, and is not tried again.
 
-    Args:
-        address: of the cluster; "local" starts one on this machine, and "auto" is the one that Ray finds.
-        sweep: whose runs they are.
-        runs: those to be run.
-        say: prints a line about a run.
-        replace: as of `attempt`.
+    The address "local" starts a cluster on this machine, and "auto" is the one that Ray finds.
 
     Raises:
         UserError: Ray is not installed, no cluster answers, a run needs more GPUs than a node has, or a node does not
