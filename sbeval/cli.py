@@ -91,10 +91,8 @@ def sweep(
 
     A run that fails does not end the others: it is named at the end, with exit code 1.
     """
-    if workers is not None:
-        raise UserError("Expected no --workers, which is gone: use --ray local, which runs as many at a time as fit.")
     options: dict[str, Any] = {"output": output, "context_lengths": context_lengths, "limit": limit}
-    options |= {"model_args": model_args, "metadata": metadata, "follow": follow}
+    options |= {"model_args": model_args, "metadata": metadata, "follow": follow, "workers": workers}
     settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:

@@ -24,12 +24,15 @@ def sweep_from_command(
     model_args: str | None = None,
     metadata: str | None = None,
     follow: str | None = None,
+    workers: str | None = None,
 ) -> Sweep:
     """Returns the sweep of a file, or that of a suite over checkpoints, with the command's other options.
 
     Raises:
         UserError: arguments that do not belong together, or a value that cannot be.
     """
+    if workers is not None:
+        raise UserError("Expected no --workers, which is gone: use --ray local, which runs as many at a time as fit.")
     if suite is None:
         of_suite = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
         of_suite["metadata"] = metadata
