@@ -6,6 +6,7 @@ pieces are counted once and sums are used as estimates, which `fit` then checks 
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -48,8 +49,7 @@ class TokenCounter:
 
     def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Tokenises texts; with `special_tokens`, as the adapter does (not where a text starts with BOS already)."""
-        bos = getattr(self.tokenizer, "bos_token", None)
-        add = special_tokens and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
+        add = self._adds_tokens(texts, special_tokens)
         if self._backend is None:
             return [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in texts]
         return [encoding.ids for encoding in self._encode_batch(texts, add)]
@@ -60,11 +60,7 @@ class TokenCounter:
         Returns:
             Token ids, and the first and last + 1 character of each token, all int64 [tokens].
         """
-        backend = self._backend
-        assert backend is not None
-        backend.no_truncation()
-        backend.no_padding()
-        encoding = backend.encode(text, add_special_tokens=self.special_tokens)
+        encoding = self._plain_backend().encode(text, add_special_tokens=self.special_tokens)
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         return np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1]
 
@@ -104,19 +100,31 @@ class TokenCounter:
         return kept_counts(digest, lambda: self.count_pieces(pieces, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
-        bos = getattr(self.tokenizer, "bos_token", None)
-        add = special_tokens and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
+        # no Python list of tokens is made, as `encode` would
+        add = self._adds_tokens(texts, special_tokens)
         if self._backend is None:
             return np.array([len(self.tokenizer(text, add_special_tokens=add)["input_ids"]) for text in texts])
         return np.array([len(encoding) for encoding in self._encode_batch(texts, add)], dtype=np.int64)
 
+    def _adds_tokens(self, texts: Sequence[str], asked: bool) -> bool:
+        bos = getattr(self.tokenizer, "bos_token", None)
+        return asked and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
+
     def _encode_batch(self, texts: Sequence[str], add: bool) -> list[Any]:
-        backend = self._backend
-        assert backend is not None
-        backend.no_truncation()
-        backend.no_padding()
-        encoded: list[Any] = backend.encode_batch_fast(list(texts), add_special_tokens=add)
+        encoded: list[Any] = self._plain_backend().encode_batch_fast(list(texts), add_special_tokens=add)
         return encoded
+
+    def _plain_backend(self) -> Any:
+        assert self._backend is not None
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        return self._backend
+
+
+def shared_start(lists: Sequence[Sequence[int]]) -> int:
+    """Returns how many first tokens some texts share."""
+    alike = (len(set(tokens)) == 1 for tokens in zip(*lists, strict=False))
+    return sum(itertools.takewhile(bool, alike))
 
 
 def kept_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -84,7 +84,7 @@ def _write(path: Path, corpus: Corpus, tokenizer: Any, layout: Layout) -> None:
     with writing_to(path.parent, "tokens"), FileLock(f"{path}.lock"):
         if path.exists():
             return
-        with whole_file(path, "tokens") as part, all_cores(), ArrowWriter(path=str(part)) as writer:
+        with whole_file(path, "tokens") as unfinished, all_cores(), ArrowWriter(path=str(unfinished)) as writer:
             for documents in batches(corpus.documents()):
                 writer.write_table(_table(encode_documents(documents, tokenizer, layout)))
             writer.finalize()

@@ -56,9 +56,9 @@ def document_rows(
     """
     sums: dict[int, list[float]] = {}
     for window in windows:
-        for part in corpus.document_sums(window.stop - window.scored, nll[window]):
-            row = sums.setdefault(part.document, [0.0, 0.0, 0.0, 0.0])
-            for column, value in enumerate(part[1:]):
+        for document_sums in corpus.document_sums(window.stop - window.scored, nll[window]):
+            row = sums.setdefault(document_sums.document, [0.0, 0.0, 0.0, 0.0])
+            for column, value in enumerate(document_sums[1:]):
                 row[column] += value
     return [
         ClusterSums(corpus.names[document], nats, int(tokens), words, size)
@@ -183,13 +183,13 @@ class PerplexityMetrics:
     def _longppl(self, length: int) -> Callable[[list[Any]], Any]:
         def aggregate(samples: list[Any]) -> Any:
             totals = ClusterTotals.of(samples)
-            found = ratio_interval(totals.nll_nats, totals.tokens, seed=self.seed)
+            ratio = ratio_interval(totals.nll_nats, totals.tokens, seed=self.seed)
             self._values |= {
-                metric_key("longppl_ci95", length): _interval(found, np.exp),
+                metric_key("longppl_ci95", length): _interval(ratio, np.exp),
                 metric_key("longppl_tokens", length): int(totals.tokens.sum()),
-                metric_key("longppl_clusters", length): found.clusters,
+                metric_key("longppl_clusters", length): ratio.clusters,
             }
-            return _finite(np.exp, found.estimate)
+            return _finite(np.exp, ratio.estimate)
 
         return aggregate
 

@@ -9,75 +9,55 @@ from collections.abc import Sequence
 
 from sbeval.tasks.draws import seeded_random
 from sbeval.tasks.ruler.drafts import HaystackDraft, Insert
-from sbeval.tasks.ruler.haystacks import Haystack, NoiseHaystack
-from sbeval.tasks.ruler.niah import DEPTHS
+from sbeval.tasks.ruler.niah import DEPTHS, HaystackGenerator
 from sbeval.tasks.ruler.options import VtOptions
-from sbeval.tasks.ruler.texts import load_essays
-from sbeval.tasks.ruler.wording import niah_wording, vt_wording
-from sbeval.tasks.tokens import TokenCounter
+from sbeval.tasks.ruler.wording import TaskWording, niah_wording, task_wording
 
 DEMONSTRATION_TOKENS = 500
 _LEAST_DEMONSTRATION_LINES, _LEAST_DEMONSTRATION_WORDS = 5, 50
 _MOST_DEMONSTRATION_HOPS = 10
 
 
-class VtGenerator:
-    """Makes the samples of variable tracking.
+class VtGenerator(HaystackGenerator):
+    """Makes the samples of variable tracking."""
 
-    Args:
-        options: what is asked.
-        task: its name, part of every seed.
-        counter: the model's tokenizer.
-    """
+    options: VtOptions
+    step_lines = 10
 
-    def __init__(self, options: VtOptions, *, task: str, counter: TokenCounter) -> None:
-        self._inline = options.type_haystack == "essay"
-        self._chains = options.num_chains
-        self._hops = options.num_hops
-        self._shots = options.num_fewshot
-        self._essays = options.essays
-        self._name = (task, options.seed)
-        self._counter = counter
-        self._drafts: dict[int, HaystackDraft] = {}
-        self._wording = vt_wording(options.scripts)
+    @functools.cached_property
+    def _wording(self) -> TaskWording:
+        """RULER's words; the answer prefix of NVIDIA's scripts is spelt right and ends with a space."""
+        wording = task_wording("vt")
+        if self.options.scripts != "nvidia":
+            return wording
+        return wording._replace(answer_prefix=wording.answer_prefix.replace("assgined", "assigned") + " ")
 
-    def draft(self, index: int, context_length: int) -> HaystackDraft:
-        """Makes sample `index`, the same at every length."""
-        if index not in self._drafts:
-            self._drafts[index] = self._make(index)
-        return self._drafts[index]
+    def _variables_of(self, rng: random.Random, letters: int, hops: int) -> list[list[str]]:
+        """Draws the variables of every chain, in their order."""
+        names = _variables(rng, letters, self.options.num_chains * (hops + 1))
+        return [names[i :: self.options.num_chains] for i in range(self.options.num_chains)]
 
     def _make(self, index: int) -> HaystackDraft:
         rng = seeded_random(*self._name, index, "chains")
-        names = _variables(rng, 5, self._chains * (self._hops + 1))
-        values = rng.sample(range(10000, 100000), self._chains)
-        chains = [names[i :: self._chains] for i in range(self._chains)]
+        chains = self._variables_of(rng, 5, self.options.num_hops)
+        values = rng.sample(range(10000, 100000), len(chains))
         lines = [_statements(chain, str(value)) for chain, value in zip(chains, values, strict=True)]
         depths = seeded_random(*self._name, index, "depths")
-        inserts = self._inserts(lines, self._fractions(depths, len(names)), depths)
-        opening, question = self._question(str(values[0]))
+        inserts = self._inserts(lines, self._fractions(depths, sum(map(len, chains))), depths)
         return HaystackDraft(
             references=chains[0],
-            answer_prefix=self._wording.answer_prefix.format(query=values[0], num_v=self._hops + 1),
-            opening=[*self._demonstrations(index), opening],
-            closing=("\n" if self._inline else "") + question,
-            haystack=self._haystack,
+            answer_prefix=self._wording.answer_prefix.format(query=values[0], num_v=self.options.num_hops + 1),
+            opening=[*self._demonstrations(index), self._wording.opening],
+            closing=("\n" if self._inline else "") + self._question(str(values[0])),
+            haystack=self._shared_haystack,
             inserts=inserts,
             least_units=len(inserts),
             apart=not self._inline,
             counter=self._counter,
         )
 
-    def _question(self, value: str) -> tuple[str, str]:
-        opening, question = self._wording.template.split("{context}")
-        return opening, question.removeprefix("\n").format(query=value)
-
-    @functools.cached_property
-    def _haystack(self) -> Haystack:
-        if self._inline:
-            return load_essays(self._essays).haystack(self._counter)
-        line = niah_wording().noise + "\n"
-        return NoiseHaystack(line=line, line_tokens=int(self._counter.count_pieces([line])[0]))
+    def _question(self, value: str) -> str:
+        return self._wording.closing.removeprefix("\n").format(query=value)
 
     def _fractions(self, rng: random.Random, count: int) -> list[float]:
         """Draws relative depths, ascending."""
@@ -103,7 +83,7 @@ class VtGenerator:
 
         RULER gives it as many as fit 500 tokens, at least five lines or 50 words.
         """
-        statements = self._chains * (self._demonstration_hops + 1)
+        statements = self.options.num_chains * (self._demonstration_hops + 1)
         least = _LEAST_DEMONSTRATION_WORDS if self._inline else max(_LEAST_DEMONSTRATION_LINES, statements)
         sizes = range(least, max(least, DEMONSTRATION_TOKENS) + 1)
         fitting = bisect.bisect_right(sizes, DEMONSTRATION_TOKENS, key=self._demonstration_tokens)
@@ -111,7 +91,7 @@ class VtGenerator:
 
     @property
     def _demonstration_hops(self) -> int:
-        return min(self._hops, _MOST_DEMONSTRATION_HOPS)
+        return min(self.options.num_hops, _MOST_DEMONSTRATION_HOPS)
 
     def _demonstration_tokens(self, units: int) -> int:
         pieces = self._demonstration_pieces(seeded_random(*self._name, "demonstration"), units)
@@ -121,7 +101,7 @@ class VtGenerator:
 
     def _demonstrations(self, index: int) -> list[str]:
         pieces: list[str] = []
-        for shot in range(self._shots):
+        for shot in range(self.options.num_fewshot):
             name = (*self._name, index, "demonstration", *([shot] if shot else []))
             pieces += self._demonstration_pieces(seeded_random(*name), self._demonstration_units)
         return pieces
@@ -129,33 +109,32 @@ class VtGenerator:
     def _demonstration_pieces(self, rng: random.Random, units: int) -> list[str]:
         """Writes one worked example with as many chains as the question behind it."""
         hops = self._demonstration_hops
-        names = _variables(rng, 3, self._chains * (hops + 1))
+        chains = self._variables_of(rng, 3, hops)
+        count = sum(map(len, chains))
         values: dict[str, None] = {}
-        while len(values) < self._chains:
+        while len(values) < len(chains):
             values[str(rng.randrange(10000, 100000))] = None
         asked = next(iter(values))
-        chains = [names[i :: self._chains] for i in range(self._chains)]
         statements = [_statements(chain, value) for chain, value in zip(chains, values, strict=True)]
-        opening, question = self._question(asked)
         places = seeded_random(*self._name, "demonstration", units)
         answer = self._wording.answer_prefix.format(query=asked, num_v=hops + 1)
-        ending = f"{question} {answer} {' '.join(chains[0])}\n\n"
+        ending = f"{self._question(asked)} {answer} {' '.join(chains[0])}\n\n"
         if self._inline:
-            inserts = self._inserts(statements, self._fractions(places, len(names)), rng)
+            inserts = self._inserts(statements, self._fractions(places, count), rng)
             draft = HaystackDraft(
                 references=(),
                 answer_prefix="",
                 opening=(),
                 closing="",
-                haystack=self._haystack,
+                haystack=self._shared_haystack,
                 inserts=inserts,
                 least_units=units,
                 counter=self._counter,
             )
-            return [opening, draft.body(units) + "\n", ending]
-        positions = sorted(places.sample(range(units), len(names)))
+            return [self._wording.opening, draft.body(units) + "\n", ending]
+        positions = sorted(places.sample(range(units), count))
         noise = niah_wording().noise + "\n"
-        pieces = [opening]
+        pieces = [self._wording.opening]
         last = 0
         for insert, position in zip(self._inserts(statements, positions, rng), positions, strict=True):
             pieces += [noise] * (position - last) + [insert.text]

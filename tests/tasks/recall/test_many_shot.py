@@ -19,9 +19,9 @@ from ruler_problems import KINDS, load_task, write_labelled
 import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
+from sbeval.tasks.asked import check_options
 from sbeval.tasks.recall.labelled import SOURCES, load_labelled
 from sbeval.tasks.recall.many_shot import LabelTree
-from sbeval.tasks.ruler.corpora import check_corpora
 from sbeval.tasks.ruler.drafts import Frame, prompt_text
 from sbeval.tasks.ruler.texts import MissingCorpus
 
@@ -31,7 +31,7 @@ SHOT = re.compile(r"(.+) Label: ?(\d+)")
 def made(task: Any, index: int, length: int) -> tuple[list[tuple[str, str]], str]:
     """Returns the shots of a prompt and its question."""
     draft = task.generator.draft(index, length)
-    prompt = prompt_text(draft, task.fitter(length, Frame()).fit([index])[index].units, Frame())
+    prompt = prompt_text(draft, task.fitted.fitter(length, Frame()).fit([index])[index].units, Frame())
     _, *shots, question = prompt.split("\n")
     return [(text, number) for text, _, number in (shot.rpartition(" Label: ") for shot in shots)], question
 
@@ -224,11 +224,11 @@ def test_what_cannot_be_had_is_named_before_a_model_is_loaded(folder: Path, monk
     monkeypatch.setattr("socket.getaddrinfo", lambda *place: (_ for _ in ()).throw(OSError()))
     load_labelled.cache_clear()
     with pytest.raises(MissingCorpus) as error:
-        check_corpora(["sb_many_shot", "sb_many_shot_file"], {})
+        check_options(["sb_many_shot", "sb_many_shot_file"], {})
     assert "trec from CogComp/trec (ConnectionError)" in str(error.value)
     assert '"banking77": "PATH"' in str(error.value)
     assert "examples_file from a path (none is given)" in str(error.value)
-    check_corpora(["sb_many_shot_file"], {"examples_file": str(folder / "labelled.jsonl")})
+    check_options(["sb_many_shot_file"], {"examples_file": str(folder / "labelled.jsonl")})
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,9 @@ def test_prompts_fill_the_longest_length(task_of: Any, name: str) -> None:
 def check_budget(task: Any, reach: float, index: int) -> None:
     """Compares a fit at a length between the task's minimum and the longest with counts of the whole prompt."""
     index %= task.num_samples
-    least = task.fitter(300, Frame()).minimum_length([index])
+    least = task.fitted.fitter(300, Frame()).minimum_length([index])
     length = round(math.exp(math.log(least) + reach**3 * (math.log(LONGEST) - math.log(least))))
-    fit = task.fitter(length, Frame()).fit([index])[index]
+    fit = task.fitted.fitter(length, Frame()).fit([index])[index]
     draft = task.generator.draft(index, length)
     tokenizer = task.counter.tokenizer
 
@@ -67,16 +67,16 @@ def check_budget(task: Any, reach: float, index: int) -> None:
 @pytest.mark.parametrize("name", FILLED)
 def test_one_token_below_the_minimum_is_refused_with_the_minimum(task_of: Any, name: str, kind: str) -> None:
     task = task_of(name, kind)
-    least = task.fitter(300, Frame()).minimum_length([3])
-    task.fitter(least, Frame()).fit([3])
+    least = task.fitted.fitter(300, Frame()).minimum_length([3])
+    task.fitted.fitter(least, Frame()).fit([3])
     with pytest.raises(UserError, match=f"needs at least {least} tokens"):
-        task.fitter(least - 1, Frame()).fit([3])
+        task.fitted.fitter(least - 1, Frame()).fit([3])
 
 
 @pytest.mark.parametrize("name", ["sb_niah_single_1", "sb_niah_multiquery", "sb_ruler_qa_squad"])
 def test_depths_in_tokens_are_where_the_needles_stand(task_of: Any, name: str) -> None:
     task = task_of(name, "character")
-    fit = task.fitter(5000, Frame()).fit([2])[2]
+    fit = task.fitted.fitter(5000, Frame()).fit([2])[2]
     draft = task.generator.draft(2, 5000)
     prompt = prompt_text(draft, fit.units, Frame())
     for depth in fit.depths_tokens:
@@ -116,7 +116,7 @@ def test_nvidias_scripts_begin_with_the_first_samples_units_and_go_down_in_steps
 ) -> None:
     metadata = {**corpora, "tokenizer": str(ruler_folder / "byte_level_bpe"), "context_lengths": [8192]}
     full, stepped = (
-        load_task(name, {**metadata, "num_samples": 12, **scripts}).fitter(8192, Frame()).fit(range(12))
+        load_task(name, {**metadata, "num_samples": 12, **scripts}).fitted.fitter(8192, Frame()).fit(range(12))
         for scripts in ({}, {"scripts": "nvidia"})
     )
     budget = 8192 - load_task(name, {**metadata, "num_samples": 1}).generated_tokens

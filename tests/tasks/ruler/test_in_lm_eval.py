@@ -169,7 +169,8 @@ def test_a_file_in_another_layout_is_refused(metadata: dict[str, Any]) -> None:
 def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(
     metadata: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    needed = load_task("sb_ruler_cwe", metadata).fitter(3000, Frame()).minimum_length(range(metadata["num_samples"]))
+    fitted = load_task("sb_ruler_cwe", metadata).fitted
+    needed = fitted.fitter(3000, Frame()).minimum_length(range(metadata["num_samples"]))
     lengths = [needed - 1, 3000]
     results = evaluate(["sb_ruler"], {**metadata, "context_lengths": lengths}, limit=1)
     short, long = (f"score@{length:07d},none" for length in lengths)
@@ -188,7 +189,7 @@ def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(
 
 def test_the_number_of_samples_run_does_not_decide_which_lengths_are_left_out(metadata: dict[str, Any]) -> None:
     task = load_task("sb_ruler_qa_squad", metadata)
-    each = [task.fitter(3000, Frame()).minimum_length([index]) for index in range(task.num_samples)]
+    each = [task.fitted.fitter(3000, Frame()).minimum_length([index]) for index in range(task.num_samples)]
     assert each[0] < max(each)
     lengths = {"context_lengths": [max(each) - 1, max(each)]}
     task = load_task("sb_ruler_qa_squad", {**metadata, **lengths})
@@ -228,8 +229,9 @@ def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata: dict[
 
 def test_the_wording_is_read_without_importing_lm_evals_tasks() -> None:
     code = (
-        "import sys; from sbeval.tasks.ruler import wording as w; w.niah_wording(); w.vt_wording(); w.cwe_wording(); "
-        "w.fwe_wording(); w.qa_wording(); w.qa_document(); w.qa_source('squad'); w.qa_source('hotpotqa'); "
+        "import sys; from sbeval.tasks.ruler import wording as w; w.niah_wording(); "
+        "[w.task_wording(task) for task in ('vt', 'cwe', 'fwe', 'qa')]; "
+        "w.qa_document(); w.qa_source('squad'); w.qa_source('hotpotqa'); "
         "print([m for m in sys.modules if m.split('.')[0] in ('lm_eval', 'nltk', 'wonderwords')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
