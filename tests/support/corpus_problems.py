@@ -9,12 +9,11 @@ import torch
 import transformers
 from lm_eval import evaluate
 from lm_eval.api.model import LM
-from lm_eval.tasks import TaskManager
 from numpy.typing import NDArray
 from partial_model import PartialModel
+from ruler_problems import task_manager
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-import sbeval.tasks
 from sbeval.corpora import Corpus, make_document, resolve_tokens
 from sbeval.scoring.requests import TokenLogprobs
 
@@ -111,9 +110,9 @@ def tiny_gpt2(folder: Path, *, positions: int) -> Path:
 
 def run_task(name: str, model: LM, metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Runs one task through lm-eval and returns its results, samples and record."""
-    folder = str(Path(next(iter(sbeval.tasks.__path__))))
-    manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
-    results = evaluate(lm=model, task_dict=manager.load([name]), log_samples=True, bootstrap_iters=0, **options)
+    results = evaluate(
+        lm=model, task_dict=task_manager(metadata).load([name]), log_samples=True, bootstrap_iters=0, **options
+    )
     values = {key.removesuffix(",none"): value for key, value in results["results"][name].items()}
     return {
         "values": values,

@@ -6,6 +6,8 @@ from typing import Any
 
 import tokenizers
 import transformers
+from lm_eval import simple_evaluate
+from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -139,11 +141,19 @@ def write_inputs(folder: Path) -> dict[str, Any]:
     return {"essays": str(essays), "squad": str(squad), "hotpot": str(hotpot)}
 
 
+def task_manager(metadata: dict[str, Any] | None = None) -> TaskManager:
+    """Finds the packaged tasks alone."""
+    return TaskManager(include_path=str(*sbeval.tasks.__path__), include_defaults=False, metadata=metadata)
+
+
 def load_task(name: str, metadata: dict[str, Any]) -> Any:
     """Builds a task as lm-eval does from its YAML."""
-    folder = Path(next(iter(sbeval.tasks.__path__)))
-    manager = TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
-    return manager.load([name])["tasks"][name]
+    return task_manager(metadata).load([name])["tasks"][name]
+
+
+def evaluated(model: LM, tasks: list[str], metadata: dict[str, Any], **options: Any) -> Any:
+    """Runs packaged tasks as `lm_eval` does."""
+    return simple_evaluate(model, tasks=tasks, task_manager=task_manager(metadata), bootstrap_iters=10, **options)
 
 
 def prompts(task: Any, *, limit: int | None = None, **options: Any) -> list[str]:

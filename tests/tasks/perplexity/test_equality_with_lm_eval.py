@@ -19,7 +19,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from sbeval.corpora import split_wikitext_pages, store
+from sbeval.corpora import split_wikitext_pages
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 
@@ -44,12 +44,6 @@ def stickbreaking() -> transformers.PreTrainedModel:
 
 
 MODELS = {"llama": tiny_llama, "stick-breaking": stickbreaking}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "_open", {})
 
 
 def checkpoint(folder: Path, model: str, *, adds_bos: bool) -> Path:

@@ -9,22 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from corpus_problems import BOS, EOS, KnownLM, random_text, run_task, tiny_gpt2, tiny_tokenizer, write_folder
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_table
+from ruler_problems import task_manager
 
-import sbeval.tasks
 from sbeval.corpora import store
 from sbeval.errors import UserError
 from sbeval.results.intervals import PRECISION, ratio_interval
 from sbeval.results.records import TaskRecord, parse_metric_key
 
 LENGTHS = [8, 16, 64]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "_open", {})
 
 
 @pytest.fixture
@@ -253,10 +246,7 @@ def test_files_and_tables_survive_and_the_record_is_whole(corpus: Path, protocol
         parsed = parse_metric_key(key)
         if parsed and parsed[0].endswith("_ci95"):
             assert value is None, "three clusters at most are too few for an interval"
-    assert set(found["samples"][0]["metrics"]) <= {
-        *(f"nll@{length:07d}" for length in LENGTHS),
-        "position_nll",
-    }
+    assert set(found["samples"][0]["metrics"]) <= {*(f"nll@{length:07d}" for length in LENGTHS), "position_nll"}
     table = make_table(found["whole"])
     assert max(map(len, table.splitlines())) < 140
     record = TaskRecord.from_json(text["configs"][f"sb_stdlib_{protocol}"]["metadata"]["sbeval"])
@@ -274,12 +264,8 @@ def test_intervals_come_with_enough_documents(corpus: Path) -> None:
 
 
 def test_group_runs_every_protocol_on_one_tokenisation(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    manager = TaskManager(
-        include_path=next(iter(sbeval.tasks.__path__)), include_defaults=False, metadata=metadata(corpus)
-    )
     names = ["wikitext", "stdlib", "pile", "pg19", "text"]
-    loaded = manager.load([f"sb_{name}{end}" for name in names for end in ("", "_long")])
+    loaded = task_manager(metadata(corpus)).load([f"sb_{name}{end}" for name in names for end in ("", "_long")])
     assert sorted(loaded["tasks"]) == sorted(
         f"sb_{name}_{protocol}"
         for name in names

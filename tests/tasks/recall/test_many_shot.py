@@ -10,13 +10,10 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
-from lm_eval.tasks import TaskManager
 from partial_model import PartialModel
-from ruler_problems import KINDS, load_task, write_labelled
+from ruler_problems import KINDS, evaluated, load_task, write_labelled
 
-import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
 from sbeval.tasks.asked import check_options
@@ -116,12 +113,9 @@ class ReadsShots(OnShots):
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_reads_the_shots_is_right_and_a_guess_is_at_its_level(folder: Path, kind: str) -> None:
     options = options_of(folder, kind, context_lengths=[1500, 4000], num_samples=24)
-    manager = TaskManager(include_path=str(next(iter(sbeval.tasks.__path__))), include_defaults=False, metadata=options)
     tokenizer = load_task("sb_many_shot_file", options).counter.tokenizer
     for model in (ReadsShots, OnShots):
-        results: Any = simple_evaluate(
-            model(tokenizer, range(10, 22)), tasks=["sb_many_shot_file"], task_manager=manager, bootstrap_iters=10
-        )
+        results = evaluated(model(tokenizer, range(10, 22)), ["sb_many_shot_file"], options)
         scores = results["results"]["sb_many_shot_file"]
         for length in (1500, 4000):
             exact, nll = (scores[f"{metric}@{length:07d},none"] for metric in ("exact_match", "answer_nll"))

@@ -29,8 +29,8 @@ DEFINITIONS = {
 
 
 @pytest.fixture
-def metadata(ruler_folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
-    return {**corpora, "tokenizer": str(ruler_folder / "byte_level_bpe"), "num_samples": 6, "context_lengths": [3000]}
+def metadata(folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
+    return {**corpora, "tokenizer": str(folder / "byte_level_bpe"), "num_samples": 6, "context_lengths": [3000]}
 
 
 def read(name: str, metadata: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

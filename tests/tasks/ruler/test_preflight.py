@@ -68,10 +68,7 @@ def test_tasks_without_corpora_are_those_the_message_names() -> None:
 def test_the_command_says_so_in_one_sentence_before_it_loads_a_model(
     asked: str, keys: str, tmp_path: Path, offline: dict[str, str]
 ) -> None:
-    process = run(
-        [SBEVAL, "run", "--tasks", asked, "--model_args", "pretrained=no-such-model"],
-        environment=offline,
-    )
+    process = run([SBEVAL, "run", "--tasks", asked, "--model_args", "pretrained=no-such-model"], environment=offline)
     assert process.returncode == 1
     (sentence,) = process.stderr.splitlines()
     assert "sb_ruler_qa_squad" in sentence

@@ -17,8 +17,8 @@ LENGTHS = [2600, 4000]
 
 
 @pytest.fixture
-def metadata(ruler_folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
-    return {**corpora, "tokenizer": str(ruler_folder / "byte_level_bpe"), "num_samples": 8}
+def metadata(folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
+    return {**corpora, "tokenizer": str(folder / "byte_level_bpe"), "num_samples": 8}
 
 
 @pytest.mark.parametrize("name", TASKS)
