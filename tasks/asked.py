@@ -55,11 +55,7 @@ def metadata_keys() -> list[tuple[str, list[tuple[str, str]]]]:
 def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
     """Reads every option of the packaged tasks, and the corpora of RULER's, which stay in memory for them.
 
-    Of other tasks the options are read that all have in common.
-
-    Args:
-        tasks: names and patterns of tasks and groups, those of others among them.
-        metadata: what the user gave, the model's arguments among it.
+    Of other tasks, whose names and patterns may be among those given, the options are read that all have in common.
 
     Raises:
         UserError: naming the option, what it may be and what it is; or there is no text to read.
@@ -86,11 +82,6 @@ def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
 
 def task_options(name: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> TaskOptions | None:
     """Returns the options of a packaged task as the task itself reads them, None where only its class knows them.
-
-    Args:
-        name: of the task.
-        definition: what its YAML says.
-        metadata: what the user gave.
 
     Raises:
         UserError: one cannot be, or they name no text.
@@ -119,12 +110,7 @@ def options_class(task_class: str) -> type[TaskOptions] | None:
 
 
 def read_options(task: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> RulerOptions:
-    """Returns the options of one of RULER's tasks: those of its kind, which the keys of its definition tell.
-
-    Args:
-        task: its name.
-        definition: what its YAML holds under `metadata.ruler`.
-        metadata: what the user gave.
+    """Returns the options of one of RULER's tasks: those of its kind, which the keys of its `metadata.ruler` tell.
 
     Raises:
         UserError: no kind of task has such a definition, or an option cannot be.

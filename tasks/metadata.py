@@ -50,12 +50,7 @@ class TaskOptions(Settings):
 
     @classmethod
     def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:
-        """Reads the options of one task: its definition, what is set for all tasks, and its own entry on top.
-
-        Args:
-            task: its name.
-            metadata: lm-eval's metadata, the model's arguments among it.
-            definition: options that the task's YAML sets.
+        """Reads the options of one task: what its YAML sets, what is set for all tasks, and its own entry on top.
 
         Raises:
             UserError: a value that cannot be, a key of the task's own entry that it does not know, a shared key that is

@@ -29,11 +29,9 @@ _LOADING_KEYS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 
 
 class TokenCounter:
-    """Counts tokens with one Hugging Face tokenizer, in batches over all cores.
+    """Counts tokens with one Hugging Face tokenizer, fast or slow, in batches over all cores.
 
-    Args:
-        tokenizer: a fast or slow `transformers` tokenizer.
-        special_tokens: whether the model's adapter lets the tokenizer add its own tokens (BOS).
+    `special_tokens` says whether the model's adapter lets the tokenizer add its own tokens (BOS).
     """
 
     def __init__(self, tokenizer: Any, *, special_tokens: bool = True) -> None:
@@ -71,18 +69,13 @@ class TokenCounter:
     def count_pieces(self, pieces: Iterable[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
         """Returns the token counts that pieces add inside a text, int64 [pieces]; each distinct piece is counted once.
 
-        Args:
-            pieces: texts as they stand in the prompt, with their leading or trailing white space.
-            between: text before and after each piece, so that what a tokenizer does at the ends of a text is not
-                counted.
+        Pieces stand between two texts, so that what a tokenizer does at the ends of a text is not counted.
         """
         listed = list(pieces)
         known = self._pieces.setdefault(between, {})
         if new := [piece for piece in dict.fromkeys(listed) if piece not in known]:
             before, after = between
-            lengths = self._lengths(
-                ["".join(between), *(before + piece + after for piece in new)], special_tokens=False
-            )
+            lengths = self._lengths([before + piece + after for piece in ["", *new]], special_tokens=False)
             known.update(zip(new, (lengths[1:] - lengths[0]).tolist(), strict=True))
         return np.array([known[piece] for piece in listed], dtype=np.int64)
 

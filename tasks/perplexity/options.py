@@ -34,10 +34,7 @@ class CorpusOptions(TaskOptions):
     )
 
     def check_text(self, corpus: str) -> None:
-        """Refuses options that name no text, or one that a corpus cannot be.
-
-        Args:
-            corpus: the name of the task's own.
+        """Refuses options that name no text, or one that the task's own corpus cannot be.
 
         Raises:
             UserError: saying what to name.

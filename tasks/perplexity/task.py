@@ -3,7 +3,7 @@
 import importlib.metadata
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,11 +46,6 @@ class PerplexityTask(BaseTask):
         special_tokens: whether documents are encoded with the special tokens their tokenizer adds.
         identical_targets: whether every length scores the same targets with only the context differing.
         default_context: where a window's left context comes from unless the user says otherwise.
-        options: what the user chose.
-        corpus: the text as tokens.
-        lead_in: what is fed before a window's first target.
-        lengths: context lengths scored.
-        metrics: from samples to results.
     """
 
     protocol: str
@@ -241,6 +236,5 @@ class PerplexityTask(BaseTask):
         """Says which direction is better, for each metric that has one."""
         return self.metrics.higher_is_better()
 
-    def _distinct_windows(self, block: Mapping[str, Any]) -> Iterator[Window]:
-        windows = (window for length in self.lengths.scored for window in self.windows(block, length))
-        return iter(dict.fromkeys(windows))
+    def _distinct_windows(self, block: Mapping[str, Any]) -> list[Window]:
+        return list(dict.fromkeys(window for length in self.lengths.scored for window in self.windows(block, length)))

@@ -112,11 +112,7 @@ Path = tuple[int, ...]
 
 
 class LabelTree:
-    """The tokens of all labels behind a prompt, and where they part.
-
-    Args:
-        paths: tokens of each label; none is the beginning of another.
-    """
+    """The tokens of all labels behind a prompt, none the beginning of another, and where they part."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths

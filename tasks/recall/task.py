@@ -69,10 +69,6 @@ class RecallTask(BaseTask):
     A document is one sample and carries every condition, so `--limit N` means N samples of each. Metrics of a
     condition: `exact_match`, the share of answers whose every token is the model's most probable one, `answer_nll`, the
     mean of the answers' negative log-likelihoods in nats, and `chance`, the exact match of a guess.
-
-    Attributes:
-        options_class: what `--metadata` can set.
-        options: what the user chose.
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}

@@ -22,7 +22,8 @@ from sbeval.tasks.tokens import TokenCounter, kept_counts
 CHECKED_EVERY = 50
 
 
-class Fit(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
     """How one sample fills one length.
 
     Attributes:
@@ -214,7 +215,7 @@ class FittedSamples:
         kept = {} if table is None else {row["index"]: row for row in table.to_pylist()}
         if missing := [index for index in indices if index not in kept]:
             made = self.fitter(length, frame).fit(missing)
-            kept |= {index: fit._asdict() for index, fit in made.items()}
+            kept |= {index: dataclasses.asdict(fit) for index, fit in made.items()}
             keep_table(path, pa.Table.from_pylist([kept[index] for index in sorted(kept)]))
         return {index: Fit(**kept[index]) for index in indices}
 
