@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sbeval.corpora.split import Split
 from sbeval.errors import UserError
@@ -124,30 +124,24 @@ def read_options(task: str, definition: Mapping[str, Any], metadata: Mapping[str
     return kind.of_task(task, metadata, definition)
 
 
-class CorpusFacts(NamedTuple):
-    """What the record says of a text source; all None where the text is generated."""
-
-    name: str | None = None
-    sha256: str | None = None
-    detail: str | None = None
-
-
-def corpus_facts(options: RulerOptions) -> CorpusFacts:
+def corpus_facts(options: RulerOptions) -> tuple[str | None, str | None, str | None]:
     """Reads the corpus that one of RULER's tasks needs, which is kept for it, and returns its name, hash and source.
+
+    All are None where the text is generated.
 
     Raises:
         UserError: it cannot be loaded.
     """
     if isinstance(options, NiahOptions | VtOptions) and options.type_haystack == "essay":
         essays = load_essays(options.essays)
-        return CorpusFacts("essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}")
+        return "essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}"
     if isinstance(options, QaOptions):
         questions = task_questions(options)
-        return CorpusFacts(options.dataset, questions.sha256, questions.source)
+        return options.dataset, questions.sha256, questions.source
     if isinstance(options, ManyShotOptions):
         labelled = task_labelled(options)
-        return CorpusFacts(options.examples, labelled.sha256, labelled.source)
-    return CorpusFacts()
+        return options.examples, labelled.sha256, labelled.source
+    return None, None, None
 
 
 def _check_shared(place: str, options: Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ Flip-flop language modelling writes, ignores and reads a single bit; a read show
 recency, after Liu et al., *Exposing Attention Glitches with Flip-Flop Language Modeling* (arXiv 2306.00946).
 """
 
-import itertools
 import random
 from collections.abc import Sequence
 
@@ -21,26 +20,30 @@ from sbeval.tasks.recall.task import Asked, Condition, Passage, TextRecallTask, 
 VALUE_DIGITS = 4
 
 
-class MqrarTask(WithRetrievalGain):
+class OverPairs(WithRetrievalGain):
+    """Has a condition for each number of pairs and of steps back."""
+
+    options: MqrarTextOptions
+
+    def conditions(self, length: int) -> list[Condition]:
+        """Returns one condition for each number of pairs and of steps back."""
+        return [Condition(length, pairs, steps) for pairs in self.options.pairs for steps in self.options.n_back]
+
+
+class MqrarTask(OverPairs):
     """The token-level form, for models trained on it."""
 
     options_class = MqrarOptions
     options: MqrarOptions
 
     def prepare(self, name: str) -> None:
-        """Lists the conditions."""
-        options, pretrained = self.options, self.config.metadata.get("pretrained")
-        lengths, _ = options.lengths_of(name, pretrained)
-        self.all_conditions = [
-            Condition(*condition) for condition in itertools.product(lengths, options.pairs, options.n_back)
-        ]
-        for condition in self.all_conditions:
-            self._setting(condition)
-        known = local_config(pretrained).get("vocab_size")
-        if isinstance(known, int) and known < options.vocabulary:
+        """Refuses a model without the tokens."""
+        super().prepare(name)
+        known = local_config(self.config.metadata.get("pretrained")).get("vocab_size")
+        if isinstance(known, int) and known < self.options.vocabulary:
             raise UserError(
-                f"{name} uses {options.vocabulary} token ids and the model has {known}: run it on a model trained on "
-                "it, or set vocabulary; sb_mqrar_text is for pretrained models."
+                f"{name} uses {self.options.vocabulary} token ids and the model has {known}: run it on a model trained "
+                "on it, or set vocabulary; sb_mqrar_text is for pretrained models."
             )
 
     def _setting(self, condition: Condition) -> Mqrar:
@@ -64,7 +67,7 @@ class MqrarTask(WithRetrievalGain):
         return self._setting(condition).chance
 
 
-class MqrarTextTask(WithRetrievalGain, TextRecallTask):
+class MqrarTextTask(OverPairs, TextRecallTask):
     """The text form: numbers assigned to names, shown by `print`, and assigned anew.
 
     The number shown is the one `n_back` assignments ago, so each answer stands in the text and is predicted from what
@@ -73,10 +76,6 @@ class MqrarTextTask(WithRetrievalGain, TextRecallTask):
 
     options_class = MqrarTextOptions
     options: MqrarTextOptions
-
-    def conditions(self, length: int) -> list[Condition]:
-        """Returns one condition for each number of pairs and of steps back."""
-        return [Condition(length, pairs, steps) for pairs in self.options.pairs for steps in self.options.n_back]
 
     def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
         """Writes every name's first assignments, then `events` times print and assignment; once with other numbers."""

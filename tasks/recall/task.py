@@ -84,9 +84,16 @@ class RecallTask(BaseTask):
         self.keep_record(self.record(), None)
         self.keep_documents({"index": index} for index in range(self.options.num_samples))
 
-    @abstractmethod
     def prepare(self, name: str) -> None:
-        """Sets `all_conditions`; `options` is set."""
+        """Sets `all_conditions`, and makes the first sample in each, to refuse impossible settings early."""
+        lengths, _ = self.options.lengths_of(name, self.config.metadata.get("pretrained"))
+        self.all_conditions = [condition for length in lengths for condition in self.conditions(length)]
+        for condition in self.all_conditions:
+            self.asked(0, condition)
+
+    def conditions(self, length: int) -> list[Condition]:
+        """Returns the conditions at a length."""
+        return [Condition(length)]
 
     @abstractmethod
     def asked(self, index: int, condition: Condition) -> list[Asked]:
@@ -192,22 +199,14 @@ class TokenizedRecallTask(RecallTask):
     counter: TokenCounter
 
     def prepare(self, name: str) -> None:
-        """Reads the tokenizer, and makes the first sample in every condition, to refuse impossible settings early."""
-        metadata = self.config.metadata
-        self.counter = load_counter(metadata, name)
+        """Reads the tokenizer, and then as all probes do."""
+        self.counter = load_counter(self.config.metadata, name)
         self.use_tokenizer(name)
-        lengths, _ = self.options.lengths_of(name, metadata.get("pretrained"))
-        self.all_conditions = [condition for length in lengths for condition in self.conditions(length)]
-        for condition in self.all_conditions:
-            self.asked(0, condition)
+        super().prepare(name)
 
     @abstractmethod
     def use_tokenizer(self, name: str) -> None:
         """Prepares what depends on the tokenizer alone."""
-
-    def conditions(self, length: int) -> list[Condition]:
-        """Returns the conditions at a length."""
-        return [Condition(length)]
 
     def tokenizer_sha256(self) -> str:
         """Returns the hash of the tokenizer."""

@@ -5,8 +5,7 @@
 - `families`: which class makes which samples, and what if the answer is scored instead of generated?
 - `texts`: how are essays read, and what is said where a text is missing?
 - `wording`: what are the benchmark's own words?
-- `niah`: how are needles hidden?
-- `vt`: how are chains of variables made?
+- `niah`: how are needles hidden, and how chains of variables?
 - `words`: how are lists with common words and texts of coded words made?
 - `qa`: how are questions read and put behind their documents?
 - `haystacks`: which units does a haystack consist of?

@@ -19,11 +19,10 @@ from sbeval.tasks.base import Numbered
 from sbeval.tasks.draws import draw_distinct, log_count, seeded_random
 from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.drafts import Frame
-from sbeval.tasks.ruler.niah import NiahGenerator
+from sbeval.tasks.ruler.niah import NiahGenerator, VtGenerator
 from sbeval.tasks.ruler.options import NiahOptions
 from sbeval.tasks.ruler.qa import QaGenerator
 from sbeval.tasks.ruler.task import Fits, RulerTask, string_match_part
-from sbeval.tasks.ruler.vt import VtGenerator
 from sbeval.tasks.ruler.words import CweGenerator, FweGenerator
 from sbeval.tasks.tokens import TokenCounter, shared_start
 

@@ -80,7 +80,7 @@ class RulerTask(BaseTask):
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
-        corpus = corpus_facts(self.options)
+        corpus, corpus_sha256, corpus_detail = corpus_facts(self.options)
         return TaskRecord(
             family=self.family,
             protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
@@ -89,9 +89,9 @@ class RulerTask(BaseTask):
             tokenizer_sha256=self.counter.sha256,
             seed=self.options.seed,
             lm_eval_version=lm_eval_version(),
-            corpus=corpus.name,
-            corpus_sha256=corpus.sha256,
-            corpus_detail=corpus.detail,
+            corpus=corpus,
+            corpus_sha256=corpus_sha256,
+            corpus_detail=corpus_detail,
             scripts=self.options.scripts,
         )
 
@@ -161,7 +161,6 @@ class RulerTask(BaseTask):
         self._prepared_for = (frame, self.generated_tokens)
         self.generator: Generator = self.make_generator(name)
         self.num_samples = min(self.options.num_samples, self.generator.available() or self.options.num_samples)
-        corpus = corpus_facts(self.options)
         self.fitted = FittedSamples(
             name=name,
             generator=self.generator,
@@ -170,7 +169,7 @@ class RulerTask(BaseTask):
                 "depths": getattr(self.options, "depths", None),
                 "seed": self.options.seed,
                 "scripts": self.options.scripts,
-                "corpus": [corpus.sha256, corpus.detail],
+                "corpus": corpus_facts(self.options)[1:],
                 "tokenizer": self.counter.sha256,
             },
             counter=self.counter,
