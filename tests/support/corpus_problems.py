@@ -18,6 +18,9 @@ from sbeval.corpora import Corpus, make_document, resolve_tokens
 from sbeval.scoring.requests import TokenLogprobs
 
 BOS, EOS = 0, 1
+SIZES: dict[str, Any] = {
+    **{"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+}
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "old", "towers", "keep", "bells"]
 
 
@@ -84,15 +87,7 @@ class KnownLM(PartialModel):
 
 def tiny_llama(*, sharpness: float = 6.0) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=400,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-    )
+    config = transformers.LlamaConfig(bos_token_id=BOS, eos_token_id=EOS, **SIZES)
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():  # sharper than random, so that tokens and context matter
         for parameter in model.parameters():

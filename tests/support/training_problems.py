@@ -13,22 +13,15 @@ from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 LENGTH_TOKENS = 64
 CONTEXT_TOKENS = 128
 STEPS = 20
+SIZES: dict[str, Any] = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
 
 
 def tiny_recipe(attention: str = "stickbreaking", steps: int = STEPS, save_every_steps: int = 100) -> TrainRecipe:
     return TrainRecipe(
         name=f"tiny_{attention}",
         model={
-            "attention": attention,
-            "vocab_size": 300,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "tie_word_embeddings": True,
-            "training_length_tokens": LENGTH_TOKENS,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
+            **{"attention": attention, **SIZES, "num_hidden_layers": 2, "tie_word_embeddings": True},
+            **{"training_length_tokens": LENGTH_TOKENS, "bos_token_id": 0, "eos_token_id": 0},
         },
         data=DataSettings(folder="unused", recall_share=0.1),
         optimization=OptimizationSettings(
@@ -46,19 +39,8 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 def tiny_model(attention: str, **changes: Any) -> SbevalForCausalLM:
     torch.manual_seed(0)
-    return SbevalForCausalLM(
-        SbevalConfig(
-            attention=attention,
-            vocab_size=300,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            training_length_tokens=64,
-            eos_token_id=0,
-            **changes,
-        )
-    )
+    sizes = {**SIZES, "num_hidden_layers": 2, "training_length_tokens": 64}
+    return SbevalForCausalLM(SbevalConfig(attention=attention, eos_token_id=0, **sizes, **changes))
 
 
 def tiny_extension(parent: Path, data: Path, **changes: Any) -> Extension:
@@ -67,12 +49,8 @@ def tiny_extension(parent: Path, data: Path, **changes: Any) -> Extension:
         "data": data,
         "context_tokens": CONTEXT_TOKENS,
         "optimization": OptimizationSettings(
-            learning_rate=3e-3,
-            total_tokens=6 * 512,
-            batch_tokens=512,
-            micro_batch_tokens=256,
-            warmup_steps=2,
-            schedule="extension",
+            **{"learning_rate": 3e-3, "total_tokens": 6 * 512, "batch_tokens": 512, "micro_batch_tokens": 256},
+            **{"warmup_steps": 2, "schedule": "extension"},
         ),
         "precision": "float32",
         "log_every_steps": 1,
@@ -83,14 +61,6 @@ def tiny_extension(parent: Path, data: Path, **changes: Any) -> Extension:
 def save_tiny_llama(folder: Path, data_folder: Path) -> None:
     """Writes a checkpoint of another family, with the data's tokenizer beside it."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        eos_token_id=0,
-    )
+    config = LlamaConfig(num_hidden_layers=1, max_position_embeddings=64, eos_token_id=0, **SIZES)
     LlamaForCausalLM(config).save_pretrained(folder)
     save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-from corpus_problems import BOS, EOS, run_task, tiny_llama, tiny_tokenizer
+from corpus_problems import BOS, EOS, SIZES, run_task, tiny_llama, tiny_tokenizer
 from lm_eval import evaluate
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
@@ -29,17 +29,7 @@ PAGES = list(split_wikitext_pages(pages.WIKITEXT))
 
 def stickbreaking() -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    config = SbevalConfig(
-        vocab_size=400,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        training_length_tokens=64,
-        initializer_range=0.2,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-    )
+    config = SbevalConfig(training_length_tokens=64, initializer_range=0.2, bos_token_id=BOS, eos_token_id=EOS, **SIZES)
     return SbevalForCausalLM(config).eval()
 
 
