@@ -96,10 +96,18 @@ class SampleMetrics(dict[str, Any]):
         return [*super().items(), *((key, None) for key in self._computed if key not in self)]
 
 
+def cluster_sums(samples: Iterable[Iterable[Sequence[Any]]], columns: int) -> NDArray[np.float64]:
+    """Adds the rows of all samples (cluster, values) up, float64 [columns, C], clusters in the order of their names."""
+    sums: dict[str, NDArray[np.float64]] = {}
+    for rows in samples:
+        for name, *values in rows:
+            sums[name] = sums.get(name, np.zeros(columns)) + np.asarray(values, np.float64)
+    return np.array([sums[name] for name in sorted(sums)]).reshape(len(sums), columns).T
+
+
 class ClusterTotals(NamedTuple):
     """Sums per source document over all samples; [C] each."""
 
-    names: list[str]
     nll_nats: NDArray[np.float64]
     tokens: NDArray[np.float64]
     words: NDArray[np.float64]
@@ -107,14 +115,8 @@ class ClusterTotals(NamedTuple):
 
     @classmethod
     def of(cls, samples: Iterable[Iterable[Sequence[Any]]]) -> "ClusterTotals":
-        """Adds the rows of all samples by cluster, clusters in the order of their names."""
-        sums: dict[str, NDArray[np.float64]] = {}
-        for rows in samples:
-            for name, *values in rows:
-                sums[name] = sums.get(name, np.zeros(4)) + np.asarray(values, np.float64)
-        names = sorted(sums)
-        columns = np.array([sums[name] for name in names]).reshape(len(names), 4).T
-        return cls(names, *columns)
+        """Adds the rows of all samples up by cluster."""
+        return cls(*cluster_sums(samples, len(cls._fields)))
 
 
 @dataclass

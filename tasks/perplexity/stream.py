@@ -4,7 +4,7 @@ By default blocks are cut from all documents joined; with `context` "document" t
 long as the longest length, which is a series of its own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from sbeval.corpora.windows import Window, disjoint_windows, position_bins, slid
 from sbeval.errors import UserError
 from sbeval.results.intervals import PRECISION, RatioEstimate, ratio_interval
 from sbeval.tasks.perplexity.lengths import SettledLengths
-from sbeval.tasks.perplexity.metrics import Shown
+from sbeval.tasks.perplexity.metrics import Shown, cluster_sums
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
@@ -110,7 +110,7 @@ class Position(Stream):
         """Adds the mean NLL of every bin, its interval and its number of clusters."""
 
         def means(samples: list[list[list[BinRow]]]) -> Shown:
-            sums = [_cluster_sums(rows) for rows in zip(*samples, strict=True)]
+            sums = [cluster_sums(rows, 2) for rows in zip(*samples, strict=True)]
             # its figure has many wide intervals, shown to hundredths
             self._estimates = [
                 ratio_interval(nats, tokens, seed=self.options.seed, precision=10 * PRECISION) for nats, tokens in sums
@@ -137,15 +137,3 @@ class Position(Stream):
             sums = self.corpus.document_sums(window.start + first - 1, nll[first - 1 : last])
             rows.append([(self.corpus.names[row.document], row.nll_nats, row.tokens) for row in sums])
         return rows
-
-
-def _cluster_sums(samples: Iterable[Sequence[BinRow]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns NLL in nats and tokens of one bin by source document, [C] each, in the order of their names."""
-    sums: dict[str, list[float]] = {}
-    for rows in samples:
-        for name, nats, tokens in rows:
-            row = sums.setdefault(name, [0.0, 0.0])
-            row[0] += nats
-            row[1] += tokens
-    columns = np.array([sums[name] for name in sorted(sums)], np.float64).reshape(len(sums), 2)
-    return columns[:, 0], columns[:, 1]
