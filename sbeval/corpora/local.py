@@ -22,15 +22,10 @@ _KINDS = (".txt", ".jsonl", ".ndjson", ".parquet")
 
 
 def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") -> Corpus:
-    """Returns the documents of a file, or of a folder of files in the order of their names.
+    """Returns the documents of a file, or of a folder of files in the order of their names, as a corpus of a name.
 
     A .jsonl file holds one document a line, a .parquet file one a row; any other file is one document. Ends .zst and
-    .gz name a compressed file. Hidden files of a folder are left out.
-
-    Args:
-        path: file or folder.
-        name: the corpus as results name it.
-        text_field: field or column that holds the text.
+    .gz name a compressed file. Hidden files of a folder are left out. `text_field` is the field or column of the text.
     """
     if not path.exists():
         raise UserError(f"Expected text at data_path {str(path)!r}, found nothing there: check the path.")

@@ -122,11 +122,7 @@ def hub_text(
 ) -> HubText:
     """Returns where a dataset's text lies: as it is known here, else in `text` of `train`, changed where asked.
 
-    Args:
-        dataset: name on the hub, or a local copy of the dataset in a folder that ends with its name.
-        config: configuration of the dataset.
-        split: split to read.
-        text_field: column that holds the text.
+    The dataset is a name on the hub, or a local copy in a folder that ends with its name.
     """
     given = {"config": config, "split": split, "text_field": text_field}
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
@@ -157,10 +153,7 @@ def stdlib_corpus(root: Path | None = None) -> Corpus:
     """Returns the standard library's own sources, one document a file, in the order of their path's hash.
 
     Tests are left out because they are half of the bytes, the encodings, IDLE and others because they repeat
-    themselves. The order is a shuffle that is the same on every machine.
-
-    Args:
-        root: folder to read, by default the running interpreter's library.
+    themselves. The order is a shuffle that is the same on every machine. By default the running interpreter's is read.
     """
     library = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
 

@@ -41,11 +41,8 @@ def counts_tokens(split: str) -> bool:
 def split_corpus(corpus: Corpus, split: str, tokenizer: Any) -> Corpus:
     """Returns a corpus whose documents are pieces of another's.
 
-    Args:
-        corpus: the documents to cut.
-        split: "paragraph" cuts at blank lines, "512 tokens" after every 512 tokens, a regular expression where it
-            matches. Blank lines and what matches the expression are left out; `(?=Chapter)` leaves out nothing.
-        tokenizer: the model's, which counts the tokens.
+    "paragraph" cuts at blank lines, "512 tokens" after every 512 tokens of the model's tokenizer, a regular expression
+    where it matches. Blank lines and what matches the expression are left out; `(?=Chapter)` leaves out nothing.
 
     Raises:
         UserError: documents are split by tokens and the tokenizer does not say where they lie; or, when the documents

@@ -24,10 +24,8 @@ _open: dict[str, TokenizedCorpus] = {}
 def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> TokenizedCorpus:
     """Returns the corpus as tokens, from the cache where its text, tokenizer and layout were seen before.
 
-    Args:
-        corpus: the documents.
-        tokenizer: a Hugging Face tokenizer; a fast one also tells words and bytes for a part of a document.
-        layout: separators and special tokens. Where the tokenizer adds no special tokens, both encodings are one.
+    A fast tokenizer also tells words and bytes for a part of a document. Where a tokenizer adds no special tokens, the
+    encodings with and without them are one.
     """
     if layout.special_tokens and not adds_special_tokens(tokenizer):
         layout = layout._replace(special_tokens=False)

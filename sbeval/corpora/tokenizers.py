@@ -22,15 +22,10 @@ _hashes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 def load_tokenizer(
     source: str | Path, *, remedy: str = "give a folder or hub id that holds one", **options: Any
 ) -> Any:
-    """Loads a checkpoint's tokenizer.
-
-    Args:
-        source: a folder or a hub id.
-        remedy: what to do where none can be loaded, for the error.
-        options: of `AutoTokenizer.from_pretrained`, such as a revision.
+    """Loads the tokenizer of a folder or hub id, with options of `AutoTokenizer.from_pretrained`.
 
     Raises:
-        UserError: none can be loaded.
+        UserError: none can be loaded; ends with the remedy.
     """
     from transformers import AutoTokenizer
 
@@ -58,14 +53,7 @@ def all_cores() -> Iterator[None]:
 
 
 def encode_together(tokenizer: Any, texts: Sequence[str], *, quiet: bool, **options: Any) -> list[list[int]]:
-    """Returns the tokens of each text, which are encoded many at a time and on all cores.
-
-    Args:
-        tokenizer: of transformers.
-        texts: what to encode.
-        quiet: shows no progress bar.
-        options: of the tokenizer's call, `add_special_tokens` among them.
-    """
+    """Returns the tokens of each text, which are encoded many at a time and on all cores, behind a progress bar."""
     encoded: list[list[int]] = []
     with tqdm(total=len(texts), desc="Tokenizing", disable=quiet or not texts) as bar:
         for start in range(0, len(texts), _ENCODED_TOGETHER):

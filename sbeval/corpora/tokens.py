@@ -143,11 +143,7 @@ class TokenizedCorpus:
 
         A token's words are the words that begin in it, its bytes those of the characters that begin in it, both scaled
         so that a document's tokens add up to the words and bytes of its original page. NaN where the tokenizer tells no
-        character offsets.
-
-        Args:
-            start: first target.
-            nll_nats: float64, one value a target.
+        character offsets. NLL is float64, one value a target.
         """
         stop = start + len(nll_nats)
         sums = []

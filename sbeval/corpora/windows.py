@@ -70,19 +70,13 @@ def document_target_blocks(
     blocks_per_document: int,
     seed: int,
 ) -> list[tuple[int, int]]:
-    """Chooses targets [start, stop) that have at least `longest` tokens of left context inside their document.
+    """Chooses runs of `targets` targets that have `longest` tokens of left context or more inside their document.
 
     The candidates of a document follow one another from token `longest` on; (seed, document) draws up to
     `blocks_per_document` of them. The first blocks of all documents come before any second block, so a run over the
     first few blocks has as many clusters as it can.
 
-    Args:
-        starts: [C] first token of each document.
-        stops: [C] end of each document.
-        longest: longest context length.
-        targets: tokens a block.
-        blocks_per_document: most blocks one document gives.
-        seed: of the draw.
+    Documents begin at `starts` and end at `stops`, [C] each. Returns first target and end of each run.
     """
     rounds: list[list[tuple[int, int]]] = [[] for _ in range(blocks_per_document)]
     for document, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):

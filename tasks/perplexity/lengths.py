@@ -46,11 +46,7 @@ def settle_lengths(
 ) -> SettledLengths:
     """Refuses lengths that were asked for and do not fit; else takes the default lengths that do.
 
-    Args:
-        task: name for the error.
-        asked: ascending, None for the defaults.
-        hard: limits that no length may exceed.
-        by_default: limits that default lengths stay within, and that may be exceeded on request.
+    No length may exceed a hard limit; default lengths stay within the others too, which may be exceeded on request.
     """
     if asked is not None:
         for limit in hard:

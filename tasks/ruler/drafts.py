@@ -234,8 +234,7 @@ def prompt_text(draft: Draft, units: int, frame: Frame) -> str:
 def rendered_frame(render: Callable[[str], str]) -> Frame:
     """Returns what a template puts around a prompt, by rendering marks in its place and cutting there.
 
-    Args:
-        render: from the start of an answer to the text of a message that is `PROMPT_MARK` and that start.
+    `render` goes from the start of an answer to the text of a message that is `PROMPT_MARK` and that start.
 
     Raises:
         UserError: the template does not show each of them once.
