@@ -18,7 +18,6 @@ from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_word
 from sbeval.corpora.local import local_corpus, read_text, text_name
 from sbeval.corpora.sources import (
     KNOWN,
-    HubText,
     hub_corpus,
     hub_text,
     split_wikitext_pages,
@@ -27,15 +26,13 @@ from sbeval.corpora.sources import (
 )
 from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
-from sbeval.corpora.tokens import Layout, TargetSums, TokenizedCorpus
+from sbeval.corpora.tokens import Layout, TokenizedCorpus
 
 __all__ = [
     "KNOWN",
     "Corpus",
     "Document",
-    "HubText",
     "Layout",
-    "TargetSums",
     "TokenizedCorpus",
     "adds_bos",
     "cache_folder",

@@ -18,6 +18,7 @@ def test_a_recipe_leads_to_what_it_says(title: str, tmp_path: Path) -> None:
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     commands = follow(RECIPES[title], checkout)
     environment = {"PYTHONPATH": str(checkout / "build" / "tree"), "SBEVAL_CACHE": str(checkout / "cache")}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a recipe reads its own sources as text
     assert commands, "a recipe ends with commands that try the result"
     for command in commands:
         run_shell(command, checkout, environment)

@@ -1,6 +1,7 @@
 """Small tokenizers, corpora and a language model with a known answer, for the tests of corpora and perplexity."""
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ BOS, EOS = 0, 1
 SIZES: dict[str, Any] = {
     **{"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 }
+WIKITEXT_FILE = Path(__file__).parent / "texts" / "wikitext.txt"
+WIKITEXT = WIKITEXT_FILE.read_text(encoding="utf-8")
+"""Pages of several paragraphs written for these tests, in wikitext's raw form; `CRAWL` are some as a crawl has them."""
+CRAWL = [json.loads(line)["text"] for line in WIKITEXT_FILE.with_name("crawl.jsonl").read_text("utf-8").splitlines()]
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "old", "towers", "keep", "bells"]
 
 

@@ -1,14 +1,17 @@
-"""Models, recipes and extensions small enough to train in a second."""
+"""Models, recipes and extensions small enough to train in a second, and token arrays of this project's own sources."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from sbeval.training.recipe import DataSettings, Extension, OptimizationSettings, TrainRecipe
-from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
+from sbeval.training.text.tokenizer import encode_all, load_tokenizer, save_tokenizer, train_tokenizer
 
 LENGTH_TOKENS = 64
 CONTEXT_TOKENS = 128
@@ -64,3 +67,24 @@ def save_tiny_llama(folder: Path, data_folder: Path) -> None:
     config = LlamaConfig(num_hidden_layers=1, max_position_embeddings=64, eos_token_id=0, **SIZES)
     LlamaForCausalLM(config).save_pretrained(folder)
     save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+
+
+@pytest.fixture(scope="session")
+def source_texts() -> list[str]:
+    folder = Path(__file__).parents[2] / "sbeval"
+    return [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*/*.py"))]
+
+
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory, source_texts) -> Path:
+    """Token arrays of this project's own sources."""
+    folder = tmp_path_factory.mktemp("data")
+    tokenizer = train_tokenizer(source_texts, SIZES["vocab_size"])
+    ended = [np.append(tokens, np.uint16(0)) for tokens in encode_all(tokenizer, source_texts)]
+    tokens = np.concatenate(ended).astype(np.uint16)
+    recall = tokens[: 40 * (LENGTH_TOKENS + 1)].reshape(40, LENGTH_TOKENS + 1)
+    np.save(folder / "tokens.npy", tokens)
+    np.save(folder / "recall.npy", recall)
+    save_tokenizer(tokenizer, folder / "tokenizer")
+    (folder / "record.json").write_text(json.dumps({"unique_tokens": len(tokens), "tokens_sha256": "0" * 64}))
+    return folder
