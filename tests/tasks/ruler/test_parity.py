@@ -165,15 +165,6 @@ def test_a_worked_example_has_the_questions_own_chains_and_haystack(metadata: di
         assert 3000 - 30 - 40 < doc["prompt_tokens"][0] <= 3000 - 30
 
 
-def test_chains_and_hops_are_configurable(metadata: dict[str, Any]) -> None:
-    options = {"sb_ruler_vt": {"num_chains": 3, "num_hops": 2}}
-    for prompt, doc in read("sb_ruler_vt", {**metadata, **options}):
-        real = prompt.rpartition("\n\nMemorize and track")[2]
-        assert len(re.findall(r"VAR [A-Z]{5} = \d{5}\n", real)) == 3
-        assert len(re.findall(r"VAR [A-Z]{5} = VAR [A-Z]{5} \n", real)) == 6
-        assert len(doc["references"]) == 3
-
-
 @pytest.mark.parametrize("shots", [0, 3])
 def test_the_number_of_worked_examples_is_configurable(metadata: dict[str, Any], shots: int) -> None:
     for task in ("sb_ruler_vt", "sb_ruler_cwe"):
