@@ -11,7 +11,7 @@ import math
 import random
 import string
 import uuid
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,6 @@ def seed_of(*name: object) -> int:
 
 
 NeedleType = Literal["words", "numbers", "uuids"]
-NEEDLE_TYPES: tuple[NeedleType, ...] = get_args(NeedleType)
 
 _DIGITS = 7
 

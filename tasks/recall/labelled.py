@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sbeval.errors import UserError, first_line
 from sbeval.tasks.draws import seeded_order
 from sbeval.tasks.recall.options import ManyShotOptions
-from sbeval.tasks.ruler.texts import Missing, MissingCorpus, on_hub_or_kept
+from sbeval.tasks.ruler.texts import Missing, MissingCorpus, load_from_hub
 
 HELD_OUT = 10
 """Where there is no split for questions, one text in so many is a question and no shot."""
@@ -133,16 +133,11 @@ def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
     """Returns the tables by split, `train` among them."""
     import datasets
 
-    missing = functools.partial(Missing, source.key, "PATH", source.path)
     if path is None:
         if source.key == "examples_file":
-            raise MissingCorpus([missing("none is given")])
-        try:
-            on_hub_or_kept(source.path)
-            revision = "refs/convert/parquet" if source.converted else None
-            return dict(datasets.load_dataset(source.path, source.config, revision=revision))
-        except Exception as error:
-            raise MissingCorpus([missing(type(error).__name__)]) from error
+            raise MissingCorpus([Missing(source.key, "PATH", source.path, "none is given")])
+        revision = "refs/convert/parquet" if source.converted else None
+        return dict(load_from_hub(source.key, "PATH", source.path, source.config, revision=revision))
     place = Path(path).expanduser()
     kind = {".jsonl": "json"}.get(place.suffix, place.suffix[1:])
     if not place.is_dir() and not (place.is_file() and kind in ("json", "csv", "parquet")):

@@ -8,7 +8,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,14 +131,22 @@ def _read_folder(path: Path) -> str:
 
 
 def _read_hub() -> str:
+    return " ".join(load_from_hub("essays", "DIR", HUB_DATASET, split="train")["text"])
+
+
+def load_from_hub(key: str, form: str, dataset: str, config: str | None = None, **options: Any) -> Any:
+    """Loads a dataset, or says that it is missing and which key of `--metadata` gives a local copy.
+
+    Raises:
+        MissingCorpus: it cannot be loaded.
+    """
     import datasets
 
     try:
-        on_hub_or_kept(HUB_DATASET)
-        rows = datasets.load_dataset(HUB_DATASET, split="train")
-    except Exception as error:
-        raise MissingCorpus([Missing("essays", "DIR", HUB_DATASET, type(error).__name__)]) from error
-    return " ".join(rows["text"])
+        on_hub_or_kept(dataset)
+        return datasets.load_dataset(dataset, config, **options)
+    except Exception as error:  # the hub's client raises many unrelated classes when it cannot be reached
+        raise MissingCorpus([Missing(key, form, dataset, type(error).__name__)]) from error
 
 
 def on_hub_or_kept(dataset: str) -> None:
