@@ -45,7 +45,7 @@ def run(arguments: _Arguments = None) -> None:
     """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set."""
     if not arguments or {"-h", "--help"} & {*arguments}:
         own = _load("sbeval.model_adapters.options", "AdapterOptions")
-        print(_load("sbeval.lm_eval_command", "help_text")(own, _load("sbeval.tasks.help", "metadata_keys")()))
+        print(_load("sbeval.lm_eval_command", "help_text")(own, _load("sbeval.tasks.asked", "metadata_keys")()))
         return
     _load("sbeval.lm_eval_command", "run")(arguments, _check)
 
@@ -276,7 +276,6 @@ def _check(asked: Any) -> bool:
         check_early = _load("sbeval.model_adapters.options", "check_early")
         check_early(asked.model_args, device=asked.device, batch_size=asked.batch_size)
     _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
-    _load("sbeval.tasks.ruler.corpora", "check_corpora")(asked.tasks, asked.metadata)
     return not _load("sbeval.tasks.packaged", "are_all_here")(asked.tasks, asked.folders)
 
 
