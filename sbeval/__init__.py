@@ -5,8 +5,9 @@
 - `checkpoints`: which formats are read, and how they become models of the family
 - `inspection`: what a checkpoint is, what memory and time it takes, before its weights are read
 - `scoring`: log-probabilities of chosen tokens, and the requests that ask for them
-- `corpora`: text sources, their tokens on disk, and everything else that is kept between runs
+- `corpora`: text sources, and their tokens on disk
 - `results`: what a results file records, and how sure its numbers are
+- `keeping`: how what is kept is written, held, found again and told apart
 - `fingerprint`: what a number depends on, by content, and which part of it has changed
 - `training`: training of small models, and context extension
 - `sweep`: many checkpoints, one process and one results file a run

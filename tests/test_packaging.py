@@ -92,7 +92,7 @@ def test_the_tests_of_a_source_distribution_run(wheel_python: Path, tmp_path: Pa
     (unpacked,) = tmp_path.glob("sbeval-*/")
     tests = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py")}
     assert tests == {file.relative_to(unpacked) for file in (unpacked / "tests").rglob("*.py")}
-    one = [wheel_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/results/test_outputs.py"]
+    one = [wheel_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/keeping/test_writing.py"]
     process = run(one, folder=unpacked)
     assert process.returncode == 0, process.stdout
     assert "passed" in process.stdout

@@ -13,11 +13,11 @@ import pandas as pd
 import yaml
 
 from sbeval.errors import UserError
+from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.reports.read.fields import shown_name
 from sbeval.reports.read.results import Results
 from sbeval.reports.read.rows import records
 from sbeval.reports.read.runs import TaskResult
-from sbeval.results.outputs import is_new, set_aside, written_beside
 
 FOLDER = ".eval_results"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

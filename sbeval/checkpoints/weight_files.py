@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from sbeval.fingerprint.contents import files_sha256
+from sbeval.keeping.hashes import files_sha256
 
 _ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 

@@ -11,11 +11,9 @@
 - `tokens`: how do the tokens of a corpus lie on disk?
 - `store`: how are they made once, and named in requests?
 - `windows`: which tokens does a protocol feed and score?
-- `cache`: where is something kept between runs, and how is a file written whole?
 - `archives`: how is a tar archive unpacked?
 """
 
-from sbeval.corpora.cache import cache_folder
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
 from sbeval.corpora.hub import KNOWN, HubText, hub_corpus, hub_text
 from sbeval.corpora.local import local_corpus, read_text, text_name
@@ -23,6 +21,7 @@ from sbeval.corpora.sources import split_wikitext_pages, stdlib_corpus, wikitext
 from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
 from sbeval.corpora.tokens import Layout, TargetSums, TokenizedCorpus
+from sbeval.keeping.cache import cache_folder
 
 __all__ = [
     "KNOWN",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.checkpoints.weight_files import weight_files, weights_sha256
-from sbeval.fingerprint.contents import file_sha256
 from sbeval.fingerprint.parts import REVISION, Parts, named, part_name, shortened
+from sbeval.keeping.hashes import file_sha256
 
 # what people and trainers put beside a model; every other file counts, since a file too few is a stale answer
 _NO_PART = (

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.fingerprint.checkpoint import visible_files
-from sbeval.fingerprint.contents import file_sha256
 from sbeval.fingerprint.parts import Parts, part_name, short_sha256, shortened
 from sbeval.foreign_files import parse_task_yaml, read_bytes
+from sbeval.keeping.hashes import file_sha256
 
 
 class _Definition(NamedTuple):

@@ -7,5 +7,4 @@
 - `saving`: how do lm-eval's files appear whole?
 - `digits`: with how many digits is a difference shown, and how is a time?
 - `terminal`: what does a run print?
-- `outputs`: how is something written so that nothing else is lost?
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object, usable_number
-from sbeval.results.outputs import part_of, told
+from sbeval.keeping.writing import told, unfinished
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(\.\d+)?$")
 
@@ -35,7 +35,7 @@ def saved_whole(output_path: str) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         with told(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            part = stack.enter_context(part_of(folder / "lm_eval", "partial"))
+            part = stack.enter_context(unfinished(folder / "lm_eval"))
         with _named_in_logs(part, folder):
             yield str(part / named)
         files = sorted(file for file in part.rglob("*") if file.is_file())

@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from sbeval.errors import UserError
-from sbeval.results import outputs
+from sbeval.keeping.locks import LOCK
+from sbeval.keeping.writing import set_aside
 from sbeval.sweep.child import Children
 from sbeval.sweep.holder import HeldError, holding
 from sbeval.sweep.plan import PlannedRun
@@ -73,7 +74,7 @@ def _outcome(
 ) -> Outcome:
     try:
         if replace and os.path.lexists(run.folder) and not run.folder.is_dir():
-            outputs.set_aside(run.folder, reads=_reads(run.config))
+            set_aside(run.folder, reads=_reads(run.config))
         with holding(run.folder, lost=lambda: children.end_one(str(run.log_file))):
             # again, since another sweep may have been at it a moment ago
             if what_is_missing(run) is None and other_settings(run) is None:
@@ -83,8 +84,8 @@ def _outcome(
                 return Outcome("failed", refusal(found))
             if found is None and not holds_results(run.folder):
                 return _run_alone(run, launcher, children, variables)
-            aside = outputs.set_aside(run.folder, reads=_reads(run.config))
-            (aside / outputs.LOCK).unlink()
+            aside = set_aside(run.folder, reads=_reads(run.config))
+            (aside / LOCK).unlink()
             with holding(run.folder, lost=lambda: children.end_one(str(run.log_file))):
                 return _run_alone(run, launcher, children, variables)
     except HeldError as held:
@@ -122,7 +123,7 @@ def _reads(config: Any) -> list[Path]:
 def _run_alone(
     run: PlannedRun, launcher: Sequence[str] | None, children: Children, variables: Mapping[str, str] | None
 ) -> Outcome:
-    from sbeval.corpora.cache import whole_file  # brings numpy along, and a sweep is planned without it
+    from sbeval.keeping.writing import whole_file
 
     config = yaml.safe_dump(json.loads(json.dumps(run.config)), sort_keys=False)
     for file, text in ((run.config_file, config), (run.inputs_file, inputs_record(run))):

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from sbeval.results.outputs import LOCK, locked, part_of
+from sbeval.keeping.locks import LOCK, locked
+from sbeval.keeping.writing import unfinished
 
 HEARTBEAT_SECONDS = 20.0
 # a holder on another machine that has not been heard of for so long is dead
@@ -112,7 +113,7 @@ def holding(folder: Path, lost: Callable[[], Any] = lambda: None) -> Iterator[No
     folder.mkdir(parents=True, exist_ok=True)
     lock, own = folder / LOCK, Holder.this_process()
     done = threading.Event()
-    with part_of(lock, "part") as part:
+    with unfinished(lock) as part:
         part.write_text(json.dumps(dataclasses.asdict(own)), encoding="utf-8")
         _claim(part, lock, own)
         part.unlink(missing_ok=True)

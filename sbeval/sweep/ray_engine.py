@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError, first_line
-from sbeval.results.outputs import part_of, told
+from sbeval.keeping.writing import told, unfinished
 from sbeval.sweep.attempt import Outcome, attempt
 from sbeval.sweep.child import Children
 from sbeval.sweep.definition import Sweep
@@ -53,7 +53,7 @@ class RayEngine:
             output = Path(sweep.output).absolute()
             with told(output):
                 output.mkdir(parents=True, exist_ok=True)
-            seen = self._open.enter_context(part_of(output / "shared", "part"))
+            seen = self._open.enter_context(unfinished(output / "shared")).parent
             nodes = [node for node in self._ray.nodes() if node["Alive"]]
             most = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
             check_gpus(runs, most, "the largest node of the cluster")

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from sbeval.keeping.locks import LOCK
 from sbeval.results.digits import time_text
-from sbeval.results.outputs import LOCK
 from sbeval.settings import as_counts
 from sbeval.sweep.attempt import Outcome
 from sbeval.sweep.engine import Engine

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.checkpoints.files import Weights
-from sbeval.corpora.cache import whole_file
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_json, read_json_object
-from sbeval.results.outputs import LOCK, alone_in, is_unfinished, set_aside
+from sbeval.keeping.locks import LOCK, alone_in
+from sbeval.keeping.writing import is_unfinished, set_aside, whole_file
 from sbeval.training.distributed import is_first_process
 from sbeval.training.full_disk import full_disk_named
 from sbeval.training.record import OTHER_FOLDER

@@ -87,7 +87,7 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
         folder, mapping = _with_own_text(options, mapping, changes)
     recipe = TrainRecipe.read(mapping, place="the recipe", source=file.name)
     out = options.out or Path("build/runs") / recipe.name
-    from sbeval.corpora.cache import whole_file
+    from sbeval.keeping.writing import whole_file
     from sbeval.training.text.arrays import load_arrays
 
     load_arrays(folder or Path(recipe.data.folder))  # refused before torch is imported

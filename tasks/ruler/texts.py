@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.corpora import read_text
-from sbeval.corpora.cache import cache_folder, whole_file
 from sbeval.errors import UserError
+from sbeval.keeping.cache import cache_folder
+from sbeval.keeping.writing import whole_file
 from sbeval.tasks.ruler.haystacks import EssayHaystack
 from sbeval.tasks.ruler.wording import qa_source
 from sbeval.tasks.tokens import LINE_START, WORDS, TokenCounter

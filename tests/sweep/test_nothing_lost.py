@@ -10,8 +10,8 @@ import sweep_launcher
 from folders import below, snapshot
 
 from sbeval.errors import UserError
+from sbeval.keeping.writing import set_aside
 from sbeval.reports.read.files import Notes, find_result_files
-from sbeval.results.outputs import set_aside
 from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
 
 

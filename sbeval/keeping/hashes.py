@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sbeval.errors import UserError
+from sbeval.keeping.cache import cache_folder
+from sbeval.keeping.writing import whole_file
 
 KEPT_FROM_BYTES = 4 * 2**20
 _BLOCKS, _BLOCK_BYTES = 64, 4096
@@ -78,8 +80,6 @@ def _sample(path: Path, size_bytes: int) -> str:
 
 
 def _place(mark: _Mark) -> Path:
-    from sbeval.corpora.cache import cache_folder  # brings numpy along, and most files are small
-
     return cache_folder("hashes") / f"{mark[0]}-{mark[1]}.json"
 
 
@@ -93,7 +93,5 @@ def _read(mark: _Mark) -> tuple[str, str] | None:
 
 def _keep(mark: _Mark, digest: str, sample: str) -> None:
     """Keeps a hash; where nothing can be written, the file is read again the next time."""
-    from sbeval.corpora.cache import whole_file
-
-    with contextlib.suppress(UserError), whole_file(_place(mark), "the hash of a file") as part:
-        part.write_text(json.dumps({"mark": mark, "sha256": digest, "sample": sample}), encoding="utf-8")
+    with contextlib.suppress(UserError), whole_file(_place(mark), "the hash of a file") as new:
+        new.write_text(json.dumps({"mark": mark, "sha256": digest, "sample": sample}), encoding="utf-8")

@@ -8,8 +8,9 @@ import datasets
 import pyarrow as pa
 import pytest
 
-from sbeval.corpora.cache import cache_folder, keep_table, read_table, whole_file
 from sbeval.errors import UserError
+from sbeval.keeping.cache import cache_folder, keep_table, read_table
+from sbeval.keeping.writing import whole_file
 
 
 def test_the_folder_is_the_one_named_or_lies_beside_the_user_s_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +44,11 @@ def test_a_block_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_and_a_folder_that_is_a_file_are_told_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"keep text in '.*No space left on device\): set SBEVAL_CACHE"):
+    with pytest.raises(UserError, match=r"cannot keep text .*No space left on device\): set SBEVAL_CACHE"):
         write_half(tmp_path / "file.txt", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert os.listdir(tmp_path) == []
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"keep text in .*: set SBEVAL_CACHE"):
+    with pytest.raises(UserError, match=r"cannot keep text .*: set SBEVAL_CACHE"):
         write_half(tmp_path / "file" / "file.txt", ZeroDivisionError())
 
 
