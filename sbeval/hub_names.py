@@ -57,9 +57,8 @@ def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool
         name: a hub id.
         arguments: of a model, of which `revision` and `cache_dir` count.
     """
+    # takes a third of a second, and most names are folders
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-
-    from sbeval.fingerprint.checkpoint import hub_commit
 
     given = arguments or {}
     revision, folder = (str(value) if (value := given.get(key)) else None for key in ("revision", "cache_dir"))
@@ -78,3 +77,35 @@ def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool
     except Exception:  # where it is not reached, the class is that of whichever client its library uses
         return False
     return True
+
+
+def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:
+    """Returns the commit behind a revision of a hub id as the hub's cache has it, which may be a branch that moves.
+
+    Args:
+        name: a hub id.
+        kind: "models" or "datasets".
+        revision: branch, tag or commit, by default main.
+
+    Returns:
+        The commit; of a data set whose branch the cache does not name, all commits it holds; None where it holds none.
+    """
+    if looks_like_path(name):
+        return None
+    folder, revision = hub_folder(name, kind), revision or "main"
+    try:
+        if (folder / "snapshots" / revision).is_dir():
+            return revision
+        if (folder / "refs" / revision).is_file():
+            return (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+        held = sorted(path.name for path in (folder / "snapshots").iterdir()) if kind == "datasets" else []
+    except (OSError, ValueError):
+        return None
+    return " ".join(held) or None
+
+
+def hub_folder(name: str, kind: str) -> Path:
+    """Returns where the hub's cache keeps a repository."""
+    from huggingface_hub import constants  # as in `is_on_the_hub`
+
+    return Path(constants.HF_HUB_CACHE) / f"{kind}--{name.replace('/', '--')}"

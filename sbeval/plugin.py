@@ -22,11 +22,10 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from sbeval.errors import UserError
@@ -87,18 +86,6 @@ def compact_tables() -> Iterator[None]:
         utils.make_table = original  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def quiet_git() -> Iterator[None]:
-    """Within it git is silent where lm-eval asks for the commit of a folder that is no checkout, and has its answer."""
-    asking = importlib.import_module("lm_eval.loggers.utils")
-    ask = functools.partial(subprocess.check_output, stderr=subprocess.DEVNULL)
-    asking.subprocess = SimpleNamespace(**{**vars(subprocess), "check_output": ask})  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        asking.subprocess = subprocess  # type: ignore[attr-defined]
-
-
 def tasks_folder() -> Path:
     """Returns the folder of the packaged task YAML files, found without importing them."""
     spec = importlib.util.find_spec(TASKS_PACKAGE)
@@ -111,7 +98,7 @@ def tasks_folder() -> Path:
 
 
 def _register_model(models: ModuleType) -> None:
-    from lm_eval.api.registry import model_registry
+    from lm_eval.api.registry import model_registry  # nothing of lm-eval is imported before its user does
 
     if MODEL_NAME not in model_registry:
         model_registry.register(MODEL_NAME, target=MODEL_TARGET)

@@ -125,7 +125,6 @@ def _name(value: Any) -> str:
 WholeNumber = Annotated[int, whole(0)]
 Count = Annotated[int, whole(1)]
 Tokens = Annotated[int, whole(1, "a positive number of tokens")]
-Counts = Annotated[tuple[int, ...], Expected("a list of whole numbers of at least 1", as_counts)]
 Lengths = Annotated[
     tuple[int, ...],
     Expected("a list of positive whole numbers of tokens", as_counts, ", for instance to [1024, 4096]"),

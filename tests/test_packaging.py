@@ -75,7 +75,7 @@ def test_triton_comes_with_torch_alone_and_a_cpu_needs_none(tmp_path: Path) -> N
     arguments += [json.dumps({"data_path": str(tmp_path / "text.txt"), "context_lengths": [64]}), "--limit", "1"]
     code = (
         "import sys\nsys.modules['triton'] = None\n"  # its import then fails
-        f"sys.argv[1:] = {arguments!r}\nfrom sbeval.cli import main\nmain()"
+        f"sys.argv[1:] = {arguments!r}\nfrom sbeval.__main__ import main\nmain()"
     )
     printed = run_code(code, environment={"SBEVAL_CACHE": str(tmp_path / "cache")})
     assert any("sb_text_stream" in line for line in printed)

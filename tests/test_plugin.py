@@ -7,7 +7,8 @@ import pytest
 from fresh_process import run, run_code
 from source_tree import ROOT
 
-from sbeval import autoload, plugin
+from sbeval import plugin
+from sbeval.commands import install_plugin
 from sbeval.errors import UserError
 
 REGISTRY = "import lm_eval.models\nfrom lm_eval.api.registry import model_registry\n"
@@ -49,8 +50,8 @@ def test_starting_python_imports_nothing_of_sbeval(wheel_python: Path) -> None:
 
 
 def test_the_start_up_line_is_silent_when_sbeval_is_gone(wheel_python: Path, tmp_path: Path) -> None:
-    gone = tmp_path / autoload.FILE_NAME
-    gone.write_text(autoload.install(tmp_path).read_text())
+    gone = tmp_path / install_plugin.FILE_NAME
+    gone.write_text(install_plugin.install(tmp_path).read_text())
     code = (
         "import site, sys\n"
         "sys.meta_path[:] = [finder for finder in sys.meta_path if 'ditable' not in repr(finder)]\n"
@@ -64,7 +65,7 @@ def test_the_start_up_line_is_silent_when_sbeval_is_gone(wheel_python: Path, tmp
 
 def test_installing_the_line_where_it_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="sbeval run"):
-        autoload.install(tmp_path / "missing")
+        install_plugin.install(tmp_path / "missing")
 
 
 def test_packaged_tasks_are_found_without_a_path(wheel_python: Path, tmp_path: Path) -> None:
@@ -149,19 +150,3 @@ def test_lm_eval_knows_sb_and_prints_one_sentence_for_a_missing_checkpoint(wheel
     assert process.returncode == 1
     assert "Traceback" not in process.stderr
     assert str(missing) in process.stderr.splitlines()[-1]
-
-
-def test_git_is_silent_outside_a_checkout_and_has_its_answer_within_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from lm_eval.loggers.utils import get_git_commit_hash
-
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.chdir(tmp_path)
-    with plugin.quiet_git():
-        assert get_git_commit_hash() is None
-    assert capfd.readouterr().err == ""
-    monkeypatch.chdir(ROOT)
-    commit = get_git_commit_hash()
-    with plugin.quiet_git():
-        assert get_git_commit_hash() == commit

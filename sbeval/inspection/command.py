@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.checkpoints.facts import KvExpand
+from sbeval.commands.run import Asked, asked, parse
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_json_object
 from sbeval.inspection.description import Description, describe
@@ -15,7 +16,6 @@ from sbeval.inspection.duration import Duration, by_results, by_running
 from sbeval.inspection.memory import lengths_shown, longest_tokens, memory_here, needs, read_memory
 from sbeval.inspection.text import Inspection, Room
 from sbeval.inspection.work import Encode, ShareWindows, TaskWork, count_work, make_tasks
-from sbeval.lm_eval_command import Asked, asked, parse
 from sbeval.settings import Lengths, Limit, as_counts, read_value
 
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65536}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sbeval.ending import EVALUATE, say_next
+from sbeval.commands.ending import EVALUATE, say_next
 from sbeval.hub_names import check_name
 
 _CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Folder or hub id, downloaded whole as a run would.")

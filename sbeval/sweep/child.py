@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from sbeval.ending import raising_when_asked_to_end
+from sbeval.commands.ending import raising_when_asked_to_end
 
 # torch's launcher gives its own workers 30 seconds
 SECONDS_TO_END = 40.0

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-from sbeval.ending import say_next
+from sbeval.commands.ending import say_next
 from sbeval.errors import UserError
 from sbeval.settings import Expected, as_whole, read_value
 from sbeval.sweep.attempt import Outcome, attempt, refusal

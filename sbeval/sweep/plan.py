@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError
-from sbeval.fingerprint.checkpoint import hub_commit
+from sbeval.hub_names import hub_commit
 from sbeval.results.records import LABEL
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 

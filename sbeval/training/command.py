@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from sbeval.ending import EVALUATE, say_next, saying_next_later
+from sbeval.commands.ending import EVALUATE, say_next, saying_next_later
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.hub_names import check_name

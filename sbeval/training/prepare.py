@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from sbeval.commands.ending import told_in_one_sentence
 from sbeval.corpora.sources import stdlib_corpus
-from sbeval.ending import told_in_one_sentence
 from sbeval.errors import UserError
 from sbeval.keeping.writing import set_aside, whole_file
 from sbeval.settings import Count, Names, Number, Settings

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sbeval.ending import told_in_one_sentence
+from sbeval.commands.ending import told_in_one_sentence
 from sbeval.errors import UserError
 from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.training.text.corpus import DOCUMENT_SEPARATOR

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sbeval.checkpoints.weight_files import weights_sha256
+from sbeval.fingerprint.checkpoint import weights_sha256
 from sbeval.keeping import hashes
 from sbeval.keeping.hashes import file_sha256
 

@@ -11,7 +11,7 @@ import pytest
 from folders import snapshot
 from full_disk import room_for
 
-from sbeval.ending import no_room
+from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
 from sbeval.keeping.locks import alone_in
 from sbeval.keeping.writing import set_aside, whole_file, written_beside
@@ -67,6 +67,22 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     write(kind, tmp_path / "out")
     new = {"out"} if kind == "file" else {"out", "out/a"}
     assert snapshot(tmp_path).keys() == before.keys() | new
+
+
+def test_a_block_that_fails_leaves_what_was_there_and_nothing_else(kind: str, tmp_path: Path) -> None:
+    before = snapshot(tmp_path)
+    how = whole_file(tmp_path / "out", "x") if kind == "file" else written_beside(tmp_path / "out")
+
+    def write_half() -> None:
+        with how as new:
+            (new if kind == "file" else new / "a").write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_half()
+    assert snapshot(tmp_path) == before
+    write(kind, tmp_path / "out")
+    assert snapshot(tmp_path) != before
 
 
 def test_a_full_disk_leaves_what_was_there(kind: str, tmp_path: Path) -> None:
@@ -129,6 +145,11 @@ def a_read_only_folder(parent: Path) -> Path:
 @pytest.mark.parametrize("place", [a_file, a_read_only_folder])
 def test_where_nothing_can_be_written_is_one_sentence(place: Callable[[Path], Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Expected a folder to write to"), written_beside(place(tmp_path)):
+        pass
+    with (
+        pytest.raises(UserError, match=r"cannot keep text .*: set SBEVAL_CACHE"),
+        whole_file(place(tmp_path) / "x", "text"),
+    ):
         pass
 
 

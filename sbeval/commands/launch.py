@@ -8,9 +8,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sbeval.ending import AskedToEnd
+from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from sbeval.commands.ending import AskedToEnd
+from sbeval.commands.ranks import LAUNCHED, tell_machines
 from sbeval.errors import UserError, first_line
-from sbeval.processes.ranks import LAUNCHED, tell_machines
 
 _COMMANDS = ("run", "train", "extend")
 
@@ -25,10 +29,6 @@ def launch(arguments: Sequence[str]) -> None:
         UserError: what the first process that failed said, or how it ended.
         AskedToEnd: this process was asked to end.
     """
-    from accelerate.commands.launch import launch_command, launch_command_parser
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
     chosen = _as_module(launch_command_parser().parse_args(list(arguments)))
     # a checkout in the current folder is not the installed package
     os.environ |= {LAUNCHED: "1", "PYTHONSAFEPATH": "1"}

@@ -14,7 +14,7 @@ from fresh_process import run
 from typer.testing import CliRunner, Result
 
 from sbeval.checkpoints import load_checkpoint
-from sbeval.cli import app
+from sbeval.commands.cli import app
 from sbeval.errors import UserError
 from tests.checkpoints.layouts import dolomite, save, tokens
 from tests.reports.result_files import CURVES, model_record, perplexity_task, write_run
