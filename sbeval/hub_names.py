@@ -26,9 +26,9 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
 
     Args:
         name: a folder or a hub id.
-        what: what is looked for, for the message, such as "a checkpoint".
+        what: what is looked for, such as "a checkpoint".
         file: name of a file that such a folder always holds, None without one.
-        remedy: what to do, for the message.
+        remedy: what to do.
 
     Raises:
         UserError: nothing is there, or the folder lacks the file.
@@ -51,11 +51,8 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
 def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool:
     """Whether the hub has a repository, or where it cannot be reached, whether its cache here holds some of it.
 
-    The hub is asked once: loading would ask it five times, which takes half a minute without a network.
-
-    Args:
-        name: a hub id.
-        arguments: of a model, of which `revision` and `cache_dir` count.
+    The hub is asked once: loading would ask it five times, which takes half a minute without a network. Of the model's
+    arguments `revision` and `cache_dir` count.
     """
     # takes a third of a second, and most names are folders
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache

@@ -134,12 +134,12 @@ def _name_near_tasks(manager: ModuleType) -> None:
 
     @functools.wraps(original)
     def match_tasks(self: Any, task_list: Sequence[str]) -> list[str]:
-        found: list[str] = original(self, task_list)
-        if not found:
+        matching: list[str] = original(self, task_list)
+        if not matching:
             importlib.import_module(f"{TASKS_PACKAGE}.packaged").check_names(
                 [name for name in task_list if name.startswith(TASK_PREFIX)]
             )
-        return found
+        return matching
 
     manager.TaskManager.match_tasks = match_tasks
 
@@ -223,8 +223,8 @@ class _CompletingFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in _COMPLETIONS:
             return None
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             _complete_after(spec.loader, _COMPLETIONS[fullname])
         return spec

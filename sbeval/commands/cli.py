@@ -37,8 +37,8 @@ def _options(version: Annotated[bool, typer.Option("--version", callback=_print_
 def run(arguments: _Arguments = None) -> None:
     """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set."""
     if not arguments or {"-h", "--help"} & {*arguments}:
-        own = _load("sbeval.model_adapters.options", "AdapterOptions")
-        print(_load("sbeval.commands.run", "help_text")(own, _load("sbeval.tasks.help", "metadata_keys")()))
+        of_sb = _load("sbeval.model_adapters.options", "AdapterOptions")
+        print(_load("sbeval.commands.run", "help_text")(of_sb, _load("sbeval.tasks.help", "metadata_keys")()))
         return
     _load("sbeval.commands.run", "run")(arguments, _check)
 

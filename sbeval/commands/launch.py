@@ -20,10 +20,7 @@ _COMMANDS = ("run", "train", "extend")
 
 
 def launch(arguments: Sequence[str]) -> None:
-    """Runs a command in several processes, and says in one sentence why they failed.
-
-    Args:
-        arguments: options of `accelerate launch`, the command, and what follows it on the command line.
+    """Runs options of `accelerate launch`, a command and its own options, in several processes.
 
     Raises:
         UserError: what the first process that failed said, or how it ended.
@@ -76,7 +73,7 @@ def _why(failures: Any) -> tuple[str, bool]:
     # what a process of ours leaves holds a time; torch fills in for one that left nothing
     left = [failure.error_file_data for failure in failures.values() if "timestamp" in failure.error_file_data]
     if left:
-        first_left = min(left, key=lambda one: one["timestamp"])
+        first_left = min(left, key=lambda said: said["timestamp"])
         return str(first_left["message"]), bool(first_left.get("on_the_board"))
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     ended = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"

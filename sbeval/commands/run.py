@@ -91,7 +91,7 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
 
     Raises:
         UserError: what the model or the tasks found wrong with the input.
-        SystemExit: lm-eval printed its help, or refused an argument.
+        SystemExit: lm-eval refused an argument.
     """
     plugin.install()
     chosen = parse(arguments)
@@ -116,12 +116,7 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
 
 
 def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
-    """Returns the help of `sbeval run`: lm-eval's options with what is set here, the model's own, and metadata.
-
-    Args:
-        adapter_options: the model's arguments beyond those of `hf`.
-        metadata: kind of tasks, and name and meaning of each of its keys.
-    """
+    """Returns the help of `sbeval run`: lm-eval's options, the model's own, and metadata by kind of task and key."""
     parser = HarnessCLI()._subparsers.choices["run"]
     parser.usage = "sbeval run --model_args pretrained=CKPT --tasks TASK,TASK --output_path DIR [options]"
     parser.description = (
@@ -136,15 +131,16 @@ def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Seq
     }
     for action in parser._actions:
         action.help = of_sb.get(action.dest, action.help)
-    parts = [parser.format_help().rstrip()]
+    blocks = [parser.format_help().rstrip()]
     width = max(60, shutil.get_terminal_size().columns - 2)
-    own = ("--model_args of sb, beside pretrained, dtype, max_length and all others of hf", described(adapter_options))
-    for title, lines in (own, *((f"--metadata of {tasks}", keys) for tasks, keys in metadata)):
-        parts.append(f"\n{title}:")
+    of_model = "--model_args of sb, beside pretrained, dtype, max_length and all others of hf"
+    of_tasks = [(f"--metadata of {tasks}", keys) for tasks, keys in metadata]
+    for title, lines in ((of_model, described(adapter_options)), *of_tasks):
+        blocks.append(f"\n{title}:")
         for name, meaning in lines:
             first = f"  {name:<21} " if len(name) < 22 else f"  {name}\n{'':24}"
-            parts.append(textwrap.fill(meaning, width, initial_indent=first, subsequent_indent=" " * 24))
-    return "\n".join(parts)
+            blocks.append(textwrap.fill(meaning, width, initial_indent=first, subsequent_indent=" " * 24))
+    return "\n".join(blocks)
 
 
 def check_response_cache(file: Path) -> None:
@@ -200,8 +196,8 @@ def asked(chosen: argparse.Namespace) -> Asked:
 
 def asked_by(said: Mapping[str, Any]) -> Asked:
     """Returns what a configuration of lm-eval asks for."""
-    parts = (said.get("model_args") or {}, said.get("metadata") or {})
-    model_args, metadata = (simple_parse_args_string(part) if isinstance(part, str) else part for part in parts)
+    given = (said.get("model_args") or {}, said.get("metadata") or {})
+    model_args, metadata = (simple_parse_args_string(text) if isinstance(text, str) else text for text in given)
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []
     return Asked(
         model=str(said.get("model") or plugin.MODEL_NAME),

@@ -37,19 +37,11 @@ _DEEPER = (".py", ".jinja")
 
 
 def checkpoint_parts(name: str, *, revision: str | None = None, subfolder: str = "") -> Parts:
-    """Returns the parts of a checkpoint, an adapter or a tokenizer.
+    """Returns the parts of a checkpoint, an adapter or a tokenizer; none where nothing is there.
 
     Of a local folder these are its weights, its other files by name, and code or templates below it, all by content; of
     a hub id the commit that the hub's cache holds for the revision. Neither the folder's name nor the files' times
     count.
-
-    Args:
-        name: a folder, a file, or a hub id.
-        revision: branch, tag or commit of a hub id.
-        subfolder: folder below `name` that holds the model.
-
-    Returns:
-        Parts by name, none where nothing is there.
 
     Raises:
         OSError: a file cannot be read.
@@ -68,7 +60,7 @@ def checkpoint_parts(name: str, *, revision: str | None = None, subfolder: str =
         parts[REVISION] = commit
         folder = hub_folder(name, "models") / "snapshots" / commit / subfolder
     settings = [_json(folder / file) for file in ("config.json", "tokenizer_config.json")]
-    for repository in sorted({source for one in settings for source in _elsewhere(one.get("auto_map"))}):
+    for repository in sorted({source for held in settings for source in _elsewhere(held.get("auto_map"))}):
         parts |= named(repository, _named_by_a_file(repository, _code_below))
     base = _json(folder / "adapter_config.json").get("base_model_name_or_path")
     if isinstance(base, str) and not settings[0]:  # transformers loads the model that an adapter alone names
@@ -145,10 +137,10 @@ def visible_files(folder: Path) -> Iterator[Path]:
 
 def _json(file: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _elsewhere(auto_map: Any) -> Iterator[str]:

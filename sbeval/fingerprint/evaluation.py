@@ -44,10 +44,7 @@ class RunInputs(NamedTuple):
 
 
 def run_inputs(config: Mapping[str, Any]) -> RunInputs:
-    """Returns what a run depends on, as far as it is known before the run.
-
-    Args:
-        config: what lm-eval reads with `--config`: `model_args`, `tasks`, `metadata`, `include_path` and others.
+    """Returns what a run depends on, as far as it is known before the run, from what lm-eval reads with `--config`.
 
     Raises:
         UserError: a file cannot be read.
@@ -67,12 +64,12 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
         local = names_a_path and os.path.exists(os.path.expanduser(value))
         if key in _CHECKPOINTS:
             # hf hands both on to the model and its tokenizer, and adapters take the revision alone
-            found = checkpoint_parts(
+            held = checkpoint_parts(
                 value,
                 revision=revision if key != "longppl_evaluator" else None,
                 subfolder=subfolder if key in ("pretrained", "tokenizer") else "",
             )
-            parts.update(found if name == "model_args.pretrained" else named(name.removeprefix("model_args."), found))
+            parts.update(held if name == "model_args.pretrained" else named(name.removeprefix("model_args."), held))
         elif local:
             parts[name.removeprefix("model_args.")] = data_sha256(value) or ""
         return _LOCAL if local else given
@@ -114,8 +111,8 @@ def data_revisions(configs: Mapping[str, Any]) -> Parts:
         detail = record.get("corpus_detail") if isinstance(record, dict) else None
         if isinstance(detail, str):  # "owner/name/configuration:split"
             names.add(("/".join(detail.partition(":")[0].partition(",")[0].split("/")[:2]), None))
-    found = {name: hub_commit(name, "datasets", revision) for name, revision in names}
-    return {f"{name} {REVISION}": commit for name, commit in sorted(found.items()) if commit}
+    commits = {name: hub_commit(name, "datasets", revision) for name, revision in names}
+    return {f"{name} {REVISION}": commit for name, commit in sorted(commits.items()) if commit}
 
 
 class _Definition(NamedTuple):
@@ -140,34 +137,28 @@ def task_parts(folder: Path | None, tasks: Sequence[str]) -> Parts:
     """
     below = [] if folder is None else list(visible_files(folder))
     definitions = {file.resolve(): _definition(file) for file in below if file.suffix in (".yaml", ".yml")}
-    wanted, found = {name for task in tasks for name in task.split(",")}, set[Path]()
+    wanted, defining = {name for task in tasks for name in task.split(",")}, set[Path]()
     named = {file.resolve() for name in wanted for file in _yaml_files(name)}
     while True:
         definitions |= {file: _definition(file) for file in named - definitions.keys() if file.is_file()}
-        more = {file for file, one in definitions.items() if file in named or _defines(one, wanted)} - found
+        more = {file for file, held in definitions.items() if file in named or _defines(held, wanted)} - defining
         if not more:
             break
-        found |= more
+        defining |= more
         wanted |= {name for file in more for name in definitions[file].members}
         named |= {(file.parent / name).resolve() for file in more for name in definitions[file].includes}
-    places = {file.parent for file in found}
+    places = {file.parent for file in defining}
     code = {code for place in places for code in visible_files(place) if code.suffix == ".py"}
     files: Parts = {}
-    for file in sorted(found | code):
+    for file in sorted(defining | code):
         name, content = _shown(file, folder), shortened(file_sha256(file))
         files[name] = short_sha256([files[name], content]) if name in files else content  # of several folders
-    data = {name for file in found for name in definitions[file].data}
+    data = {name for file in defining for name in definitions[file].data}
     return files | {name: value for name in sorted(data) if (value := data_sha256(name)) is not None}
 
 
 def data_sha256(name: str) -> str | None:
-    """Returns the hash of a local file, or of the names and contents of a folder's or a pattern's files.
-
-    Args:
-        name: a path, or a pattern of paths.
-
-    Returns:
-        The hash; None where nothing is there.
+    """Returns the hash of a local file, or of the names and contents of a folder's or a pattern's files, None for none.
 
     Raises:
         OSError: a file cannot be read.
@@ -187,12 +178,12 @@ def strings(value: Any) -> Iterator[str]:
     seen: set[int] = set()
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict | list) and id(one) not in seen:
-            seen.add(id(one))
-            waiting.extend(one.values() if isinstance(one, dict) else one)
+        held = waiting.pop()
+        if isinstance(held, str):
+            yield held
+        elif isinstance(held, dict | list) and id(held) not in seen:
+            seen.add(id(held))
+            waiting.extend(held.values() if isinstance(held, dict) else held)
 
 
 def _yaml_files(name: str) -> Iterator[Path]:
@@ -207,25 +198,25 @@ def _definition(file: Path) -> _Definition:
 @functools.lru_cache(maxsize=4096)
 def _read(file: Path, content: str) -> _Definition:
     try:
-        found = parse_task_yaml(read_bytes(file))
+        settings = parse_task_yaml(read_bytes(file))
     except ValueError:
         return _Definition()
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         return _Definition(names=())
-    task, include, options = found.get("task"), found.get("include"), found.get("dataset_kwargs")
+    task, include, options = settings.get("task"), settings.get("include"), settings.get("dataset_kwargs")
     files = [options.get(key) for key in ("data_dir", "data_files")] if isinstance(options, dict) else []
     members = [] if isinstance(task, str) else task
     return _Definition(
-        names=tuple(strings([task if isinstance(task, str) else [], found.get("group"), found.get("tag")])),
+        names=tuple(strings([task if isinstance(task, str) else [], settings.get("group"), settings.get("tag")])),
         members=tuple(strings(members)),
         includes=tuple(strings(include)),
         # a bare word elsewhere is no path, although a folder may be called so
-        data=(*strings(files), *(name for name in strings([found.get("dataset_path"), options]) if "/" in name)),
+        data=(*strings(files), *(name for name in strings([settings.get("dataset_path"), options]) if "/" in name)),
     )
 
 
 def _defines(definition: _Definition, wanted: set[str]) -> bool:
-    return definition.names is None or any(fnmatch(name, one) for name in definition.names for one in wanted)
+    return definition.names is None or any(fnmatch(name, pattern) for name in definition.names for pattern in wanted)
 
 
 def _shown(file: Path, folder: Path | None) -> str:

@@ -32,9 +32,6 @@ def file_sha256(path: Path) -> str:
     over and setting a file's times all renew it; only a clock set back, writing to the disk below the file system, or a
     network file system that keeps no ctime do not.
 
-    Args:
-        path: a file.
-
     Raises:
         OSError: it cannot be read.
     """

@@ -16,7 +16,7 @@ from sbeval.errors import UserError
 from sbeval.keeping.locks import lock_tried
 
 OTHER_CACHE = "set SBEVAL_CACHE to a folder with space that you may write to"
-_UNFINISHED = re.compile(r".+\.[0-9a-f]{12}\.part(ial)?")  # .part is what earlier versions left of a file
+_UNFINISHED = re.compile(r".+\.[0-9a-f]{12}\.part(ial)?")
 _TWELVE_DIGITS = "[0-9a-f]" * 12
 _SET_ASIDE = re.compile(r".+\.old-\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(-\d+)?")
 
@@ -37,17 +37,10 @@ def is_new(path: Path) -> bool:
 
 
 def set_aside(path: Path, *, reads: Iterable[Path] = ()) -> Path:
-    """Renames a file or folder, in one step, to `NAME.old-TIMESTAMP` beside it, and prints the new path.
-
-    Args:
-        path: what to move.
-        reads: files and folders that the command reads.
-
-    Returns:
-        The new path.
+    """Renames a file or folder, in one step, to `NAME.old-TIMESTAMP` beside it, and prints and returns the new path.
 
     Raises:
-        UserError: it cannot be renamed, or something that is read or the current folder lies in it.
+        UserError: it cannot be renamed, or something that the command reads or the current folder lies in it.
     """
     for kept in (Path.cwd(), *reads):
         if kept.resolve().is_relative_to(path.resolve()):
@@ -72,12 +65,7 @@ def set_aside(path: Path, *, reads: Iterable[Path] = ()) -> Path:
 
 @contextlib.contextmanager
 def told(folder: Path, what: str = "files", *, remedy: str = "name another") -> Iterator[None]:
-    """Says in one sentence that a folder cannot be written to.
-
-    Args:
-        folder: what the block writes to.
-        what: what is kept there, for the error.
-        remedy: what to do, for the error.
+    """Says in one sentence that a folder cannot be written to: what is kept there, and what to do.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written.
@@ -103,10 +91,7 @@ def writing_to(folder: Path, what: str, *, remedy: str = OTHER_CACHE) -> Iterato
 def whole_file(path: Path, what: str, *, remedy: str = OTHER_CACHE) -> Iterator[Path]:
     """Yields a path to write to; the file stands at `path` once the block has ended, and nowhere where it failed.
 
-    Args:
-        path: where the file belongs; its folder is made where it is missing.
-        what: what the file holds, for the error.
-        remedy: what to do, for the error.
+    Its folder is made where it is missing; `what` and `remedy` are for the error.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written.
@@ -121,11 +106,8 @@ def written_beside(folder: Path, *, first: str | None = None) -> Iterator[Path]:
     """Yields a new folder; what it holds lies in `folder` once the block has ended, and nothing does if it failed.
 
     A folder that does not exist yet appears whole. In another, which stays the same folder, each file appears whole; it
-    takes the place of a file of its name, except where the folder was empty when the block began.
-
-    Args:
-        folder: where the files belong.
-        first: as `move_into` takes it.
+    takes the place of a file of its name, except where the folder was empty when the block began. `first` is as
+    `move_into` takes it.
 
     Raises:
         UserError: the folder cannot be written to.
@@ -150,12 +132,9 @@ def written_beside(folder: Path, *, first: str | None = None) -> Iterator[Path]:
 
 
 def move_into(folder: Path, new: Path, *, first: str | None = None) -> None:
-    """Moves what a folder holds to another one, each file whole and in place of one of its name.
+    """Moves what a new folder holds to another one, each file whole and in place of one of its name.
 
-    Args:
-        folder: where the files belong.
-        new: holds them.
-        first: pattern of names that are moved before all others of their folder.
+    Names of the pattern `first` are moved before all others of their folder.
     """
     folder.mkdir(exist_ok=True)
     for entry in sorted(
@@ -189,10 +168,16 @@ def unfinished(path: Path) -> Iterator[Path]:
 
 
 def _remove_left(path: Path) -> None:
-    for room in path.parent.glob(f"{glob.escape(path.name)}.{_TWELVE_DIGITS}.partial"):
-        with contextlib.suppress(OSError), lock_tried(_lock(room), without_locks=False) as is_held:
-            if is_held:
-                shutil.rmtree(room, ignore_errors=True)
+    for left in path.parent.glob(f"{glob.escape(path.name)}.{_TWELVE_DIGITS}.part*"):
+        is_room = left.is_dir()  # or a file that an earlier version left
+        with (
+            contextlib.suppress(OSError),
+            lock_tried(_lock(left) if is_room else left, without_locks=False) as is_held,
+        ):
+            if is_held and is_room:
+                shutil.rmtree(left, ignore_errors=True)
+            elif is_held:
+                left.unlink()
 
 
 def _lock(room: Path) -> Path:

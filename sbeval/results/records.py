@@ -197,4 +197,4 @@ def recorded_command(arguments: Sequence[str] | None = None) -> str:
     for argument in rest:
         command.append(HIDDEN if hide_next else _ASSIGNED.sub(rf"\g<name>{HIDDEN}", argument))
         hide_next = _OPTION.fullmatch(argument) is not None
-    return " ".join(part if part == HIDDEN else shlex.quote(part) for part in command)
+    return " ".join(word if word == HIDDEN else shlex.quote(word) for word in command)
