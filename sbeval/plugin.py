@@ -68,24 +68,6 @@ def packaged_tasks_alone() -> Iterator[None]:
         _own_tasks = True
 
 
-@contextlib.contextmanager
-def compact_tables() -> Iterator[None]:
-    """Within it, lm-eval prints results by context length rather than one row a number."""
-    utils = importlib.import_module("lm_eval.utils")
-    compact_table = importlib.import_module("sbeval.results.terminal").compact_table
-    original = utils.make_table
-
-    def make_table(results: Any, column: str = "results", *args: Any, **kwargs: Any) -> str:
-        table: str = compact_table(results, lambda rest: original(rest, column, *args, **kwargs), column)
-        return table
-
-    utils.make_table = make_table  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        utils.make_table = original  # type: ignore[attr-defined]
-
-
 def tasks_folder() -> Path:
     """Returns the folder of the packaged task YAML files, found without importing them."""
     spec = importlib.util.find_spec(TASKS_PACKAGE)

@@ -19,14 +19,6 @@ def test_the_name_is_registered_without_importing_the_adapter(wheel_python: Path
     assert run_code(code, python=wheel_python) == ["True True False"]
 
 
-def test_built_in_models_stay(wheel_python: Path) -> None:
-    count = REGISTRY + "print(*model_registry.keys(), sep='\\n')"
-    with_plugin = run_code(count, python=wheel_python)
-    without = run_code(count, python=wheel_python, environment={"SBEVAL_NO_AUTOLOAD": "1"})
-    assert set(with_plugin) - set(without) == {"sb"}
-    assert set(without) < set(with_plugin)
-
-
 @pytest.mark.parametrize("value", ["1", "yes"])
 def test_it_can_be_switched_off(wheel_python: Path, value: str) -> None:
     code = REGISTRY + "import sys\nprint('sb' in model_registry, 'sbeval' in sys.modules)"
@@ -47,20 +39,6 @@ def test_starting_python_imports_nothing_of_sbeval(wheel_python: Path) -> None:
     assert run_code("import sys\nprint([name for name in sys.modules if 'sbeval' in name])", python=wheel_python) == [
         "[]"
     ]
-
-
-def test_the_start_up_line_is_silent_when_sbeval_is_gone(wheel_python: Path, tmp_path: Path) -> None:
-    gone = tmp_path / install_plugin.FILE_NAME
-    gone.write_text(install_plugin.install(tmp_path).read_text())
-    code = (
-        "import site, sys\n"
-        "sys.meta_path[:] = [finder for finder in sys.meta_path if 'ditable' not in repr(finder)]\n"
-        f"sys.path[:] = [path for path in sys.path if path != {str(ROOT)!r} and 'site-packages' not in path]\n"
-        f"site.addsitedir({str(tmp_path)!r})\n"
-        "try:\n    import lm_eval\nexcept ModuleNotFoundError as error:\n    print(error)"
-    )
-    process = run([wheel_python, "-S", "-c", code])
-    assert (process.stdout, process.stderr) == ("No module named 'lm_eval'\n", "")
 
 
 def test_installing_the_line_where_it_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:

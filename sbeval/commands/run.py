@@ -8,11 +8,12 @@ import shlex
 import shutil
 import sqlite3
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
+import lm_eval.utils
 from lm_eval._cli import HarnessCLI
 from lm_eval.utils import setup_logging, simple_parse_args_string
 
@@ -22,6 +23,7 @@ from sbeval.commands.ending import say_next
 from sbeval.errors import UserError, first_line
 from sbeval.foreign_files import parse_json, read_yaml
 from sbeval.results.saving import saved_whole
+from sbeval.results.terminal import compact_table
 from sbeval.settings import Expected, Limit, Names, Settings, Text, as_counts, described, read_value
 
 
@@ -101,7 +103,7 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
     if answers:
         check_response_cache(Path(f"{answers}_rank{os.environ.get('LOCAL_RANK', '0')}.db"))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(plugin.compact_tables())
+        stack.enter_context(_compact_tables())
         if output and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
             chosen.output_path = stack.enter_context(saved_whole(output))
         if not own_tasks_needed:
@@ -113,6 +115,21 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
         say_next(
             "the same with `--output_path results` keeps these numbers, `sbeval report results` makes a page of them"
         )
+
+
+@contextlib.contextmanager
+def _compact_tables() -> Iterator[None]:
+    """Within it, lm-eval prints results by context length rather than one row a number."""
+    original = lm_eval.utils.make_table
+
+    def make_table(results: Any, column: str = "results", *args: Any, **kwargs: Any) -> str:
+        return compact_table(results, lambda rest: original(rest, column, *args, **kwargs), column)
+
+    lm_eval.utils.make_table = make_table
+    try:
+        yield
+    finally:
+        lm_eval.utils.make_table = original
 
 
 def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:

@@ -147,12 +147,6 @@ def test_a_configuration_file_counts_as_said(tmp_path: Path) -> None:
     assert (chosen.model, chosen.log_samples) == ("hf", True)
 
 
-def test_parsing_leaves_the_command_line_of_this_process_alone() -> None:
-    before = list(sys.argv)
-    parse(["--tasks", "tiny"])
-    assert sys.argv == before
-
-
 def test_lm_evals_own_tasks_are_left_unread_where_none_is_asked_for(tmp_path: Path) -> None:
     code = (
         "from lm_eval.tasks._index import TaskIndex\nimport sys\nfrom sbeval.__main__ import main\n"
@@ -183,18 +177,6 @@ def test_run_is_lm_eval_with_any_of_its_models_and_tasks(tmp_path: Path) -> None
     assert "tiny" in json.loads(results.read_text())["results"]
     assert len(list(out.rglob("samples_tiny_*.jsonl"))) == 1
     assert process.stdout.splitlines()[-1] == f"Next: sbeval report {out}"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["report", "{folder}", "-o", "{folder}/report"], ["train", "{folder}/missing.yaml"]],
-    ids=["report of an empty folder", "train without a recipe"],
-)
-def test_what_a_user_can_mend_is_one_sentence_and_exit_code_1(arguments: list[str], tmp_path: Path) -> None:
-    process = run([SBEVAL, *(argument.format(folder=tmp_path) for argument in arguments)])
-    assert process.returncode == 1
-    assert str(tmp_path) in process.stderr
-    assert len(process.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", ["train", "extend"])

@@ -36,6 +36,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --limit -3": "Expected --limit to be a number above 0",
     f"{RUN} sb_stdlib --model hf": "Expected the model sb",
     f"{RUN} sb_stdlib --batch_size abc": "Expected batch_size to be a positive number or auto, found 'abc'",
+    "report models -o out": "found none",
     "demo --text nope": "Expected text at data_path 'nope', found nothing there",
     "train no_such_recipe": "no recipe file at no_such_recipe",
     "train scheme_rope --data nope": "Expected token arrays in nope, found no tokens.npy",

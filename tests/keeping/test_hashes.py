@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sbeval.fingerprint.checkpoint import weights_sha256
 from sbeval.keeping import hashes
 from sbeval.keeping.hashes import file_sha256
 
@@ -116,14 +115,6 @@ def test_a_hash_that_cannot_be_kept_or_read_costs_time_alone(
     (cache / "hashes").write_text("a file")
     assert file_sha256(file) == true_sha256(file)
     assert len(read) == 7
-
-
-def test_a_copy_has_the_hash_of_its_origin(file: Path, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "origin").mkdir()
-    file.rename(tmp_path / "origin" / file.name)
-    assert weights_sha256(tmp_path / "origin") == weights_sha256(tmp_path / "copy")
 
 
 def test_processes_side_by_side_agree(file: Path, tmp_path: Path) -> None:
