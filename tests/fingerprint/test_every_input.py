@@ -62,25 +62,14 @@ def rename(name: str, other: str) -> Change:
     return lambda folder: (folder / name).rename(folder / other) and None
 
 
-CONFIG, INDEX, TOKENIZER = "ckpt/config.json", "ckpt/model.safetensors.index.json", "ckpt/tokenizer_config.json"
+CONFIG, INDEX = "ckpt/config.json", "ckpt/model.safetensors.index.json"
 OF_THE_MODEL: dict[str, tuple[Change, str]] = {
     "weights, size and time kept": (one_byte("ckpt/model-1.safetensors"), "weights changed"),
-    "a shard below the folder, size and time kept": (one_byte("ckpt/parts/model-2.safetensors"), "weights changed"),
     "an index that names other shards": (
         edit(INDEX, "model-1.safetensors", "another.safetensors"),
         "model.safetensors.index.json changed",
     ),
-    "shards changed places": (
-        edit(
-            INDEX,
-            '"a": "model-1.safetensors", "b": "parts/model-2.safetensors"',
-            '"a": "parts/model-2.safetensors", "b": "model-1.safetensors"',
-        ),
-        "model.safetensors.index.json changed",
-    ),
-    "a shard gone": (remove("ckpt/model-1.safetensors"), "weights changed"),
     "a key of the configuration": (edit(CONFIG, "10000.0", "20000.0"), "config.json changed"),
-    "the repository of its code": (edit(CONFIG, "someone/code", "someone/cod"), "config.json changed"),
     "code of another repository": (
         put("hub/models--someone--code/refs/main", "d" * 40),
         "someone/code: revision changed",
@@ -88,11 +77,7 @@ OF_THE_MODEL: dict[str, tuple[Change, str]] = {
     "repetition_penalty": (edit("ckpt/generation_config.json", "1.0", "1.2"), "generation_config.json changed"),
     "no generation configuration": (remove("ckpt/generation_config.json"), "generation_config.json is gone"),
     "merges": (edit("ckpt/tokenizer.json", '["a", "b"]', '["b", "a"]'), "tokenizer.json changed"),
-    "sentencepiece": (one_byte("ckpt/tokenizer.model"), "tokenizer.model changed"),
-    "add_bos_token": (edit(TOKENIZER, '"add_bos_token": false', '"add_bos_token": true'), "tokenizer_config.json"),
     "added tokens": (put("ckpt/added_tokens.json", '{"<x>": 9}'), "added_tokens.json is new"),
-    "chat template": (put("ckpt/chat_template.jinja", "{{ m }}"), "chat_template.jinja changed"),
-    "the checkpoint's own code": (edit("ckpt/modeling_own.py", "1", "2"), "modeling_own.py changed"),
     "code that its code imports": (edit("ckpt/layers/norm.py", "1", "2"), "layers/norm.py changed"),
     "an adapter's weights": (one_byte("adapter/adapter_model.safetensors"), "peft: weights changed"),
     "an adapter's configuration": (edit("adapter/adapter_config.json", "2", "3"), "peft: adapter_config.json changed"),
