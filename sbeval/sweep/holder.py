@@ -116,17 +116,16 @@ def holding(folder: Path, lost: Callable[[], Any] = lambda: None) -> Iterator[No
     with unfinished(lock) as part:
         part.write_text(json.dumps(dataclasses.asdict(own)), encoding="utf-8")
         _claim(part, lock, own)
-        part.unlink(missing_ok=True)
-        with lock.open("rb") as held:
-            locked(held.fileno())
-            threading.Thread(target=_beat, args=(held.fileno(), lock, own, done, lost), daemon=True).start()
-            try:
-                yield
-            finally:
-                done.set()
-                with contextlib.suppress(OSError):
-                    if os.path.samestat(os.fstat(held.fileno()), lock.stat()):
-                        lock.unlink()
+    with lock.open("rb") as held:
+        locked(held.fileno())
+        threading.Thread(target=_beat, args=(held.fileno(), lock, own, done, lost), daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(held.fileno()), lock.stat()):
+                    lock.unlink()
 
 
 def _claim(part: Path, lock: Path, own: Holder) -> None:
