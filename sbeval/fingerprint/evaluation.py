@@ -138,15 +138,15 @@ def task_parts(folder: Path | None, tasks: Sequence[str]) -> Parts:
     below = [] if folder is None else list(visible_files(folder))
     definitions = {file.resolve(): _definition(file) for file in below if file.suffix in (".yaml", ".yml")}
     wanted, defining = {name for task in tasks for name in task.split(",")}, set[Path]()
-    named = {file.resolve() for name in wanted for file in _yaml_files(name)}
+    given = {file.resolve() for name in wanted for file in _yaml_files(name)}
     while True:
-        definitions |= {file: _definition(file) for file in named - definitions.keys() if file.is_file()}
-        more = {file for file, held in definitions.items() if file in named or _defines(held, wanted)} - defining
+        definitions |= {file: _definition(file) for file in given - definitions.keys() if file.is_file()}
+        more = {file for file, held in definitions.items() if file in given or _defines(held, wanted)} - defining
         if not more:
             break
         defining |= more
         wanted |= {name for file in more for name in definitions[file].members}
-        named |= {(file.parent / name).resolve() for file in more for name in definitions[file].includes}
+        given |= {(file.parent / name).resolve() for file in more for name in definitions[file].includes}
     places = {file.parent for file in defining}
     code = {code for place in places for code in visible_files(place) if code.suffix == ".py"}
     files: Parts = {}
