@@ -65,6 +65,7 @@ def rename(name: str, other: str) -> Change:
 CONFIG, INDEX = "ckpt/config.json", "ckpt/model.safetensors.index.json"
 OF_THE_MODEL: dict[str, tuple[Change, str]] = {
     "weights, size and time kept": (one_byte("ckpt/model-1.safetensors"), "weights changed"),
+    "a shard below the folder, size and time kept": (one_byte("ckpt/parts/model-2.safetensors"), "weights changed"),
     "an index that names other shards": (
         edit(INDEX, "model-1.safetensors", "another.safetensors"),
         "model.safetensors.index.json changed",
@@ -77,7 +78,12 @@ OF_THE_MODEL: dict[str, tuple[Change, str]] = {
     "repetition_penalty": (edit("ckpt/generation_config.json", "1.0", "1.2"), "generation_config.json changed"),
     "no generation configuration": (remove("ckpt/generation_config.json"), "generation_config.json is gone"),
     "merges": (edit("ckpt/tokenizer.json", '["a", "b"]', '["b", "a"]'), "tokenizer.json changed"),
+    "split_special_tokens": (
+        edit("ckpt/tokenizer_config.json", '"split_special_tokens": false', '"split_special_tokens": true'),
+        "tokenizer_config.json changed",
+    ),
     "added tokens": (put("ckpt/added_tokens.json", '{"<x>": 9}'), "added_tokens.json is new"),
+    "the checkpoint's own code": (edit("ckpt/modeling_own.py", "1", "2"), "modeling_own.py changed"),
     "code that its code imports": (edit("ckpt/layers/norm.py", "1", "2"), "layers/norm.py changed"),
     "an adapter's weights": (one_byte("adapter/adapter_model.safetensors"), "peft: weights changed"),
     "an adapter's configuration": (edit("adapter/adapter_config.json", "2", "3"), "peft: adapter_config.json changed"),
