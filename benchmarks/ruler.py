@@ -152,7 +152,7 @@ def random_checkpoint(tokenizer: str, size: str, dtype: str, folder: str) -> str
 
 def end_to_end(arguments: argparse.Namespace, model: str) -> None:
     """Prints one row a run: of each task, or of all together."""
-    from sbeval import lm_eval_command
+    from sbeval.commands.run import run
 
     lengths = [int(length) for length in arguments.lengths.split(",")]
     own = {"context_lengths": lengths, "num_samples": arguments.samples or 50}
@@ -169,7 +169,7 @@ def end_to_end(arguments: argparse.Namespace, model: str) -> None:
                 task,
             ]
             options = ["--metadata", metadata, "--output_path", output, *arguments.options.split()]
-            total = seconds(lambda command=command, options=options: lm_eval_command.run([*command, *options]))
+            total = seconds(lambda command=command, options=options: run([*command, *options]))
             newest = max(Path(output).glob("**/results_*.json"), key=lambda file: file.stat().st_mtime)
             results = json.loads(newest.read_text())["results"]
         row: dict[str, Any] = {

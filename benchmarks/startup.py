@@ -19,7 +19,7 @@ import time
 import venv
 from pathlib import Path
 
-from sbeval import autoload
+from sbeval.commands import install_plugin
 
 RESAMPLES = 2000
 PIECE_BYTES = 2**20
@@ -57,7 +57,7 @@ def main(pairs: int) -> None:
         for environment in (plain, with_line):
             venv.create(environment, symlinks=True)
         (site_packages,) = with_line.glob("lib/python*/site-packages")
-        autoload.install(site_packages)
+        install_plugin.install(site_packages)
         measure_ms(plain)
         measure_ms(with_line)
         without, added = [], []

@@ -18,6 +18,7 @@ from torch import Tensor
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints import LoadedCheckpoint, check_weights, register_fla_models
 from sbeval.checkpoints.values import check_generation
+from sbeval.commands import ranks
 from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError, first_line
 from sbeval.model_adapters import generation, probing, scoring
@@ -40,7 +41,6 @@ from sbeval.model_adapters.record import choose_kernels, model_record
 from sbeval.model_adapters.response_cache import run_settings, stamp
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
-from sbeval.processes import ranks
 from sbeval.scoring.non_finite import FiniteWatch
 from sbeval.scoring.null_metrics import record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs

@@ -1,5 +1,6 @@
 """The adapter's own arguments, taken out of `--model_args` before lm-eval's Hugging Face model sees them."""
 
+import contextlib
 import logging
 import re
 from collections.abc import Mapping
@@ -9,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from sbeval.checkpoints.facts import KvExpand
-from sbeval.devices import check_device, check_device_early
 from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, looks_like_path
 from sbeval.rope_parameters import parse_rope_scaling
@@ -141,13 +141,12 @@ class AdapterOptions(Settings):
         return cls.read(given, place="", source=_SOURCE)
 
 
-def check_early(arguments: Mapping[str, Any], *, device: Any = None, batch_size: Any = None) -> None:
-    """Checks what can be checked of a model's arguments before torch is imported: types, names, folder and device.
+def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None:
+    """Checks what can be checked of a model's arguments before torch is imported: types, names and folder.
 
     Args:
         arguments: as `--model_args` has them.
-        device: as `--device` has it, None for none named.
-        batch_size: as `--batch_size` has it, likewise.
+        batch_size: as `--batch_size` has it, None for none named.
 
     Raises:
         UserError: naming the argument, what it may be and what it is.
@@ -155,7 +154,6 @@ def check_early(arguments: Mapping[str, Any], *, device: Any = None, batch_size:
     given = dict(arguments)
     AdapterOptions.pop(given)
     check_dtypes(given)
-    check_device_early(device)
     _check_batch_size(1 if batch_size is None else batch_size)
     for own in ("device", "batch_size"):  # lm-eval gives these to the model beside its arguments
         if own in given:
@@ -204,6 +202,26 @@ def _check_batch_size(batch_size: Any) -> None:
         )
 
 
+def _check_device(device: Any) -> None:
+    """Refuses a device that torch does not find: lm-eval's model would take another without a word."""
+    # lm-eval names cuda:0 where none is asked for, and without a GPU its model then takes the CPU
+    if device is None or str(device) in ("cpu", "cuda:0"):
+        return
+    import torch  # not for what is checked before
+
+    accelerator = torch.accelerator.current_accelerator()
+    there = 0 if accelerator is None else torch.accelerator.device_count()
+    with contextlib.suppress(RuntimeError):  # no device is called so
+        chosen = torch.device(str(device))
+        if accelerator is not None and chosen.type == accelerator.type and (chosen.index or 0) < there:
+            return
+    kind = "accelerators" if accelerator is None else f"{accelerator.type} devices"
+    raise UserError(
+        f"Expected device to be one there is, such as cpu or cuda:0, found {shown(device)} with {there} {kind}: "
+        "correct --device."
+    )
+
+
 def check_shared_arguments(arguments: dict[str, Any]) -> None:
     """Checks arguments of `hf` in which it answers a mistake with a traceback or not at all; digits become a number.
 
@@ -215,7 +233,7 @@ def check_shared_arguments(arguments: dict[str, Any]) -> None:
     check_dtypes(arguments)
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
         logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")
-    check_device(arguments.get("device"))
+    _check_device(arguments.get("device"))
     if arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
         raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
     _check_batch_size(arguments.get("batch_size", 1))

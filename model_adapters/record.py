@@ -10,15 +10,13 @@ import torch
 from torch import nn
 
 from sbeval.checkpoints.facts import checkpoint_format, positive, text_config, training_length_tokens
-from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError
-from sbeval.fingerprint.checkpoint import checkpoint_parts
+from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import Parts, named, short_sha256, shortened, versions
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
-from sbeval.results.command_line import recorded_command
-from sbeval.results.records import ModelRecord
+from sbeval.results.records import ModelRecord, recorded_command
 
 T = TypeVar("T")
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sbeval.errors import UserError
+from sbeval.keeping.locks import alone_in
+from sbeval.keeping.writing import written_beside
 from sbeval.reports.analyse.selection import check_labels, pool_seeds, restrict
 from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.images import ImageWriter
@@ -15,7 +17,6 @@ from sbeval.reports.read.runs import read_run
 from sbeval.reports.write.exports import TABLE_FILES, write_tables
 from sbeval.reports.write.html import write_page
 from sbeval.reports.write.manifest import MANIFEST, add_manifest, refuse_others
-from sbeval.results.outputs import alone_in, written_beside
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
 PAGE = "index.html"

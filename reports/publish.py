@@ -17,13 +17,13 @@ import pandas as pd
 import yaml
 
 from sbeval.errors import UserError
+from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.reports.analyse.selection import restrict
 from sbeval.reports.build import load_results
 from sbeval.reports.read.fields import shown_name
 from sbeval.reports.read.results import Results
 from sbeval.reports.read.rows import records
 from sbeval.reports.read.runs import TaskResult
-from sbeval.results.outputs import is_new, set_aside, written_beside
 
 FOLDER = ".eval_results"
 STEP = "context_length_tokens"

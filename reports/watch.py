@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from sbeval.ending import AskedToEnd
+from sbeval.commands.ending import AskedToEnd
 from sbeval.errors import UserError
 
 Fingerprint = dict[Path, tuple[int, int]]

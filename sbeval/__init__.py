@@ -5,29 +5,25 @@
 - `checkpoints`: which formats are read, and how they become models of the family
 - `inspection`: what a checkpoint is, what memory and time it takes, before its weights are read
 - `scoring`: log-probabilities of chosen tokens, and the requests that ask for them
-- `corpora`: text sources, their tokens on disk, and everything else that is kept between runs
+- `corpora`: text sources, and their tokens on disk
 - `results`: what a results file records, and how sure its numbers are
+- `keeping`: how what is kept is written, held, found again and told apart
 - `fingerprint`: what a number depends on, by content, and which part of it has changed
 - `training`: training of small models, and context extension
+- `commands`: the command `sbeval`, and how it ends
 - `sweep`: many checkpoints, one process and one results file a run
-- `processes`: one evaluation in several processes
 - `demo`: two small checkpoints, and what is evaluated with them
 - `paper`: the paper's published values
 - `tasks`: lm-eval's side of a task
 - `model_adapters`: lm-eval's side of a model, `sb`
 - `reports`: results files in, a page out
 - `report_options`: which options has `sbeval report` beside those of its page?
-- `cli`: what does the command `sbeval` offer?
 - `__main__`: how does it start?
-- `ending`: how does it end?
-- `lm_eval_command`: how does `sbeval run` hand over to lm-eval's own command?
 - `policy`: what may the file of `sbeval report --gate` hold?
 - `plugin`: how does a plain `lm_eval` command learn of model and tasks?
-- `autoload`: what runs when Python starts, before `lm_eval` is imported?
 - `settings`: how is what a user sets read?
 - `rope_parameters`: what may be written of RoPE's scaling?
-- `hub_names`: what stands for a checkpoint, a folder or an id of the hub?
-- `devices`: is the device that a user names one this machine has?
+- `hub_names`: what stands for a checkpoint, a folder or an id of the hub, and which commit of it is here?
 - `foreign_files`: how are JSON and YAML read that others wrote?
 - `errors`: what does a user's mistake look like?
 
@@ -59,7 +55,7 @@ __all__ = ["StickBreakingOutput", "UserError", "__version__", "stickbreaking_att
 
 def __getattr__(name: str) -> Any:
     if name in ("StickBreakingOutput", "stickbreaking_attention"):
-        import sbeval.attention
+        import sbeval.attention  # brings torch along
 
         return getattr(sbeval.attention, name)
     raise AttributeError(f"module 'sbeval' has no attribute {name!r}")

@@ -52,12 +52,8 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 def parse_json(text: str | bytes, *, nan: bool = True) -> Any:
     """Returns what a JSON text holds; whole numbers beyond 64 bits become floats, as they do elsewhere.
 
-    Args:
-        text: in UTF-8.
-        nan: whether NaN, which JSON does not know, may stand for a number.
-
     Raises:
-        UserError: it is no JSON; the message says why, to stand in a sentence.
+        UserError: it is no JSON, or without `nan` holds NaN; the message says why, to stand in a sentence.
     """
     try:
         return json.loads(text, parse_int=_whole_number, parse_constant=float if nan else _no_nan)
@@ -68,14 +64,14 @@ def parse_json(text: str | bytes, *, nan: bool = True) -> Any:
 
 
 def read_json(path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True, most: int = MOST_BYTES) -> Any:
-    """Reads a JSON file.
+    """Reads a JSON file of at most so many bytes.
 
     Args:
         path: the file.
         what: what it is, for messages: "the configuration of a checkpoint".
         remedy: what to do where it cannot be read.
         nan: whether NaN may stand for a number.
-        most: bytes that it may hold.
+        most: bytes.
 
     Raises:
         UserError: there is none, or it is no JSON.
@@ -97,11 +93,7 @@ def read_json_object(
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Reads a YAML file of settings.
-
-    Args:
-        path: the file.
-        what: what it is, for messages: "a recipe".
+    """Reads a YAML file of settings; `what` is for messages: "a recipe".
 
     Raises:
         UserError: there is no such file, or it holds no settings.
@@ -221,10 +213,10 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
         known[id(node)] = _MOST_NODES  # an alias of what it stands in
         inner: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
-            inner = [one for pair in node.value for one in pair]
+            inner = [child for pair in node.value for child in pair]
         elif isinstance(node, yaml.SequenceNode):
             inner = node.value
-        known[id(node)] = 1 + sum(_count_nodes(one, known) for one in inner)
+        known[id(node)] = 1 + sum(_count_nodes(child, known) for child in inner)
     if known[id(node)] > _MOST_NODES:
         raise yaml.MarkedYAMLError(
             problem=f"with its aliases written out it holds more than {_MOST_NODES} values",
@@ -253,17 +245,15 @@ def usable_number(value: object) -> float | None:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value from a file is one of a type: `true` is no number, and NaN, infinity and huge numbers are none.
+    """Whether a value from a file is of a type, a union of types, or a list or dict of them.
 
-    Args:
-        value: as parsed.
-        hint: a type, a union of types, or a list or dict of them.
+    `true` is no number, and NaN, infinity and huge numbers are none.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
     if origin in (types.UnionType, typing.Union):
-        return any(fits(value, one) for one in arguments)
+        return any(fits(value, kind) for kind in arguments)
     if origin is list:
         return isinstance(value, list) and all(fits(item, arguments[0]) for item in value)
     if origin in (dict, Mapping):
@@ -277,6 +267,7 @@ def fits(value: object, hint: Any) -> bool:
 
 def kind_text(hint: Any) -> str:
     """Returns a type as messages name it: "int", "list[float]", "float or null"."""
-    parts = [("null" if one is types.NoneType else getattr(one, "__name__", str(one))) for one in typing.get_args(hint)]
+    arguments = typing.get_args(hint)
+    kinds = ["null" if kind is types.NoneType else getattr(kind, "__name__", str(kind)) for kind in arguments]
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    return " or ".join(parts) if union else getattr(hint, "__name__", str(hint)) if not parts else str(hint)
+    return " or ".join(kinds) if union else getattr(hint, "__name__", str(hint)) if not kinds else str(hint)

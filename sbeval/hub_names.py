@@ -26,9 +26,9 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
 
     Args:
         name: a folder or a hub id.
-        what: what is looked for, for the message, such as "a checkpoint".
+        what: what is looked for, such as "a checkpoint".
         file: name of a file that such a folder always holds, None without one.
-        remedy: what to do, for the message.
+        remedy: what to do.
 
     Raises:
         UserError: nothing is there, or the folder lacks the file.
@@ -51,15 +51,11 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
 def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool:
     """Whether the hub has a repository, or where it cannot be reached, whether its cache here holds some of it.
 
-    The hub is asked once: loading would ask it five times, which takes half a minute without a network.
-
-    Args:
-        name: a hub id.
-        arguments: of a model, of which `revision` and `cache_dir` count.
+    The hub is asked once: loading would ask it five times, which takes half a minute without a network. Of the model's
+    arguments `revision` and `cache_dir` count.
     """
+    # takes a third of a second, and most names are folders
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-
-    from sbeval.fingerprint.checkpoint import hub_commit
 
     given = arguments or {}
     revision, folder = (str(value) if (value := given.get(key)) else None for key in ("revision", "cache_dir"))
@@ -78,3 +74,35 @@ def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool
     except Exception:  # where it is not reached, the class is that of whichever client its library uses
         return False
     return True
+
+
+def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:
+    """Returns the commit behind a revision of a hub id as the hub's cache has it, which may be a branch that moves.
+
+    Args:
+        name: a hub id.
+        kind: "models" or "datasets".
+        revision: branch, tag or commit, by default main.
+
+    Returns:
+        The commit; of a data set whose branch the cache does not name, all commits it holds; None where it holds none.
+    """
+    if looks_like_path(name):
+        return None
+    folder, revision = hub_folder(name, kind), revision or "main"
+    try:
+        if (folder / "snapshots" / revision).is_dir():
+            return revision
+        if (folder / "refs" / revision).is_file():
+            return (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+        held = sorted(path.name for path in (folder / "snapshots").iterdir()) if kind == "datasets" else []
+    except (OSError, ValueError):
+        return None
+    return " ".join(held) or None
+
+
+def hub_folder(name: str, kind: str) -> Path:
+    """Returns where the hub's cache keeps a repository."""
+    from huggingface_hub import constants  # as in `is_on_the_hub`
+
+    return Path(constants.HF_HUB_CACHE) / f"{kind}--{name.replace('/', '--')}"

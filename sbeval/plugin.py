@@ -22,11 +22,10 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from sbeval.errors import UserError
@@ -69,36 +68,6 @@ def packaged_tasks_alone() -> Iterator[None]:
         _own_tasks = True
 
 
-@contextlib.contextmanager
-def compact_tables() -> Iterator[None]:
-    """Within it, lm-eval prints results by context length rather than one row a number."""
-    utils = importlib.import_module("lm_eval.utils")
-    compact_table = importlib.import_module("sbeval.results.terminal").compact_table
-    original = utils.make_table
-
-    def make_table(results: Any, column: str = "results", *args: Any, **kwargs: Any) -> str:
-        table: str = compact_table(results, lambda rest: original(rest, column, *args, **kwargs), column)
-        return table
-
-    utils.make_table = make_table  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        utils.make_table = original  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def quiet_git() -> Iterator[None]:
-    """Within it git is silent where lm-eval asks for the commit of a folder that is no checkout, and has its answer."""
-    asking = importlib.import_module("lm_eval.loggers.utils")
-    ask = functools.partial(subprocess.check_output, stderr=subprocess.DEVNULL)
-    asking.subprocess = SimpleNamespace(**{**vars(subprocess), "check_output": ask})  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        asking.subprocess = subprocess  # type: ignore[attr-defined]
-
-
 def tasks_folder() -> Path:
     """Returns the folder of the packaged task YAML files, found without importing them."""
     spec = importlib.util.find_spec(TASKS_PACKAGE)
@@ -111,7 +80,7 @@ def tasks_folder() -> Path:
 
 
 def _register_model(models: ModuleType) -> None:
-    from lm_eval.api.registry import model_registry
+    from lm_eval.api.registry import model_registry  # nothing of lm-eval is imported before its user does
 
     if MODEL_NAME not in model_registry:
         model_registry.register(MODEL_NAME, target=MODEL_TARGET)
@@ -147,12 +116,12 @@ def _name_near_tasks(manager: ModuleType) -> None:
 
     @functools.wraps(original)
     def match_tasks(self: Any, task_list: Sequence[str]) -> list[str]:
-        found: list[str] = original(self, task_list)
-        if not found:
+        matching: list[str] = original(self, task_list)
+        if not matching:
             importlib.import_module(f"{TASKS_PACKAGE}.packaged").check_names(
                 [name for name in task_list if name.startswith(TASK_PREFIX)]
             )
-        return found
+        return matching
 
     manager.TaskManager.match_tasks = match_tasks
 
@@ -236,8 +205,8 @@ class _CompletingFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in _COMPLETIONS:
             return None
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             _complete_after(spec.loader, _COMPLETIONS[fullname])
         return spec

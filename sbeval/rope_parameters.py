@@ -83,10 +83,6 @@ def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
 def check_rope_values(parameters: Mapping[str, Any], place: str = "the RoPE parameters") -> None:
     """Checks that every value known here is of its kind, and that the base and the share rotated can be.
 
-    Args:
-        parameters: in transformers' form.
-        place: what they are, for messages.
-
     Raises:
         UserError: naming the key.
     """

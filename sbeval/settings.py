@@ -63,8 +63,7 @@ def number(text: str, accept: Callable[[float], bool]) -> Expected:
 def as_counts(value: Any) -> tuple[int, ...]:
     """Returns whole numbers of at least 1, such as context lengths in tokens, ascending and each once.
 
-    Args:
-        value: a whole number, a list of them, or text with commas between them.
+    They are given as a list, as text with commas between them, or as one number.
 
     Raises:
         ValueError: it is something else, or holds none.
@@ -88,14 +87,14 @@ def as_number(value: Any, accept: Callable[[float], bool]) -> float:
     """Returns a number that `accept` takes; raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError
-    if not accept(found := float(value)):
+    if not accept(read := float(value)):
         raise ValueError
-    return found
+    return read
 
 
 def _limit(value: Any) -> float:
-    found = as_number(value, lambda limit: 0 < limit < math.inf)
-    return int(found) if found.is_integer() else found
+    limit = as_number(value, lambda limit: 0 < limit < math.inf)
+    return int(limit) if limit.is_integer() else limit
 
 
 def _of(kind: type) -> Callable[[Any], Any]:
@@ -185,13 +184,7 @@ class Settings(BaseModel):
 
 
 def read_value(kind: Any, value: Any, *, name: str, source: str = "") -> Any:
-    """Reads one value.
-
-    Args:
-        kind: a field's type, such as `Lengths`.
-        value: what the user gave.
-        name: what it is called, for messages.
-        source: where the user wrote it.
+    """Reads a value of a field's type, such as `Lengths`; its name and where the user wrote it are for messages.
 
     Raises:
         UserError: the value cannot be.
@@ -203,12 +196,7 @@ def read_value(kind: Any, value: Any, *, name: str, source: str = "") -> Any:
 
 
 def described(kind: type[Settings], *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Returns name and meaning of each setting, with its default where it has one; for help.
-
-    Args:
-        kind: the settings.
-        without: names to leave out.
-    """
+    """Returns name and meaning of each setting, with its default where it has one; for help."""
     lines = []
     for name, field in kind.model_fields.items():
         if name not in without:
@@ -232,15 +220,16 @@ def unknown_key(key: Any, known: Iterable[str], *, place: str, source: str) -> s
 def _sentence(kind: type[Settings], error: ValidationError, *, place: str, source: str) -> str:
     """Returns what is wrong with some settings: a misspelt key first, since the right one may be missing for it."""
     order = {"extra_forbidden": 0, "invalid_key": 0, "missing": 1}
-    first = min(error.errors(), key=lambda one: order.get(one["type"], 2))
+    first = min(error.errors(), key=lambda wrong: order.get(wrong["type"], 2))
     *parents, key = first["loc"] or ("",)
     if order.get(first["type"]) == 0:
-        for part in (part for part in parents if isinstance(part, str)):
-            inner = kind.model_fields[part].annotation
-            kind = next(one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Settings))
-        whole_place = " of ".join([*(str(part) for part in reversed(parents)), place or "these settings"])
+        for parent in (parent for parent in parents if isinstance(parent, str)):
+            inner = kind.model_fields[parent].annotation
+            kinds = (inner, *get_args(inner))
+            kind = next(held for held in kinds if isinstance(held, type) and issubclass(held, Settings))
+        whole_place = " of ".join([*map(str, reversed(parents)), place or "these settings"])
         return unknown_key(key, kind.model_fields, place=whole_place, source=source)
-    name = ".".join(str(part) for part in first["loc"]) + (f" of {place}" if place else "")
+    name = ".".join(map(str, first["loc"])) + (f" of {place}" if place else "")
     if first["type"] == "missing":
         return f"Expected {name}, found none: add it{_in(source)}."
     return _wrong_value(name, first, source)
@@ -248,16 +237,15 @@ def _sentence(kind: type[Settings], error: ValidationError, *, place: str, sourc
 
 def _wrong_value(name: str, error: Any, source: str) -> str:
     context = error.get("ctx", {})
-    if isinstance(own := context.get("error"), UserError):
-        said = re.sub(r"^expected", "Expected", str(own))
-        return f"{source}: {said}" if source else str(own)
+    if isinstance(said := context.get("error"), UserError):
+        return f"{source}: {re.sub(r'^expected', 'Expected', str(said))}" if source else str(said)
     expected = {
         "expected": context.get("text"),
         "literal_error": f"one of {str(context.get('expected')).replace(' or ', ', ')}".replace("'", ""),
         "model_type": "a mapping of settings (`key: value` lines)",
     }.get(error["type"], error["msg"].removeprefix("Input should be "))
-    found, do = ("none", "add") if error["input"] is None else (shown(error["input"]), "correct")
-    return f"Expected {name} to be {expected}, found {found}: {do} it{_in(source)}{context.get('hint', '')}."
+    given, do = ("none", "add") if error["input"] is None else (shown(error["input"]), "correct")
+    return f"Expected {name} to be {expected}, found {given}: {do} it{_in(source)}{context.get('hint', '')}."
 
 
 def _in(source: str) -> str:

@@ -15,9 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sbeval.corpora import cache_folder, tokenizer_sha256
-from sbeval.corpora.cache import keep_table, read_table
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
+from sbeval.keeping.cache import keep_table, read_table
 
 LINES = ("a.\n", "A")
 LINE_START = ("a.\n", " a")

@@ -25,7 +25,7 @@ REPORT_ARROWS = {
     "gate": {"judge", "pairs", "analyse", "read"},
     "watch": set(),
 }
-MAY_NAME_ROOMS = {"sbeval.cli", "sbeval.plugin"}
+MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.plugin"}
 SPEED = [name for name in MODULES if name.startswith("sbeval.model_adapters.speed")]
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
 
@@ -75,7 +75,7 @@ def test_a_room_is_never_imported_by_its_folder_name(module: str) -> None:
     assert not {name.partition(".")[0] for name in imported_names(MODULES[module])} & set(ROOMS)
 
 
-@pytest.mark.parametrize("module", ["sbeval", "sbeval.plugin", "sbeval.cli", "sbeval.results.records"])
+@pytest.mark.parametrize("module", ["sbeval", "sbeval.plugin", "sbeval.commands.cli", "sbeval.results.records"])
 def test_what_starts_every_command_imports_neither_torch_nor_lm_eval(module: str) -> None:
     assert loaded_by([module], ["torch", "lm_eval", "transformers", "numpy", "pydantic"]) == []
 

@@ -75,7 +75,7 @@ def test_triton_comes_with_torch_alone_and_a_cpu_needs_none(tmp_path: Path) -> N
     arguments += [json.dumps({"data_path": str(tmp_path / "text.txt"), "context_lengths": [64]}), "--limit", "1"]
     code = (
         "import sys\nsys.modules['triton'] = None\n"  # its import then fails
-        f"sys.argv[1:] = {arguments!r}\nfrom sbeval.cli import main\nmain()"
+        f"sys.argv[1:] = {arguments!r}\nfrom sbeval.__main__ import main\nmain()"
     )
     printed = run_code(code, environment={"SBEVAL_CACHE": str(tmp_path / "cache")})
     assert any("sb_text_stream" in line for line in printed)
@@ -92,7 +92,7 @@ def test_the_tests_of_a_source_distribution_run(wheel_python: Path, tmp_path: Pa
     (unpacked,) = tmp_path.glob("sbeval-*/")
     tests = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py")}
     assert tests == {file.relative_to(unpacked) for file in (unpacked / "tests").rglob("*.py")}
-    one = [wheel_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/results/test_outputs.py"]
+    one = [wheel_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/keeping/test_writing.py"]
     process = run(one, folder=unpacked)
     assert process.returncode == 0, process.stdout
     assert "passed" in process.stdout

@@ -7,7 +7,8 @@ import pytest
 from fresh_process import run, run_code
 from source_tree import ROOT
 
-from sbeval import autoload, plugin
+from sbeval import plugin
+from sbeval.commands import install_plugin
 from sbeval.errors import UserError
 
 REGISTRY = "import lm_eval.models\nfrom lm_eval.api.registry import model_registry\n"
@@ -16,14 +17,6 @@ REGISTRY = "import lm_eval.models\nfrom lm_eval.api.registry import model_regist
 def test_the_name_is_registered_without_importing_the_adapter(wheel_python: Path) -> None:
     code = REGISTRY + "import sys\nprint('sb' in model_registry, 'hf' in model_registry, 'torch' in sys.modules)"
     assert run_code(code, python=wheel_python) == ["True True False"]
-
-
-def test_built_in_models_stay(wheel_python: Path) -> None:
-    count = REGISTRY + "print(*model_registry.keys(), sep='\\n')"
-    with_plugin = run_code(count, python=wheel_python)
-    without = run_code(count, python=wheel_python, environment={"SBEVAL_NO_AUTOLOAD": "1"})
-    assert set(with_plugin) - set(without) == {"sb"}
-    assert set(without) < set(with_plugin)
 
 
 @pytest.mark.parametrize("value", ["1", "yes"])
@@ -48,23 +41,9 @@ def test_starting_python_imports_nothing_of_sbeval(wheel_python: Path) -> None:
     ]
 
 
-def test_the_start_up_line_is_silent_when_sbeval_is_gone(wheel_python: Path, tmp_path: Path) -> None:
-    gone = tmp_path / autoload.FILE_NAME
-    gone.write_text(autoload.install(tmp_path).read_text())
-    code = (
-        "import site, sys\n"
-        "sys.meta_path[:] = [finder for finder in sys.meta_path if 'ditable' not in repr(finder)]\n"
-        f"sys.path[:] = [path for path in sys.path if path != {str(ROOT)!r} and 'site-packages' not in path]\n"
-        f"site.addsitedir({str(tmp_path)!r})\n"
-        "try:\n    import lm_eval\nexcept ModuleNotFoundError as error:\n    print(error)"
-    )
-    process = run([wheel_python, "-S", "-c", code])
-    assert (process.stdout, process.stderr) == ("No module named 'lm_eval'\n", "")
-
-
 def test_installing_the_line_where_it_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="sbeval run"):
-        autoload.install(tmp_path / "missing")
+        install_plugin.install(tmp_path / "missing")
 
 
 def test_packaged_tasks_are_found_without_a_path(wheel_python: Path, tmp_path: Path) -> None:
@@ -149,19 +128,3 @@ def test_lm_eval_knows_sb_and_prints_one_sentence_for_a_missing_checkpoint(wheel
     assert process.returncode == 1
     assert "Traceback" not in process.stderr
     assert str(missing) in process.stderr.splitlines()[-1]
-
-
-def test_git_is_silent_outside_a_checkout_and_has_its_answer_within_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from lm_eval.loggers.utils import get_git_commit_hash
-
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.chdir(tmp_path)
-    with plugin.quiet_git():
-        assert get_git_commit_hash() is None
-    assert capfd.readouterr().err == ""
-    monkeypatch.chdir(ROOT)
-    commit = get_git_commit_hash()
-    with plugin.quiet_git():
-        assert get_git_commit_hash() == commit

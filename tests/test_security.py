@@ -44,29 +44,15 @@ def dangerous(source: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle\npickle.load(file)",
-        "pickle.loads(b'')",
-        "pickle.Unpickler(file)",
-        "torch.load(path)",
-        "torch.load(path, weights_only=False)",
-        "np.load(path, allow_pickle=True)",
-        "yaml.load(text, yaml.Loader)",
-        "yaml.unsafe_load(text)",
-        "eval(text)",
-        "exec(text)",
-        "os.system('ls')",
-        "subprocess.run('ls', shell=True)",
-        "archive.extractall(folder)",
-        "archive.extract(member, folder)",
-        "shutil.unpack_archive(path, folder)",
+def test_the_search_finds_each_of_them() -> None:
+    sources = (
+        *("import pickle\npickle.load(file)", "pickle.loads(b'')", "pickle.Unpickler(file)", "torch.load(path)"),
+        *("torch.load(path, weights_only=False)", "np.load(path, allow_pickle=True)", "yaml.load(text, yaml.Loader)"),
+        *("yaml.unsafe_load(text)", "eval(text)", "exec(text)", "os.system('ls')", "subprocess.run('ls', shell=True)"),
+        *("archive.extractall(folder)", "archive.extract(member, folder)", "shutil.unpack_archive(path, folder)"),
         "AutoModel.from_pretrained(name, trust_remote_code=True)",
-    ],
-)
-def test_the_search_finds_each_of_them(source: str) -> None:
-    assert len(dangerous(source)) == 1
+    )
+    assert [source for source in sources if len(dangerous(source)) != 1] == []
 
 
 def test_no_module_holds_such_a_call() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from sbeval.cli import app
+from sbeval.commands.cli import app
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.policy import Rule
 from sbeval.results.schema import FIELDS_OF, fields_of

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sbeval.corpora.cache import whole_file
 from sbeval.errors import UserError
+from sbeval.keeping.writing import whole_file
 from sbeval.reports.figures import image_process
 from sbeval.reports.figures.theme import LIGHT, vega_config
 

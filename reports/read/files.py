@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sbeval.errors import UserError
-from sbeval.results.outputs import is_set_aside, is_unfinished
+from sbeval.keeping.writing import is_set_aside, is_unfinished
 
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 from sbeval.errors import UserError
-from sbeval.results.outputs import set_aside
+from sbeval.keeping.writing import set_aside
 
 MANIFEST = "sbeval-report.sha256"
 """Lines of a sha256 and a name. A name may have several: a kill leaves files of this report and of the one before."""

@@ -7,7 +7,6 @@
 - `files`: are the files whole, and what tensors do they hold?
 - `values`: are a configuration's values of their kinds, and can the files hold so much?
 - `ignored`: which keys of a configuration change nothing at evaluation?
-- `weight_files`: by which hash is a checkpoint known?
 - `layers`: what do the readers of foreign layouts share?
 - `quiet`: how does transformers say less?
 - `dolomite`: how is dolomite-engine's read?

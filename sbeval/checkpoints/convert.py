@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.load import LoadedCheckpoint, load_checkpoint
 from sbeval.errors import UserError
+from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.models import SbevalForCausalLM
-from sbeval.results.outputs import is_new, set_aside, written_beside
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

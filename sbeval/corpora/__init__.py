@@ -13,7 +13,6 @@
 - `archives`: how is a tar archive unpacked?
 """
 
-from sbeval.corpora.cache import cache_folder
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
 from sbeval.corpora.local import local_corpus, read_text, text_name
 from sbeval.corpora.sources import (
@@ -27,6 +26,7 @@ from sbeval.corpora.sources import (
 from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
 from sbeval.corpora.tokens import Layout, TokenizedCorpus
+from sbeval.keeping.cache import cache_folder
 
 __all__ = [
     "KNOWN",

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.corpora.cache import cache_folder, whole_file, writing_to
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256
 from sbeval.corpora.encode import EncodedDocument, encode_documents
 from sbeval.corpora.tokenizers import adds_special_tokens, all_cores, tokenizer_sha256
 from sbeval.corpora.tokens import Layout, TokenizedCorpus, open_tokenized
 from sbeval.errors import UserError
+from sbeval.keeping.cache import cache_folder
+from sbeval.keeping.writing import whole_file, writing_to
 
 BATCH_CHARACTERS = 1_000_000
 _HASH_CHARACTERS = 20

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from tqdm import tqdm
 
 from sbeval.errors import UserError, first_line, panics_as_errors
-from sbeval.fingerprint.contents import file_sha256
+from sbeval.keeping.hashes import file_sha256
 
 _ENCODED_TOGETHER = 256
 

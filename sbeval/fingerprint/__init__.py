@@ -1,8 +1,6 @@
 """What a number depends on, part by part: a part that has changed makes it another number.
 
 - `parts`: how are two fingerprints compared, in words?
-- `contents`: what is in a file, without reading a large one at every start?
-- `checkpoint`: which files of a checkpoint decide what a model answers?
-- `task_files`: which files define the tasks of a run, and which data do they name?
-- `evaluation`: what does one lm-eval run depend on?
+- `checkpoint`: which files of a checkpoint decide what a model answers, and which hash have its weights?
+- `evaluation`: what does one lm-eval run depend on, the files and data of its tasks included?
 """

@@ -1,5 +1,6 @@
 """The parts of a checkpoint: every file that can decide what its model answers."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -7,9 +8,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from sbeval.checkpoints.weight_files import weight_files, weights_sha256
-from sbeval.fingerprint.contents import file_sha256
 from sbeval.fingerprint.parts import REVISION, Parts, named, part_name, shortened
+from sbeval.hub_names import hub_commit, hub_folder
+from sbeval.keeping.hashes import file_sha256, files_sha256
 
 # what people and trainers put beside a model; every other file counts, since a file too few is a stale answer
 _NO_PART = (
@@ -30,25 +31,17 @@ _NO_PART = (
     *("training_record.json", "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
     *("run.json", "runs.jsonl", "training_log.jsonl"),
 )
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # of a folder's own folders: code that other code imports, and chat templates
 _DEEPER = (".py", ".jinja")
-_MAIN = "main"
 
 
 def checkpoint_parts(name: str, *, revision: str | None = None, subfolder: str = "") -> Parts:
-    """Returns the parts of a checkpoint, an adapter or a tokenizer.
+    """Returns the parts of a checkpoint, an adapter or a tokenizer; none where nothing is there.
 
     Of a local folder these are its weights, its other files by name, and code or templates below it, all by content; of
     a hub id the commit that the hub's cache holds for the revision. Neither the folder's name nor the files' times
     count.
-
-    Args:
-        name: a folder, a file, or a hub id.
-        revision: branch, tag or commit of a hub id.
-        subfolder: folder below `name` that holds the model.
-
-    Returns:
-        Parts by name, none where nothing is there.
 
     Raises:
         OSError: a file cannot be read.
@@ -61,13 +54,13 @@ def checkpoint_parts(name: str, *, revision: str | None = None, subfolder: str =
         if subfolder:
             parts |= named("code above the subfolder", _code_below(place))
     else:
-        commit, parts = hub_commit(name, "models", revision), {"hub id": f"{name}@{revision or _MAIN}"}
+        commit, parts = hub_commit(name, "models", revision), {"hub id": f"{name}@{revision or 'main'}"}
         if commit is None:
             return parts
         parts[REVISION] = commit
-        folder = _kept(name, "models") / "snapshots" / commit / subfolder
+        folder = hub_folder(name, "models") / "snapshots" / commit / subfolder
     settings = [_json(folder / file) for file in ("config.json", "tokenizer_config.json")]
-    for repository in sorted({source for one in settings for source in _elsewhere(one.get("auto_map"))}):
+    for repository in sorted({source for held in settings for source in _elsewhere(held.get("auto_map"))}):
         parts |= named(repository, _named_by_a_file(repository, _code_below))
     base = _json(folder / "adapter_config.json").get("base_model_name_or_path")
     if isinstance(base, str) and not settings[0]:  # transformers loads the model that an adapter alone names
@@ -75,29 +68,36 @@ def checkpoint_parts(name: str, *, revision: str | None = None, subfolder: str =
     return parts
 
 
-def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:
-    """Returns the commit behind a revision of a hub id as the hub's cache has it, which may be a branch that moves.
+def weight_files(folder: Path) -> list[Path]:
+    """Returns a folder's weight files by name, those below it that an index names included; none without a folder."""
+    if not folder.is_dir():
+        return []
+    files = {path for path in folder.iterdir() if path.suffix in _WEIGHTS and path.is_file()}
+    files |= {folder / shard for index in folder.glob("*.index.json") if index.is_file() for shard in _shards(index)}
+    return sorted(path for path in files if path.is_file())
 
-    Args:
-        name: a hub id.
-        kind: "models" or "datasets".
-        revision: branch, tag or commit, by default main.
 
-    Returns:
-        The commit; of a data set whose branch the cache does not name, all commits it holds; None where it holds none.
+def weights_sha256(folder: Path) -> str | None:
+    """Returns the hash over the names and contents of a folder's weight files, None where it holds none.
+
+    Raises:
+        OSError: one cannot be read.
     """
-    if name.count("/") > 1 or name.startswith(("/", ".", "~")):
+    files = weight_files(folder)
+    if not files:
         return None
-    folder, revision = _kept(name, kind), revision or _MAIN
-    try:
-        if (folder / "snapshots" / revision).is_dir():
-            return revision
-        if (folder / "refs" / revision).is_file():
-            return (folder / "refs" / revision).read_text(encoding="utf-8").strip()
-        held = sorted(path.name for path in (folder / "snapshots").iterdir()) if kind == "datasets" else []
-    except (OSError, ValueError):
-        return None
-    return " ".join(held) or None
+    digest = hashlib.sha256()
+    for path, content in zip(files, files_sha256(files), strict=True):
+        digest.update(os.fsencode(path.as_posix().removeprefix(f"{folder.as_posix()}/")))
+        digest.update(bytes.fromhex(content))
+    return digest.hexdigest()
+
+
+def _shards(index: Path) -> set[str]:
+    """Returns the files that an index of shards names; what is no index names none, and loading refuses it."""
+    named = _json(index).get("weight_map")
+    shards = named.values() if isinstance(named, dict) else ()
+    return {shard for shard in shards if isinstance(shard, str) and "\0" not in shard}
 
 
 def _named_by_a_file(name: str, read: Callable[[Path], Parts]) -> Parts:
@@ -106,12 +106,6 @@ def _named_by_a_file(name: str, read: Callable[[Path], Parts]) -> Parts:
     if folder.is_dir():
         return read(folder)
     return {REVISION: commit} if commit else {}
-
-
-def _kept(name: str, kind: str) -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE) / f"{kind}--{name.replace('/', '--')}"
 
 
 def _folder_parts(folder: Path) -> Parts:
@@ -143,10 +137,10 @@ def visible_files(folder: Path) -> Iterator[Path]:
 
 def _json(file: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _elsewhere(auto_map: Any) -> Iterator[str]:

@@ -1,14 +1,19 @@
 """What one lm-eval run depends on: its settings, and the parts of everything that these name."""
 
+import functools
+import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
-from sbeval.fingerprint.checkpoint import checkpoint_parts, hub_commit
-from sbeval.fingerprint.parts import REVISION, Parts, named, versions
-from sbeval.fingerprint.task_files import data_sha256, task_parts
+from sbeval.fingerprint.checkpoint import checkpoint_parts, visible_files
+from sbeval.fingerprint.parts import REVISION, Parts, named, part_name, short_sha256, shortened, versions
+from sbeval.foreign_files import parse_task_yaml, read_bytes
+from sbeval.hub_names import hub_commit
+from sbeval.keeping.hashes import file_sha256
 from sbeval.results.records import LABEL
 
 # arguments that name a checkpoint, an adapter or a tokenizer, and those that name data
@@ -39,10 +44,7 @@ class RunInputs(NamedTuple):
 
 
 def run_inputs(config: Mapping[str, Any]) -> RunInputs:
-    """Returns what a run depends on, as far as it is known before the run.
-
-    Args:
-        config: what lm-eval reads with `--config`: `model_args`, `tasks`, `metadata`, `include_path` and others.
+    """Returns what a run depends on, as far as it is known before the run, from what lm-eval reads with `--config`.
 
     Raises:
         UserError: a file cannot be read.
@@ -62,12 +64,12 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
         local = names_a_path and os.path.exists(os.path.expanduser(value))
         if key in _CHECKPOINTS:
             # hf hands both on to the model and its tokenizer, and adapters take the revision alone
-            found = checkpoint_parts(
+            held = checkpoint_parts(
                 value,
                 revision=revision if key != "longppl_evaluator" else None,
                 subfolder=subfolder if key in ("pretrained", "tokenizer") else "",
             )
-            parts.update(found if name == "model_args.pretrained" else named(name.removeprefix("model_args."), found))
+            parts.update(held if name == "model_args.pretrained" else named(name.removeprefix("model_args."), held))
         elif local:
             parts[name.removeprefix("model_args.")] = data_sha256(value) or ""
         return _LOCAL if local else given
@@ -109,5 +111,114 @@ def data_revisions(configs: Mapping[str, Any]) -> Parts:
         detail = record.get("corpus_detail") if isinstance(record, dict) else None
         if isinstance(detail, str):  # "owner/name/configuration:split"
             names.add(("/".join(detail.partition(":")[0].partition(",")[0].split("/")[:2]), None))
-    found = {name: hub_commit(name, "datasets", revision) for name, revision in names}
-    return {f"{name} {REVISION}": commit for name, commit in sorted(found.items()) if commit}
+    commits = {name: hub_commit(name, "datasets", revision) for name, revision in names}
+    return {f"{name} {REVISION}": commit for name, commit in sorted(commits.items()) if commit}
+
+
+class _Definition(NamedTuple):
+    """What a YAML defines, names and reads; `names` is None where the file cannot be read and may define anything."""
+
+    names: tuple[str, ...] | None = None
+    members: tuple[str, ...] = ()
+    includes: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+
+
+def task_parts(folder: Path | None, tasks: Sequence[str]) -> Parts:
+    """Returns the files that define the tasks of a run, and the local data they name, by content.
+
+    Args:
+        folder: lm-eval's `include_path`, None without one.
+        tasks: as lm-eval takes them: names and patterns of tasks, groups and tags, YAML files, patterns of those (that
+            end in .yaml), folders of them, and several of these between commas.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    below = [] if folder is None else list(visible_files(folder))
+    definitions = {file.resolve(): _definition(file) for file in below if file.suffix in (".yaml", ".yml")}
+    wanted, defining = {name for task in tasks for name in task.split(",")}, set[Path]()
+    given = {file.resolve() for name in wanted for file in _yaml_files(name)}
+    while True:
+        definitions |= {file: _definition(file) for file in given - definitions.keys() if file.is_file()}
+        more = {file for file, held in definitions.items() if file in given or _defines(held, wanted)} - defining
+        if not more:
+            break
+        defining |= more
+        wanted |= {name for file in more for name in definitions[file].members}
+        given |= {(file.parent / name).resolve() for file in more for name in definitions[file].includes}
+    places = {file.parent for file in defining}
+    code = {code for place in places for code in visible_files(place) if code.suffix == ".py"}
+    files: Parts = {}
+    for file in sorted(defining | code):
+        name, content = _shown(file, folder), shortened(file_sha256(file))
+        files[name] = short_sha256([files[name], content]) if name in files else content  # of several folders
+    data = {name for file in defining for name in definitions[file].data}
+    return files | {name: value for name in sorted(data) if (value := data_sha256(name)) is not None}
+
+
+def data_sha256(name: str) -> str | None:
+    """Returns the hash of a local file, or of the names and contents of a folder's or a pattern's files, None for none.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    place = Path(os.path.expanduser(name))
+    if place.is_file():
+        return short_sha256([place.name, file_sha256(place)])
+    if place.is_dir():
+        files = [(file.relative_to(place).as_posix(), file) for file in visible_files(place)]
+    else:
+        files = [(file, Path(file)) for file in sorted(glob.glob(str(place), recursive=True)) if Path(file).is_file()]
+    return short_sha256([(shown, file_sha256(file)) for shown, file in files]) if files else None
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yields every text within lists and mappings; what YAML's aliases repeat comes once."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        held = waiting.pop()
+        if isinstance(held, str):
+            yield held
+        elif isinstance(held, dict | list) and id(held) not in seen:
+            seen.add(id(held))
+            waiting.extend(held.values() if isinstance(held, dict) else held)
+
+
+def _yaml_files(name: str) -> Iterator[Path]:
+    pattern = os.path.join(glob.escape(name), "*.yaml") if os.path.isdir(name) else name
+    yield from filter(Path.is_file, map(Path, {name, *(glob.glob(pattern) if pattern.endswith(".yaml") else [])}))
+
+
+def _definition(file: Path) -> _Definition:
+    return _read(file, file_sha256(file))
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(file: Path, content: str) -> _Definition:
+    try:
+        settings = parse_task_yaml(read_bytes(file))
+    except ValueError:
+        return _Definition()
+    if not isinstance(settings, dict):
+        return _Definition(names=())
+    task, include, options = settings.get("task"), settings.get("include"), settings.get("dataset_kwargs")
+    files = [options.get(key) for key in ("data_dir", "data_files")] if isinstance(options, dict) else []
+    members = [] if isinstance(task, str) else task
+    return _Definition(
+        names=tuple(strings([task if isinstance(task, str) else [], settings.get("group"), settings.get("tag")])),
+        members=tuple(strings(members)),
+        includes=tuple(strings(include)),
+        # a bare word elsewhere is no path, although a folder may be called so
+        data=(*strings(files), *(name for name in strings([settings.get("dataset_path"), options]) if "/" in name)),
+    )
+
+
+def _defines(definition: _Definition, wanted: set[str]) -> bool:
+    return definition.names is None or any(fnmatch(name, pattern) for name in definition.names for pattern in wanted)
+
+
+def _shown(file: Path, folder: Path | None) -> str:
+    place = file.parent if folder is None else folder.resolve()
+    return part_name(file.relative_to(place).as_posix() if file.is_relative_to(place) else file.name)

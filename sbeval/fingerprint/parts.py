@@ -42,8 +42,8 @@ def named(prefix: str, parts: Mapping[str, str]) -> Parts:
 
 def versions() -> Parts:
     """Returns the versions of Python and of the installed packages that numbers depend on."""
-    found = {name: _version(name) for name in _PACKAGES}
-    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
+    installed = {name: _version(name) for name in _PACKAGES}
+    return {"python": platform.python_version()} | {name: version for name, version in installed.items() if version}
 
 
 @functools.cache
@@ -61,15 +61,15 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
     """
     differing = []
     for name in sorted(before.keys() | now.keys()):
-        one, other = before.get(name), now.get(name)
-        if one == other or (name.endswith(REVISION) and (one is None or other is None)):
+        was, is_now = before.get(name), now.get(name)
+        if was == is_now or (name.endswith(REVISION) and (was is None or is_now is None)):
             continue
-        if one is None:
+        if was is None:
             differing.append(f"{name} is new")
-        elif other is None:
+        elif is_now is None:
             differing.append(f"{name} is gone")
-        elif _HASH.fullmatch(one) or _HASH.fullmatch(other):
+        elif _HASH.fullmatch(was) or _HASH.fullmatch(is_now):
             differing.append(f"{name} changed")
         else:
-            differing.append(f"{name} was {one} and is {other}")
+            differing.append(f"{name} was {was} and is {is_now}")
     return "; ".join(differing) or None

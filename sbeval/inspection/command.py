@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sbeval.ending import EVALUATE, say_next
+from sbeval.commands.ending import EVALUATE, say_next
 from sbeval.errors import UserError
 from sbeval.hub_names import check_name
 from sbeval.results.digits import time_text
@@ -205,7 +205,7 @@ def _asked(model: Mapping[str, Any], model_args: str | None, tasks: str, metadat
     # it is lm-eval, whose import --help is printed without
     from lm_eval.utils import simple_parse_args_string
 
-    from sbeval.lm_eval_command import asked, parse
+    from sbeval.commands.run import asked, parse
 
     arguments = json.dumps({**model, **simple_parse_args_string(model_args or "")})
     options = ["--tasks", tasks, "--model_args", arguments]

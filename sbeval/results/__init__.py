@@ -1,11 +1,9 @@
 """What a run records and how sure its numbers are.
 
-- `records`: which fields do results files hold?
+- `records`: which fields do results files hold, and which command made them?
 - `schema`: what do these fields mean, and which JSON schema have they?
 - `intervals`: which interval does the cluster bootstrap give?
-- `command_line`: which command made the file?
 - `saving`: how do lm-eval's files appear whole?
 - `digits`: with how many digits is a difference shown, and how is a time?
 - `terminal`: what does a run print?
-- `outputs`: how is something written so that nothing else is lost?
 """

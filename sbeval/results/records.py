@@ -18,10 +18,17 @@ Missing is None or an absent key; never 0 or -1. Readers keep unknown fields, wr
 
 import dataclasses
 import re
-from collections.abc import Mapping
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 SCHEMA = 1
+HIDDEN = "***"
+_SECRET = r"(?:(?:hf|hub|api|access|auth|use_auth|wandb)[_-])?(?:token|key|secret|password)"
+_ASSIGNED = re.compile(rf"(?i)(?P<name>(?:^|(?<=[\s,{{\"'])|(?<=--)){_SECRET}\"?[=:]\s*)[^,\s}}]+")
+_OPTION = re.compile(rf"(?i)--{_SECRET}")
 
 _KEY = re.compile(r"(?P<metric>[A-Za-z_][A-Za-z0-9_]*?)@(?P<length>[0-9]{1,30})")
 
@@ -175,3 +182,19 @@ class ModelRecord(_Record):
     gpu: str | None = None
     peak_memory_bytes: int | None = None
     tokens_per_second: float | None = None
+
+
+def recorded_command(arguments: Sequence[str] | None = None) -> str:
+    """Returns a command line in the shell's writing, with tokens, keys and passwords replaced by `***`.
+
+    Args:
+        arguments: the program and its arguments; those of this process if None.
+    """
+    program, *rest = sys.argv if arguments is None else arguments
+    path = Path(program)
+    command = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name or "python"]
+    hide_next = False
+    for argument in rest:
+        command.append(HIDDEN if hide_next else _ASSIGNED.sub(rf"\g<name>{HIDDEN}", argument))
+        hide_next = _OPTION.fullmatch(argument) is not None
+    return " ".join(word if word == HIDDEN else shlex.quote(word) for word in command)

@@ -13,7 +13,7 @@ from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object, usable_number
-from sbeval.results.outputs import part_of, told
+from sbeval.keeping.writing import move_into, told, unfinished
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(\.\d+)?$")
 
@@ -35,32 +35,32 @@ def saved_whole(output_path: str) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         with told(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            part = stack.enter_context(part_of(folder / "lm_eval", "partial"))
-        with _named_in_logs(part, folder):
-            yield str(part / named)
-        files = sorted(file for file in part.rglob("*") if file.is_file())
-        results = [file for file in files if file.suffix == ".json"]
+            new = stack.enter_context(unfinished(folder / "lm_eval"))
+            new.mkdir()
+        with _named_in_logs(new, folder):
+            yield str(new / named)
+        results = sorted(new.rglob("*.json"))
         missing = [reason for file in results if (reason := what_is_cut_off(file)) is not None]
+        for file in results:
+            if _results(file) is None:
+                file.unlink()
         with told(folder):
-            for file in [*(file for file in files if file not in results), *filter(_results, results)]:
-                place = folder / file.relative_to(part)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                file.replace(place)
+            move_into(folder, new, first="samples_*")
         if missing or not results:
-            found = missing[0] if missing else "it wrote none"
             raise UserError(
-                f"Expected lm-eval to write its results to {folder}, found that {found}: make room there and run "
-                "again; with --use_cache no answer is computed twice."
+                f"Expected lm-eval to write its results to {folder}, found that "
+                f"{missing[0] if missing else 'it wrote none'}: make room there and run again; with --use_cache no "
+                "answer is computed twice."
             )
 
 
 @contextlib.contextmanager
-def _named_in_logs(part: Path, folder: Path) -> Iterator[None]:
+def _named_in_logs(new: Path, folder: Path) -> Iterator[None]:
     """Within it, lines of the log name the folder where files will lie in place of the one that they pass through."""
 
     def name(record: logging.LogRecord) -> bool:
-        if str(part) in (message := record.getMessage()):
-            record.msg, record.args = message.replace(str(part), str(folder)), None
+        if str(new) in (message := record.getMessage()):
+            record.msg, record.args = message.replace(str(new), str(folder)), None
         return True
 
     # lm-eval's logger has a handler of its own, and hands nothing on to the root's
@@ -96,7 +96,7 @@ def what_is_cut_off(file: Path) -> str | None:
 
 def date_of(file: Path) -> str:
     """Returns the date in the name of a results or samples file, an empty text where there is none."""
-    return found[0] if (found := _DATE.search(file.stem)) else ""
+    return date[0] if (date := _DATE.search(file.stem)) else ""
 
 
 def _results(file: Path) -> dict[str, Any] | None:

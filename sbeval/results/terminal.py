@@ -25,28 +25,25 @@ def compact_table(results: Mapping[str, Any], others: Callable[[dict[str, Any]],
     rows: Mapping[str, Mapping[str, Any]] = results[column]
     if column == "groups":
         rows = {name: row for name, row in rows.items() if name not in results["results"]}
-    nll = {name: found for name, row in rows.items() if (found := _by_length(row, "nll"))}
+    nll = {name: values for name, row in rows.items() if (values := _by_length(row, "nll"))}
     scores = {name: shares for name, row in rows.items() if name not in nll and (shares := _scores(name, row))}
-    parts = []
+    tables = []
     names = list(nll)
     for start in range(0, len(names), _TASKS_ABREAST):
-        own = names[start : start + _TASKS_ABREAST]
-        parts.append(_nll_table({name: (nll[name], _by_length(rows[name], "nll_ci95")) for name in own}))
+        abreast = names[start : start + _TASKS_ABREAST]
+        tables.append(_nll_table({name: (nll[name], _by_length(rows[name], "nll_ci95")) for name in abreast}))
     if scores:
-        parts.append(_score_table({words: own for found in scores.values() for words, own in found.items()}))
+        tables.append(_score_table({words: values for shares in scores.values() for words, values in shares.items()}))
     if rest := {name: row for name, row in rows.items() if name not in nll and name not in scores}:
-        parts.append(others({**results, column: rest}))
-    return "\n\n".join(parts)
+        tables.append(others({**results, column: rest}))
+    return "\n\n".join(tables)
 
 
 def _by_length(row: Mapping[str, Any], metric: str) -> dict[int, Any]:
     """Returns the values of a metric by context length, ascending."""
-    found = {}
-    for key, value in row.items():
-        parsed = parse_metric_key(key)
-        if parsed is not None and parsed[0] == metric:
-            found[parsed[1]] = value
-    return dict(sorted(found.items()))
+    parsed = ((parse_metric_key(key), value) for key, value in row.items())
+    values = ((key[1], value) for key, value in parsed if key is not None and key[0] == metric)
+    return dict(sorted(values, key=lambda pair: pair[0]))
 
 
 def _scores(name: str, row: Mapping[str, Any]) -> dict[str, dict[int, Any]]:

@@ -23,8 +23,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.corpora.cache import cache_folder, whole_file
 from sbeval.errors import UserError
+from sbeval.keeping.cache import cache_folder
+from sbeval.keeping.writing import whole_file
 
 TOKEN_LOGPROBS = "token_logprobs"
 TARGET_LOGPROBS = "target_logprobs"

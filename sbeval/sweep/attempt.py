@@ -17,9 +17,10 @@ from typing import IO, Any, Literal, NamedTuple
 import yaml
 from filelock import FileLock, Timeout
 
-from sbeval.ending import raising_when_asked_to_end
+from sbeval.commands.ending import raising_when_asked_to_end
 from sbeval.errors import UserError
-from sbeval.results import outputs
+from sbeval.keeping.locks import LOCK
+from sbeval.keeping.writing import set_aside, whole_file
 from sbeval.sweep.definition import PlannedRun
 from sbeval.sweep.results import holds_results, in_the_way, inputs_record, other_settings, what_is_missing
 
@@ -79,7 +80,7 @@ def alone_in(folder: Path, seconds: float = 0.0) -> Iterator[None]:
         OSError: it cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / outputs.LOCK
+    path = folder / LOCK
     try:
         held = FileLock(path).acquire(timeout=seconds)
     except Timeout:
@@ -115,7 +116,7 @@ def _outcome(
     run: PlannedRun, launcher: Sequence[str] | None, replace: bool, variables: Mapping[str, str], lock_seconds: float
 ) -> Outcome:
     if replace and os.path.lexists(run.folder) and not run.folder.is_dir():
-        outputs.set_aside(run.folder, reads=_reads(run.config))
+        set_aside(run.folder, reads=_reads(run.config))
     with alone_in(run.folder, lock_seconds):
         # again, since another sweep may have been at it a moment ago
         if what_is_missing(run) is None and other_settings(run) is None:
@@ -125,8 +126,8 @@ def _outcome(
             return Outcome("failed", refusal(obstacle))
         if obstacle is None and not holds_results(run.folder):
             return _run_alone(run, launcher, variables)
-        aside = outputs.set_aside(run.folder, reads=_reads(run.config))
-        (aside / outputs.LOCK).unlink()
+        aside = set_aside(run.folder, reads=_reads(run.config))
+        (aside / LOCK).unlink()
         with alone_in(run.folder):
             return _run_alone(run, launcher, variables)
 
@@ -141,8 +142,6 @@ def _reads(config: Any) -> list[Path]:
 
 
 def _run_alone(run: PlannedRun, launcher: Sequence[str] | None, variables: Mapping[str, str]) -> Outcome:
-    from sbeval.corpora.cache import whole_file  # brings numpy along, and a sweep is planned without it
-
     def record(file: Path, text: str) -> None:
         with whole_file(file, "the record of a run", remedy="use another output folder") as unfinished:
             unfinished.write_text(text, encoding="utf-8")

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sbeval.ending import say_next
+from sbeval.commands.ending import say_next
 from sbeval.errors import UserError
-from sbeval.results.outputs import LOCK, told
+from sbeval.keeping.locks import LOCK
+from sbeval.keeping.writing import told
 from sbeval.sweep.attempt import Outcome, alone_in, attempt, refusal
 from sbeval.sweep.definition import PlannedRun, Sweep, check_checkpoint, plan
 from sbeval.sweep.results import in_the_way, other_settings, what_is_missing

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError, first_line
-from sbeval.results.outputs import part_of, told
+from sbeval.keeping.writing import told, unfinished
 from sbeval.sweep.attempt import Outcome, attempt
 from sbeval.sweep.definition import PlannedRun, Sweep
 
@@ -47,7 +47,7 @@ def run_on_cluster(
         output = Path(sweep.output).absolute()
         with told(output):
             output.mkdir(parents=True, exist_ok=True)
-        place = (str(Path.cwd()), str(stack.enter_context(part_of(output / "shared", "part"))))
+        place = (str(Path.cwd()), str(stack.enter_context(unfinished(output / "shared")).parent))
         nodes = [node for node in ray.nodes() if node["Alive"]]
         most_gpus = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
         _check_gpus(runs, most_gpus)

@@ -10,12 +10,13 @@ from sbeval.errors import UserError
 from sbeval.fingerprint.evaluation import data_revisions, run_inputs
 from sbeval.fingerprint.parts import changes
 from sbeval.foreign_files import MOST_RESULTS_BYTES, read_json_object, read_yaml
-from sbeval.results import outputs
+from sbeval.keeping.locks import LOCK
+from sbeval.keeping.writing import is_unfinished
 from sbeval.results.saving import date_of, what_is_cut_off
 from sbeval.sweep.definition import PlannedRun
 
 # weights.json is what an earlier version kept in place of inputs.json
-_OWN_FILES = ("run.yaml", "inputs.json", "weights.json", "log.txt", outputs.LOCK)
+_OWN_FILES = ("run.yaml", "inputs.json", "weights.json", "log.txt", LOCK)
 _MOST_NAMED = 3
 
 
@@ -80,7 +81,7 @@ def in_the_way(run: PlannedRun) -> str | None:
         return None
     if not run.folder.is_dir():
         return f"{run.folder} is no folder"
-    files = [file for file in _files(run.folder) if file.name != outputs.LOCK and not outputs.is_unfinished(file.name)]
+    files = [file for file in _files(run.folder) if file.name != LOCK and not is_unfinished(file.name)]
     record = [run.folder / name for name in _OWN_FILES]
     recorded, inputs = _record(run.config_file), _inputs(run.inputs_file)
     measured = [file for file in files if file.match("results_*.json") or file.match("samples_*.jsonl")]
@@ -106,7 +107,7 @@ def in_the_way(run: PlannedRun) -> str | None:
 def holds_results(folder: Path) -> bool:
     """Whether a folder holds anything that lm-eval measured, or anything else that is no record or log of a sweep."""
     return folder.is_dir() and any(
-        file.name not in _OWN_FILES and not outputs.is_unfinished(file.name) for file in _files(folder)
+        file.name not in _OWN_FILES and not is_unfinished(file.name) for file in _files(folder)
     )
 
 
@@ -114,7 +115,7 @@ def _files(folder: Path) -> list[Path]:
     """Returns all files but those in folders that are not finished."""
     files = []
     for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not outputs.is_unfinished(name)]
+        folders[:] = [name for name in folders if not is_unfinished(name)]
         links = [name for name in folders if Path(parent, name).is_symlink()]
         files += [Path(parent, name) for name in (*names, *links)]
     return sorted(files)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from sbeval.ending import EVALUATE, say_next, saying_next_later
+from sbeval.commands.ending import EVALUATE, say_next, saying_next_later
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.hub_names import check_name
@@ -87,7 +87,7 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
         folder, mapping = _with_own_text(options, mapping, changes)
     recipe = TrainRecipe.read(mapping, place="the recipe", source=file.name)
     out = options.out or Path("build/runs") / recipe.name
-    from sbeval.corpora.cache import whole_file
+    from sbeval.keeping.writing import whole_file
     from sbeval.training.text.arrays import load_arrays
 
     load_arrays(folder or Path(recipe.data.folder))  # refused before torch is imported

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_sha256
 from sbeval.errors import UserError, first_line
-from sbeval.fingerprint.checkpoint import checkpoint_parts
+from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
 from sbeval.training.claim import claimed

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sbeval.ending import no_room
+from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
 
 COMPLETE_MARK = "complete.json"

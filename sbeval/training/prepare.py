@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sbeval.corpora.cache import whole_file
+from sbeval.commands.ending import told_in_one_sentence
 from sbeval.corpora.sources import stdlib_corpus
-from sbeval.ending import told_in_one_sentence
 from sbeval.errors import UserError
-from sbeval.results.outputs import set_aside
+from sbeval.keeping.writing import set_aside, whole_file
 from sbeval.settings import Count, Names, Number, Settings
 from sbeval.training.recipe import load_recipe
 from sbeval.training.text.corpus import DOCUMENT_SEPARATOR, SourceFile, collect, download

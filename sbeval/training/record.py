@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sbeval.corpora.cache import whole_file
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes
+from sbeval.keeping.writing import whole_file
 from sbeval.settings import Settings
 from sbeval.training.recipe import TrainRecipe
 

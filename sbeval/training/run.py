@@ -14,7 +14,7 @@ from transformers import PrinterCallback
 from sbeval.checkpoints.quiet import without_bars
 from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
-from sbeval.results.outputs import written_beside
+from sbeval.keeping.writing import written_beside
 from sbeval.training.distributed import is_first_process, prepare, process_count, whole_model
 from sbeval.training.full_disk import full_disk_named
 from sbeval.training.recipe import TrainingSettings

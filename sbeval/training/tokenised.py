@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from sbeval.ending import told_in_one_sentence
+from sbeval.commands.ending import told_in_one_sentence
 from sbeval.errors import UserError
-from sbeval.results.outputs import is_new, set_aside, written_beside
+from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.training.text.corpus import DOCUMENT_SEPARATOR
 from sbeval.training.text.recall_text import RecallWriter
 from sbeval.training.text.tokenizer import END_OF_TEXT, Tokens, encode_all, save_tokenizer, token_dtype

@@ -18,7 +18,7 @@ from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
 from sbeval.errors import UserError
-from sbeval.results.outputs import set_aside
+from sbeval.keeping.writing import set_aside
 from sbeval.training.distributed import (
     EachBatchForAGroup,
     is_first_process,

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sbeval.corpora.cache import cache_folder, keep_table, read_table
 from sbeval.errors import UserError
+from sbeval.keeping.cache import cache_folder, keep_table, read_table
 from sbeval.tasks.ruler.drafts import Draft, Frame, Generator, prompt_text
 from sbeval.tasks.tokens import TokenCounter, kept_counts
 

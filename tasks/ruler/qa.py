@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.corpora.cache import cache_folder, whole_file
 from sbeval.errors import UserError
+from sbeval.keeping.cache import cache_folder
+from sbeval.keeping.writing import whole_file
 from sbeval.tasks.draws import seeded_order, seeded_ranks
 from sbeval.tasks.ruler.drafts import Draft, Generator, Steps
 from sbeval.tasks.ruler.options import QaOptions

@@ -17,7 +17,12 @@ from source_tree import ROOT
 
 BLOCK = re.compile(r"(?:^<!-- (?P<comment>[^>]+) -->\n)?^```sh\n(?P<commands>.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(?P<language>\S*)", re.MULTILINE)
-NOT_RUN = ("not run: installs other versions", "not run: needs a GPU", "not run: needs the hub", "not run: needs a cluster")
+NOT_RUN = (
+    "not run: installs other versions",
+    "not run: needs a GPU",
+    "not run: needs the hub",
+    "not run: needs a cluster",
+)
 TESTED_BY = "tested by: "
 # a page with a test of its own, and results whose commands were run on GPUs
 WITH_THEIR_OWN = {"docs/adding.md", "docs/results"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from sbeval.lm_eval_command import asked, parse
+from sbeval.commands.run import asked, parse
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.models import SbevalConfig
 from sbeval.sweep import load_sweep

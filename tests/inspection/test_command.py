@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fresh_process import run, run_code
 
-from sbeval.cli import main
+from sbeval.__main__ import main
 from sbeval.demo.evaluation import shipped_checkpoints
 from tests.checkpoints.layouts import dolomite, save
 
@@ -16,8 +16,8 @@ STICKBREAKING = shipped_checkpoints()[0]
 
 
 def test_help_imports_no_torch() -> None:
-    code = "import sys\nfrom sbeval.cli import main\nsys.argv[1:] = ['inspect', '--help']\ntry:\n    main()\nfinally:\n"
-    lines = run_code(code + "    print('torch' in sys.modules, 'lm_eval' in sys.modules)")
+    code = "import sys\nfrom sbeval.__main__ import main\nsys.argv[1:] = ['inspect', '--help']\ntry:\n    main()\n"
+    lines = run_code(code + "finally:\n    print('torch' in sys.modules, 'lm_eval' in sys.modules)")
     assert any("--memory" in line for line in lines)
     assert lines[-1] == "False False"
 

@@ -174,7 +174,7 @@ FAULTS = {
         "training", "return total / (window_tokens.shape[0] * longest)", "return total / len(buckets)"
     ),
     "a changed file keeps its hash": Fault(
-        "fingerprint",
+        "keeping",
         "stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns",
         "stat.st_dev, stat.st_ino, stat.st_size, stat.st_size, stat.st_size",
     ),

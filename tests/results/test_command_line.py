@@ -1,6 +1,6 @@
 import pytest
 
-from sbeval.results.command_line import recorded_command
+from sbeval.results.records import recorded_command
 
 
 def test_a_console_script_is_named_without_its_folder_and_arguments_can_be_pasted_into_a_shell() -> None:

@@ -10,8 +10,8 @@ import pytest
 import sweep_launcher
 from folders import snapshot
 
+from sbeval.commands.run import check_response_cache
 from sbeval.errors import UserError
-from sbeval.lm_eval_command import check_response_cache
 from sbeval.results.saving import saved_whole
 
 
@@ -31,18 +31,12 @@ def test_files_appear_once_all_are_written_and_beside_others(name: str, tmp_path
     assert not list((tmp_path / "out").glob("*.partial"))
 
 
-def test_the_log_names_the_folder_where_files_will_lie(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"), saved_whole(str(tmp_path / "out")) as path:
-        logging.getLogger("lm_eval").info("Saving samples to: %s/samples.jsonl", path)
-        sweep_launcher.write_results(Path(path))
-    assert caplog.messages == [f"Saving samples to: {tmp_path}/out/samples.jsonl"]
-
-
-def test_so_does_the_log_of_lm_eval_which_hands_nothing_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["", "lm_eval"])
+def test_the_log_names_the_folder_where_files_will_lie(name: str, tmp_path: Path) -> None:
     logger, shown = logging.getLogger("lm_eval"), io.StringIO()
-    logger.addHandler(logging.StreamHandler(shown))
     logger.setLevel(logging.INFO)
-    logger.propagate = False
+    logger.propagate = name == ""  # lm-eval's logger has a handler of its own, and hands nothing on
+    logging.getLogger(name).addHandler(logging.StreamHandler(shown))
     with saved_whole(str(tmp_path / "out")) as path:
         logger.info("Saving samples to: %s/samples.jsonl", path)
         sweep_launcher.write_results(Path(path))

@@ -11,8 +11,8 @@ from folders import below, snapshot
 from full_disk import room_for
 
 from sbeval.errors import UserError
+from sbeval.keeping.writing import set_aside
 from sbeval.reports.read.files import Notes, find_result_files
-from sbeval.results.outputs import set_aside
 from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
 
 

@@ -133,7 +133,7 @@ def test_a_folder_that_a_node_does_not_see_is_one_sentence(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a node of another machine has another file system; here the folder goes between the driver's look and the node's
-    monkeypatch.setattr("sbeval.sweep.ray_engine.part_of", _vanishing)
+    monkeypatch.setattr("sbeval.sweep.ray_engine.unfinished", _vanishing)
     with pytest.raises(UserError, match=r"on every node of the cluster, found that .* does not see it") as error:
         run_sweep(settings(tmp_path / "out", "one"), ray=cluster.address)
     assert "\n" not in str(error.value)
@@ -141,11 +141,11 @@ def test_a_folder_that_a_node_does_not_see_is_one_sentence(
 
 
 class _vanishing:
-    def __init__(self, path: Path, ending: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
 
     def __enter__(self) -> Path:
-        return self._path.with_name("elsewhere")
+        return self._path.with_name("elsewhere") / "shared"
 
     def __exit__(self, *_: object) -> None: ...
 

@@ -10,8 +10,8 @@ from training_problems import CONTEXT_TOKENS, save_tiny_llama, tiny_extension, t
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from sbeval.checkpoints.load import load_checkpoint
-from sbeval.checkpoints.weight_files import weights_sha256
 from sbeval.errors import UserError
+from sbeval.fingerprint.checkpoint import weights_sha256
 from sbeval.models import SbevalForCausalLM, held_rope_frequencies
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.training.command import extend_command

@@ -10,9 +10,9 @@ from full_disk import room_for
 from training_problems import tiny_extension, tiny_model, tiny_recipe
 
 from sbeval.checkpoints import convert_checkpoint
-from sbeval.ending import no_room
+from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
-from sbeval.results.outputs import alone_in
+from sbeval.keeping.locks import alone_in
 from sbeval.training.extend import extend
 from sbeval.training.recipe import RUN_FILES
 from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer

@@ -14,7 +14,7 @@ from ranks import sbeval, start
 from training_problems import STEPS, tiny_recipe, weights
 from transformers.utils import logging as transformers_logging
 
-from sbeval import lm_eval_command
+from sbeval.commands.run import parse
 from sbeval.errors import UserError
 from sbeval.training.command import train_command
 from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
@@ -84,7 +84,7 @@ def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data
     train_command([str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(tmp_path / "a run")])
     last = capsys.readouterr().out.splitlines()[-1]
     program, *arguments = shlex.split(last.removeprefix("Next: sbeval "))
-    assert (program, lm_eval_command.parse(arguments).model_args["pretrained"]) == (
+    assert (program, parse(arguments).model_args["pretrained"]) == (
         "run",
         str(tmp_path / "a run" / recipe.name),
     )
@@ -237,7 +237,7 @@ def test_a_disk_full_at_the_end_leaves_no_half_checkpoint_and_nothing_is_trained
 def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path, data_folder, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(UserError, match=r"a folder that can be written at .*; choose another --out"):
+        with pytest.raises(UserError, match=r"a folder to write to, .*: choose another --out"):
             train(tiny_recipe(steps=2), out, data_folder=data_folder)
 
     def no_room(file, *arguments, **options):

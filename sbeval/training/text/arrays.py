@@ -9,9 +9,9 @@ import numpy as np
 
 from sbeval.errors import UserError, first_line, shown
 from sbeval.fingerprint.checkpoint import checkpoint_parts
-from sbeval.fingerprint.contents import file_sha256
 from sbeval.fingerprint.parts import Parts, named, shortened
 from sbeval.foreign_files import fits, read_json_object
+from sbeval.keeping.hashes import file_sha256
 from sbeval.training.text.tokenizer import Tokens
 
 

@@ -17,12 +17,12 @@ from typing import IO, Any
 import numpy as np
 
 from sbeval.corpora import Corpus, Document, corpus_sha256, hub_corpus, hub_text, local_corpus, text_name
-from sbeval.corpora.cache import cache_folder, writing_to
 from sbeval.corpora.split import counts_tokens, split_corpus
 from sbeval.corpora.store import batches
 from sbeval.corpora.tokenizers import all_cores, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
-from sbeval.results.outputs import written_beside
+from sbeval.keeping.cache import cache_folder
+from sbeval.keeping.writing import writing_to, written_beside
 from sbeval.training.text.arrays import load_arrays
 from sbeval.training.text.tokenizer import save_tokenizer, token_dtype, train_tokenizer
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from ranks import sbeval, start
 
+from sbeval.commands.launch import launch
 from sbeval.errors import UserError
-from sbeval.processes.launch import launch
 from tests.model_adapters.runs import rank_that
 from tests.model_adapters.small import Checkpoints, english
 

@@ -8,8 +8,8 @@ from full_disk import room_for
 from result_files import CURVES, model_record, perplexity_task, write_run
 from typer.testing import CliRunner
 
-from sbeval.cli import app
-from sbeval.ending import no_room
+from sbeval.commands.cli import app
+from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
 from sbeval.reports import build_report
 

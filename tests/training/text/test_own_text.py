@@ -12,7 +12,7 @@ import pytest
 from corpus_problems import random_text, tiny_tokenizer
 
 from sbeval.checkpoints.load import load_checkpoint
-from sbeval.cli import app
+from sbeval.commands.cli import app
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.command import train_command

@@ -59,11 +59,7 @@ def waiting() -> Iterator[None]:
 
 
 def told(error: BaseException, sentence: str | None) -> bool:
-    """Tells the other processes, and the launcher, that this one fails.
-
-    Args:
-        error: what it fails with.
-        sentence: what a user is told about it, None for a traceback.
+    """Tells the other processes, and the launcher, that this one fails with an error; a sentence is for users.
 
     Returns:
         Whether all is said already: by the launcher, or by a process that failed before and took this one with it.

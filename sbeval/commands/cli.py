@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sbeval import report_options
-from sbeval.ending import EVALUATE, say_next, told_in_one_sentence
+from sbeval.commands.ending import EVALUATE, say_next
 from sbeval.errors import UserError
 
 app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -34,20 +34,14 @@ def _print_version(asked: bool) -> None:
 def _options(version: Annotated[bool, typer.Option("--version", callback=_print_version)] = False) -> None: ...
 
 
-def main() -> None:
-    """Runs the command."""
-    with told_in_one_sentence():
-        app()
-
-
 @app.command(context_settings=_PASSED_ON, options_metavar="")
 def run(arguments: _Arguments = None) -> None:
     """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set."""
     if not arguments or {"-h", "--help"} & {*arguments}:
-        own = _load("sbeval.model_adapters.options", "AdapterOptions")
-        print(_load("sbeval.lm_eval_command", "help_text")(own, _load("sbeval.tasks.asked", "metadata_keys")()))
+        of_sb = _load("sbeval.model_adapters.options", "AdapterOptions")
+        print(_load("sbeval.commands.run", "help_text")(of_sb, _load("sbeval.tasks.asked", "metadata_keys")()))
         return
-    _load("sbeval.lm_eval_command", "run")(arguments, _check)
+    _load("sbeval.commands.run", "run")(arguments, _check)
 
 
 @app.command()
@@ -96,7 +90,7 @@ def sweep(
     settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
-        _check(_load("sbeval.lm_eval_command", "asked_by")(config))
+        _check(_load("sbeval.commands.run", "asked_by")(config))
 
     go = functools.partial(
         _load("sbeval.sweep", "run_sweep"), only=only, dry_run=dry_run, check=check, replace=replace, ray=ray
@@ -111,7 +105,7 @@ def sweep(
 @app.command(context_settings=_PASSED_ON, options_metavar="")
 def launch(arguments: _Arguments = None) -> None:
     """Start run, train or extend in several processes: options of `accelerate launch`, then the command."""
-    _load("sbeval.processes.launch", "launch")(arguments or ["--help"])
+    _load("sbeval.commands.launch", "launch")(arguments or ["--help"])
 
 
 @app.command()
@@ -263,7 +257,7 @@ def tasks() -> None:
 @app.command()
 def install_plugin() -> None:
     """Make `lm_eval --model sb` work after an editable install (a plain install does so by itself)."""
-    print(_load("sbeval.autoload", "install")())
+    print(_load("sbeval.commands.install_plugin", "install")())
 
 
 def _check(asked: Any) -> bool:
@@ -273,8 +267,7 @@ def _check(asked: Any) -> bool:
         raise UserError("Expected --tasks with names of tasks, found none: `lm_eval ls tasks` lists them.")
     _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
     if asked.model == "sb":
-        check_early = _load("sbeval.model_adapters.options", "check_early")
-        check_early(asked.model_args, device=asked.device, batch_size=asked.batch_size)
+        _load("sbeval.model_adapters.options", "check_early")(asked.model_args, batch_size=asked.batch_size)
     _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
     return not _load("sbeval.tasks.packaged", "are_all_here")(asked.tasks, asked.folders)
 

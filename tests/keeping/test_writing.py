@@ -11,16 +11,15 @@ import pytest
 from folders import snapshot
 from full_disk import room_for
 
-from sbeval.corpora.cache import whole_file
-from sbeval.ending import no_room
+from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
-from sbeval.results.outputs import alone_in, set_aside, written_beside
+from sbeval.keeping.locks import alone_in
+from sbeval.keeping.writing import set_aside, whole_file, written_beside
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from sbeval.corpora.cache import whole_file
-from sbeval.results.outputs import written_beside
+from sbeval.keeping.writing import whole_file, written_beside
 place = Path(sys.argv[2])
 how = whole_file(place, "x") if sys.argv[1] == "file" else written_beside(place)
 with how as part:
@@ -70,6 +69,22 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     assert snapshot(tmp_path).keys() == before.keys() | new
 
 
+def test_a_block_that_fails_leaves_what_was_there_and_nothing_else(kind: str, tmp_path: Path) -> None:
+    before = snapshot(tmp_path)
+    how = whole_file(tmp_path / "out", "x") if kind == "file" else written_beside(tmp_path / "out")
+
+    def write_half() -> None:
+        with how as new:
+            (new if kind == "file" else new / "a").write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_half()
+    assert snapshot(tmp_path) == before
+    write(kind, tmp_path / "out")
+    assert snapshot(tmp_path) != before
+
+
 def test_a_full_disk_leaves_what_was_there(kind: str, tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     room = 0
@@ -96,7 +111,7 @@ def test_an_empty_folder_stays_the_same_and_is_filled_by_one_process(tmp_path: P
             with written_beside(tmp_path / "out") as first:
                 (first / "a").write_text("first")
 
-    with pytest.raises(UserError, match="cannot be one"):
+    with pytest.raises(UserError, match="not empty"):
         write_both()
     assert snapshot(tmp_path).keys() == {"out", "out/a"}
     after = (tmp_path / "out").stat()
@@ -131,6 +146,11 @@ def a_read_only_folder(parent: Path) -> Path:
 def test_where_nothing_can_be_written_is_one_sentence(place: Callable[[Path], Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Expected a folder to write to"), written_beside(place(tmp_path)):
         pass
+    with (
+        pytest.raises(UserError, match=r"cannot keep text .*: set SBEVAL_CACHE"),
+        whole_file(place(tmp_path) / "x", "text"),
+    ):
+        pass
 
 
 def test_what_is_set_aside_moves_in_one_step_and_never_onto_something(tmp_path: Path) -> None:
@@ -156,8 +176,8 @@ def test_what_lies_on_the_way_to_the_current_folder_is_never_set_aside(
 
 
 def test_a_folder_is_held_by_one_process_and_free_once_that_is_dead(tmp_path: Path) -> None:
-    code = "import os, pathlib, sys, sbeval.results.outputs as outputs\n"
-    code += "with outputs.alone_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    code = "import os, pathlib, sys, sbeval.keeping.locks as locks\n"
+    code += "with locks.alone_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     with alone_in(tmp_path), pytest.raises(UserError, match="found one"), alone_in(tmp_path):
         pass
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -signal.SIGKILL

@@ -7,19 +7,23 @@ import os
 import shlex
 import shutil
 import sqlite3
-import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
+import lm_eval.utils
+from lm_eval._cli import HarnessCLI
+from lm_eval.utils import setup_logging, simple_parse_args_string
+
 from sbeval import plugin
 from sbeval.checkpoints.facts import longest_input_tokens
-from sbeval.ending import say_next
-from sbeval.errors import UserError, first_line, shown
+from sbeval.commands.ending import say_next
+from sbeval.errors import UserError, first_line
 from sbeval.foreign_files import parse_json, read_yaml
 from sbeval.results.saving import saved_whole
+from sbeval.results.terminal import compact_table
 from sbeval.settings import Expected, Limit, Names, Settings, Text, as_counts, described, read_value
 
 
@@ -33,10 +37,10 @@ def _arguments(value: Any) -> Any:
 
 def _has_text_keys(value: Any) -> bool:
     """Whether a value is a mapping whose keys, at every level, are text: results files hold nothing else."""
-    if not isinstance(value, Mapping):
-        return False
-    inner = [one for one in value.values() if isinstance(one, Mapping)]
-    return all(isinstance(key, str) for key in value) and all(map(_has_text_keys, inner))
+    return isinstance(value, Mapping) and all(
+        isinstance(key, str) and (not isinstance(inner, Mapping) or _has_text_keys(inner))
+        for key, inner in value.items()
+    )
 
 
 def _tasks(value: Any) -> Any:
@@ -68,8 +72,7 @@ class Asked(NamedTuple):
         tasks: names and patterns of tasks and groups, one by one.
         metadata: what lm-eval hands to the tasks, the model's arguments among it.
         folders: of `--include_path`.
-        device: where the model runs, None where none is named.
-        batch_size: likewise.
+        batch_size: None where none is named.
     """
 
     model: str
@@ -77,7 +80,6 @@ class Asked(NamedTuple):
     tasks: Sequence[str]
     metadata: Mapping[str, Any]
     folders: Sequence[str]
-    device: Any = None
     batch_size: Any = None
 
 
@@ -91,44 +93,47 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
 
     Raises:
         UserError: what the model or the tasks found wrong with the input.
-        SystemExit: lm-eval printed its help, or refused an argument.
+        SystemExit: lm-eval refused an argument.
     """
     plugin.install()
-    from lm_eval._cli import HarnessCLI
-
     chosen = parse(arguments)
     own_tasks_needed = check is None or check(asked(chosen))
-    from lm_eval.utils import setup_logging
-
     setup_logging()
-    said = {**_configured(chosen), **{key: value for key, value in vars(chosen).items() if value}}
-    if said.get("use_cache"):
-        check_response_cache(Path(f"{said['use_cache']}_rank{os.environ.get('LOCAL_RANK', '0')}.db"))
+    output, answers = (vars(chosen).get(name) for name in ("output_path", "use_cache"))
+    if answers:
+        check_response_cache(Path(f"{answers}_rank{os.environ.get('LOCAL_RANK', '0')}.db"))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(plugin.compact_tables())
-        stack.enter_context(plugin.quiet_git())
-        if said.get("output_path") and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
-            chosen.output_path = stack.enter_context(saved_whole(said["output_path"]))
+        stack.enter_context(_compact_tables())
+        if output and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
+            chosen.output_path = stack.enter_context(saved_whole(output))
         if not own_tasks_needed:
             stack.enter_context(plugin.packaged_tasks_alone())
         HarnessCLI().execute(chosen)
-    if said.get("output_path"):
-        say_next(f"sbeval report {shlex.quote(str(said['output_path']))}")
+    if output:
+        say_next(f"sbeval report {shlex.quote(str(output))}")
     else:
         say_next(
             "the same with `--output_path results` keeps these numbers, `sbeval report results` makes a page of them"
         )
 
 
+@contextlib.contextmanager
+def _compact_tables() -> Iterator[None]:
+    """Within it, lm-eval prints results by context length rather than one row a number."""
+    original = lm_eval.utils.make_table
+
+    def make_table(results: Any, column: str = "results", *args: Any, **kwargs: Any) -> str:
+        return compact_table(results, lambda rest: original(rest, column, *args, **kwargs), column)
+
+    lm_eval.utils.make_table = make_table
+    try:
+        yield
+    finally:
+        lm_eval.utils.make_table = original
+
+
 def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
-    """Returns the help of `sbeval run`: lm-eval's options with what is set here, the model's own, and metadata.
-
-    Args:
-        adapter_options: the model's arguments beyond those of `hf`.
-        metadata: kind of tasks, and name and meaning of each of its keys.
-    """
-    from lm_eval._cli import HarnessCLI
-
+    """Returns the help of `sbeval run`: lm-eval's options, the model's own, and metadata by kind of task and key."""
     parser = HarnessCLI()._subparsers.choices["run"]
     parser.usage = "sbeval run --model_args pretrained=CKPT --tasks TASK,TASK --output_path DIR [options]"
     parser.description = (
@@ -143,15 +148,16 @@ def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Seq
     }
     for action in parser._actions:
         action.help = of_sb.get(action.dest, action.help)
-    parts = [parser.format_help().rstrip()]
+    blocks = [parser.format_help().rstrip()]
     width = max(60, shutil.get_terminal_size().columns - 2)
-    own = ("--model_args of sb, beside pretrained, dtype, max_length and all others of hf", described(adapter_options))
-    for title, lines in (own, *((f"--metadata of {tasks}", keys) for tasks, keys in metadata)):
-        parts.append(f"\n{title}:")
+    of_model = "--model_args of sb, beside pretrained, dtype, max_length and all others of hf"
+    of_tasks = [(f"--metadata of {tasks}", keys) for tasks, keys in metadata]
+    for title, lines in ((of_model, described(adapter_options)), *of_tasks):
+        blocks.append(f"\n{title}:")
         for name, meaning in lines:
             first = f"  {name:<21} " if len(name) < 22 else f"  {name}\n{'':24}"
-            parts.append(textwrap.fill(meaning, width, initial_indent=first, subsequent_indent=" " * 24))
-    return "\n".join(parts)
+            blocks.append(textwrap.fill(meaning, width, initial_indent=first, subsequent_indent=" " * 24))
+    return "\n".join(blocks)
 
 
 def check_response_cache(file: Path) -> None:
@@ -174,46 +180,41 @@ def check_response_cache(file: Path) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses as lm-eval does, and adds what neither the arguments nor their `--config` file say.
+    """Parses as lm-eval does, and adds what the `--config` file says, and what neither says.
 
     That is the model `sb`, `--log_samples` where there is an output path, since paired differences need the samples,
     `max_length` where longer contexts are asked for than the model would take, and batches of the model's own choosing.
     """
-    from lm_eval._cli import HarnessCLI
-
-    command_line = sys.argv
-    sys.argv = ["lm_eval", "run", *arguments]
     try:
-        chosen: argparse.Namespace = HarnessCLI().parse_args()
+        chosen: argparse.Namespace = HarnessCLI()._parser.parse_args(["run", *arguments])
     except ValueError as error:
         raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
-    finally:
-        sys.argv = command_line
-    configured = _configured(chosen)
-    if getattr(chosen, "limit", None) is not None:
-        read_value(Limit, chosen.limit, name="--limit")
-    if chosen.model is None and "model" not in configured:
+    options = vars(chosen)
+    if options.get("limit") is not None:
+        read_value(Limit, options["limit"], name="--limit")
+    # lm-eval itself reads the file again, for what it says to be null; what stands here counts first
+    given = {name for name, value in options.items() if value or value == 0}
+    configured = _configured(chosen.config).items()
+    options |= {name: value for name, value in configured if name not in given and value is not None}
+    if not chosen.model:
         chosen.model = plugin.MODEL_NAME
-    if chosen.output_path or configured.get("output_path"):
+    if options.get("output_path"):
         chosen.log_samples = True
-    if (chosen.model or configured.get("model")) == plugin.MODEL_NAME:
+    if chosen.model == plugin.MODEL_NAME:
         _make_room(chosen)
-        if not hasattr(chosen, "batch_size") and "batch_size" not in configured:
-            chosen.batch_size = "auto"
+        options.setdefault("batch_size", "auto")
     return chosen
 
 
 def asked(chosen: argparse.Namespace) -> Asked:
     """Returns what parsed arguments ask for."""
-    return asked_by({**_configured(chosen), **{key: value for key, value in vars(chosen).items() if value}})
+    return asked_by(vars(chosen))
 
 
 def asked_by(said: Mapping[str, Any]) -> Asked:
     """Returns what a configuration of lm-eval asks for."""
-    from lm_eval.utils import simple_parse_args_string
-
-    parts = (said.get("model_args") or {}, said.get("metadata") or {})
-    model_args, metadata = (simple_parse_args_string(part) if isinstance(part, str) else part for part in parts)
+    given = (said.get("model_args") or {}, said.get("metadata") or {})
+    model_args, metadata = (simple_parse_args_string(text) if isinstance(text, str) else text for text in given)
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []
     return Asked(
         model=str(said.get("model") or plugin.MODEL_NAME),
@@ -226,7 +227,6 @@ def asked_by(said: Mapping[str, Any]) -> Asked:
         ],
         metadata={**model_args, **metadata},
         folders=[str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)],
-        device=said.get("device"),
         batch_size=said.get("batch_size"),
     )
 
@@ -247,27 +247,11 @@ def _make_room(chosen: argparse.Namespace) -> None:
         logging.getLogger("lm_eval.sbeval").info("max_length=%d, the longest context length asked for", longest)
 
 
-def _configured(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Returns what the arguments' `--config` file says, nothing where there is none."""
-    from lm_eval.config.evaluate_config import EvaluatorConfig
-
-    if not chosen.config:
-        return {}
-    # read by us first: lm-eval's reader waits for ever on aliases that multiply, and answers a slip with a traceback
-    for name, value in read_yaml(Path(chosen.config), "a configuration of lm-eval").items():
-        if value is not None and name in _CONFIGURED:
-            read_value(_CONFIGURED[name], value, name=name, source=chosen.config)
-    try:
-        configured: dict[str, Any] = EvaluatorConfig.load_yaml_config(chosen.config)
-    except (ValueError, TypeError, OSError) as error:
-        reason = first_line(error)
-        raise UserError(
-            f"Expected a configuration of lm-eval at {chosen.config!r}, found {reason}: mend it."
-        ) from error
-    for name in ("model_args", "metadata"):
-        if isinstance(configured.get(name), Mapping) and not _has_text_keys(configured[name]):
-            raise UserError(
-                f"Expected keys of {name} in {chosen.config} to be text, found {shown(list(configured[name]))}: put "
-                "dates and numbers in quotes."
-            )
-    return configured
+def _configured(file: str | None) -> dict[str, Any]:
+    """Returns what a `--config` file says, nothing where there is none."""
+    # lm-eval's own reader waits for ever on aliases that multiply, and answers a slip with a traceback
+    values = {} if file is None else read_yaml(Path(file), "a configuration of lm-eval")
+    for name, kind in _CONFIGURED.items():
+        if values.get(name) is not None:
+            read_value(kind, values[name], name=name, source=str(file))
+    return values

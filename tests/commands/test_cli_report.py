@@ -15,7 +15,7 @@ from other_machines import assert_equal_but_for_rounding
 from typer.testing import CliRunner, Result
 
 from sbeval.checkpoints import load_checkpoint
-from sbeval.cli import app
+from sbeval.commands.cli import app
 from sbeval.errors import UserError
 from tests.checkpoints.layouts import dolomite, save, tokens
 from tests.reports.result_files import CURVES, model_record, perplexity_task, write_run

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sbeval.checkpoints.weight_files import weights_sha256
-from sbeval.fingerprint import contents
-from sbeval.fingerprint.contents import file_sha256
+from sbeval.keeping import hashes
+from sbeval.keeping.hashes import file_sha256
 
 BYTES = 400_000
 
@@ -20,9 +19,9 @@ BYTES = 400_000
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every file of some 400 KB is large, and has not changed for as long as is asked for."""
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(contents, "KEPT_FROM_BYTES", BYTES)
-    monkeypatch.setattr(contents, "_SETTLED_SECONDS", -1.0)
-    monkeypatch.setattr(contents, "_known", {})
+    monkeypatch.setattr(hashes, "KEPT_FROM_BYTES", BYTES)
+    monkeypatch.setattr(hashes, "_SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(hashes, "_known", {})
     return tmp_path / "cache"
 
 
@@ -39,13 +38,13 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     digest = hashlib.file_digest
     monkeypatch.setattr(
-        contents.hashlib, "file_digest", lambda file, name: (names.append(Path(file.name).name), digest(file, name))[1]
+        hashes.hashlib, "file_digest", lambda file, name: (names.append(Path(file.name).name), digest(file, name))[1]
     )
     return names
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "_known", {})
+    monkeypatch.setattr(hashes, "_known", {})
 
 
 def true_sha256(path: Path) -> str:
@@ -82,8 +81,8 @@ def test_content_that_changed_with_size_and_time_kept_is_another_hash(
 def test_where_every_time_was_put_back_the_blocks_that_are_read_tell(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark = contents._mark(file)
-    monkeypatch.setattr(contents, "_mark", lambda path: mark)
+    mark = hashes._mark(file)
+    monkeypatch.setattr(hashes, "_mark", lambda path: mark)
     before = file_sha256(file)
     for place in (0, BYTES // 2, BYTES - 1):
         another_process(monkeypatch)
@@ -96,20 +95,10 @@ def test_where_every_time_was_put_back_the_blocks_that_are_read_tell(
 def test_a_file_changed_a_moment_ago_is_read_each_time(
     file: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "_SETTLED_SECONDS", 60.0)
+    monkeypatch.setattr(hashes, "_SETTLED_SECONDS", 60.0)
     file_sha256(file)
     file_sha256(file)
     assert read == [file.name] * 2
-
-
-def test_what_a_killed_process_left_of_a_kept_hash_is_removed(file: Path, cache: Path) -> None:
-    file_sha256(file)
-    (kept,) = (cache / "hashes").iterdir()
-    (cache / "hashes" / f"{kept.name}.0123456789ab.part").touch()
-    kept.unlink()
-    contents._known.clear()
-    file_sha256(file)
-    assert list((cache / "hashes").iterdir()) == [kept]
 
 
 def test_a_hash_that_cannot_be_kept_or_read_costs_time_alone(
@@ -128,18 +117,10 @@ def test_a_hash_that_cannot_be_kept_or_read_costs_time_alone(
     assert len(read) == 7
 
 
-def test_a_copy_has_the_hash_of_its_origin(file: Path, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "origin").mkdir()
-    file.rename(tmp_path / "origin" / file.name)
-    assert weights_sha256(tmp_path / "origin") == weights_sha256(tmp_path / "copy")
-
-
 def test_processes_side_by_side_agree(file: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from sbeval.fingerprint import contents; "
-        "contents._SETTLED_SECONDS = -1; contents.KEPT_FROM_BYTES = 1; print(contents.file_sha256(Path(sys.argv[1])))"
+        "import sys; from pathlib import Path; from sbeval.keeping import hashes; "
+        "hashes._SETTLED_SECONDS = -1; hashes.KEPT_FROM_BYTES = 1; print(hashes.file_sha256(Path(sys.argv[1])))"
     )
     started = [
         subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, text=True) for _ in range(4)

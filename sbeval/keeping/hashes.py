@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sbeval.errors import UserError
+from sbeval.keeping.cache import cache_folder
+from sbeval.keeping.writing import whole_file
 
 KEPT_FROM_BYTES = 4 * 2**20
 _BLOCKS, _BLOCK_BYTES = 64, 4096
@@ -29,9 +31,6 @@ def file_sha256(path: Path) -> str:
     What this can miss is a change outside those blocks after which somebody also put back the ctime. Writing, copying
     over and setting a file's times all renew it; only a clock set back, writing to the disk below the file system, or a
     network file system that keeps no ctime do not.
-
-    Args:
-        path: a file.
 
     Raises:
         OSError: it cannot be read.
@@ -78,8 +77,6 @@ def _sample(path: Path, size_bytes: int) -> str:
 
 
 def _place(mark: _Mark) -> Path:
-    from sbeval.corpora.cache import cache_folder  # brings numpy along, and most files are small
-
     return cache_folder("hashes") / f"{mark[0]}-{mark[1]}.json"
 
 
@@ -93,7 +90,5 @@ def _read(mark: _Mark) -> tuple[str, str] | None:
 
 def _keep(mark: _Mark, digest: str, sample: str) -> None:
     """Keeps a hash; where nothing can be written, the file is read again the next time."""
-    from sbeval.corpora.cache import whole_file
-
-    with contextlib.suppress(UserError), whole_file(_place(mark), "the hash of a file") as part:
-        part.write_text(json.dumps({"mark": mark, "sha256": digest, "sample": sample}), encoding="utf-8")
+    with contextlib.suppress(UserError), whole_file(_place(mark), "the hash of a file") as new:
+        new.write_text(json.dumps({"mark": mark, "sha256": digest, "sample": sample}), encoding="utf-8")

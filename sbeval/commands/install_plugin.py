@@ -10,13 +10,7 @@ FILE_NAME = "sbeval_autoload.pth"
 
 
 def install(site_packages: Path | None = None) -> Path:
-    """Writes `sbeval_autoload.pth`, which does nothing once sbeval is uninstalled.
-
-    Args:
-        site_packages: folder to write to; None means that of the running interpreter.
-
-    Returns:
-        The file written.
+    """Writes `sbeval_autoload.pth`, which does nothing once sbeval is uninstalled, by default for this interpreter.
 
     Raises:
         UserError: the folder cannot be written to.

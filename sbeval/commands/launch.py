@@ -8,27 +8,24 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sbeval.ending import AskedToEnd
+from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from sbeval.commands.ending import AskedToEnd
+from sbeval.commands.ranks import LAUNCHED, tell_machines
 from sbeval.errors import UserError, first_line
-from sbeval.processes.ranks import LAUNCHED, tell_machines
 
 _COMMANDS = ("run", "train", "extend")
 
 
 def launch(arguments: Sequence[str]) -> None:
-    """Runs a command in several processes, and says in one sentence why they failed.
-
-    Args:
-        arguments: options of `accelerate launch`, the command, and what follows it on the command line.
+    """Runs options of `accelerate launch`, a command and its own options, in several processes.
 
     Raises:
         UserError: what the first process that failed said, or how it ended.
         AskedToEnd: this process was asked to end.
     """
-    from accelerate.commands.launch import launch_command, launch_command_parser
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
     chosen = _as_module(launch_command_parser().parse_args(list(arguments)))
     # a checkout in the current folder is not the installed package
     os.environ |= {LAUNCHED: "1", "PYTHONSAFEPATH": "1"}
@@ -76,7 +73,7 @@ def _why(failures: Any) -> tuple[str, bool]:
     # what a process of ours leaves holds a time; torch fills in for one that left nothing
     left = [failure.error_file_data for failure in failures.values() if "timestamp" in failure.error_file_data]
     if left:
-        first_left = min(left, key=lambda one: one["timestamp"])
+        first_left = min(left, key=lambda said: said["timestamp"])
         return str(first_left["message"]), bool(first_left.get("on_the_board"))
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     ended = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"

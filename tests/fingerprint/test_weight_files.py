@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sbeval.checkpoints.weight_files import weight_files, weights_sha256
+from sbeval.fingerprint.checkpoint import weight_files, weights_sha256
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.gguf"])

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from sbeval.commands import ranks
 from sbeval.errors import UserError, first_line
-from sbeval.processes import ranks
 
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -145,7 +145,7 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _is_of_the_network(error: Exception) -> bool:
-    import socket
+    import socket  # these take a moment that only a failure has
     import urllib.error
 
     kinds = (ConnectionError, TimeoutError, socket.gaierror, socket.herror, urllib.error.URLError)

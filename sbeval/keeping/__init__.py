@@ -1,0 +1,7 @@
+"""How what is kept is written, held, found again and told apart.
+
+- `writing`: how does a file or a folder appear whole, and what stood there stay?
+- `locks`: how is a folder one process's alone?
+- `cache`: where is something kept between runs?
+- `hashes`: what is in a file, without reading a large one at every start?
+"""
