@@ -6,7 +6,7 @@ A batch that does not fit is run again in halves, and the smaller limit is kept;
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from sbeval.errors import UserError
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class DoesNotFit(UserError):
@@ -39,16 +40,16 @@ class BatchLimits:
 
 def run_in_batches(
     items: Sequence[Item],
-    run: Callable[[Sequence[Item]], None],
+    run: Callable[[Sequence[Item]], Result],
     *,
     length_tokens: Callable[[Item], int],
     limits: BatchLimits,
-) -> None:
-    """Calls `run` on consecutive batches of `items`, which are sorted by length, longest first.
+) -> Iterator[tuple[Sequence[Item], Result]]:
+    """Yields consecutive batches of `items`, which are sorted by length, longest first, each with what `run` returned.
 
     Args:
         items: what to run.
-        run: runs one batch and stores its results; stores nothing if it raises an out-of-memory error.
+        run: runs one batch; if it raises an out-of-memory error, it is called again with a smaller one.
         length_tokens: length of an item when it is run alone, padding included.
         limits: what a batch may hold if memory allows it.
 
@@ -66,8 +67,14 @@ def run_in_batches(
         batch = items[start : start + max(1, rows)]
         if limits.same_length:
             batch = [item for item in batch if length_tokens(item) == longest]
-        if _fits(run, batch):
+        try:
+            result = run(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        else:
             start += len(batch)
+            yield batch, result
             continue
         free_memory()
         if len(batch) == 1:
@@ -89,13 +96,3 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _fits(run: Callable[[Sequence[Item]], None], batch: Sequence[Item]) -> bool:
-    try:
-        run(batch)
-    except (RuntimeError, MemoryError) as error:
-        if out_of_memory(error):
-            return False
-        raise
-    return True

@@ -1,10 +1,9 @@
 """Generation: continues the prompts of `generate_until` up to their first stop sequences."""
 
-import functools
+import itertools
 import json
-import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,25 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.answers import Answers, request_name
+from sbeval.model_adapters.answers import Answers, handed_over, request_name
 from sbeval.model_adapters.batching import run_in_batches
-from sbeval.model_adapters.decoding.requests import GenerationInSlots
+from sbeval.model_adapters.decoding.schedule import Continuations
+from sbeval.model_adapters.decoding.served import GenerationInSlots
 from sbeval.model_adapters.decoding.stepper import ReadPrompt
-from sbeval.model_adapters.decoding.texts import answer_text, encode_prompts, no_text, stop_texts, up_to_end
-from sbeval.model_adapters.decoding.together import Same, answer_together
+from sbeval.model_adapters.decoding.texts import (
+    Continuation,
+    answer_text,
+    encode_prompts,
+    no_text,
+    stop_texts,
+    up_to_end,
+)
+from sbeval.model_adapters.decoding.together import prompts_together
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.decoding import steps_without_plans
 from sbeval.model_adapters.speed.growing_cache import growing_cache
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
-from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError, NoText
+from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError
 
 
 def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -56,52 +63,90 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
     lengths = [len(prompt.tokens) + prompt.budget_tokens for prompt in prompts]
     session.check_positions(max(lengths, default=0))
     arguments = dict(enumerate(request.args[:2] for request in requests))
+    groups = _same_answers(prompts, settings)
+    same = {indices[0]: indices for group in groups for indices in group}
     answers: Answers[int, str] = Answers(session, "generate_until", arguments, quiet=quiet)
-
-    def give(text: str, indices: Sequence[int]) -> None:
-        if isinstance(text, NoText) and session.scorer.non_finite == "error":
-            raise text.error.of(request_name(requests[indices[0]]))
-        for index in indices:
-            record_cut(requests[index], prompts[index].cut_tokens)
-            answers.give(index, text)
-
-    def run(batch: Sequence[int], same: Same, read: ReadPrompt | None) -> None:
-        started = time.perf_counter()
-        with session.rope.hold(lengths[batch[0]]):
-            texts = _generate(session, hf, [prompts[index] for index in batch], settings[batch[0]], read)
-        session.meter.add(sum(len(prompts[index].tokens) for index in batch), time.perf_counter() - started)
-        # sound answers first, so that they are kept if an error ends the run
-        for text, first in sorted(zip(texts, batch, strict=True), key=lambda pair: isinstance(pair[0], NoText)):
-            give(text, same[first])
-
-    in_slots = GenerationInSlots(session, hf)
-
-    def answer(same: Same, read: ReadPrompt | None = None) -> None:
-        if in_slots.serves(settings[next(iter(same))]):
-            in_slots.generate(same, prompts, settings, give, read)
-            return
-        run_in_batches(
-            sorted(same, key=lambda index: -lengths[index]),
-            functools.partial(run, same=same, read=read),
-            length_tokens=lambda index: lengths[index],
-            limits=session.batches,
-        )
-
     with answers:
-        side_by_side: dict[int, Sequence[int]] = {}
-        apart: list[Same] = []
-        for same in answer_together(session, hf, _same_answers(prompts, settings), prompts, settings, answer):
-            if same and in_slots.serves(settings[next(iter(same))]):
-                side_by_side |= same
+        runs = [[indices[0] for indices in group] for group in groups]
+        for first, (tokens, sound) in answers.each(generated(session, hf, runs, prompts, settings)):
+            session.meter.add(len(prompts[first].tokens))
+            stop = stop_texts(hf, settings[first]["until"])
+            if sound:
+                text = answer_text(hf.tokenizer, tokens, stop, hf.think_end_token)
             else:
-                apart.append(same)
-        for same in (side_by_side, *apart):
-            if same:
-                answer(same)
+                text = no_text(len(prompts[first].tokens), len(tokens))
+                if session.scorer.non_finite == "error":
+                    answers.fail(text.error.of(request_name(requests[first])))
+                    continue
+            for index in same[first]:
+                record_cut(requests[index], prompts[index].cut_tokens)
+                answers.give(index, text)
     return answers.in_order()
 
 
-def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], setting: Any, read: ReadPrompt | None) -> list[str]:
+def generated(
+    session: Session,
+    hf: Any,
+    groups: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
+    settings: Sequence[Mapping[str, Any]],
+) -> Continuations:
+    """Continues prompts, in slots where that is possible, and yields each as soon as it is complete.
+
+    Args:
+        session: of the model, whose meter begins before each continuation.
+        hf: lm-eval's Hugging Face model.
+        groups: indices of requests, those of one setting together.
+        prompts: of all requests.
+        settings: of all requests, as `normalize_gen_kwargs` returns them.
+    """
+    slots = GenerationInSlots(session, hf)
+
+    def continued(indices: Sequence[int], read: ReadPrompt | None = None) -> Continuations:
+        if slots.serves(settings[indices[0]]):
+            return slots.generate(indices, prompts, settings, read)
+        return _generated_in_batches(session, hf, indices, prompts, settings, read)
+
+    together: set[int] = set()
+    for index, read in prompts_together(session, hf, [*itertools.chain(*groups)], prompts, settings):
+        together.add(index)
+        yield from continued([index], read)
+    left = [alone for group in groups if (alone := [index for index in group if index not in together])]
+    served = [group for group in left if slots.serves(settings[group[0]])]
+    if served:
+        yield from continued([*itertools.chain(*served)])
+    for group in left:
+        if group not in served:
+            yield from continued(group)
+
+
+def _generated_in_batches(
+    session: Session,
+    hf: Any,
+    indices: Sequence[int],
+    prompts: Sequence[Prompt],
+    settings: Sequence[Mapping[str, Any]],
+    read: ReadPrompt | None,
+) -> Continuations:
+    lengths = {index: len(prompts[index].tokens) + prompts[index].budget_tokens for index in indices}
+
+    def run(batch: Sequence[int]) -> list[Continuation]:
+        session.meter.begin()
+        with session.rope.hold(lengths[batch[0]]):
+            return _generate(session, hf, [prompts[index] for index in batch], settings[batch[0]], read)
+
+    for batch, continuations in run_in_batches(
+        sorted(indices, key=lambda index: -lengths[index]),
+        run,
+        length_tokens=lengths.__getitem__,
+        limits=session.batches,
+    ):
+        yield from handed_over(zip(batch, continuations, strict=True))
+
+
+def _generate(
+    session: Session, hf: Any, prompts: Sequence[Prompt], setting: Any, read: ReadPrompt | None
+) -> list[Continuation]:
     kwargs = dict(setting)
     stop = stop_texts(hf, kwargs.pop("until"))
     budget = kwargs.pop("max_gen_toks")
@@ -127,13 +172,13 @@ def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], setting: Any
         ) from error
     ends = kwargs.get("eos_token_id", hf.model.generation_config.eos_token_id)
     continuations = [up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
-    texts = [answer_text(hf.tokenizer, tokens, stop, hf.think_end_token) for tokens in continuations]
+    sound = [True] * len(prompts)
     for row, first in enumerate(watch.first_tokens(len(prompts))):
         before = continuations[row][: first - input_ids.shape[1]] if first else continuations[row]
         # what a row writes after its own answer is complete does not count
         if len(before) < len(continuations[row]) and not any(text in hf.tokenizer.decode(before) for text in stop):
-            texts[row] = no_text(len(prompts[row].tokens), len(before))
-    return texts
+            continuations[row], sound[row] = before, False
+    return [*map(Continuation, continuations, sound)]
 
 
 def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Sequence[int] | None) -> None:
@@ -152,8 +197,8 @@ def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Se
             raise NonFiniteError(f"Expected finite logits, found NaN or infinity for token {first} of an answer")
 
 
-def _same_answers(prompts: Sequence[Prompt], settings: Sequence[Any]) -> list[Same]:
-    """Returns, for each setting, the requests to run, each with all requests that have its answer.
+def _same_answers(prompts: Sequence[Prompt], settings: Sequence[Any]) -> list[list[list[int]]]:
+    """Returns, for each setting, indices of requests; those with the same answer together.
 
     Equal prompts have equal greedy continuations; every sampled continuation is drawn anew.
     """
@@ -161,4 +206,4 @@ def _same_answers(prompts: Sequence[Prompt], settings: Sequence[Any]) -> list[Sa
     for index, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):
         once = index if setting.get("do_sample") else prompt.tokens.tobytes()
         groups[json.dumps(setting, sort_keys=True, default=str)][once].append(index)
-    return [{indices[0]: indices for indices in group.values()} for group in groups.values()]
+    return [[*group.values()] for group in groups.values()]

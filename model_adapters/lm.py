@@ -20,7 +20,7 @@ from sbeval.checkpoints import LoadedCheckpoint, check_weights, register_fla_mod
 from sbeval.checkpoints.values import check_generation
 from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError, first_line
-from sbeval.model_adapters import generation, probing, scoring
+from sbeval.model_adapters import generation, scoring
 from sbeval.model_adapters.answers import check_scores
 from sbeval.model_adapters.loading import (
     InPlaceOfAutoClass,
@@ -186,13 +186,13 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
         """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
-        return probing.target_logprobs(self._causal(TARGET_LOGPROBS), requests, quiet=disable_tqdm)
+        return scoring.target_logprobs(self._causal(TARGET_LOGPROBS), requests, quiet=disable_tqdm)
 
     def attention_span(self, requests: list[Instance], disable_tqdm: bool = False) -> list[list[list[Any]]]:
         """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
         session = self._causal(ATTENTION_SPAN)
         warn_of_other_tokens(self.tokenizer, [request.args[0] for request in requests])
-        return probing.attention_span(session, requests, quiet=disable_tqdm)
+        return scoring.attention_span(session, requests, quiet=disable_tqdm)
 
     def _causal(self, request_type: str) -> Session:
         if self.session is None:

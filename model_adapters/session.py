@@ -1,6 +1,7 @@
 """What every request needs: the model's scorer and RoPE; the run's limits, meter and response cache."""
 
 import dataclasses
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -32,11 +33,18 @@ class Meter:
 
     tokens: int = 0
     seconds: float = 0.0
+    _since: float = 0.0
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """Adds one finished batch."""
+    def begin(self) -> None:
+        """Counts the time of the next batch from now."""
+        self._since = time.perf_counter()
+
+    def add(self, tokens: int) -> None:
+        """Adds a finished batch, and counts the time of the next from now."""
+        now = time.perf_counter()
         self.tokens += tokens
-        self.seconds += seconds
+        self.seconds += now - self._since
+        self._since = now
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -1,8 +1,8 @@
-"""Prompts to tokens, and tokens to answers."""
+"""Prompts to tokens, and tokens to answers: where stop sequences end them, and the text up to there."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
@@ -10,21 +10,57 @@ from numpy.typing import NDArray
 
 from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError
-from sbeval.model_adapters.decoding.stops import StopSequences
 from sbeval.scoring.non_finite import NoText
 
+_MORE_TOKENS = 2  # a stop sequence may be generated in more tokens than it is encoded in
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+
+class StopSequences:
+    """Stop sequences of one tokenizer, searched token by token as in lm-eval's `hf`.
+
+    Args:
+        tokenizer: encodes them, and decodes what is generated.
+        texts: the stop sequences.
+
+    Attributes:
+        texts: the same.
+    """
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
+        self.texts = texts
+        self._tokenizer = tokenizer
+        self._looks = [(text, len(tokenizer.encode(text, add_special_tokens=False)) + _MORE_TOKENS) for text in texts]
+
+    def end(self, tokens: Sequence[int], looked: int) -> int | None:
+        """Returns the number of tokens up to the one that completes the first stop sequence, None without one.
+
+        Args:
+            tokens: what was generated.
+            looked: how many of them were searched before.
+        """
+        if not self._looks or looked >= len(tokens):
+            return None
+        farthest = max(back for _, back in self._looks)
+        recent = self._tokenizer.decode(tokens[max(0, looked + 1 - farthest) :])
+        near = [(text, back) for text, back in self._looks if text in recent]
+        for end in range(looked + 1, len(tokens) + 1 if near else 0):
+            if any(text in self._tokenizer.decode(tokens[max(0, end - back) : end]) for text, back in near):
+                return end
+        return None
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
 class Text:
     """A prompt to continue.
 
     Attributes:
-        key: names the text when its answer is given.
+        key: names the text beside its answer.
         prompt: tokens, at least one.
         budget_tokens: most tokens to generate.
         stops: stop sequences, which end its answer as end tokens do.
         fewest_new_tokens: the answer has at least so many before a token of `Terms.not_early`.
         answer: tokens generated so far; grows.
+        done: whether the answer is complete.
     """
 
     key: int
@@ -33,6 +69,7 @@ class Text:
     stops: StopSequences
     fewest_new_tokens: int = 0
     answer: list[int] = dataclasses.field(default_factory=list)
+    done: bool = False
 
     @property
     def so_far(self) -> NDArray[np.int64]:
@@ -45,9 +82,8 @@ class Text:
         return len(self.prompt) + self.budget_tokens
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """What was generated for a text.
+class Continuation(NamedTuple):
+    """What was generated for a prompt.
 
     Attributes:
         tokens: up to the first end token or completed stop sequence, inclusive.

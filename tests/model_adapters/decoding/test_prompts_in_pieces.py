@@ -10,7 +10,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbeval.model_adapters.decoding import prompts, schedule
+from sbeval.model_adapters.decoding import schedule
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import ARCHITECTURES, Checkpoints, english, instances
@@ -64,7 +64,7 @@ def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
 ) -> None:
     lm = StickBreakingLM(str(checkpoint(architecture)), device=DEVICE, dtype="float32", batch_size=2)
     expected = answers(lm)
-    monkeypatch.setattr(prompts, "FEWEST_PIECE_TOKENS", 4)
+    monkeypatch.setattr(schedule, "FEWEST_PIECE_TOKENS", 4)
     shapes: list[tuple[int, ...]] = []
 
     def little_memory(module: Any, arguments: Any, keywords: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
             if shape[0] * shape[1] > 11:
                 raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
+    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
     hook = lm.model.base_model.register_forward_pre_hook(little_memory, with_kwargs=True)
     with caplog.at_level(logging.WARNING):
         assert answers(lm) == expected

@@ -125,9 +125,7 @@ def test_rope_scaling_holds_for_each_request(
     options = {"rope_scaling": scaling, "training_length": 16}
     found = answers(adapter(folder, **options))
     assert in_slots
-    monkeypatch.setattr(
-        "sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: "compared with the other way"
-    )
+    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: "compared with the other way")
     assert found == answers(adapter(folder, **options))
     assert found != answers(adapter(folder))
 

@@ -132,7 +132,7 @@ def test_decoding_runs_the_decode_kernel_on_the_cache_as_it_lies(
         calls.append((q.shape[2], k.is_contiguous(), seq_start is not None))
         return own(q, k, v, scale, current, seq_start, *args, **kwargs)
 
-    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: "this is another loop")
+    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: "this is another loop")
     monkeypatch.setattr(triton_decode, "FEWEST_KEYS", 16)  # so that short prompts will do
     monkeypatch.setattr("sbeval.attention.impl.triton.function.decode", watched)
     texts = []
