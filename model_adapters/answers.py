@@ -59,7 +59,7 @@ class Answers(Generic[Key, Response]):
 
     Args:
         session: whose response cache keeps them.
-        request_type: the name of the requests, in the response cache and beside the bar.
+        request_type: as the response cache and the bar name it.
         arguments: those of each request, by the key under which its answer is given.
         steps: length of the bar if it counts parts of answers.
         quiet: whether to hide the bar.
@@ -136,12 +136,7 @@ class Answers(Generic[Key, Response]):
 class AnswersOnce(Answers[Request, Response]):
     """The answers to requests of this project's types, which lm-eval itself never looks up in its response cache.
 
-    Args:
-        session: has the response cache to look in.
-        requests: what is asked for; equal arguments are answered once.
-        request_type: the name of the requests.
-        named: makes a request from its arguments.
-        quiet: whether to hide the progress bar.
+    Equal requests are answered once.
 
     Attributes:
         todo: the requests that the cache does not hold.

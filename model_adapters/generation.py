@@ -29,8 +29,7 @@ from sbeval.model_adapters.decoding.texts import (
 )
 from sbeval.model_adapters.decoding.together import prompts_together
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.speed.decoding import steps_without_plans
-from sbeval.model_adapters.speed.growing_cache import growing_cache
+from sbeval.model_adapters.speed.generating import growing_cache, steps_without_plans
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
 from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError
 
@@ -47,14 +46,7 @@ def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device)
 
 
 def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, quiet: bool) -> list[str]:
-    """Returns the continuation of each prompt up to its first stop sequence.
-
-    Args:
-        session: of the model.
-        hf: lm-eval's Hugging Face model, which encodes prompts and generates.
-        requests: what is asked for.
-        quiet: whether to hide progress bars.
-    """
+    """Returns the continuation of each prompt up to its first stop sequence."""
     settings = [normalize_gen_kwargs(request.args[1], hf.max_gen_toks) for request in requests]
     encoded = encode_prompts(hf, [request.args[0] for request in requests], quiet=quiet or session.quiet)
     session.check_tokens((request_name(request), [tokens]) for request, tokens in zip(requests, encoded, strict=True))
@@ -91,14 +83,9 @@ def generated(
     prompts: Sequence[Prompt],
     settings: Sequence[Mapping[str, Any]],
 ) -> Continuations:
-    """Continues prompts, in slots where that is possible, and yields each as soon as it is complete.
+    """Continues prompts, in slots where that is possible, and yields each request's index as soon as it is complete.
 
-    Args:
-        session: of the model, whose meter begins before each continuation.
-        hf: lm-eval's Hugging Face model.
-        groups: indices of requests, those of one setting together.
-        prompts: of all requests.
-        settings: of all requests, as `normalize_gen_kwargs` returns them.
+    The session's meter begins before each. `groups` are indices of requests, those of one setting together.
     """
     slots = GenerationInSlots(session, hf)
 
@@ -182,12 +169,7 @@ def _generate(
 
 
 def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Sequence[int] | None) -> None:
-    """Checks what an encoder-decoder model generated.
-
-    Args:
-        watch: noted its logits.
-        decoded: its rows, from the token that begins every answer.
-        ends: the tokens that end an answer.
+    """Checks what an encoder-decoder model generated under a watch: rows from the token that begins every answer.
 
     Raises:
         NonFiniteError: logits were NaN or infinite before an answer was complete.

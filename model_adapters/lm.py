@@ -14,9 +14,18 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import has_bos_prefix
 from torch import Tensor
+from transformers import PretrainedConfig
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-from sbeval.checkpoints import LoadedCheckpoint, check_weights, register_fla_models
+from sbeval.checkpoints import (
+    LoadedCheckpoint,
+    check_weights,
+    checkpoint_format,
+    load_checkpoint,
+    register_fla_models,
+    released_format,
+)
+from sbeval.checkpoints.load import FoundFormat
 from sbeval.checkpoints.values import check_generation
 from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError, first_line
@@ -25,8 +34,8 @@ from sbeval.model_adapters.answers import check_scores
 from sbeval.model_adapters.loading import (
     InPlaceOfAutoClass,
     WholeFrom,
+    check_kv_expand,
     check_tokenizer,
-    find_released,
     fit_tokenizer,
     loading,
     refuse_transformers_arguments,
@@ -36,13 +45,11 @@ from sbeval.model_adapters.loading import (
     whole_adapter,
 )
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
-from sbeval.model_adapters.record import choose_kernels, model_record
-from sbeval.model_adapters.response_cache import run_settings, stamp
+from sbeval.model_adapters.record import choose_kernels, model_record, run_settings, stamp
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.processes import ranks
-from sbeval.scoring.non_finite import FiniteWatch
-from sbeval.scoring.null_metrics import record_nulls
+from sbeval.scoring.non_finite import FiniteWatch, record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs
 
 
@@ -66,6 +73,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         check_shared_arguments(kwargs)
         self.arguments = dict(kwargs)
         self.loaded: LoadedCheckpoint | None = None
+        self._format: FoundFormat = (None, {})
         self.skip_threshold: float | None = None
         self.session: Session | None = None
         self._encoded: dict[str, list[int]] = {}
@@ -97,7 +105,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             )
         if self.backend == "causal":
             fit_tokenizer(self.model, self.tokenizer)
-            check_tokenizer(self)
+            in_a_folder = isinstance(pretrained, str) and Path(pretrained).is_dir()
+            check_tokenizer(self, self._format[1] if in_a_folder else {})
             warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
@@ -202,38 +211,46 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         with loading(pretrained, "a model"):
             if not kwargs.get("gguf_file") and not kwargs.get("subfolder"):
-                self.loaded = find_released(
-                    pretrained,
-                    revision=kwargs["revision"],
-                    dtype=self.arguments.get("dtype", "auto"),
-                    device=self.device,
-                    kv_expand=self.options.kv_expand,
-                    trust_remote_code=bool(kwargs.get("trust_remote_code")),
-                )
-            if self.loaded is None:
-                check_weights(Path(pretrained).expanduser() / kwargs.get("subfolder", ""))
-                register_fla_models()
-                super()._get_config(pretrained, **kwargs)
-            else:
-                self._config = self.loaded.model.config
-        say_format(pretrained, self._config, self.loaded)
+                self._format = released_format(pretrained, kwargs["revision"])
+                check_kv_expand(pretrained, self._format[0], self.options.kv_expand)
+            released, source = self._format
+            if released is not None:
+                self._config = PretrainedConfig()  # until the weights are read, which tell more than config.json does
+                return
+            check_weights(Path(pretrained).expanduser() / kwargs.get("subfolder", ""), source)
+            register_fla_models()
+            super()._get_config(pretrained, **kwargs)
+        say_format(pretrained, checkpoint_format(self._config))
 
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:
-        own = self.loaded is not None or getattr(config, "model_type", None) == "sbeval"
-        super()._get_backend(config, backend="causal" if own and backend == "default" else backend, **kwargs)
+        causal = self._format[0] is not None or getattr(config, "model_type", None) == "sbeval"
+        super()._get_backend(config, backend="causal" if causal and backend == "default" else backend, **kwargs)
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
         with loading(tokenizer or pretrained, "a tokenizer"):
             super()._create_tokenizer(pretrained, tokenizer, **kwargs)
 
     def _create_model(self, pretrained: str, **kwargs: Any) -> None:
-        if self.loaded is not None:
-            refuse_transformers_arguments(self.loaded.format, kwargs)
-        own_class = self.AUTO_MODEL_CLASS
-        self.AUTO_MODEL_CLASS = WholeFrom(own_class) if self.loaded is None else InPlaceOfAutoClass(self.loaded)
+        auto_class = self.AUTO_MODEL_CLASS
         with loading(pretrained, "a model's weights"), whole_adapter(kwargs.get("peft")):
+            if self._format[0] is None:
+                self.AUTO_MODEL_CLASS = WholeFrom(auto_class)
+            else:
+                self.loaded = load_checkpoint(
+                    pretrained,
+                    dtype="auto" if kwargs["dtype"] is None else kwargs["dtype"],
+                    device=self.device,
+                    kv_expand=self.options.kv_expand,
+                    trust_remote_code=bool(kwargs["trust_remote_code"]),
+                    revision=kwargs["revision"],
+                    found_format=self._format,
+                )
+                self._config = self.loaded.model.config
+                say_format(pretrained, self.loaded.format)
+                refuse_transformers_arguments(self.loaded.format, kwargs)
+                self.AUTO_MODEL_CLASS = InPlaceOfAutoClass(self.loaded.model)
             super()._create_model(pretrained, **kwargs)
-        self.AUTO_MODEL_CLASS = own_class
+        self.AUTO_MODEL_CLASS = auto_class
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Returns every process's tensor."""

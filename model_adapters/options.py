@@ -144,11 +144,6 @@ class AdapterOptions(Settings):
 def check_early(arguments: Mapping[str, Any], *, device: Any = None, batch_size: Any = None) -> None:
     """Checks what can be checked of a model's arguments before torch is imported: types, names, folder and device.
 
-    Args:
-        arguments: as `--model_args` has them.
-        device: as `--device` has it, None for none named.
-        batch_size: as `--batch_size` has it, likewise.
-
     Raises:
         UserError: naming the argument, what it may be and what it is.
     """

@@ -16,20 +16,14 @@ from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.windows import LoadedWindow, ScoredWindow
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
-from sbeval.scoring.pending import PendingScores, to_device
-from sbeval.scoring.scorer import Prefix
+from sbeval.scoring.scorer import PendingScores, Prefix, to_device
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.context_parallel")
 
 
 class RunScores(NamedTuple):
-    """Scores of one run of targets.
-
-    Attributes:
-        logprobs: float32, one per target, in nats.
-        greedy: whether every target is the model's most probable token.
-    """
+    """Log-probabilities of one run of targets, float32 in nats, and whether every target is the most probable token."""
 
     logprobs: NDArray[np.float32]
     greedy: bool
@@ -47,16 +41,10 @@ Scored = tuple[int, list[RunScores]]
 def scored(
     session: Session, windows: Mapping[int, ScoredWindow], *, batches: BatchLimits, name: Callable[[int], str]
 ) -> Generator[Scored, None, None]:
-    """Scores every window, longest first, and yields each as its batch finishes.
+    """Scores every window, longest first, and yields each as its batch finishes; `name` names the request of a window.
 
     While the scores of one batch are read, the device computes the next `batches_ahead`. Even if an error ends the
     loop, the scores of batches already started are yielded first.
-
-    Args:
-        session: of the model.
-        windows: what is scored, by its number.
-        batches: what a batch may hold.
-        name: names the request of a window.
 
     Raises:
         UserError: the model has no positions for a window.
@@ -155,12 +143,7 @@ def _scored_together(
 
 
 class PendingBatch(NamedTuple):
-    """Scores of a batch that a device may still be computing.
-
-    Attributes:
-        scores: of all targets, one run after another.
-        run_tokens: number of targets in each run of each window.
-    """
+    """Scores of a batch that a device may still be computing, and the number of targets in each run of each window."""
 
     scores: PendingScores
     run_tokens: list[list[int]]
@@ -181,13 +164,10 @@ def start_batch(
     after: Prefix | None = None,
     start: Callable[..., PendingScores] | None = None,
 ) -> PendingBatch:
-    """Starts to score each run of each window, in one call of the model.
+    """Starts to score each run of each window, padded here on the right, in one call of the model.
 
-    Args:
-        session: of the model.
-        batch: windows, padded here on the right.
-        after: the prefix of the windows' inputs, from `TokenScorer.read`.
-        start: `ContextParallelScorer.start_together` if other processes score the same batch; None means `start`.
+    A prefix of all inputs, from `TokenScorer.read`, may stand before them. `start` is another method than the scorer's
+    own if other processes score the same batch.
     """
     longest = max(len(window.inputs) for window in batch)
     input_ids = np.zeros((len(batch), longest), dtype=np.int64)

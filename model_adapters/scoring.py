@@ -36,13 +36,9 @@ from sbeval.scoring.spans import attention_spans
 def loglikelihood(
     session: Session, requests: Sequence[Instance], pairs: Sequence[tuple[list[int], list[int]]], *, quiet: bool
 ) -> list[tuple[float, bool]]:
-    """Returns the log-likelihood of each continuation in nats, and whether it is the most probable one.
+    """Returns each continuation's log-likelihood in nats, and whether it is the most probable one.
 
-    Args:
-        session: scores the tokens.
-        requests: what is asked for.
-        pairs: tokens of each request's context and continuation.
-        quiet: shows no progress bar.
+    `pairs` are the tokens of each request's context and continuation.
     """
     session.check_tokens((request_name(request), pair) for request, pair in zip(requests, pairs, strict=True))
     contexts = fit_contexts(session, pairs, [request.task_name for request in requests])
@@ -74,15 +70,7 @@ def loglikelihood(
 def loglikelihood_rolling(
     session: Session, requests: Sequence[Instance], texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
 ) -> list[float]:
-    """Returns the log-likelihood of each text in nats, in windows as `hf` cuts them.
-
-    Args:
-        session: scores the tokens.
-        requests: what is asked for.
-        texts: tokens of each request's text.
-        lead_in: token that stands before the first of each.
-        quiet: shows no progress bar.
-    """
+    """Returns the log-likelihood of each text's tokens in nats, in windows as `hf` cuts them, after a lead-in."""
     session.check_tokens(
         (request_name(request), [text, [lead_in]]) for request, text in zip(requests, texts, strict=True)
     )

@@ -141,10 +141,7 @@ class Session:
         return torch.autocast(device_type=self.device.type, dtype=mixed, enabled=mixed is not None)
 
     def check_tokens(self, requests: Iterable[tuple[str, Iterable[Sequence[int] | NDArray[Any]]]]) -> None:
-        """Checks, before anything runs, that the model has an embedding for every token.
-
-        Args:
-            requests: the name of each, and its sequences of token ids.
+        """Checks, before anything runs, that the model has an embedding for every token of requests and their names.
 
         Raises:
             UserError: a token has no embedding; the message names the request.

@@ -29,12 +29,7 @@ _BIG_ENDIAN = np.dtype(">u4")
 
 
 class Worthwhile(NamedTuple):
-    """The smallest group for which reading its prefix separately saves time.
-
-    Attributes:
-        prefix_tokens: shortest prefix.
-        saved_tokens: fewest tokens saved, over all inputs of a group.
-    """
+    """The smallest group worth reading its prefix separately: shortest prefix, and tokens saved over all inputs."""
 
     prefix_tokens: int
     saved_tokens: int
@@ -62,12 +57,8 @@ def shared_prefixes(
     """Groups inputs by shared prefix, longest prefix first; an input may be in no group.
 
     Inputs are sorted and taken in order; each joins the current group if that saves at least as many tokens. Inputs
-    more than twice as long as the prefix are left out of its group, since they gain little.
-
-    Args:
-        inputs: tokens of each model input.
-        scored_from: position of each input's first scored output; no token from there on is shared.
-        worthwhile: the smallest group.
+    more than twice as long as the prefix are left out of its group, since they gain little. No token is shared from the
+    position on whose output an input is first scored.
     """
     # big-endian bytes sort and compare as tokens do, but faster
     packed = [np.asarray(tokens, dtype=_BIG_ENDIAN).tobytes() for tokens in inputs]
@@ -96,11 +87,6 @@ def scored_after_prefixes(
     """Scores windows that share prefixes, and yields each.
 
     Stops early if the model cannot continue from a prefix or memory runs out; run the remaining windows whole.
-
-    Args:
-        session: of the model.
-        windows: what is scored.
-        name: names the request of a window.
 
     Raises:
         UserError: the model has no positions for such a window.
@@ -166,23 +152,16 @@ def _common(one: bytes, other: bytes) -> int:
 
 
 class SharedWindow(NamedTuple):
-    """One window to run for several requests.
-
-    Attributes:
-        run: the window; it scores every target of every member.
-        members: requests, each with its slice of the window's scores.
-    """
+    """One window to run for several requests, each with its slice of the window's scores."""
 
     run: TokenLogprobsRequest
     members: list[tuple[TokenLogprobsRequest, slice]]
 
 
 def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> list[SharedWindow]:
-    """Returns the windows to run, in the order of their first requests.
+    """Returns the windows to run for different requests, in the order of the first of each.
 
-    Args:
-        requests: what is asked for, without duplicates.
-        nested: whether a longer window's scores may serve a shorter one with the same lead-in and first target.
+    If `nested`, a longer window's scores may serve a shorter one with the same lead-in and first target.
     """
     groups: dict[object, list[TokenLogprobsRequest]] = {}
     for request in requests:

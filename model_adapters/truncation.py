@@ -15,13 +15,7 @@ OWN_TASKS = "sb_"
 
 
 class Prompt(NamedTuple):
-    """One prompt as the model reads it.
-
-    Attributes:
-        tokens: int64 [P], those that fit.
-        budget_tokens: most tokens to generate.
-        cut_tokens: how many were cut on the left.
-    """
+    """The tokens of a prompt that fit, int64 [P], the most tokens to generate, and how many were cut on the left."""
 
     tokens: NDArray[np.int64]
     budget_tokens: int
@@ -29,12 +23,7 @@ class Prompt(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Model inputs whose outputs score a continuation.
-
-    Attributes:
-        inputs: context and all but the last token of the continuation.
-        cut_tokens: how many were cut on the left.
-    """
+    """Model inputs that score a continuation, all of it but the last token, and how many were cut on the left."""
 
     inputs: tuple[int, ...]
     cut_tokens: int

@@ -26,12 +26,7 @@ class LoadedWindow(NamedTuple):
 
 
 class ScoredWindow(NamedTuple):
-    """A window whose tokens are fetched when its batch is run.
-
-    Attributes:
-        length: number of model inputs.
-        load: returns the tokens.
-    """
+    """A window of so many model inputs, whose tokens are fetched when its batch is run."""
 
     length: int
     load: Callable[[], LoadedWindow]
@@ -46,12 +41,8 @@ def window_of(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> Sc
 def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> list[ScoredWindow]:
     """Returns the windows of `loglikelihood_rolling`: every token is a target once, after up to `max_length` inputs.
 
-    They are lm-eval's windows with one token of context. The last takes inputs from the one before to be full.
-
-    Args:
-        tokens: a text.
-        lead_in: the token fed before its first token.
-        max_length: most inputs of a window.
+    They are lm-eval's windows with one token of context, the lead-in before the first. The last takes inputs from the
+    one before to be full.
     """
 
     def load(first: int, stop: int, scored: int) -> LoadedWindow:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sbeval.model_adapters.speed.linear import AlignedLinear
-from sbeval.model_adapters.speed.mlp import FusedGatedMLP
+from sbeval.model_adapters.speed.parts import FusedGatedMLP
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp.dense import UNGATED
 from sbeval.models.rope import cos_sin
@@ -42,12 +42,7 @@ class _Block:
 
 
 class FusedBlocks:
-    """The blocks of a model, for steps of one slot: with more rows, the library's matrix products are faster.
-
-    Args:
-        model: a causal language model.
-        blocks: its blocks.
-    """
+    """The blocks of a model, for steps of one slot: with more rows, the library's matrix products are faster."""
 
     def __init__(self, model: Any, blocks: list[_Block]) -> None:
         self._model, self._blocks = model, blocks
@@ -71,13 +66,7 @@ class FusedBlocks:
         return cls(model, [_block_of(layer, model.config) for layer in layers])
 
     def logits(self, token_11: Tensor, cache: SlotCache, rope: Any | None) -> Tensor:
-        """Returns logits [1, V] of a step.
-
-        Args:
-            token_11: the newest tokens.
-            cache: slots, whose step has begun.
-            rope: frequencies of a model of this family; None uses a transformers model's own rotary module.
-        """
+        """Returns logits [1, V] of a step that has begun; a transformers model, which has no `rope`, rotates by itself."""
         model, config = self._model, self._model.config
         hidden_1E = model.get_input_embeddings()(token_11)[:, 0]
         own = isinstance(model, SbevalForCausalLM)

@@ -69,12 +69,7 @@ Continuations = Generator[tuple[int, Continuation], None, None]
 
 
 def generate(model: Any, texts: Sequence[Text], terms: Terms) -> Continuations:
-    """Continues every text greedily.
-
-    Args:
-        model: one for which `served.why_not_model` returns None.
-        texts: what to continue; texts of about the same length share slots of one size.
-        terms: limits, end tokens and parts of the model.
+    """Continues every text greedily, in slots that texts of about the same length share.
 
     Raises:
         DoesNotFit: one text alone is too large for the memory.
@@ -236,15 +231,11 @@ def slot_bytes(model: Any, room_tokens: int) -> int:
 
 
 class PromptReader:
-    """Reads prompts into free slots.
+    """Reads prompts into free slots, the longest of `waiting` first, at most `prompt_tokens` at once, padding included.
 
-    When memory runs out, half as many tokens are read at once from then on: fewer prompts, and then pieces of one.
-    When it runs out for the smallest piece, reading waits until running texts are done; nothing is generated twice.
-
-    Args:
-        stepper: the model and its slots.
-        waiting: texts, longest first; texts that have been read are removed.
-        prompt_tokens: most tokens read at once, padding included; a longer prompt is read alone.
+    A longer prompt is read alone. When memory runs out, half as many tokens are read at once from then on: fewer
+    prompts, and then pieces of one. When it runs out for the smallest piece, reading waits until running texts are
+    done; nothing is generated twice.
     """
 
     def __init__(self, stepper: Stepper, waiting: deque[Text], prompt_tokens: int) -> None:
@@ -253,11 +244,7 @@ class PromptReader:
         self._full = False
 
     def read(self, free: Sequence[int], *, alone: bool) -> list[tuple[int, Text]]:
-        """Reads as many prompts as there are free slots, and returns each with its slot.
-
-        Args:
-            free: slots.
-            alone: no text is running.
+        """Reads as many prompts as there are free slots, and returns each with its slot; `alone` if no text is running.
 
         Raises:
             RuntimeError: memory ran out for a piece of one prompt while nothing else runs.

@@ -53,12 +53,7 @@ _NO_ROOM = (
 
 
 class GenerationInSlots:
-    """Greedy requests, generated side by side in slots.
-
-    Args:
-        session: of the model.
-        hf: lm-eval's Hugging Face model.
-    """
+    """Greedy requests, generated side by side in slots."""
 
     def __init__(self, session: Session, hf: Any) -> None:
         self._session, self._hf = session, hf
@@ -104,14 +99,7 @@ class GenerationInSlots:
         settings: Sequence[Mapping[str, Any]],
         read: ReadPrompt | None = None,
     ) -> Continuations:
-        """Generates the answers of requests that `serves` accepts, and yields each with the request's index.
-
-        Args:
-            indices: of the requests to run.
-            prompts: of all requests.
-            settings: of all requests, as `normalize_gen_kwargs` returns them.
-            read: reads the prompt, when there is one request; None has the model read prompts.
-        """
+        """Generates the answers of requests that `serves` accepts; `read` reads the prompt, if there is one request."""
         session, hf = self._session, self._hf
         ends = hf.model.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else list(ends or ())
@@ -152,12 +140,7 @@ class GenerationInSlots:
 
 
 def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
-    """Returns why requests with an lm-eval setting cannot be generated in slots, None if they can.
-
-    Args:
-        model: its generation config may ask for more than greedy decoding.
-        setting: as `normalize_gen_kwargs` returns it.
-    """
+    """Returns why requests with a setting of `normalize_gen_kwargs` cannot be generated in slots, None if they can."""
     if setting.get("do_sample"):
         return "tokens are sampled"
     unknown = sorted(set(setting) - _SETTINGS - _OF_SAMPLING)
@@ -175,9 +158,6 @@ def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
 
 def why_not_model(hf: Any) -> str | None:
     """Returns why a model cannot generate in slots, None if it can; the answer is found by trying.
-
-    Args:
-        hf: lm-eval's Hugging Face model.
 
     Raises:
         DoesNotFit: memory does not suffice for trying.

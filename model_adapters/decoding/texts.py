@@ -16,15 +16,7 @@ _MORE_TOKENS = 2  # a stop sequence may be generated in more tokens than it is e
 
 
 class StopSequences:
-    """Stop sequences of one tokenizer, searched token by token as in lm-eval's `hf`.
-
-    Args:
-        tokenizer: encodes them, and decodes what is generated.
-        texts: the stop sequences.
-
-    Attributes:
-        texts: the same.
-    """
+    """Stop sequences of one tokenizer, searched token by token as in lm-eval's `hf`."""
 
     def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
         self.texts = texts
@@ -34,9 +26,7 @@ class StopSequences:
     def end(self, tokens: Sequence[int], looked: int) -> int | None:
         """Returns the number of tokens up to the one that completes the first stop sequence, None without one.
 
-        Args:
-            tokens: what was generated.
-            looked: how many of them were searched before.
+        The first `looked` tokens were searched before.
         """
         if not self._looks or looked >= len(tokens):
             return None
@@ -95,13 +85,7 @@ class Continuation(NamedTuple):
 
 
 def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
-    """Returns each prompt's tokens, with BOS as the tokenizer or `add_bos_token` says unless the text begins with it.
-
-    Args:
-        hf: lm-eval's Hugging Face model.
-        texts: the prompts.
-        quiet: whether to hide the progress bar.
-    """
+    """Returns each prompt's tokens, with BOS as tokenizer or `add_bos_token` say unless the text begins with it."""
     bos = getattr(hf.tokenizer, "bos_token", None)
     begins = [has_bos_prefix(text, bos) for text in texts]
     encoded: dict[int, list[int]] = {}
@@ -115,12 +99,7 @@ def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[i
 
 
 def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
-    """Returns a row of generated tokens without padding, which fills it while other rows of its batch go on.
-
-    Args:
-        tokens: what was generated.
-        ends: the tokens that end an answer; the first one found is kept.
-    """
+    """Returns generated tokens up to the first end token: padding follows while other rows of a batch go on."""
     ends = [ends] if isinstance(ends, int) else list(ends or ())
     first = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
     return tokens[: first + 1]
@@ -129,11 +108,7 @@ def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
 def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_end_token: str | int | None) -> str:
     """Returns the text of a continuation up to its first stop sequence, without the model's thinking.
 
-    Args:
-        tokenizer: decodes the tokens; special tokens are left out.
-        tokens: what the model generated.
-        stop: stop sequences.
-        think_end_token: ends the thinking, as text or as a token id; None if the model does not think.
+    The thinking ends with a text or a token id, None if the model does not think.
     """
     thinks = isinstance(think_end_token, int)
     if thinks and think_end_token in tokens:

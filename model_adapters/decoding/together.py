@@ -27,15 +27,7 @@ def prompts_together(
 ) -> Iterator[tuple[int, ReadPrompt]]:
     """Yields the requests of this process that have a long prompt, each with what reads it; helps to read the others'.
 
-    Args:
-        session: of the model.
-        hf: lm-eval's Hugging Face model.
-        indices: of this process's requests.
-        prompts: of all requests.
-        settings: of all requests, as `normalize_gen_kwargs` returns them.
-
-    Yields:
-        An index, and a function to be called once before the next: it reads all of the prompt but its last token.
+    That function is to be called once before the next request: it reads all of the prompt but its last token.
 
     Raises:
         DoesNotFit: memory ran out.
@@ -61,13 +53,7 @@ def prompts_together(
 
 
 class _Turn:
-    """Reads a prompt of each process that has one; all processes must call it once.
-
-    Args:
-        session: of the model.
-        scorer: of the group.
-        asked: the ranks that have a prompt, each with the tokens of prompt and answer.
-    """
+    """Reads a prompt of each rank in `asked`, beside its tokens and the answer's; all processes must call it once."""
 
     def __init__(self, session: Session, scorer: ContextParallelScorer, asked: Sequence[tuple[int, int]]) -> None:
         self._session, self._scorer, self._asked = session, scorer, asked

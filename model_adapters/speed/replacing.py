@@ -23,15 +23,9 @@ def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module 
 
 
 def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) -> Forward | None:
-    """Returns a copy of a function in which a name of its file means something else.
+    """Returns a copy of a function in which a global name means what `stand_in` makes of its value.
 
-    Args:
-        forward: the function, which stays as it is.
-        name: a global name.
-        stand_in: from what the name means to what it shall mean; None where there is nothing to stand in.
-
-    Returns:
-        The copy, or None where the function does not use the name or there is no stand-in.
+    None where the function does not use the name, or `stand_in` returns None.
     """
     if not isinstance(forward, types.FunctionType) or name not in forward.__code__.co_names:
         return None

@@ -12,7 +12,7 @@ V vocabulary.
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from transformers.cache_utils import DynamicLayer
 from sbeval.errors import UserError
 from sbeval.scoring.body import body_of, body_returns, no_cache, same_logits, unwrapped
 from sbeval.scoring.non_finite import check_finite
-from sbeval.scoring.pending import PendingScores, TokenScores, to_device
 from sbeval.scoring.requests import NonFinite
 
 logger = logging.getLogger(__name__)
@@ -32,6 +31,58 @@ Prefix = DynamicCache
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 """Logits held at once, by device: 64 MiB in fp32, and 128 MiB in bf16, enough positions to keep a GPU busy."""
+
+
+class TokenScores(NamedTuple):
+    """What scoring returns, on the CPU.
+
+    Attributes:
+        logprobs: float32 [N], log-probability of each target in nats.
+        greedy: bool [N], whether the target is the most probable token.
+    """
+
+    logprobs: Tensor
+    greedy: Tensor
+
+
+class PendingScores:
+    """Scores that a device may still be computing.
+
+    Args:
+        logprobs_N: float32 [N] on the device.
+        greedy_N: bool [N] on the device.
+        check: called with the log-probabilities on the CPU before they are handed out; may write to them.
+    """
+
+    def __init__(self, logprobs_N: Tensor, greedy_N: Tensor, check: Callable[[Tensor], None]) -> None:
+        self._check = check
+        self._copied: torch.cuda.Event | None = None
+        later = logprobs_N.is_cuda  # other devices say nothing of when a copy is complete
+        self._scores = TokenScores(*(x.to("cpu", non_blocking=later) for x in (logprobs_N, greedy_N)))
+        if later:
+            with torch.cuda.device(logprobs_N.device):
+                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._copied.record()
+
+    def result(self) -> TokenScores:
+        """Waits for the device, for this work alone.
+
+        Raises:
+            NonFiniteError: a log-probability is not finite.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._check(self._scores.logprobs)
+        return self._scores
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies whole numbers from the CPU to a device without waiting for the work a GPU has been given before."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        pinned.numpy()[...] = tensor.numpy()
+        return pinned.to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class TokenScorer:
@@ -64,8 +115,7 @@ class TokenScorer:
         """Scores tokens as `start` does, and waits for the result.
 
         Raises:
-            NonFiniteError: a log-probability is not finite.
-            UserError: the model does not know a target.
+            NonFiniteError, UserError: as there, and in `PendingScores`.
         """
         return self.start(input_ids_BL, row_N, position_N, target_N, after=after).result()
 

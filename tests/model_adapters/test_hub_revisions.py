@@ -12,7 +12,7 @@ from lm_eval.models.huggingface import HFLM
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.response_cache import run_settings
+from sbeval.model_adapters.record import run_settings
 from tests.checkpoints.layouts import dolomite, save
 from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
 

@@ -19,8 +19,7 @@ from sbeval.model_adapters.rope import RequestRope
 from sbeval.model_adapters.scored import scored
 from sbeval.model_adapters.session import Meter, Session
 from sbeval.model_adapters.windows import rolling_windows, window_of
-from sbeval.scoring.pending import PendingScores
-from sbeval.scoring.scorer import TokenScorer
+from sbeval.scoring.scorer import PendingScores, TokenScorer
 
 
 @settings(max_examples=100, deadline=None)

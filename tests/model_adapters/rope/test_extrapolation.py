@@ -124,7 +124,7 @@ def test_generation_goes_on_as_whole_texts_are_scored(architecture: str, asked: 
 
 
 def test_the_method_is_recorded_and_part_of_what_answers_depend_on(checkpoint: Checkpoints) -> None:
-    from sbeval.model_adapters.response_cache import run_settings
+    from sbeval.model_adapters.record import run_settings
 
     lm = load(checkpoint, "rope", extrapolation="self_extend:3:8")
     record = lm.get_model_info()["sbeval"]

@@ -14,7 +14,7 @@ from lm_eval.api.model import CachingLM
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import AdapterOptions
-from sbeval.model_adapters.response_cache import run_settings
+from sbeval.model_adapters.record import run_settings
 from tests.model_adapters.small import Checkpoints, english, instances
 
 LINES = [line for line in english().splitlines() if line]

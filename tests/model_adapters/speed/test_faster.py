@@ -9,11 +9,10 @@ import torch
 import transformers
 from torch import nn
 
+from sbeval.model_adapters.speed.attention import FusedRotation, fuse_rotations
 from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.model_adapters.speed.linear import AlignedLinear, align_linears
-from sbeval.model_adapters.speed.mlp import FusedGatedMLP, fuse_mlps
-from sbeval.model_adapters.speed.norm import FusedRMSNorm
-from sbeval.model_adapters.speed.rotation import FusedRotation, fuse_rotations
+from sbeval.model_adapters.speed.parts import FusedGatedMLP, FusedRMSNorm, fuse_mlps
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp.experts import Mixture
 from tests.model_adapters.small import ARCHITECTURES, odd

@@ -11,8 +11,8 @@ from transformers.cache_utils import DynamicLayer
 
 from sbeval.attention.impl.triton import decode as triton_decode
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.speed import growing_cache as module
-from sbeval.model_adapters.speed.growing_cache import GrowingLayer, growing_cache
+from sbeval.model_adapters.speed import generating as module
+from sbeval.model_adapters.speed.generating import GrowingLayer, growing_cache
 from tests.model_adapters.small import ARCHITECTURES, Checkpoints, english, instances
 
 LINES = [line for line in english().splitlines() if line][:6]

@@ -1,7 +1,8 @@
-"""Attention of transformers' models on long texts, where another kernel than PyTorch's own choice is faster.
+"""Attention of transformers' models with faster parts: rotary embeddings as one kernel, another kernel for long texts.
 
-A model's attention looks up its kernel by name in `ALL_ATTENTION_FUNCTIONS`. A module gets a copy of its forward in
-which that table has another entry for PyTorch's attention; transformers and other models keep theirs.
+The forward of an attention calls `apply_rotary_pos_emb` of its file by that name, and looks its kernel up in
+`ALL_ATTENTION_FUNCTIONS`. That forward is kept: a module gets a copy of it in which a name means something else, and
+transformers and other models stay as they are.
 """
 
 import functools
@@ -9,24 +10,87 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from sbeval.model_adapters.speed.replacing import Forward, with_name
 from sbeval.models.flex import has_tuned_size, long_causal_attention
+from sbeval.models.kernels.devices import runs_triton
+from sbeval.models.rope import rotate
 
-_NAME = "ALL_ATTENTION_FUNCTIONS"
+_ROTATION = "apply_rotary_pos_emb"
+_TABLE = "ALL_ATTENTION_FUNCTIONS"
 _CHANGING = ("softcap", "position_bias", "sliding_window", "cache", "s_aux", "output_attentions")
 """Keywords that ask for more than plain attention, or might."""
 LongAttention = Callable[..., Tensor | None]
 
 
+class FusedRotation:
+    """Stands in for `apply_rotary_pos_emb`, and calls it where the kernel would not do the same."""
+
+    def __init__(self, own: Forward) -> None:
+        self._own = own
+
+    def __call__(self, q_BHLD: Tensor, k_BGLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor, *args: Any, **kw: Any) -> Any:
+        """Returns the rotated queries and keys; cosine and sine hold each of their values twice."""
+        plain = args or kw or not cos_BLD.dtype == q_BHLD.dtype == k_BGLD.dtype
+        plain = plain or not all(_angles_fit(x, cos_BLD, sin_BLD) for x in (q_BHLD, k_BGLD))
+        if plain or q_BHLD.dtype == torch.float64 or not runs_triton(q_BHLD):
+            return self._own(q_BHLD, k_BGLD, cos_BLD, sin_BLD, *args, **kw)
+        from sbeval.models.kernels.rotary import rotate_in_one_pass
+
+        pairs = cos_BLD.shape[-1] // 2
+        cos_BLF, sin_BLF = cos_BLD[..., :pairs], sin_BLD[..., :pairs]
+        return tuple(rotate_in_one_pass(x, cos_BLF, sin_BLF) for x in (q_BHLD, k_BGLD))
+
+
+def _angles_fit(x_BHLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor) -> bool:
+    """Whether there is an angle for each position, or one row of them for all texts: the kernel broadcasts no more."""
+    if x_BHLD.dim() != 4 or cos_BLD.dim() != 3 or cos_BLD.shape != sin_BLD.shape:
+        return False
+    texts, positions, rotated = cos_BLD.shape
+    return texts in (1, len(x_BHLD)) and positions == x_BHLD.shape[2] and rotated <= x_BHLD.shape[3]
+
+
+def fuse_rotations(model: nn.Module) -> list[nn.Module]:
+    """Gives every attention module whose rotation is of the kernel's kind the kernel, and returns those modules."""
+    changed = []
+    for module in model.modules():
+        hooked = "forward" in vars(module)  # accelerate's, or a caller's
+        fused = None if hooked else _rotating(type(module).forward)
+        if fused is not None:
+            module.forward = types.MethodType(fused, module)
+            changed.append(module)
+    return changed
+
+
+@functools.cache
+def _rotating(forward: Forward) -> Forward | None:
+    return with_name(forward, _ROTATION, lambda own: FusedRotation(own) if turns_halves(own) else None)
+
+
+@torch.no_grad()
+def turns_halves(own: Forward) -> bool:
+    """Whether a function rotates pairs (x_f, x_{f + F}), as most models do; some rotate neighbours."""
+    generator = torch.Generator().manual_seed(0)
+    q_BHLD, k_BGLD = (torch.randn(2, heads, 3, 8, generator=generator) for heads in (2, 1))
+    cos_BLF, sin_BLF = torch.randn(2, 2, 3, 4, generator=generator)
+    try:
+        found = own(q_BHLD, k_BGLD, *(torch.cat([a, a], dim=-1) for a in (cos_BLF, sin_BLF)))
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return False
+    expected = (rotate(x, cos_BLF[:, None], sin_BLF[:, None]) for x in (q_BHLD, k_BGLD))
+    return isinstance(found, tuple) and all(
+        isinstance(f, Tensor) and f.shape == e.shape and torch.allclose(f, e, atol=1e-5)
+        for f, e in zip(found, expected, strict=False)
+    )
+
+
 class AttentionOfLongTexts:
     """Stands in for transformers' `sdpa_attention_forward`, and calls it for all but long plain causal attention.
 
-    Args:
-        attend: takes queries, keys, values and a scale, and returns None for what it leaves to the other.
-        own: that function.
+    That goes to `attend`, which returns None for what it leaves to the other.
     """
 
     def __init__(
@@ -69,12 +133,7 @@ class AttentionOfLongTexts:
 
 
 class AttentionTable:
-    """A model file's table of attention functions, but for the entry of PyTorch's attention.
-
-    Args:
-        own: that table.
-        attend: as `AttentionOfLongTexts` takes it.
-    """
+    """A model file's table of attention functions, but for the entry of PyTorch's attention."""
 
     def __init__(self, own: Any, attend: LongAttention) -> None:
         self._own = own
@@ -98,17 +157,13 @@ def fuse_long_attention(model: nn.Module, attend: LongAttention = long_causal_at
     """Gives attention modules whose heads are small enough the table above, and returns those modules.
 
     Those with a forward of their own stay as they are, unless it is one from `fuse_rotations`.
-
-    Args:
-        model: a model of transformers' classes.
-        attend: as `AttentionOfLongTexts` takes it.
     """
     changed = []
     for module in model.modules():
         head_dim = getattr(module, "head_dim", None)
         if not isinstance(head_dim, int) or not has_tuned_size(head_dim):
             continue
-        copied = _copied(_forward_of(module), attend)
+        copied = _with_table(_forward_of(module), attend)
         if copied is not None:
             module.forward = types.MethodType(copied, module)
             changed.append(module)
@@ -125,8 +180,8 @@ def _forward_of(module: nn.Module) -> Any:
 
 
 @functools.cache
-def _copied(forward: Any, attend: LongAttention) -> Forward | None:
+def _with_table(forward: Any, attend: LongAttention) -> Forward | None:
     def stand_in(own: Any) -> AttentionTable | None:
         return AttentionTable(own, attend) if hasattr(own, "get_interface") else None
 
-    return with_name(forward, _NAME, stand_in)
+    return with_name(forward, _TABLE, stand_in)
