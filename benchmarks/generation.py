@@ -46,6 +46,7 @@ from lm_eval.models.huggingface import HFLM
 from measuring import copy_bandwidth, machine, matrix_throughput
 
 from sbeval.model_adapters import scoring
+from sbeval.model_adapters.batching import SlotLimits
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.schedule import Terms, generate, slot_bytes
@@ -153,9 +154,7 @@ def continued(
     terms = Terms(
         end_tokens=[],
         not_early=[],
-        slots=slots,
-        most_tokens=None,
-        prompt_tokens=GPU_BATCH_TOKENS,
+        limits=SlotLimits(slots=slots, prompt_tokens=GPU_BATCH_TOKENS),
         recording=Recording(lm.model.device if recorded else torch.device("cpu")),
         fused=lambda: fused,
     )

@@ -38,6 +38,23 @@ class BatchLimits:
     same_length: bool = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SlotLimits:
+    """How many texts are generated side by side.
+
+    Attributes:
+        slots: most texts at a time, None for as many as memory holds.
+        most_slots: upper limit if `slots` is None; None if the user set no limit.
+        max_tokens: most tokens of all texts together, None for no limit but memory.
+        prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
+    """
+
+    slots: int | None
+    most_slots: int | None = None
+    max_tokens: int | None = None
+    prompt_tokens: int
+
+
 def run_in_batches(
     items: Sequence[Item],
     run: Callable[[Sequence[Item]], Result],

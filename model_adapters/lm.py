@@ -59,7 +59,6 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     Takes every argument of `hf`, and those of `AdapterOptions`. Encoder-decoder models run as they do in `hf`.
 
     Attributes:
-        options: our own arguments.
         arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
         loaded: the checkpoint, where its format is one that transformers does not know.
         skip_threshold: the one in force, None where every key is visited.

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from sbeval.checkpoints.facts import positive, text_config, training_length_tokens
 from sbeval.errors import UserError
 from sbeval.model_adapters.decoding.stepper import sliding_windows
-from sbeval.model_adapters.speed.attention import turns_halves
-from sbeval.model_adapters.speed.replacing import same_but_for_rounding, with_name
+from sbeval.model_adapters.speed.attention import turns_halves, with_attention
+from sbeval.model_adapters.speed.replacing import with_name
 from sbeval.models import SbevalModel
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies
 from sbeval.models.rope_scaling import held_rope_frequencies
+from sbeval.scoring.body import same_but_for_rounding
 
 GLOBAL_LAYERS = "full_attention"
 _SAMPLE_TOKENS = 8
@@ -32,20 +33,13 @@ Changes = list[tuple[nn.Module, dict[str, Any]]]
 
 
 class RequestRope:
-    """The RoPE scaling and the extrapolation of a run.
-
-    Args:
-        model: the model that is run.
-        scaling: from `parse_rope_scaling`; None leaves the checkpoint's own.
-        original_length_tokens: training length before any scaling, None takes the checkpoint's.
-        extrapolation: from `parse_extrapolation`; None attends as the model does.
+    """The RoPE scaling and the method of extrapolation of a run, from `parse_rope_scaling` and `parse_extrapolation`.
 
     Raises:
         UserError: a scaling or a method is given and the model has no rotary embeddings it could be applied to, or the
             method's numbers do not suit the training length.
 
     Attributes:
-        extrapolation: the method requests run with, None where there is none.
         in_force: the scaling requests run with, given or the checkpoint's own; None where there is none.
         by_length: the frequencies depend on the request's length, so that a batch holds one length only.
     """
@@ -201,28 +195,12 @@ def _is_hooked(module: nn.Module) -> bool:
 
 def _copied(forward: Any, attend: Callable[..., Any]) -> Any:
     """Returns an attention's forward that leaves rotation and attention to `attend`; None for any other forward."""
-    unrotated = with_name(forward, "apply_rotary_pos_emb", lambda own: _leave if turns_halves(own) else None)
-    return with_name(
-        unrotated, "ALL_ATTENTION_FUNCTIONS", lambda own: _Table(attend) if hasattr(own, "get_interface") else None
-    )
+    unrotated = with_name(forward, "apply_rotary_pos_emb", lambda rotate: _leave if turns_halves(rotate) else None)
+    return with_attention(unrotated, lambda function: attend)
 
 
 def _leave(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     return query, key
-
-
-class _Table:
-    """Stands in for a model file's table of attention functions: the same one by every name."""
-
-    def __init__(self, attend: Callable[..., Any]) -> None:
-        self._attend = attend
-
-    def __getitem__(self, name: str) -> Callable[..., Any]:
-        return self._attend
-
-    def get_interface(self, name: str, default: Any) -> Callable[..., Any]:
-        """Returns the function."""
-        return self._attend
 
 
 def _starts(mask_B1QK: Any) -> Tensor | None:

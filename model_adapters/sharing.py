@@ -40,12 +40,7 @@ ON_GPU = Worthwhile(256, 8192)
 
 
 class SharedPrefix(NamedTuple):
-    """Inputs that begin with the same tokens.
-
-    Attributes:
-        length: how many tokens they share; all lie before each input's first scored position.
-        members: indices of the inputs.
-    """
+    """Inputs that begin with so many tokens, all of which lie before each input's first scored position."""
 
     length: int
     members: list[int]

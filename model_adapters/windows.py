@@ -14,12 +14,7 @@ TokenIds = NDArray[np.int64]
 
 
 class LoadedWindow(NamedTuple):
-    """Model inputs, and one or more runs of targets that each end right after the last input.
-
-    Attributes:
-        inputs: int64 [L].
-        target_runs: int64 arrays of 1 to L tokens; the last token of each is predicted by the last input.
-    """
+    """Model inputs, int64 [L], and one or more runs of 1 to L targets that each end right after the last input."""
 
     inputs: TokenIds
     target_runs: list[TokenIds]

@@ -7,9 +7,8 @@ Shape suffixes: E hidden_size, F channels of the MLP, H query heads, G key/value
 vocabulary.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +25,7 @@ _WIDTH_MULTIPLE = 32
 _DTYPES = (torch.bfloat16, torch.float32)  # sums that are normed late might overflow fp16
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Block:
+class _Block(NamedTuple):
     """The parts of one block."""
 
     attention: Any
@@ -66,7 +64,7 @@ class FusedBlocks:
         return cls(model, [_block_of(layer, model.config) for layer in layers])
 
     def logits(self, token_11: Tensor, cache: SlotCache, rope: Any | None) -> Tensor:
-        """Returns logits [1, V] of a step that has begun; a transformers model, which has no `rope`, rotates by itself."""
+        """Returns logits [1, V] of a step that has begun; without `rope`, a transformers model rotates."""
         model, config = self._model, self._model.config
         hidden_1E = model.get_input_embeddings()(token_11)[:, 0]
         own = isinstance(model, SbevalForCausalLM)
@@ -150,17 +148,8 @@ def _block_of(layer: Any, config: Any) -> _Block:
     reason = _other_parts(attention, linears, norms, activation)
     if reason is not None:
         raise ValueError(reason)
-    return _Block(
-        attention=attention,
-        maps=maps,
-        output=attention.o_proj,
-        gated=gated,
-        down=mlp.down_proj,
-        norms=norms,
-        activation=activation,
-        head_dim=head_dim,
-        residual_multiplier=float(getattr(layer, "residual_multiplier", None) or 1.0),
-    )
+    scale = float(getattr(layer, "residual_multiplier", None) or 1.0)
+    return _Block(attention, maps, attention.o_proj, gated, mlp.down_proj, norms, activation, head_dim, scale)
 
 
 def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], activation: str) -> str | None:

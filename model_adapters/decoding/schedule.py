@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sbeval.model_adapters.answers import handed_over
-from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory
+from sbeval.model_adapters.batching import DoesNotFit, SlotLimits, free_memory, out_of_memory
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, sliding_windows
@@ -40,13 +40,7 @@ class Terms:
     """How texts are generated.
 
     Attributes:
-        end_tokens: tokens that end an answer.
         not_early: tokens that are not chosen before a text has its `fewest_new_tokens`.
-        slots: most texts at a time, None for as many as memory holds.
-        most_slots: upper limit if `slots` is None; None for `MOST_SLOTS`.
-        most_tokens: most tokens of all slots together, None for no limit but memory.
-        prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
-        recording: records steps.
         fused: returns the model's blocks for steps of one slot, None if it has none; called when they are needed.
         drafts: most tokens looked up in a text for each step.
         read: reads the only prompt; None has the model read prompts.
@@ -54,11 +48,8 @@ class Terms:
 
     end_tokens: Sequence[int]
     not_early: Sequence[int]
-    slots: int | None
-    most_tokens: int | None
-    prompt_tokens: int
+    limits: SlotLimits
     recording: Recording
-    most_slots: int | None = None
     fused: Callable[[], FusedBlocks | None] = lambda: None
     drafts: int = 0
     read: ReadPrompt | None = None
@@ -77,7 +68,7 @@ def generate(model: Any, texts: Sequence[Text], terms: Terms) -> Continuations:
     waiting = sorted(texts, key=lambda text: -text.length_tokens)
     while waiting:
         longest = waiting[0].length_tokens
-        slots = _most_slots(model, _room(longest), terms)
+        slots = _most_slots(model, _room(longest), terms.limits)
         alike = waiting
         if slots < len(waiting):  # shorter texts run later, in more slots
             alike = [text for text in waiting if _size_class(text.length_tokens) == _size_class(longest)]
@@ -135,7 +126,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> 
     if steps >= _FEWEST_STEPS_TO_CAPTURE:
         stepper.capture(terms.recording)
     waiting = deque(sorted(texts, key=lambda text: -len(text.so_far)))
-    reader = PromptReader(stepper, waiting, terms.prompt_tokens)
+    reader = PromptReader(stepper, waiting, terms.limits.prompt_tokens)
     running: dict[int, Text] = {}
     left = dict.fromkeys(range(slots), 0)  # most tokens still to write
     behind: tuple[Written, dict[int, Text]] | None = None
@@ -208,12 +199,12 @@ def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> b
     return free * prompt_tokens >= _PROMPT_TOKENS_WORTH_A_PASS or free >= min(waiting, -(-slots // 4))
 
 
-def _most_slots(model: Any, room: int, terms: Terms) -> int:
+def _most_slots(model: Any, room: int, limits: SlotLimits) -> int:
     """How many texts may run at a time."""
-    most = terms.slots or min(MOST_SLOTS, terms.most_slots or MOST_SLOTS)
-    if terms.most_tokens is not None:
-        most = min(most, terms.most_tokens // room)
-    if terms.slots is None and model.device.type == "cuda":
+    most = limits.slots or min(MOST_SLOTS, limits.most_slots or MOST_SLOTS)
+    if limits.max_tokens is not None:
+        most = min(most, limits.max_tokens // room)
+    if limits.slots is None and model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
         kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
         most = min(most, int(SHARE_OF_MEMORY * (free + kept)) // slot_bytes(model, room))

@@ -16,26 +16,18 @@ from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.schedule import Continuations, Terms, generate
 from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, sliding_windows
 from sbeval.model_adapters.decoding.texts import StopSequences, Text, stop_texts
-from sbeval.model_adapters.session import GPU_BATCH_TOKENS, Session
-from sbeval.model_adapters.speed.replacing import same_but_for_rounding
+from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.truncation import Prompt
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.slots import MOST_QUERIES
+from sbeval.scoring.body import same_but_for_rounding
 
 logger = logging.getLogger(__name__)
 
 _SCHEMES = ("stickbreaking", "rope", "nope")
 _SETTINGS = {"until", "max_gen_toks", "min_new_tokens"}
 _OF_SAMPLING = {
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_h",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 }
 _WITHOUT_EFFECT = {
     *("max_length", "eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"),
@@ -107,10 +99,7 @@ class GenerationInSlots:
             # lm-eval also stops at the tokenizer's end of text, which a generation config need not name
             end_tokens=ends if hf.eot_token_id is None else [*ends, hf.eot_token_id],
             not_early=ends,
-            slots=session.slots,
-            most_slots=session.most_slots,
-            most_tokens=session.slot_tokens,
-            prompt_tokens=session.own_batches.max_tokens or GPU_BATCH_TOKENS,
+            limits=session.slots,
             recording=self._recording,
             fused=lambda: self._fused_blocks,
             drafts=self._drafts,

@@ -45,12 +45,8 @@ class Text:
 
     Attributes:
         key: names the text beside its answer.
-        prompt: tokens, at least one.
-        budget_tokens: most tokens to generate.
-        stops: stop sequences, which end its answer as end tokens do.
         fewest_new_tokens: the answer has at least so many before a token of `Terms.not_early`.
         answer: tokens generated so far; grows.
-        done: whether the answer is complete.
     """
 
     key: int
@@ -123,24 +119,7 @@ def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_en
 
 
 def stop_texts(hf: Any, until: Sequence[Any]) -> list[str]:
-    """Returns the stop sequences of a request and the text of the end token."""
-    end = hf.eot_token_id
-    eos = None if end is None else hf.tok_decode(end, skip_special_tokens=False)
-    found: list[str] = handle_stop_sequences(_stop_sequences(until), eos=eos)
-    return found
-
-
-def no_text(prompt_tokens: int, answer_tokens: int) -> NoText:
-    """Returns what stands for an answer whose logits are NaN or infinite after this many of its tokens."""
-    length = prompt_tokens + answer_tokens
-    return NoText(
-        f"Expected finite logits, found NaN or infinity for token {answer_tokens + 1} of the answer, after position "
-        f"{length - 1} of an input of {length} tokens"
-    )
-
-
-def _stop_sequences(until: Sequence[Any]) -> list[str]:
-    """Returns the stop sequences without null, which stands for no stop sequence.
+    """Returns the stop sequences of a request and the text of the end token; null stands for no stop sequence.
 
     Raises:
         UserError: one is neither text nor null.
@@ -152,4 +131,16 @@ def _stop_sequences(until: Sequence[Any]) -> list[str]:
                 f"Expected until to be text, a list of texts or null, found {text!r} in it: put it in quotes in "
                 "--gen_kwargs or the task."
             )
-    return given
+    end = hf.eot_token_id
+    eos = None if end is None else hf.tok_decode(end, skip_special_tokens=False)
+    stops: list[str] = handle_stop_sequences(given, eos=eos)
+    return stops
+
+
+def no_text(prompt_tokens: int, answer_tokens: int) -> NoText:
+    """Returns what stands for an answer whose logits are NaN or infinite after this many of its tokens."""
+    length = prompt_tokens + answer_tokens
+    return NoText(
+        f"Expected finite logits, found NaN or infinity for token {answer_tokens + 1} of the answer, after position "
+        f"{length - 1} of an input of {length} tokens"
+    )

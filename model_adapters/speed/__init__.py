@@ -1,7 +1,7 @@
 """What makes a loaded model faster: kernels in place of its parts, and its caches. Knows nothing of lm-eval.
 
 - `faster`: the one entry: replaces parts, compares the model with itself before, and gives parts back if it differs
-- `replacing`: how a part is replaced, and whether two outputs agree but for rounding
+- `replacing`: how a part is replaced
 - `linear`: linear maps padded to widths that a GPU reads in one piece
 - `parts`: norms and gated MLPs as one kernel each
 - `attention`: rotary embeddings as one kernel, and another kernel for attention on long texts

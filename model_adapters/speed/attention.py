@@ -133,24 +133,27 @@ class AttentionOfLongTexts:
 
 
 class AttentionTable:
-    """A model file's table of attention functions, but for the entry of PyTorch's attention."""
+    """A model file's table of attention functions, but for those that others stand in for."""
 
-    def __init__(self, own: Any, attend: LongAttention) -> None:
-        self._own = own
-        self._long = AttentionOfLongTexts(attend)
+    def __init__(self, table: Any, stand_in: Callable[[Any], Any]) -> None:
+        self._table, self._stand_in = table, stand_in
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        return getattr(self._table, name)
 
     def __getitem__(self, name: str) -> Any:
-        return self._in_place_of(self._own[name])
+        return self._stand_in(self._table[name])
 
     def get_interface(self, name: str, default: Any) -> Any:
         """Returns the function of a name, or the default."""
-        return self._in_place_of(self._own.get_interface(name, default))
+        return self._stand_in(self._table.get_interface(name, default))
 
-    def _in_place_of(self, function: Any) -> Any:
-        return self._long if function is sdpa_attention_forward else function
+
+def with_attention(forward: Any, stand_in: Callable[[Any], Any]) -> Forward | None:
+    """Returns a copy of an attention's forward in which others stand in for attention functions, None for others."""
+    return with_name(
+        forward, _TABLE, lambda table: AttentionTable(table, stand_in) if hasattr(table, "get_interface") else None
+    )
 
 
 def fuse_long_attention(model: nn.Module, attend: LongAttention = long_causal_attention) -> list[nn.Module]:
@@ -181,7 +184,5 @@ def _forward_of(module: nn.Module) -> Any:
 
 @functools.cache
 def _with_table(forward: Any, attend: LongAttention) -> Forward | None:
-    def stand_in(own: Any) -> AttentionTable | None:
-        return AttentionTable(own, attend) if hasattr(own, "get_interface") else None
-
-    return with_name(forward, _TABLE, stand_in)
+    long = AttentionOfLongTexts(attend)
+    return with_attention(forward, lambda function: long if function is sdpa_attention_forward else function)

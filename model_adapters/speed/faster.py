@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from sbeval.model_adapters.speed.attention import fuse_long_attention, fuse_rotations
 from sbeval.model_adapters.speed.linear import AlignedLinear, align_linears
 from sbeval.model_adapters.speed.parts import fuse_mlps, fuse_norms
-from sbeval.model_adapters.speed.replacing import give_back_forwards, same_but_for_rounding
-from sbeval.scoring.body import no_cache
+from sbeval.model_adapters.speed.replacing import give_back_forwards
+from sbeval.scoring.body import no_cache, same_but_for_rounding
 
 logger = logging.getLogger(__name__)
 

@@ -91,13 +91,7 @@ class AttentionSpanRequest(NamedTuple):
 
 
 class TargetSequence(NamedTuple):
-    """Model inputs and what is asked of them.
-
-    Attributes:
-        inputs_L: integers [L], token ids.
-        positions_T: integers [T], input positions whose outputs predict the targets.
-        targets_T: integers [T], token ids.
-    """
+    """Model inputs, integers [L], and [T] positions in them whose outputs predict the [T] targets."""
 
     inputs_L: NDArray[np.int64]
     positions_T: NDArray[np.int64]
@@ -105,25 +99,16 @@ class TargetSequence(NamedTuple):
 
 
 class TargetLogprobsRequest(NamedTuple):
-    """Arguments of one request; a plain tuple, as lm-eval expects.
-
-    Attributes:
-        key: names a sequence (`keep_sequences`).
-        inputs: L, its number of model inputs.
-    """
+    """Arguments of one request: the key of a sequence (`keep_sequences`), and L, its number of model inputs."""
 
     key: str
     inputs: int
 
 
 class TargetLogprobs(float):
-    """Sum of the targets' log-probabilities in nats, carrying each of them.
+    """Sum of the targets' log-probabilities in nats, carrying each, float32 [T], and bool [T], if it is the largest.
 
     A float, so that logged samples hold one number a request.
-
-    Attributes:
-        logprobs: float32 [T].
-        greedy: bool [T], whether the target is the most probable token.
     """
 
     logprobs: NDArray[np.float32]

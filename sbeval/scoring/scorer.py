@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from sbeval.errors import UserError
-from sbeval.scoring.body import body_of, body_returns, no_cache, same_logits, unwrapped
+from sbeval.scoring.body import body_of, body_returns, no_cache, same_but_for_rounding, unwrapped
 from sbeval.scoring.non_finite import check_finite
 from sbeval.scoring.requests import NonFinite
 
@@ -34,25 +34,14 @@ CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 
 
 class TokenScores(NamedTuple):
-    """What scoring returns, on the CPU.
-
-    Attributes:
-        logprobs: float32 [N], log-probability of each target in nats.
-        greedy: bool [N], whether the target is the most probable token.
-    """
+    """Log-probabilities of targets in nats, float32 [N], and whether each is the most probable token; on the CPU."""
 
     logprobs: Tensor
     greedy: Tensor
 
 
 class PendingScores:
-    """Scores that a device may still be computing.
-
-    Args:
-        logprobs_N: float32 [N] on the device.
-        greedy_N: bool [N] on the device.
-        check: called with the log-probabilities on the CPU before they are handed out; may write to them.
-    """
+    """Scores that a device may still be computing; `check` may write to the log-probabilities on the CPU."""
 
     def __init__(self, logprobs_N: Tensor, greedy_N: Tensor, check: Callable[[Tensor], None]) -> None:
         self._check = check
@@ -86,12 +75,9 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class TokenScorer:
-    """Scores tokens with one causal language model.
+    """Scores tokens with one causal language model, of this project's family or any other, PEFT-wrapped or not.
 
-    Args:
-        model: a Hugging Face causal language model, this project's family or any other, PEFT-wrapped or not.
-        chunk_logits: how many logits to hold at once; None chooses by device.
-        non_finite: whether a log-probability that is not finite is an error, or NaN among the scores.
+    `chunk_logits` are held at once, None chooses by device. A log-probability that is not finite is an error, or NaN.
     """
 
     def __init__(self, model: nn.Module, *, chunk_logits: int | None = None, non_finite: NonFinite = "error") -> None:
@@ -181,14 +167,9 @@ class TokenScorer:
 
     @torch.no_grad()
     def read(self, prefix_P: Tensor) -> Prefix | None:
-        """Reads tokens that several inputs begin with, for `score(..., after=...)`.
+        """Reads tokens int64 [P] that several inputs begin with, and returns what the model keeps of them for `start`.
 
-        Args:
-            prefix_P: int64 [P] tokens.
-
-        Returns:
-            What the model keeps of them; None if it cannot be continued more than once, as with sliding windows,
-            recurrent states and learned prompts.
+        None if that cannot be continued more than once, as with sliding windows, recurrent states and learned prompts.
         """
         cache = self._croppable_cache() if self._splits(prefix_P[None]) else None
         if cache is not None:
@@ -289,7 +270,7 @@ class TokenScorer:
                 raise
             logger.debug("the body and the head of %s do not run apart: %s", type(self._whole).__name__, error)
             return False
-        return same_logits(found, expected_BLV)
+        return same_but_for_rounding(found, expected_BLV)
 
 
 def target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:

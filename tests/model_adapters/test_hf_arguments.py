@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+from tests.model_adapters.small import Checkpoints, english, instances, t5, tiny_tokenizer
 
 LINES = [line for line in english().splitlines() if line][:8]
 PAIRS = [(line[:9], line[9:]) for line in LINES]
@@ -74,14 +74,7 @@ def test_a_learned_prompt(checkpoint: Checkpoints, tmp_path: Path) -> None:
 
 
 def test_an_encoder_decoder_model(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer(adds_bos=False)
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
-    config.pad_token_id, config.eos_token_id = 2, 1
-    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
-    tokenizer.save_pretrained(tmp_path / "t5")
+    t5(tmp_path / "t5")
     assert_equal(*both(tmp_path / "t5", max_length=64))
     with pytest.raises(UserError, match="no extrapolation for an encoder-decoder model, found log_length"):
         StickBreakingLM(str(tmp_path / "t5"), device="cpu", extrapolation="log_length")

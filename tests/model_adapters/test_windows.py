@@ -14,7 +14,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.answers import Answers
-from sbeval.model_adapters.batching import BatchLimits, DoesNotFit
+from sbeval.model_adapters.batching import BatchLimits, DoesNotFit, SlotLimits
 from sbeval.model_adapters.rope import RequestRope
 from sbeval.model_adapters.scored import scored
 from sbeval.model_adapters.session import Meter, Session
@@ -98,9 +98,7 @@ def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], d
         truncation="left",
         batches=BatchLimits(),
         own_batches=BatchLimits(),
-        slots=None,
-        most_slots=None,
-        slot_tokens=None,
+        slots=SlotLimits(slots=None, prompt_tokens=1),
         draft_tokens=0,
         batches_ahead=ahead,
         cache_hook=Cache(None),

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sbeval.model_adapters.decoding import schedule
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import ARCHITECTURES, Checkpoints, english, instances
+from tests.model_adapters.decoding.slots import answers
+from tests.model_adapters.small import ARCHITECTURES, Checkpoints
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCABULARY = 61
@@ -49,13 +50,6 @@ def test_a_step_after_pieces_has_the_logits_of_one_after_whole_prompts(architect
         torch.testing.assert_close(pieces.try_step()[rows], whole.try_step()[rows], rtol=1e-4, atol=1e-5)
 
     holds()
-
-
-def answers(lm: StickBreakingLM) -> list[str]:
-    lines = [line for line in english().splitlines() if line][3:10]
-    asked = instances("generate_until", [(line, {"until": ["\n\n"], "max_gen_toks": 20}) for line in lines])
-    found: list[str] = lm.generate_until(asked, disable_tqdm=True)
-    return found
 
 
 @pytest.mark.parametrize("architecture", ["stickbreaking", "llama"])

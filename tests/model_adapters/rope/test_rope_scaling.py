@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances
+from tests.model_adapters.small import Checkpoints, english, instances, load_lm
 
 SCALINGS: list[Any] = [
     "linear:4",
@@ -25,7 +25,7 @@ TEXTS = [english()[:length] for length in (20, 60, 130, 60, 300)]
 
 def load(checkpoint: Checkpoints, architecture: str, **kwargs: Any) -> StickBreakingLM:
     options = {"training_length": ORIGINAL, "max_length": 512, **kwargs}
-    return StickBreakingLM(str(checkpoint(architecture)), device="cpu", dtype="float32", **options)
+    return load_lm(checkpoint(architecture), **options)
 
 
 def scores(lm: StickBreakingLM, texts: Sequence[str]) -> list[float]:
@@ -88,7 +88,7 @@ def test_a_checkpoints_own_dynamic_scaling_depends_on_no_other_request(checkpoin
     lm.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     lm.model.save_pretrained(folder := checkpoint("llama").parent / "dynamic")
     lm.tokenizer.save_pretrained(folder)
-    own = StickBreakingLM(str(folder), device="cpu", dtype="float32", max_length=512, training_length=ORIGINAL)
+    own = load_lm(folder, max_length=512, training_length=ORIGINAL)
     assert scores(own, TEXTS) == pytest.approx(scores(load(checkpoint, "llama", rope_scaling="dynamic:2"), TEXTS))
     assert scores(own, TEXTS) == pytest.approx(scores(own, TEXTS[::-1])[::-1], rel=1e-5)
     assert own.get_model_info()["sbeval"]["rope_scaling"]["rope_type"] == "dynamic"

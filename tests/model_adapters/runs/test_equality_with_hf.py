@@ -7,20 +7,11 @@ import pytest
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances
+from tests.model_adapters.small import Checkpoints, english, instances, load_lm
 
 ALL = [
-    "llama",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "granite",
-    "cohere",
-    "mistral",
-    "gpt_neox",
-    "gpt2",
-    "stickbreaking",
-    "rope",
+    *("llama", "qwen3", "gemma2", "gemma3", "granite", "cohere", "mistral", "gpt_neox", "gpt2"),
+    *("stickbreaking", "rope"),
 ]
 RTOL = 1e-5
 
@@ -68,10 +59,8 @@ def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint:
 @pytest.mark.parametrize("batch_size", [1, 4, "auto"])
 def test_batching_does_not_change_results(batch_size: Any, checkpoint: Checkpoints) -> None:
     folder = checkpoint("llama")
-    alone = StickBreakingLM(str(folder), device="cpu", dtype="float32")
-    batched = StickBreakingLM(
-        str(folder), device="cpu", dtype="float32", batch_size=batch_size, max_batch_tokens=100, max_length=90
-    )
+    alone = load_lm(folder)
+    batched = load_lm(folder, batch_size=batch_size, max_batch_tokens=100, max_length=90)
     alone._max_length = 90
     lines = [line for line in english().splitlines() if line]
     requests = instances("loglikelihood", [(line[:9], line[9:]) for line in lines])

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import dynamic_module_utils
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances
+from tests.model_adapters.small import Checkpoints, english, instances, load_lm
 
 PROMPTS = instances(
     "generate_until",
@@ -139,7 +138,7 @@ def test_answers_from_before_a_change_are_refused(
     prepare(folder)
 
     def answers(cache: str | None) -> list[str]:
-        lm: Any = StickBreakingLM(str(folder), device="cpu", dtype="float32", trust_remote_code=True)
+        lm: Any = load_lm(folder, trust_remote_code=True)
         lm = lm if cache is None else CachingLM(lm, cache)
         try:
             found: list[str] = lm.generate_until(PROMPTS)
