@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,91 +50,77 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
     settings = [normalize_gen_kwargs(request.args[1], hf.max_gen_toks) for request in requests]
     encoded = encode_prompts(hf, [request.args[0] for request in requests], quiet=quiet or session.quiet)
     session.check_tokens((request_name(request), [tokens]) for request, tokens in zip(requests, encoded, strict=True))
-    budgets = [setting["max_gen_toks"] for setting in settings]
-    prompts = fit_prompts(session, encoded, budgets, [request.task_name for request in requests])
-    lengths = [len(prompt.tokens) + prompt.budget_tokens for prompt in prompts]
-    session.check_positions(max(lengths, default=0))
+    prompts = fit_prompts(session, encoded, settings, [request.task_name for request in requests])
+    session.check_positions(max((prompt.length_tokens for prompt in prompts), default=0))
     arguments = dict(enumerate(request.args[:2] for request in requests))
-    groups = _same_answers(prompts, settings)
-    same = {indices[0]: indices for group in groups for indices in group}
+    groups = _same_answers(prompts)
+    same = {alike[0].index: alike for group in groups for alike in group}
     answers: Answers[int, str] = Answers(session, "generate_until", arguments, quiet=quiet)
     with answers:
-        runs = [[indices[0] for indices in group] for group in groups]
-        for first, (tokens, sound) in answers.each(generated(session, hf, runs, prompts, settings)):
-            session.meter.add(len(prompts[first].tokens))
-            stop = stop_texts(hf, settings[first]["until"])
+        firsts = [[alike[0] for alike in group] for group in groups]
+        for first, (tokens, sound) in answers.each(generated(session, hf, firsts)):
+            prompt = prompts[first]
+            session.meter.add(len(prompt.tokens))
             if sound:
+                stop = stop_texts(hf, prompt.setting["until"])
                 text = answer_text(hf.tokenizer, tokens, stop, hf.think_end_token)
             else:
-                text = no_text(len(prompts[first].tokens), len(tokens))
+                text = no_text(len(prompt.tokens), len(tokens))
                 if session.scorer.non_finite == "error":
                     answers.fail(text.error.of(request_name(requests[first])))
                     continue
-            for index in same[first]:
-                record_cut(requests[index], prompts[index].cut_tokens)
+            for index, _, _, cut_tokens in same[first]:
+                record_cut(requests[index], cut_tokens)
                 answers.give(index, text)
     return answers.in_order()
 
 
-def generated(
-    session: Session,
-    hf: Any,
-    groups: Sequence[Sequence[int]],
-    prompts: Sequence[Prompt],
-    settings: Sequence[Mapping[str, Any]],
-) -> Continuations:
-    """Continues prompts, in slots where that is possible, and yields each request's index as soon as it is complete.
+def generated(session: Session, hf: Any, groups: Sequence[Sequence[Prompt]]) -> Continuations:
+    """Continues prompts, in slots where that is possible, and yields each with its index as soon as it is complete.
 
-    The session's meter begins before each. `groups` are indices of requests, those of one setting together.
+    The session's meter begins before each. Prompts of one setting are in one group.
     """
     slots = GenerationInSlots(session, hf)
 
-    def continued(indices: Sequence[int], read: ReadPrompt | None = None) -> Continuations:
-        if slots.serves(settings[indices[0]]):
-            return slots.generate(indices, prompts, settings, read)
-        return _generated_in_batches(session, hf, indices, prompts, settings, read)
+    def continued(prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
+        if slots.serves(prompts[0].setting):
+            return slots.generate(prompts, read)
+        return _generated_in_batches(session, hf, prompts, read)
 
     together: set[int] = set()
-    for index, read in prompts_together(session, hf, [*itertools.chain(*groups)], prompts, settings):
-        together.add(index)
-        yield from continued([index], read)
-    left = [alone for group in groups if (alone := [index for index in group if index not in together])]
-    served = [group for group in left if slots.serves(settings[group[0]])]
-    if served:
-        yield from continued([*itertools.chain(*served)])
+    for prompt, read in prompts_together(session, hf, [*itertools.chain(*groups)]):
+        together.add(prompt.index)
+        yield from continued([prompt], read)
+    left = [alone for group in groups if (alone := [prompt for prompt in group if prompt.index not in together])]
+    side_by_side: list[Prompt] = []
+    apart: list[list[Prompt]] = []
     for group in left:
-        if group not in served:
+        if slots.serves(group[0].setting):
+            side_by_side += group
+        else:
+            apart.append(group)
+    for group in (side_by_side, *apart):
+        if group:
             yield from continued(group)
 
 
 def _generated_in_batches(
-    session: Session,
-    hf: Any,
-    indices: Sequence[int],
-    prompts: Sequence[Prompt],
-    settings: Sequence[Mapping[str, Any]],
-    read: ReadPrompt | None,
+    session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None
 ) -> Continuations:
-    lengths = {index: len(prompts[index].tokens) + prompts[index].budget_tokens for index in indices}
-
-    def run(batch: Sequence[int]) -> list[Continuation]:
+    def run(batch: Sequence[Prompt]) -> list[Continuation]:
         session.meter.begin()
-        with session.rope.hold(lengths[batch[0]]):
-            return _generate(session, hf, [prompts[index] for index in batch], settings[batch[0]], read)
+        with session.rope.hold(batch[0].length_tokens):
+            return _generate(session, hf, batch, read)
 
+    longest_first = sorted(prompts, key=lambda prompt: -prompt.length_tokens)
     for batch, continuations in run_in_batches(
-        sorted(indices, key=lambda index: -lengths[index]),
-        run,
-        length_tokens=lengths.__getitem__,
-        limits=session.batches,
+        longest_first, run, length_tokens=lambda prompt: prompt.length_tokens, limits=session.batches
     ):
-        yield from handed_over(zip(batch, continuations, strict=True))
+        yield from handed_over(zip([prompt.index for prompt in batch], continuations, strict=True))
 
 
-def _generate(
-    session: Session, hf: Any, prompts: Sequence[Prompt], setting: Any, read: ReadPrompt | None
-) -> list[Continuation]:
-    kwargs = dict(setting)
+def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None) -> list[Continuation]:
+    kwargs = dict(prompts[0].setting)
     stop = stop_texts(hf, kwargs.pop("until"))
     budget = kwargs.pop("max_gen_toks")
     input_ids, mask = pad_left(prompts, hf.tokenizer.pad_token_id, session.device)
@@ -179,13 +165,13 @@ def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Se
             raise NonFiniteError(f"Expected finite logits, found NaN or infinity for token {first} of an answer")
 
 
-def _same_answers(prompts: Sequence[Prompt], settings: Sequence[Any]) -> list[list[list[int]]]:
-    """Returns, for each setting, indices of requests; those with the same answer together.
+def _same_answers(prompts: Sequence[Prompt]) -> list[list[list[Prompt]]]:
+    """Returns prompts by their setting; those with the same answer are together.
 
     Equal prompts have equal greedy continuations; every sampled continuation is drawn anew.
     """
-    groups: dict[str, dict[object, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for index, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):
-        once = index if setting.get("do_sample") else prompt.tokens.tobytes()
-        groups[json.dumps(setting, sort_keys=True, default=str)][once].append(index)
+    groups: dict[str, dict[object, list[Prompt]]] = defaultdict(lambda: defaultdict(list))
+    for prompt in prompts:
+        once = prompt.index if prompt.setting.get("do_sample") else prompt.tokens.tobytes()
+        groups[json.dumps(prompt.setting, sort_keys=True, default=str)][once].append(prompt)
     return [[*group.values()] for group in groups.values()]

@@ -84,14 +84,8 @@ class GenerationInSlots:
             logger.warning("draft_tokens=%d: steps of this model take %d", self._session.draft_tokens, drafts)
         return drafts
 
-    def generate(
-        self,
-        indices: Sequence[int],
-        prompts: Sequence[Prompt],
-        settings: Sequence[Mapping[str, Any]],
-        read: ReadPrompt | None = None,
-    ) -> Continuations:
-        """Generates the answers of requests that `serves` accepts; `read` reads the prompt, if there is one request."""
+    def generate(self, prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
+        """Generates the answers of prompts that `serves` accepts; `read` reads the prompt, if there is one."""
         session, hf = self._session, self._hf
         ends = hf.model.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else list(ends or ())
@@ -106,17 +100,17 @@ class GenerationInSlots:
             read=read,
         )
         session.meter.begin()
-        written = {repr(settings[index]["until"]): settings[index]["until"] for index in indices}
+        written = {repr(prompt.setting["until"]): prompt.setting["until"] for prompt in prompts}
         stops = {name: StopSequences(hf.tokenizer, stop_texts(hf, until)) for name, until in written.items()}
         texts = [
             Text(
-                key=index,
-                prompt=prompts[index].tokens,
-                budget_tokens=prompts[index].budget_tokens,
-                stops=stops[repr(settings[index]["until"])],
-                fewest_new_tokens=settings[index].get("min_new_tokens") or 0,
+                key=prompt.index,
+                prompt=prompt.tokens,
+                budget_tokens=prompt.setting["max_gen_toks"],
+                stops=stops[repr(prompt.setting["until"])],
+                fewest_new_tokens=prompt.setting.get("min_new_tokens") or 0,
             )
-            for index in indices
+            for prompt in prompts
         ]
         # all slots of a model use one set of frequencies at a time
         frequencies = functools.cache(session.rope.frequencies)

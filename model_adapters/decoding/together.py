@@ -18,14 +18,8 @@ from sbeval.model_adapters.truncation import Prompt
 from sbeval.scoring.context_parallel import ContextParallelScorer
 
 
-def prompts_together(
-    session: Session,
-    hf: Any,
-    indices: Sequence[int],
-    prompts: Sequence[Prompt],
-    settings: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[int, ReadPrompt]]:
-    """Yields the requests of this process that have a long prompt, each with what reads it; helps to read the others'.
+def prompts_together(session: Session, hf: Any, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, ReadPrompt]]:
+    """Yields the long prompts of this process, each with what reads it; helps to read those of other processes.
 
     That function is to be called once before the next request: it reads all of the prompt but its last token.
 
@@ -36,13 +30,9 @@ def prompts_together(
     if not isinstance(scorer, ContextParallelScorer):
         return
     least = session.own_batches.max_tokens or 0
-    lengths_tokens = {
-        index: len(prompts[index].tokens) + prompts[index].budget_tokens
-        for index in indices
-        if len(prompts[index].tokens) > least and _can_be_shared(hf.model, settings[index])
-    }
-    long = sorted(lengths_tokens, key=lambda index: -lengths_tokens[index])
-    everyone: list[list[int]] = scorer.context.gather_objects([lengths_tokens[index] for index in long])
+    long = [p for p in prompts if len(p.tokens) > least and _can_be_shared(hf.model, p.setting)]
+    long.sort(key=lambda prompt: -prompt.length_tokens)
+    everyone: list[list[int]] = scorer.context.gather_objects([prompt.length_tokens for prompt in long])
     for place in range(max(map(len, everyone))):
         asked = [(rank, lengths[place]) for rank, lengths in enumerate(everyone) if place < len(lengths)]
         turn = _Turn(session, scorer, asked)
