@@ -1,10 +1,12 @@
 """The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in `hf`'s place."""
 
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from sbeval.checkpoints import (
     check_weights,
     checkpoint_format,
     load_checkpoint,
+    load_whole,
     register_fla_models,
     released_format,
 )
@@ -32,8 +35,6 @@ from sbeval.errors import UserError, first_line
 from sbeval.model_adapters import generation, scoring
 from sbeval.model_adapters.answers import check_scores
 from sbeval.model_adapters.loading import (
-    InPlaceOfAutoClass,
-    WholeFrom,
     check_kv_expand,
     check_tokenizer,
     fit_tokenizer,
@@ -233,7 +234,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         auto_class = self.AUTO_MODEL_CLASS
         with loading(pretrained, "a model's weights"), whole_adapter(kwargs.get("peft")):
             if self._format[0] is None:
-                self.AUTO_MODEL_CLASS = WholeFrom(auto_class)
+                load: Any = functools.partial(load_whole, auto_class)
             else:
                 self.loaded = load_checkpoint(
                     pretrained,
@@ -247,7 +248,9 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 self._config = self.loaded.model.config
                 say_format(pretrained, self.loaded.format)
                 refuse_transformers_arguments(self.loaded.format, kwargs)
-                self.AUTO_MODEL_CLASS = InPlaceOfAutoClass(self.loaded.model)
+                model = self.loaded.model
+                load = lambda *_, **__: model  # noqa: E731  of the dtype, device and revision it was loaded with
+            self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)  # `hf` does the rest
             super()._create_model(pretrained, **kwargs)
         self.AUTO_MODEL_CLASS = auto_class
 

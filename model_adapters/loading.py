@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from sbeval.checkpoints import CheckpointFormat, load_whole
+from sbeval.checkpoints import CheckpointFormat
 from sbeval.checkpoints.facts import KvExpand, text_config
 from sbeval.corpora import adds_bos, tokenizer_sha256
 from sbeval.corpora.store import tokenizer_behind
@@ -204,28 +204,6 @@ def _check_recorded_tokenizer(folder: Path) -> None:
             f"Expected the tokenizer that {folder} was trained with ({str(recorded)[:12]} in training_record.json), "
             f"found another ({found[:12]}): put the checkpoint's own tokenizer files back."
         )
-
-
-class WholeFrom:
-    """Stands in for one of transformers' Auto classes and refuses checkpoints that do not hold every weight."""
-
-    def __init__(self, auto_class: Any) -> None:
-        self._auto_class = auto_class
-
-    def from_pretrained(self, pretrained: str, **arguments: Any) -> Any:
-        """Returns the loaded model."""
-        return load_whole(self._auto_class, pretrained, **arguments)
-
-
-class InPlaceOfAutoClass:
-    """Hands out a loaded model where `hf` asks transformers' Auto class for one, so that `hf` does the rest."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def from_pretrained(self, pretrained: str, **arguments: Any) -> Any:
-        """Returns the model, whose dtype, device and revision are those it was loaded with."""
-        return self._model
 
 
 def check_kv_expand(pretrained: str, released: CheckpointFormat | None, kv_expand: KvExpand) -> None:

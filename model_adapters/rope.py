@@ -7,6 +7,7 @@ Keys are then cached unrotated, so that a cache serves whatever zone they turn o
 """
 
 import contextlib
+import functools
 import inspect
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -58,9 +59,10 @@ class RequestRope:
                     "from --model_args."
                 )
             scaling, extrapolation = extrapolation, None
-        self._model = model
         self._scaling = scaling
-        self._original_length_tokens = original_length_tokens
+        self._held = functools.partial(
+            held_rope_frequencies, model, scaling=scaling, original_length_tokens=original_length_tokens
+        )
         self.in_force = dict(scaling) if scaling is not None else _own_scaling(model)
         self.by_length = self.in_force is not None and self.in_force.get("rope_type") in LENGTH_DEPENDENT
         self._changes: Changes = []
@@ -78,10 +80,7 @@ class RequestRope:
         """Returns what is the same for requests of two lengths where their frequencies are."""
         if not self.by_length:
             return None
-        original = self._original_length_tokens
-        with held_rope_frequencies(
-            self._model, length_tokens, self._scaling, original_length_tokens=original
-        ) as frequencies:
+        with self._held(length_tokens=length_tokens) as frequencies:
             return tuple((each.inv_freq.cpu().numpy().tobytes(), each.attention_factor) for each in frequencies)
 
     @contextlib.contextmanager
@@ -89,10 +88,7 @@ class RequestRope:
         """Applies, until the block ends, what a request of this length needs; tokens it may generate count."""
         with contextlib.ExitStack() as stack:
             if self._scaling is not None or self.by_length:
-                original = self._original_length_tokens
-                stack.enter_context(
-                    held_rope_frequencies(self._model, length_tokens, self._scaling, original_length_tokens=original)
-                )
+                stack.enter_context(self._held(length_tokens=length_tokens))
             stack.enter_context(held(self._changes))
             yield
 

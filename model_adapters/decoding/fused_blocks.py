@@ -95,7 +95,7 @@ class FusedBlocks:
         heads_1T = hidden_1E.new_empty(1, query_width + 2 * key_width)
         before, after = block.norms
         weights = [part.weight for part in block.maps]
-        biases = None if block.maps[0].bias is None else [part.bias for part in block.maps]
+        biases = _biases(*block.maps)
         q_1H1D = heads_1T[:, :query_width].view(1, -1, 1, head_dim)
         v_1G1D = heads_1T[:, query_width + key_width :].view(1, -1, 1, head_dim)
         if not layer.is_initialized:
@@ -114,21 +114,22 @@ class FusedBlocks:
         if norm is not None:
             mixed_1T = norm(mixed_1T[:, None])[:, 0]
         scale = block.residual_multiplier
-        bias = None if block.output.bias is None else [block.output.bias]
-        map_row(mixed_1T, [block.output.weight], bias, out=hidden_1E, scale=scale, add=True)
+        map_row(mixed_1T, [block.output.weight], _biases(block.output), out=hidden_1E, scale=scale, add=True)
         inner_1F = hidden_1E.new_empty(1, _readable(block.down))
-        biases = None if block.gated[0].bias is None else [part.bias for part in block.gated]
         map_row(
             hidden_1E,
-            [part.weight for part in block.gated],
-            biases,
+            [linear.weight for linear in block.gated],
+            _biases(*block.gated),
             out=inner_1F,
             norm_E=after.weight,  # type: ignore[arg-type]
             eps=_eps(after),
             activation=block.activation,
         )
-        bias = None if block.down.bias is None else [block.down.bias]
-        map_row(inner_1F, [block.down.weight], bias, out=hidden_1E, scale=scale, add=True)
+        map_row(inner_1F, [block.down.weight], _biases(block.down), out=hidden_1E, scale=scale, add=True)
+
+
+def _biases(*linears: nn.Linear) -> list[Tensor] | None:
+    return None if linears[0].bias is None else [linear.bias for linear in linears]
 
 
 def _block_of(layer: Any, config: Any) -> _Block:

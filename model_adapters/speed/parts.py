@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
 from sbeval.model_adapters.speed.linear import AlignedLinear
 from sbeval.model_adapters.speed.replacing import replace_modules
@@ -27,19 +26,6 @@ _WEIGHTS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _SAME_ACTIVATION = 1e-5  # the two forms of GELU are 5e-4 apart
 
 
-class FusedRMSNorm(nn.Module):
-    """RMSNorm over the last dimension, with the weight of the norm it stands in for."""
-
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
-        super().__init__()
-        self.weight = weight
-        self.eps = eps
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., D] to the same."""
-        return rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
-
-
 @torch.no_grad()
 def fuse_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Replaces every RMSNorm that is PyTorch's but for rounding, and returns those replaced by their names.
@@ -50,10 +36,10 @@ def fuse_norms(model: nn.Module) -> dict[str, nn.Module]:
     return replace_modules(model, _fused_norm)
 
 
-def _fused_norm(module: Any) -> FusedRMSNorm | None:
+def _fused_norm(module: Any) -> nn.RMSNorm | None:
     eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
     weight = getattr(module, "weight", None)
-    if not type(module).__name__.endswith("RMSNorm") or isinstance(module, nn.RMSNorm | FusedRMSNorm):
+    if not type(module).__name__.endswith("RMSNorm") or isinstance(module, nn.RMSNorm):
         return None
     if type(weight) is not nn.Parameter or weight.dim() != 1 or not isinstance(eps, float):
         return None
@@ -61,7 +47,8 @@ def _fused_norm(module: Any) -> FusedRMSNorm | None:
         return None
     if hasattr(module, "_hf_hook") or weight.device.type == "meta" or len(list(module.parameters())) != 1:
         return None
-    fused = FusedRMSNorm(weight, eps)
+    fused = nn.RMSNorm(len(weight), eps, device="meta")
+    fused.weight = weight
     generator = torch.Generator().manual_seed(0)
     sample = 3.0 * torch.randn(1, _SAMPLE_ROWS, len(weight), generator=generator)
     sample = sample.to(weight.device, weight.dtype)

@@ -10,10 +10,9 @@ import torch
 
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
-from sbeval.model_adapters.lm import StickBreakingLM
 from tests.checkpoints import test_moduleformer
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save
-from tests.model_adapters.small import Checkpoints, english, instances, load_lm, tiny_tokenizer
+from tests.model_adapters.small import Checkpoints, english, instances, likelihoods, load_lm, tiny_tokenizer
 
 GROUPED: dict[str, Any] = {"model_type": "gpt_dolomite", "kv_heads": 2, "head_bias": True, "head_norm": True}
 WORDS = [line.split(" ", 2) for line in english().splitlines() if line][:6]
@@ -21,11 +20,13 @@ FLA: dict[str, Any] = {"qkv_bias": True, "qk_norm": True, "attend_current": True
 PAIRS = [(f"{first} {second}", f" {rest}") for first, second, rest in WORDS]
 
 
-def folder_with_tokenizer(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+def folder_with_tokenizer(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], seed: int = 1
+) -> Path:
     """Saves the checkpoint with as many embeddings as the tokenizer has entries."""
     tokenizer = tiny_tokenizer(adds_bos=False)
     config["vocab_size"] = len(tokenizer)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     for name, tensor in tensors.items():
         if tensor.shape[0] in (VOCAB, test_moduleformer.VOCAB) and (
             "wte" in name or "embed" in name or "lm_head" in name
@@ -34,10 +35,6 @@ def folder_with_tokenizer(folder: Path, config: dict[str, Any], tensors: dict[st
     save(folder, config, tensors)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def scores(lm: StickBreakingLM) -> list[float]:
-    return [score for score, _ in lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)]
 
 
 @torch.no_grad()
@@ -56,7 +53,7 @@ def direct_scores(model: Any) -> list[float]:
 @pytest.mark.parametrize("order", ["tile", "interleave"])
 def test_scores_are_the_loaded_models_and_kv_expand_reaches_it(order: Any, tmp_path: Path) -> None:
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
-    found = scores(load_lm(folder, kv_expand=order))
+    found = likelihoods(load_lm(folder, kv_expand=order), PAIRS)
     assert found == pytest.approx(direct_scores(load_checkpoint(folder, kv_expand=order).model), rel=1e-5)
     other = load_checkpoint(folder, kv_expand="interleave" if order == "tile" else "tile").model
     assert found != pytest.approx(direct_scores(other), rel=1e-3)
@@ -83,7 +80,7 @@ def test_each_format_is_found_logged_recorded_and_run(
     records = dict.fromkeys(caplog.records)
     lines = [record.getMessage() for record in records if "format" in record.getMessage()]
     assert lines == [f"{folder} is a checkpoint of the format {format_found}"]
-    assert scores(lm) == pytest.approx(direct_scores(load_checkpoint(folder).model), rel=1e-5)
+    assert likelihoods(lm, PAIRS) == pytest.approx(direct_scores(load_checkpoint(folder).model), rel=1e-5)
     prompts = instances("generate_until", [(PAIRS[0][0], {"until": ["\n"], "max_gen_toks": 3})])
     assert len(lm.generate_until(prompts, disable_tqdm=True)) == 1
     record = lm.get_model_info()["sbeval"]
@@ -99,12 +96,12 @@ def test_the_dtype_asked_for_is_the_models(tmp_path: Path) -> None:
 
 def test_a_lora_adapter_goes_onto_a_released_checkpoint(tmp_path: Path) -> None:
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
-    plain = scores(load_lm(folder))
+    plain = likelihoods(load_lm(folder), PAIRS)
     torch.manual_seed(1)
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(load_checkpoint(folder).model, config).eval()
     adapted.save_pretrained(tmp_path / "lora", save_embedding_layers=False)
-    found = scores(load_lm(folder, peft=str(tmp_path / "lora")))
+    found = likelihoods(load_lm(folder, peft=str(tmp_path / "lora")), PAIRS)
     assert found == pytest.approx(direct_scores(adapted), rel=1e-5)
     assert found != pytest.approx(plain, rel=1e-3)
 

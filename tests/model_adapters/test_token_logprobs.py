@@ -98,12 +98,8 @@ def test_a_run_is_recorded(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> 
     lm = load_lm(checkpoint("llama"), training_length=77, max_length=512)
     lm.token_logprobs(requests_for(corpus), disable_tqdm=True)
     record = lm.get_model_info()["sbeval"]
-    assert record["name"] == "llama"
-    assert record["format"] == "huggingface:llama"
-    assert record["training_length_tokens"] == 77
-    assert record["max_length"] == 512
-    assert record["dtype"] == "float32"
-    assert record["kernels"] == "sdpa"
+    expected = {"name": "llama", "format": "huggingface:llama", "training_length_tokens": 77, "max_length": 512}
+    assert record | expected | {"dtype": "float32", "kernels": "sdpa"} == record
     assert record["parameters"] == sum(p.numel() for p in lm.model.parameters())
     assert len(record["checkpoint_sha256"]) == 64
     assert record["tokens_per_second"] > 0

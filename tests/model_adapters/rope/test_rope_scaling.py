@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances, load_lm
+from tests.model_adapters.small import Checkpoints, english, instances, likelihoods, load_lm
 
 SCALINGS: list[Any] = [
     "linear:4",
@@ -29,12 +29,7 @@ def load(checkpoint: Checkpoints, architecture: str, **kwargs: Any) -> StickBrea
 
 
 def scores(lm: StickBreakingLM, texts: Sequence[str]) -> list[float]:
-    return [
-        score
-        for score, _ in lm.loglikelihood(
-            instances("loglikelihood", [(text[:5], text[5:]) for text in texts]), disable_tqdm=True
-        )
-    ]
+    return likelihoods(lm, [(text[:5], text[5:]) for text in texts])
 
 
 def continuations(lm: StickBreakingLM, texts: Sequence[str]) -> list[str]:
@@ -105,14 +100,6 @@ def test_the_scaling_in_force_is_recorded(checkpoint: Checkpoints) -> None:
 def test_scaling_a_model_without_rotary_embeddings_is_an_error(architecture: str, checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match="rope_scaling needs a model with rotary embeddings"):
         load(checkpoint, architecture, rope_scaling="linear:4")
-
-
-def test_left_padding_changes_no_continuation(checkpoint: Checkpoints) -> None:
-    for architecture in ("stickbreaking", "rope", "llama", "gemma3"):
-        batched = load(checkpoint, architecture, batch_size=8)
-        alone = load(checkpoint, architecture, batch_size=1)
-        assert continuations(batched, TEXTS) == continuations(alone, TEXTS)
-        assert np.unique([len(batched.tok_encode(text)) for text in TEXTS]).size > 2
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_neox", "rope"])

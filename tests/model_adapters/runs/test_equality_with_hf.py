@@ -69,16 +69,3 @@ def test_batching_does_not_change_results(batch_size: Any, checkpoint: Checkpoin
     )
     prompts = instances("generate_until", [(line, {"until": ["\n"], "max_gen_toks": 6}) for line in lines])
     assert batched.generate_until(prompts, disable_tqdm=True) == alone.generate_until(prompts, disable_tqdm=True)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"add_bos_token": True}, {"max_length": 20}, {"prefix_token_id": 5}, {"logits_cache": False}],
-    ids=lambda options: next(iter(options)),
-)
-def test_hf_arguments_mean_the_same(options: dict[str, Any], checkpoint: Checkpoints) -> None:
-    hf, sb = both(checkpoint("llama"), **options)
-    rolling = instances("loglikelihood_rolling", [(english()[:300],)])
-    assert sb.loglikelihood_rolling(rolling) == pytest.approx(hf.loglikelihood_rolling(rolling), rel=RTOL)
-    pairs = instances("loglikelihood", [("", "There should be one"), ("and preferably", " only one"), ("and", " o")])
-    assert_same_scores(sb.loglikelihood(pairs), hf.loglikelihood(pairs))

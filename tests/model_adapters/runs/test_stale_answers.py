@@ -95,32 +95,17 @@ def as_it_is(folder: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None], str]] = {
-    "repetition_penalty": (
-        as_it_is,
-        changed("generation_config.json", repetition_penalty=3.0),
-        "generation_config.json changed",
-    ),
-    "suppress_tokens": (
-        as_it_is,
-        changed("generation_config.json", suppress_tokens=list(range(3, 200))),
-        "generation_config.json changed",
-    ),
-    "eos_token_id": (
-        as_it_is,
-        changed("generation_config.json", eos_token_id=list(range(1, 200))),
-        "generation_config.json changed",
-    ),
+    **{
+        key: (as_it_is, changed(f"{file}.json", **{key: value}), f"{file}.json changed")
+        for file, key, value in (
+            ("generation_config", "repetition_penalty", 3.0),
+            ("generation_config", "suppress_tokens", list(range(3, 200))),
+            ("generation_config", "eos_token_id", list(range(1, 200))),
+            ("tokenizer_config", "split_special_tokens", True),
+            ("config", "rope_parameters", {"rope_type": "default", "rope_theta": 10.0}),
+        )
+    },
     "merges": (as_it_is, fewer_merges, "tokenizer.json changed"),
-    "split_special_tokens": (
-        as_it_is,
-        changed("tokenizer_config.json", split_special_tokens=True),
-        "tokenizer_config.json changed",
-    ),
-    "rope_theta": (
-        as_it_is,
-        changed("config.json", rope_parameters={"rope_type": "default", "rope_theta": 10.0}),
-        "config.json changed",
-    ),
     "an index of other shards": (split_into_shards, other_shards, "model.safetensors.index.json changed"),
     "a shard below the folder": (split_into_shards, other_weights_in_a_shard, "weights changed"),
     "its own code": (brings_code, other_code, "own.py changed"),
