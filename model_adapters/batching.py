@@ -6,7 +6,7 @@ A batch that does not fit is run again in halves, and the smaller limit is kept;
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 import torch
@@ -61,7 +61,7 @@ def run_in_batches(
     *,
     length_tokens: Callable[[Item], int],
     limits: BatchLimits,
-) -> Iterator[tuple[Sequence[Item], Result]]:
+) -> Generator[tuple[Sequence[Item], Result], None, None]:
     """Yields consecutive batches of `items`, which are sorted by length, longest first, each with what `run` returned.
 
     Args:

@@ -54,10 +54,10 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
     session.check_positions(max((prompt.length_tokens for prompt in prompts), default=0))
     arguments = dict(enumerate(request.args[:2] for request in requests))
     groups = _same_answers(prompts)
-    same = {alike[0].index: alike for group in groups for alike in group}
+    same = {equal[0].index: equal for group in groups for equal in group}
     answers: Answers[int, str] = Answers(session, "generate_until", arguments, quiet=quiet)
     with answers:
-        firsts = [[alike[0] for alike in group] for group in groups]
+        firsts = [[equal[0] for equal in group] for group in groups]
         for first, (tokens, sound) in answers.each(generated(session, hf, firsts)):
             prompt = prompts[first]
             session.meter.add(len(prompt.tokens))
@@ -69,9 +69,9 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
                 if session.scorer.non_finite == "error":
                     answers.fail(text.error.of(request_name(requests[first])))
                     continue
-            for index, _, _, cut_tokens in same[first]:
-                record_cut(requests[index], cut_tokens)
-                answers.give(index, text)
+            for alike in same[first]:
+                record_cut(requests[alike.index], alike.cut_tokens)
+                answers.give(alike.index, text)
     return answers.in_order()
 
 

@@ -1,5 +1,6 @@
 """What happens to prompts and contexts that do not fit into `max_length`."""
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ logger = logging.getLogger(__name__)
 OWN_TASKS = "sb_"
 
 
-class Prompt(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
     """A prompt to continue, with the index of its request and the setting as `normalize_gen_kwargs` returns it.
 
     Attributes:
