@@ -130,25 +130,22 @@ def keep_sequences(sequences: Sequence[TargetSequence]) -> list[TargetLogprobsRe
     Raises:
         UserError: the folder cannot be written.
     """
-    inputs, positions, targets = (
-        np.concatenate([np.asarray(sequence[part], dtype=np.int32) for sequence in sequences]) for part in range(3)
-    )
-    input_counts = np.array([len(sequence.inputs_L) for sequence in sequences], dtype=np.int64)
-    target_counts = np.array([len(sequence.targets_T) for sequence in sequences], dtype=np.int64)
-    arrays = (inputs, positions, targets, input_counts, target_counts)
-    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:32]
+    names = ("inputs", "positions", "targets")
+    arrays = {
+        name: np.concatenate([np.asarray(sequence[place], dtype=np.int32) for sequence in sequences])
+        for place, name in enumerate(names)
+    }
+    for name, place in (("input_counts", 0), ("target_counts", 2)):
+        arrays[name] = np.array([len(sequence[place]) for sequence in sequences], dtype=np.int64)
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()[:32]
     path = _path(digest)
     if not path.exists():
         with whole_file(path, "token sequences") as part, part.open("wb") as file:
-            np.savez(
-                file,
-                inputs=inputs,
-                positions=positions,
-                targets=targets,
-                input_counts=input_counts,
-                target_counts=target_counts,
-            )
-    return [TargetLogprobsRequest(f"{digest}:{row}", int(count)) for row, count in enumerate(input_counts.tolist())]
+            np.savez(file, **arrays)
+    return [
+        TargetLogprobsRequest(f"{digest}:{row}", int(count))
+        for row, count in enumerate(arrays["input_counts"].tolist())
+    ]
 
 
 def resolve_sequence(key: str) -> TargetSequence:

@@ -89,21 +89,13 @@ class TokenScorer:
         self._comes_apart: bool | None = None if self._body is not None else False
         self._output_class: type[Any] | None = None
 
-    def score(
-        self,
-        input_ids_BL: Tensor,
-        row_N: Tensor,
-        position_N: Tensor,
-        target_N: Tensor,
-        *,
-        after: Prefix | None = None,
-    ) -> TokenScores:
+    def score(self, *asked: Tensor, after: Prefix | None = None) -> TokenScores:
         """Scores tokens as `start` does, and waits for the result.
 
         Raises:
             NonFiniteError, UserError: as there, and in `PendingScores`.
         """
-        return self.start(input_ids_BL, row_N, position_N, target_N, after=after).result()
+        return self.start(*asked, after=after).result()
 
     @torch.no_grad()
     def start(

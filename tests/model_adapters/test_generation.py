@@ -30,29 +30,6 @@ def test_prefill_computes_logits_for_the_last_position_alone(architecture: str, 
     assert set(positions) == {1}
 
 
-@pytest.mark.parametrize("architecture", ["stickbreaking", "rope", "llama"])
-@torch.no_grad()
-def test_left_padding_in_bf16_stays_within_the_error_of_bf16(architecture: str, checkpoint: Checkpoints) -> None:
-    folder = checkpoint(architecture)
-    exact = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    ids = torch.randint(3, 300, (3, 40), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    for row, pad in enumerate((0, 5, 31)):
-        mask[row, :pad] = 0
-    # a Hugging Face model needs to be told where its texts begin; this family counts from the first token by itself
-    positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    padded = model(ids, attention_mask=mask, position_ids=positions).logits[:, -1].float()
-    for row, pad in enumerate((0, 5, 31)):
-        alone = ids[row : row + 1, pad:]
-        expected = exact(alone).logits[0, -1]
-        error, error_alone = (
-            float((logits - expected).norm()) for logits in (padded[row], model(alone).logits[0, -1].float())
-        )
-        rounding = torch.finfo(torch.bfloat16).eps * float(expected.norm())
-        assert error <= 2 * error_alone + rounding
-
-
 @pytest.mark.parametrize("end_is_known", [True, False])
 def test_the_padding_behind_a_finished_answer_is_no_text(
     end_is_known: bool, checkpoint: Checkpoints, tmp_path: Path

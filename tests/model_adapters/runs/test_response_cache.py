@@ -13,49 +13,17 @@ from lm_eval.api.model import CachingLM
 from sbeval.errors import UserError
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.record import run_settings
-from tests.model_adapters.small import LINES, Checkpoints, instances, load_lm
-
-REQUESTS: dict[str, list[tuple[Any, ...]]] = {
-    "loglikelihood": [(line[:9], line[9:]) for line in LINES],
-    "loglikelihood_rolling": [(line,) for line in LINES],
-    "generate_until": [(line, {"until": ["e"], "max_gen_toks": 4}) for line in LINES],
-}
+from tests.model_adapters.small import Checkpoints, copied, load_lm
 
 
-class Killed(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("kind", list(REQUESTS))
-def test_a_killed_run_repeats_no_finished_request(kind: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
-    expected = getattr(load_lm(checkpoint("llama")), kind)(instances(kind, REQUESTS[kind]), disable_tqdm=True)
-    lm = load_lm(checkpoint("llama"))
-    cached = CachingLM(lm, str(tmp_path / "cache.db"))
-    add = lm.cache_hook.add_partial
-    finished = 0
-
-    def dies_after_five(*args: Any) -> None:
-        nonlocal finished
-        add(*args)
-        finished += 1
-        if finished == 5:
-            raise Killed
-
-    lm.cache_hook.add_partial = dies_after_five
-    with pytest.raises(Killed):
-        getattr(cached, kind)(instances(kind, REQUESTS[kind]))
-    cached.dbdict.close()
-
-    resumed = load_lm(checkpoint("llama"))
-    again = CachingLM(resumed, str(tmp_path / "cache.db"))
-    added: list[Any] = []
-    add_again = resumed.cache_hook.add_partial
-    resumed.cache_hook.add_partial = lambda *args: (added.append(args), add_again(*args))
-    found = getattr(again, kind)(instances(kind, REQUESTS[kind]))
-    assert len(added) == len(REQUESTS[kind]) - 5
-    if kind == "loglikelihood":
-        found, expected = [score for score, _ in found], [score for score, _ in expected]
-    assert found == (expected if kind == "generate_until" else pytest.approx(expected, rel=1e-5))
+def test_a_cache_made_before_a_file_changed_in_place_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder, database = copied(checkpoint("llama"), tmp_path), str(tmp_path / "cache.db")
+    for _ in range(2):
+        CachingLM(load_lm(folder), database).dbdict.close()
+    file = folder / "generation_config.json"
+    file.write_text(file.read_text().replace("{", '{"repetition_penalty": 3.0,', 1))
+    with pytest.raises(UserError, match=r"generation_config\.json changed"):
+        CachingLM(load_lm(folder), database)
 
 
 @pytest.mark.parametrize(
