@@ -79,6 +79,7 @@ class Answers(Generic[Key, Response]):
         self._request_type = request_type
         self._arguments = arguments
         self._error: BaseException | None = None
+        self._results: Generator[Any, None, None] | None = None
         self._bar = tqdm(
             total=len(arguments) if steps is None else steps,
             disable=quiet or session.quiet,
@@ -90,6 +91,8 @@ class Answers(Generic[Key, Response]):
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+        if self._results is not None:
+            self._results.close()  # a traceback may keep it, and with it what it holds of the model
 
     def each(self, results: Generator[Result, None, None]) -> Iterator[Result]:
         """Yields results for which answers are given.
@@ -97,7 +100,7 @@ class Answers(Generic[Key, Response]):
         Raises:
             BaseException: the first that `give` or `fail` met, once all results that are computed have been yielded.
         """
-        stopped = False
+        self._results, stopped = results, False
         while True:
             try:
                 if self._error is None or stopped:

@@ -1,7 +1,8 @@
 """Windows of a text are lm-eval's, and none is lost where several are under way at once."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -143,6 +144,29 @@ def test_no_memory_to_read_scores_ends_the_run_and_repeats_nothing(ahead: int) -
     events, results, _ = run([4, 2, 55, 3, 5, 6, 7, 8, 9, 10, 11, 12], ahead, rows=2)
     assert list(results) == [4, 2, *[5, 6, 7, 8, 9, 10][: 2 * ahead]]
     assert len(events) == len(results)
+
+
+def test_results_that_nobody_asks_for_any_more_hold_nothing_of_the_model() -> None:
+    held = [True]
+
+    def results() -> Generator[int, None, None]:
+        try:
+            yield from (1, 2)
+        finally:
+            held.clear()
+
+    session: Any = SimpleNamespace(cache_hook=CacheHook(None), quiet=True)
+    answers: Answers[int, float] = Answers(session, "loglikelihood", {}, quiet=True)
+
+    def stop_asking() -> None:
+        with answers:
+            for _ in answers.each(results()):
+                raise LookupError
+
+    with pytest.raises(LookupError) as raised:
+        stop_asking()
+    assert raised.tb
+    assert not held
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
