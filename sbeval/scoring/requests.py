@@ -18,7 +18,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,7 +131,7 @@ def keep_sequences(sequences: Sequence[TargetSequence]) -> list[TargetLogprobsRe
         UserError: the folder cannot be written.
     """
     names = ("inputs", "positions", "targets")
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.concatenate([np.asarray(sequence[place], dtype=np.int32) for sequence in sequences])
         for place, name in enumerate(names)
     }
