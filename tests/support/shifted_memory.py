@@ -23,9 +23,10 @@ def install() -> None:
     register = nn.Module.register_parameter
 
     def register_shifted(self: nn.Module, name: str, param: Any) -> None:
-        if param is not None and type(param.data) is Tensor and param.device.type == "cpu":
-            offset_bytes = next(offsets)
-            if param.is_contiguous() and param.numel() and offset_bytes % param.element_size() == 0:
+        # once: accelerate knows tied weights by their addresses
+        if isinstance(param, nn.Parameter) and not hasattr(param, "shifted_bytes") and param.device.type == "cpu":
+            param.shifted_bytes = offset_bytes = next(offsets)  # type: ignore[attr-defined]
+            if type(param.data) is Tensor and param.is_contiguous() and param.numel():
                 param.data = shifted(param.data, offset_bytes)
         register(self, name, param)
 
