@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from sbeval.errors import UserError
@@ -36,13 +36,10 @@ from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError
 
 def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns input ids and attention mask, both int64 [B, longest prompt], padded on the left."""
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    input_ids = np.full((len(prompts), longest), pad_token_id, dtype=np.int64)
-    mask = np.zeros((len(prompts), longest), dtype=np.int64)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, longest - len(prompt.tokens) :] = prompt.tokens
-        mask[row, longest - len(prompt.tokens) :] = 1
-    return torch.from_numpy(input_ids).to(device), torch.from_numpy(mask).to(device)
+    tokens = [torch.from_numpy(prompt.tokens) for prompt in prompts]
+    input_ids = pad_sequence(tokens, batch_first=True, padding_value=pad_token_id, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True, padding_side="left")
+    return input_ids.to(device), mask.to(device)
 
 
 def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, quiet: bool) -> list[str]:

@@ -64,6 +64,22 @@ def scored(
         with session.rope.hold(windows[batch[0]].length):
             return start_batch(session, loaded)
 
+    def finished() -> list[Scored]:
+        """Waits for the first of the started batches, and takes it away unless the wait is interrupted."""
+        batch, pending = started[0]
+        try:
+            scores = pending.result()
+        except Exception as error:
+            started.popleft()
+            if isinstance(error, NonFiniteError):
+                raise error.of(name(batch[error.row])) from None
+            if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
+                raise DoesNotFit("Expected memory for the scores of a batch, but it ran out: free some.") from error
+            raise
+        started.popleft()
+        session.meter.add(sum(windows[index].length for index in batch))
+        return list(zip(batch, scores, strict=True))
+
     order = sorted((index for index in windows if index not in together), key=lambda index: -windows[index].length)
     session.meter.begin()
     try:
@@ -73,38 +89,16 @@ def scored(
             ):
                 started.append(batch)
                 while len(started) > session.batches_ahead:
-                    yield from handed_over(_finished(session, windows, started, name))
+                    yield from handed_over(finished())
         while started:
-            yield from handed_over(_finished(session, windows, started, name))
+            yield from handed_over(finished())
     except GeneratorExit:
         raise
     except BaseException:
         while started:
             with contextlib.suppress(Exception):  # the first error is the one to report
-                yield from handed_over(_finished(session, windows, started, name))
+                yield from handed_over(finished())
         raise
-
-
-def _finished(
-    session: Session,
-    windows: Mapping[int, ScoredWindow],
-    started: deque[tuple[Sequence[int], "PendingBatch"]],
-    name: Callable[[int], str],
-) -> list[Scored]:
-    """Waits for the first of the started batches, and takes it away unless the wait is interrupted."""
-    batch, pending = started[0]
-    try:
-        scores = pending.result()
-    except Exception as error:
-        started.popleft()
-        if isinstance(error, NonFiniteError):
-            raise error.of(name(batch[error.row])) from None
-        if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
-            raise DoesNotFit("Expected memory for the scores of a batch, but it ran out: free some.") from error
-        raise
-    started.popleft()
-    session.meter.add(sum(windows[index].length for index in batch))
-    return list(zip(batch, scores, strict=True))
 
 
 def _scored_together(

@@ -95,15 +95,6 @@ def scored_after_prefixes(
     session.check_positions(max((len(windows[index].inputs) for group in groups for index in group.members), default=0))
     limits = dataclasses.replace(session.own_batches, max_rows=session.batches.max_rows, same_length=False)
 
-    def read(group: SharedPrefix) -> Prefix | None:
-        session.meter.begin()
-        first = windows[group.members[0]].inputs
-        with session.rope.hold(len(first)):
-            prefix = session.scorer.read(torch.from_numpy(first[: group.length]).to(session.device))
-        if prefix is not None:
-            session.meter.add(group.length)
-        return prefix
-
     def go_on(batch: Sequence[int], length: int, prefix: Prefix) -> list[list[RunScores]]:
         session.meter.begin()
         rest = [LoadedWindow(windows[index].inputs[length:], windows[index].target_runs) for index in batch]
@@ -118,9 +109,13 @@ def scored_after_prefixes(
     with session.autocast():
         for group in groups:
             try:
-                prefix = read(group)
+                session.meter.begin()
+                first = windows[group.members[0]].inputs
+                with session.rope.hold(len(first)):
+                    prefix = session.scorer.read(torch.from_numpy(first[: group.length]).to(session.device))
                 if prefix is None:
                     return
+                session.meter.add(group.length)
                 for batch, scores in run_in_batches(
                     sorted(group.members, key=lambda index: -len(windows[index].inputs)),
                     functools.partial(go_on, length=group.length, prefix=prefix),
