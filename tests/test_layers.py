@@ -20,8 +20,9 @@ REPORT_ARROWS = {
     "write": {"sections", "table", "figures", "analyse", "read"},
     "build": {"write", "assemble", "sections", "table", "figures", "analyse", "read"},
     "publish": {"build", "analyse", "read"},
-    "compare": {"build", "analyse", "read"},
-    "gate": {"compare", "build", "analyse", "read"},
+    "pairs": {"analyse", "read"},
+    "judge": {"pairs", "build", "analyse", "read"},
+    "gate": {"judge", "pairs", "analyse", "read"},
     "watch": set(),
 }
 MAY_NAME_ROOMS = {"sbeval.cli", "sbeval.plugin"}

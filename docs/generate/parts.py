@@ -12,11 +12,11 @@ import typer
 
 from sbeval.cli import app
 from sbeval.model_adapters.options import AdapterOptions
-from sbeval.policy import PolicyRule
+from sbeval.policy import Rule
 from sbeval.results.schema import FIELDS_OF, fields_of
 from sbeval.settings import Settings, described
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
-from sbeval.tasks.help import metadata_keys
+from sbeval.tasks.asked import metadata_keys
 from sbeval.tasks.packaged import definitions, is_group
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def sweep_file() -> str:
 
 def gate_file() -> str:
     """Returns a table of the keys of a rule of a gate."""
-    return _keys("key", PolicyRule)
+    return _keys("key", Rule)
 
 
 def tasks() -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.findings import Finding
-from sbeval.reports.analyse.one_number.models import CurveNumber
+from sbeval.reports.analyse.one_number import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
 from sbeval.reports.analyse.suite import SuiteRow
 from sbeval.reports.figures.theme import Look, within
@@ -122,7 +122,7 @@ class Report:
         looks: how each model is drawn.
         counts: how many models and runs.
         cards_folded: True where the models are so many that each one's words are shown on request.
-        numbers: one number for each curve of each model, see `one_number.models.tabulate_numbers`.
+        numbers: one number for each curve of each model, see `one_number.tabulate_numbers`.
         notes: what was left out and why.
     """
 

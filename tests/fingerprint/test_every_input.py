@@ -17,7 +17,7 @@ from sbeval.fingerprint import parts
 from sbeval.fingerprint.evaluation import run_inputs
 from sbeval.model_adapters.record import model_parts, stamp
 from sbeval.sweep import run_sweep
-from sbeval.sweep.plan import plan
+from sbeval.sweep.definition import plan
 
 Change = Callable[[Path], None]
 

@@ -1,0 +1,137 @@
+"""How large the product is and how it hangs together; `python tests/measures/census.py` prints it, and CI does.
+
+`tests/test_census.py` holds the numbers to what they were at most.
+"""
+
+import ast
+import io
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from source_tree import ROOMS, modules  # noqa: E402  (the folder has to be on the path first)
+
+# names that say that a value is there, not what it is
+VAGUE_NAMES = ("found", "own", "one", "part", "parts")
+NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+
+def census() -> dict[str, int]:
+    """Returns each count by its name."""
+    files = modules()
+    trees = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in files.items()}
+    imports = {name: imported(tree, files) - {name} for name, tree in trees.items()}
+    importers = Counter(target for names in imports.values() for target in names)
+    return {
+        "product files": len(files),
+        "product lines": sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files.values()),
+        "lines of code": sum(lines_of_code(file, trees[name]) for name, file in files.items()),
+        "modules with one importer": sum(importers[name] == 1 for name in files if not is_package(files[name])),
+        "circles of files": len(circles(imports)),
+        "circles of rooms": len(circles(rooms_of(imports))),
+        "imports in functions": sum(sum(1 for _ in imports_in_functions(tree)) for tree in trees.values()),
+        "of them of our modules": sum(
+            any(target in files for target in targets(node, files))
+            for tree in trees.values()
+            for node in imports_in_functions(tree)
+        ),
+        "vague names": sum(vague_names(tree) for tree in trees.values()),
+        "test lines": sum(
+            len(file.read_text(encoding="utf-8").splitlines()) for file in (ROOT / "tests").rglob("*.py")
+        ),
+    }
+
+
+def is_package(file: Path) -> bool:
+    """Whether a file is a package's `__init__.py`."""
+    return file.stem == "__init__"
+
+
+def targets(node: ast.stmt, files: dict[str, Path]) -> set[str]:
+    """Our modules that one import statement names; a name taken from a package is its module where there is one."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names if alias.name in files}
+    if not isinstance(node, ast.ImportFrom) or node.module is None:
+        return set()
+    named = {f"{node.module}.{alias.name}" for alias in node.names}
+    return (named & set(files)) | ({node.module} & set(files) if named - set(files) else set())
+
+
+def imported(tree: ast.Module, files: dict[str, Path]) -> set[str]:
+    """Our modules that a module imports: at its top, in its functions and for type checkers."""
+    return {name for node in ast.walk(tree) if isinstance(node, ast.stmt) for name in targets(node, files)}
+
+
+def imports_in_functions(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yields every import statement that runs when a function does."""
+    seen: set[int] = set()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in seen:
+                    seen.add(id(node))
+                    yield node
+
+
+def room_of(module: str) -> str:
+    """The room of a module: a folder of the first level below `sbeval`, or one of the three rooms beside it."""
+    words = module.split(".")
+    return ".".join(words[:2]) if len(words) > 2 or (len(words) == 2 and words[1] in ROOMS) else module
+
+
+def rooms_of(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Imports between rooms, from imports between modules; the package's own `__init__` is no room."""
+    rooms: dict[str, set[str]] = {}
+    for name, imported_names in imports.items():
+        if name != "sbeval":
+            rooms.setdefault(room_of(name), set()).update(room_of(target) for target in imported_names)
+    return {room: others - {room, "sbeval"} for room, others in rooms.items()}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of two or more nodes that reach one another."""
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            new = graph.get(waiting.pop(), set()) - seen
+            seen |= new
+            waiting.extend(new)
+        reach[start] = seen
+    groups = {tuple(sorted(other for other in reach[node] if node in reach.get(other, set()))) for node in graph}
+    return [list(group) for group in sorted(groups) if len(group) > 1]
+
+
+def lines_of_code(file: Path, tree: ast.Module) -> int:
+    """Lines that hold code: no blank ones, comments or docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            docstrings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(file.read_text(encoding="utf-8")).readline):
+        if token.type not in NOT_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+def vague_names(tree: ast.Module) -> int:
+    """Places that bind one of `VAGUE_NAMES`."""
+    return sum(
+        (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_NAMES)
+        or (isinstance(node, ast.arg) and node.arg in VAGUE_NAMES)
+        for node in ast.walk(tree)
+    )
+
+
+if __name__ == "__main__":
+    for label, count in census().items():
+        print(f"{label:28}{count:8,}")
