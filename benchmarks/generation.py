@@ -46,12 +46,12 @@ from lm_eval.models.huggingface import HFLM
 from measuring import copy_bandwidth, machine, matrix_throughput
 
 from sbeval.model_adapters import scoring
+from sbeval.model_adapters.batching import SlotLimits
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.schedule import Terms, generate, slot_bytes
 from sbeval.model_adapters.decoding.served import fused_blocks
-from sbeval.model_adapters.decoding.stops import StopSequences
-from sbeval.model_adapters.decoding.texts import Text
+from sbeval.model_adapters.decoding.texts import StopSequences, Text
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.session import GPU_BATCH_TOKENS
 from sbeval.scoring.scorer import TokenScorer
@@ -154,9 +154,7 @@ def continued(
     terms = Terms(
         end_tokens=[],
         not_early=[],
-        slots=slots,
-        most_tokens=None,
-        prompt_tokens=GPU_BATCH_TOKENS,
+        limits=SlotLimits(slots=slots, prompt_tokens=GPU_BATCH_TOKENS),
         recording=Recording(lm.model.device if recorded else torch.device("cpu")),
         fused=lambda: fused,
     )
@@ -164,9 +162,8 @@ def continued(
     asked = [
         Text(key=key, prompt=np.array(text), budget_tokens=new_tokens, stops=stops) for key, text in enumerate(texts)
     ]
-    found: dict[int, list[int]] = {}
-    generate(lm.model, asked, terms, lambda asked, answer: found.update({asked.key: answer.tokens}))
-    return [found[key] for key in range(len(texts))]
+    answers = {key: continuation.tokens for key, continuation in generate(lm.model, asked, terms)}
+    return [answers[key] for key in range(len(texts))]
 
 
 def differing(arguments: argparse.Namespace) -> Iterator[str]:

@@ -4,8 +4,7 @@ The model, and what it is asked:
 
 - `lm`: `StickBreakingLM`, the class lm-eval makes: loads in `hf`'s place, and hands every request to a function below
 - `session`: what every request needs
-- `scoring`: log-likelihoods of lm-eval's own requests, and of the windows of perplexity tasks
-- `probing`: targets inside a sequence, and how far back attention looks
+- `scoring`: log-likelihoods of lm-eval's requests, windows and targets of our own tasks, and attention spans
 - `generation`: prompts in, text up to a stop sequence out
 - `decoding`: greedy generation side by side, with CUDA graphs
 - `answers`: what those have in common: answers kept in the response cache as they come, given back in order
@@ -13,7 +12,8 @@ The model, and what it is asked:
 Between a request and the model:
 
 - `truncation`: what happens to prompts and contexts that are too long
-- `windows`: windows of tokens, scored in batches
+- `windows`: windows of tokens, cut out of what is asked for
+- `scored`: windows to scores, in batches, the next of which runs while the scores of one are read
 - `sharing`: inputs that begin alike, read once
 - `batching`: batches by token budget, halved when memory runs out
 - `rope`: RoPE's frequencies and extrapolation for each request
@@ -23,6 +23,5 @@ Before and after a run:
 
 - `options`: the adapter's own arguments
 - `loading`: released formats in the place of transformers' own, and sentences for what cannot be loaded
-- `record`: the model's record in the results file
-- `response_cache`: what lm-eval's response cache was made with
+- `record`: what answers rest on: the model's record in the results file, and the stamp of the response cache
 """

@@ -1,7 +1,7 @@
 """From requests to answers: each answer is counted and cached as it comes, and all are returned in order."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from lm_eval.api.instance import Instance
@@ -13,8 +13,24 @@ from sbeval.scoring.non_finite import NonFiniteError
 
 Key = TypeVar("Key", bound=Hashable)
 Request = TypeVar("Request", bound=tuple[Any, ...])
-Answer = TypeVar("Answer")
-Give = Callable[[Request, Answer], None]
+Response = TypeVar("Response")
+Result = TypeVar("Result")
+
+
+class Stop(BaseException):
+    """Thrown into a generator of results: it yields what is computed, begins nothing more, and raises this again."""
+
+
+def handed_over(results: Iterable[Result]) -> Generator[Result, None, None]:
+    """Yields results that are there already, all of them even if it is told to stop."""
+    stop = None
+    for result in results:
+        try:
+            yield result
+        except Stop as told:
+            stop = told
+    if stop is not None:
+        raise stop
 
 
 def request_name(instance: Instance) -> str:
@@ -38,12 +54,12 @@ def check_scores(requests: Sequence[Instance], scores: Sequence[float]) -> None:
             raise NonFiniteError(f"Expected a finite log-likelihood, found {score}").of(request_name(request))
 
 
-class Answers(Generic[Key, Answer]):
+class Answers(Generic[Key, Response]):
     """The answers to requests of one type, given in any order while a progress bar is shown.
 
     Args:
         session: whose response cache keeps them.
-        request_type: the name of the requests, in the response cache and beside the bar.
+        request_type: as the response cache and the bar name it.
         arguments: those of each request, by the key under which its answer is given.
         steps: length of the bar if it counts parts of answers.
         quiet: whether to hide the bar.
@@ -58,10 +74,12 @@ class Answers(Generic[Key, Answer]):
         steps: int | None = None,
         quiet: bool,
     ) -> None:
-        self.given: dict[Key, Answer] = {}
+        self.given: dict[Key, Response] = {}
         self._hook = session.cache_hook
         self._request_type = request_type
         self._arguments = arguments
+        self._error: BaseException | None = None
+        self._results: Generator[Any, None, None] | None = None
         self._bar = tqdm(
             total=len(arguments) if steps is None else steps,
             disable=quiet or session.quiet,
@@ -73,53 +91,80 @@ class Answers(Generic[Key, Answer]):
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+        if self._results is not None:
+            self._results.close()  # a traceback may keep it, and with it what it holds of the model
+
+    def each(self, results: Generator[Result, None, None]) -> Iterator[Result]:
+        """Yields results for which answers are given.
+
+        Raises:
+            BaseException: the first that `give` or `fail` met, once all results that are computed have been yielded.
+        """
+        self._results, stopped = results, False
+        while True:
+            try:
+                if self._error is None or stopped:
+                    result = next(results)
+                else:
+                    stopped = True
+                    result = results.throw(Stop())
+            except (StopIteration, Stop):
+                break
+            yield result
+        if self._error is not None:
+            raise self._error
 
     def step(self) -> None:
         """Advances the bar by a part of an answer."""
         self._bar.update(1)
 
-    def give(self, key: Key, answer: Answer) -> None:
+    def give(self, key: Key, answer: Response) -> None:
         """Keeps an answer."""
         self.given[key] = answer
-        self._hook.add_partial(self._request_type, self._arguments[key], answer)
+        try:
+            self._hook.add_partial(self._request_type, self._arguments[key], answer)
+        except BaseException as error:  # an interrupt too: `each` raises it
+            self.fail(error)
         self._bar.update(1)
 
-    def in_order(self) -> list[Answer]:
+    def fail(self, error: BaseException) -> None:
+        """Ends the run with an error, after other answers that are computed already."""
+        self._error = self._error or error
+
+    def in_order(self) -> list[Response]:
         """Returns every answer, in the order of the arguments."""
         return [self.given[key] for key in self._arguments]
 
 
-def answer_each_once(
-    session: Session,
-    requests: Sequence[Instance],
-    request_type: str,
-    named: Callable[..., Request],
-    run: Callable[[list[Request], Give[Request, Answer]], None],
-    *,
-    quiet: bool,
-) -> list[Answer]:
-    """Answers requests of one of this project's types, which lm-eval itself never looks up in its response cache.
+class AnswersOnce(Answers[Request, Response]):
+    """The answers to requests of this project's types, which lm-eval itself never looks up in its response cache.
 
-    Args:
-        session: has the response cache to look in.
-        requests: what is asked for; equal arguments are answered once.
-        request_type: the name of the requests.
-        named: makes a request from its arguments.
-        run: answers every request that the cache does not hold.
-        quiet: whether to hide the progress bar.
+    Equal requests are answered once.
+
+    Attributes:
+        todo: the requests that the cache does not hold.
     """
-    database = session.cache_hook.dbdict
-    kept: dict[tuple[Any, ...], Answer] = {}
-    todo: list[Request] = []
-    for arguments in dict.fromkeys(tuple(request.args) for request in requests):
-        answer = None if database is None else database.get(hash_args(request_type, arguments))
-        if answer is None:
-            todo.append(named(*arguments))
-        else:
-            kept[arguments] = answer
-    asked: dict[tuple[Any, ...], Request] = {request: request for request in todo}
-    answers: Answers[tuple[Any, ...], Answer] = Answers(session, request_type, asked, quiet=quiet)
-    with answers:
-        run(todo, answers.give)
-    found = kept | answers.given
-    return [found[tuple(request.args)] for request in requests]
+
+    def __init__(
+        self,
+        session: Session,
+        requests: Sequence[Instance],
+        request_type: str,
+        named: Callable[..., Request],
+        *,
+        quiet: bool,
+    ) -> None:
+        database = session.cache_hook.dbdict
+        self._asked = [named(*request.args) for request in requests]
+        kept: dict[Request, Response] = {}
+        for request in dict.fromkeys(self._asked):
+            answer = None if database is None else database.get(hash_args(request_type, tuple(request)))
+            if answer is not None:
+                kept[request] = answer
+        self.todo = [request for request in dict.fromkeys(self._asked) if request not in kept]
+        super().__init__(session, request_type, {request: request for request in self.todo}, quiet=quiet)
+        self.given |= kept
+
+    def in_order(self) -> list[Response]:
+        """Returns every answer, in the order of the requests."""
+        return [self.given[request] for request in self._asked]

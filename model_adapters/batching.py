@@ -6,7 +6,7 @@ A batch that does not fit is run again in halves, and the smaller limit is kept;
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from sbeval.errors import UserError
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class DoesNotFit(UserError):
@@ -37,18 +38,35 @@ class BatchLimits:
     same_length: bool = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SlotLimits:
+    """How many texts are generated side by side.
+
+    Attributes:
+        slots: most texts at a time, None for as many as memory holds.
+        most_slots: upper limit if `slots` is None; None if the user set no limit.
+        max_tokens: most tokens of all texts together, None for no limit but memory.
+        prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
+    """
+
+    slots: int | None
+    most_slots: int | None = None
+    max_tokens: int | None = None
+    prompt_tokens: int
+
+
 def run_in_batches(
     items: Sequence[Item],
-    run: Callable[[Sequence[Item]], None],
+    run: Callable[[Sequence[Item]], Result],
     *,
     length_tokens: Callable[[Item], int],
     limits: BatchLimits,
-) -> None:
-    """Calls `run` on consecutive batches of `items`, which are sorted by length, longest first.
+) -> Generator[tuple[Sequence[Item], Result], None, None]:
+    """Yields consecutive batches of `items`, which are sorted by length, longest first, each with what `run` returned.
 
     Args:
         items: what to run.
-        run: runs one batch and stores its results; stores nothing if it raises an out-of-memory error.
+        run: runs one batch; if it raises an out-of-memory error, it is called again with a smaller one.
         length_tokens: length of an item when it is run alone, padding included.
         limits: what a batch may hold if memory allows it.
 
@@ -66,8 +84,14 @@ def run_in_batches(
         batch = items[start : start + max(1, rows)]
         if limits.same_length:
             batch = [item for item in batch if length_tokens(item) == longest]
-        if _fits(run, batch):
+        try:
+            result = run(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        else:
             start += len(batch)
+            yield batch, result
             continue
         free_memory()
         if len(batch) == 1:
@@ -89,13 +113,3 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _fits(run: Callable[[Sequence[Item]], None], batch: Sequence[Item]) -> bool:
-    try:
-        run(batch)
-    except (RuntimeError, MemoryError) as error:
-        if out_of_memory(error):
-            return False
-        raise
-    return True

@@ -1,108 +1,123 @@
 """Generation: continues the prompts of `generate_until` up to their first stop sequences."""
 
-import functools
+import itertools
 import json
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.answers import Answers, request_name
+from sbeval.model_adapters.answers import Answers, handed_over, request_name
 from sbeval.model_adapters.batching import run_in_batches
-from sbeval.model_adapters.decoding.requests import GenerationInSlots
+from sbeval.model_adapters.decoding.schedule import Continuations
+from sbeval.model_adapters.decoding.served import GenerationInSlots
 from sbeval.model_adapters.decoding.stepper import ReadPrompt
-from sbeval.model_adapters.decoding.texts import answer_text, encode_prompts, no_text, stop_texts, up_to_end
-from sbeval.model_adapters.decoding.together import Same, answer_together
+from sbeval.model_adapters.decoding.texts import (
+    Continuation,
+    answer_text,
+    encode_prompts,
+    no_text,
+    stop_texts,
+    up_to_end,
+)
+from sbeval.model_adapters.decoding.together import prompts_together
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.speed.decoding import steps_without_plans
-from sbeval.model_adapters.speed.growing_cache import growing_cache
+from sbeval.model_adapters.speed.generating import growing_cache, steps_without_plans
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
-from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError, NoText
+from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError
 
 
 def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns input ids and attention mask, both int64 [B, longest prompt], padded on the left."""
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    input_ids = np.full((len(prompts), longest), pad_token_id, dtype=np.int64)
-    mask = np.zeros((len(prompts), longest), dtype=np.int64)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, longest - len(prompt.tokens) :] = prompt.tokens
-        mask[row, longest - len(prompt.tokens) :] = 1
-    return torch.from_numpy(input_ids).to(device), torch.from_numpy(mask).to(device)
+    tokens = [torch.from_numpy(prompt.tokens) for prompt in prompts]
+    input_ids = pad_sequence(tokens, batch_first=True, padding_value=pad_token_id, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True, padding_side="left")
+    return input_ids.to(device), mask.to(device)
 
 
 def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, quiet: bool) -> list[str]:
-    """Returns the continuation of each prompt up to its first stop sequence.
-
-    Args:
-        session: of the model.
-        hf: lm-eval's Hugging Face model, which encodes prompts and generates.
-        requests: what is asked for.
-        quiet: whether to hide progress bars.
-    """
+    """Returns the continuation of each prompt up to its first stop sequence."""
     settings = [normalize_gen_kwargs(request.args[1], hf.max_gen_toks) for request in requests]
     encoded = encode_prompts(hf, [request.args[0] for request in requests], quiet=quiet or session.quiet)
     session.check_tokens((request_name(request), [tokens]) for request, tokens in zip(requests, encoded, strict=True))
-    budgets = [setting["max_gen_toks"] for setting in settings]
-    prompts = fit_prompts(session, encoded, budgets, [request.task_name for request in requests])
-    lengths = [len(prompt.tokens) + prompt.budget_tokens for prompt in prompts]
-    session.check_positions(max(lengths, default=0))
+    prompts = fit_prompts(session, encoded, settings, [request.task_name for request in requests])
+    session.check_positions(max((prompt.length_tokens for prompt in prompts), default=0))
     arguments = dict(enumerate(request.args[:2] for request in requests))
+    groups = _same_answers(prompts)
+    same = {equal[0].index: equal for group in groups for equal in group}
     answers: Answers[int, str] = Answers(session, "generate_until", arguments, quiet=quiet)
-
-    def give(text: str, indices: Sequence[int]) -> None:
-        if isinstance(text, NoText) and session.scorer.non_finite == "error":
-            raise text.error.of(request_name(requests[indices[0]]))
-        for index in indices:
-            record_cut(requests[index], prompts[index].cut_tokens)
-            answers.give(index, text)
-
-    def run(batch: Sequence[int], same: Same, read: ReadPrompt | None) -> None:
-        started = time.perf_counter()
-        with session.rope.hold(lengths[batch[0]]):
-            texts = _generate(session, hf, [prompts[index] for index in batch], settings[batch[0]], read)
-        session.meter.add(sum(len(prompts[index].tokens) for index in batch), time.perf_counter() - started)
-        # sound answers first, so that they are kept if an error ends the run
-        for text, first in sorted(zip(texts, batch, strict=True), key=lambda pair: isinstance(pair[0], NoText)):
-            give(text, same[first])
-
-    in_slots = GenerationInSlots(session, hf)
-
-    def answer(same: Same, read: ReadPrompt | None = None) -> None:
-        if in_slots.serves(settings[next(iter(same))]):
-            in_slots.generate(same, prompts, settings, give, read)
-            return
-        run_in_batches(
-            sorted(same, key=lambda index: -lengths[index]),
-            functools.partial(run, same=same, read=read),
-            length_tokens=lambda index: lengths[index],
-            limits=session.batches,
-        )
-
     with answers:
-        side_by_side: dict[int, Sequence[int]] = {}
-        apart: list[Same] = []
-        for same in answer_together(session, hf, _same_answers(prompts, settings), prompts, settings, answer):
-            if same and in_slots.serves(settings[next(iter(same))]):
-                side_by_side |= same
+        firsts = [[equal[0] for equal in group] for group in groups]
+        for first, (tokens, sound) in answers.each(generated(session, hf, firsts)):
+            prompt = prompts[first]
+            session.meter.add(len(prompt.tokens))
+            if sound:
+                stop = stop_texts(hf, prompt.setting["until"])
+                text = answer_text(hf.tokenizer, tokens, stop, hf.think_end_token)
             else:
-                apart.append(same)
-        for same in (side_by_side, *apart):
-            if same:
-                answer(same)
+                text = no_text(len(prompt.tokens), len(tokens))
+                if session.scorer.non_finite == "error":
+                    answers.fail(text.error.of(request_name(requests[first])))
+                    continue
+            for alike in same[first]:
+                record_cut(requests[alike.index], alike.cut_tokens)
+                answers.give(alike.index, text)
     return answers.in_order()
 
 
-def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], setting: Any, read: ReadPrompt | None) -> list[str]:
-    kwargs = dict(setting)
+def generated(session: Session, hf: Any, groups: Sequence[Sequence[Prompt]]) -> Continuations:
+    """Continues prompts, in slots where that is possible, and yields each with its index as soon as it is complete.
+
+    The session's meter begins before each. Prompts of one setting are in one group.
+    """
+    slots = GenerationInSlots(session, hf)
+
+    def continued(prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
+        if slots.serves(prompts[0].setting):
+            return slots.generate(prompts, read)
+        return _generated_in_batches(session, hf, prompts, read)
+
+    together: set[int] = set()
+    for prompt, read in prompts_together(session, hf, [*itertools.chain(*groups)]):
+        together.add(prompt.index)
+        yield from continued([prompt], read)
+    left = [alone for group in groups if (alone := [prompt for prompt in group if prompt.index not in together])]
+    side_by_side: list[Prompt] = []
+    apart: list[list[Prompt]] = []
+    for group in left:
+        if slots.serves(group[0].setting):
+            side_by_side += group
+        else:
+            apart.append(group)
+    for group in (side_by_side, *apart):
+        if group:
+            yield from continued(group)
+
+
+def _generated_in_batches(
+    session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None
+) -> Continuations:
+    def run(batch: Sequence[Prompt]) -> list[Continuation]:
+        session.meter.begin()
+        with session.rope.hold(batch[0].length_tokens):
+            return _generate(session, hf, batch, read)
+
+    longest_first = sorted(prompts, key=lambda prompt: -prompt.length_tokens)
+    for batch, continuations in run_in_batches(
+        longest_first, run, length_tokens=lambda prompt: prompt.length_tokens, limits=session.batches
+    ):
+        yield from handed_over(zip([prompt.index for prompt in batch], continuations, strict=True))
+
+
+def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None) -> list[Continuation]:
+    kwargs = dict(prompts[0].setting)
     stop = stop_texts(hf, kwargs.pop("until"))
     budget = kwargs.pop("max_gen_toks")
     input_ids, mask = pad_left(prompts, hf.tokenizer.pad_token_id, session.device)
@@ -127,22 +142,17 @@ def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], setting: Any
         ) from error
     ends = kwargs.get("eos_token_id", hf.model.generation_config.eos_token_id)
     continuations = [up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
-    texts = [answer_text(hf.tokenizer, tokens, stop, hf.think_end_token) for tokens in continuations]
+    sound = [True] * len(prompts)
     for row, first in enumerate(watch.first_tokens(len(prompts))):
         before = continuations[row][: first - input_ids.shape[1]] if first else continuations[row]
         # what a row writes after its own answer is complete does not count
         if len(before) < len(continuations[row]) and not any(text in hf.tokenizer.decode(before) for text in stop):
-            texts[row] = no_text(len(prompts[row].tokens), len(before))
-    return texts
+            continuations[row], sound[row] = before, False
+    return [*map(Continuation, continuations, sound)]
 
 
 def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Sequence[int] | None) -> None:
-    """Checks what an encoder-decoder model generated.
-
-    Args:
-        watch: noted its logits.
-        decoded: its rows, from the token that begins every answer.
-        ends: the tokens that end an answer.
+    """Checks what an encoder-decoder model generated under a watch: rows from the token that begins every answer.
 
     Raises:
         NonFiniteError: logits were NaN or infinite before an answer was complete.
@@ -152,13 +162,13 @@ def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Se
             raise NonFiniteError(f"Expected finite logits, found NaN or infinity for token {first} of an answer")
 
 
-def _same_answers(prompts: Sequence[Prompt], settings: Sequence[Any]) -> list[Same]:
-    """Returns, for each setting, the requests to run, each with all requests that have its answer.
+def _same_answers(prompts: Sequence[Prompt]) -> list[list[list[Prompt]]]:
+    """Returns prompts by their setting; those with the same answer are together.
 
     Equal prompts have equal greedy continuations; every sampled continuation is drawn anew.
     """
-    groups: dict[str, dict[object, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for index, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):
-        once = index if setting.get("do_sample") else prompt.tokens.tobytes()
-        groups[json.dumps(setting, sort_keys=True, default=str)][once].append(index)
-    return [{indices[0]: indices for indices in group.values()} for group in groups.values()]
+    groups: dict[str, dict[object, list[Prompt]]] = defaultdict(lambda: defaultdict(list))
+    for prompt in prompts:
+        once = prompt.index if prompt.setting.get("do_sample") else prompt.tokens.tobytes()
+        groups[json.dumps(prompt.setting, sort_keys=True, default=str)][once].append(prompt)
+    return [[*group.values()] for group in groups.values()]

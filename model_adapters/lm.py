@@ -1,10 +1,12 @@
 """The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in `hf`'s place."""
 
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,20 +16,28 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import has_bos_prefix
 from torch import Tensor
+from transformers import PretrainedConfig
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-from sbeval.checkpoints import LoadedCheckpoint, check_weights, register_fla_models
+from sbeval.checkpoints import (
+    LoadedCheckpoint,
+    check_weights,
+    checkpoint_format,
+    load_checkpoint,
+    load_whole,
+    register_fla_models,
+    released_format,
+)
+from sbeval.checkpoints.load import FoundFormat
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks
 from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError, first_line
-from sbeval.model_adapters import generation, probing, scoring
+from sbeval.model_adapters import generation, scoring
 from sbeval.model_adapters.answers import check_scores
 from sbeval.model_adapters.loading import (
-    InPlaceOfAutoClass,
-    WholeFrom,
+    check_kv_expand,
     check_tokenizer,
-    find_released,
     fit_tokenizer,
     loading,
     refuse_transformers_arguments,
@@ -37,12 +47,10 @@ from sbeval.model_adapters.loading import (
     whole_adapter,
 )
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
-from sbeval.model_adapters.record import choose_kernels, model_record
-from sbeval.model_adapters.response_cache import run_settings, stamp
+from sbeval.model_adapters.record import choose_kernels, model_record, run_settings, stamp
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
-from sbeval.scoring.non_finite import FiniteWatch
-from sbeval.scoring.null_metrics import record_nulls
+from sbeval.scoring.non_finite import FiniteWatch, record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs
 
 
@@ -52,7 +60,6 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     Takes every argument of `hf`, and those of `AdapterOptions`. Encoder-decoder models run as they do in `hf`.
 
     Attributes:
-        options: our own arguments.
         arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
         loaded: the checkpoint, where its format is one that transformers does not know.
         skip_threshold: the one in force, None where every key is visited.
@@ -66,6 +73,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         check_shared_arguments(kwargs)
         self.arguments = dict(kwargs)
         self.loaded: LoadedCheckpoint | None = None
+        self._format: FoundFormat = (None, {})
         self.skip_threshold: float | None = None
         self.session: Session | None = None
         self._encoded: dict[str, list[int]] = {}
@@ -97,7 +105,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             )
         if self.backend == "causal":
             fit_tokenizer(self.model, self.tokenizer)
-            check_tokenizer(self)
+            in_a_folder = isinstance(pretrained, str) and Path(pretrained).is_dir()
+            check_tokenizer(self, self._format[1] if in_a_folder else {})
             warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
@@ -186,13 +195,13 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
         """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
-        return probing.target_logprobs(self._causal(TARGET_LOGPROBS), requests, quiet=disable_tqdm)
+        return scoring.target_logprobs(self._causal(TARGET_LOGPROBS), requests, quiet=disable_tqdm)
 
     def attention_span(self, requests: list[Instance], disable_tqdm: bool = False) -> list[list[list[Any]]]:
         """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
         session = self._causal(ATTENTION_SPAN)
         warn_of_other_tokens(self.tokenizer, [request.args[0] for request in requests])
-        return probing.attention_span(session, requests, quiet=disable_tqdm)
+        return scoring.attention_span(session, requests, quiet=disable_tqdm)
 
     def _causal(self, request_type: str) -> Session:
         if self.session is None:
@@ -202,38 +211,48 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         with loading(pretrained, "a model"):
             if not kwargs.get("gguf_file") and not kwargs.get("subfolder"):
-                self.loaded = find_released(
-                    pretrained,
-                    revision=kwargs["revision"],
-                    dtype=self.arguments.get("dtype", "auto"),
-                    device=self.device,
-                    kv_expand=self.options.kv_expand,
-                    trust_remote_code=bool(kwargs.get("trust_remote_code")),
-                )
-            if self.loaded is None:
-                check_weights(Path(pretrained).expanduser() / kwargs.get("subfolder", ""))
-                register_fla_models()
-                super()._get_config(pretrained, **kwargs)
-            else:
-                self._config = self.loaded.model.config
-        say_format(pretrained, self._config, self.loaded)
+                self._format = released_format(pretrained, kwargs["revision"])
+                check_kv_expand(pretrained, self._format[0], self.options.kv_expand)
+            released, source = self._format
+            if released is not None:
+                self._config = PretrainedConfig()  # until the weights are read, which tell more than config.json does
+                return
+            check_weights(Path(pretrained).expanduser() / kwargs.get("subfolder", ""), source)
+            register_fla_models()
+            super()._get_config(pretrained, **kwargs)
+        say_format(pretrained, checkpoint_format(self._config))
 
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:
-        own = self.loaded is not None or getattr(config, "model_type", None) == "sbeval"
-        super()._get_backend(config, backend="causal" if own and backend == "default" else backend, **kwargs)
+        causal = self._format[0] is not None or getattr(config, "model_type", None) == "sbeval"
+        super()._get_backend(config, backend="causal" if causal and backend == "default" else backend, **kwargs)
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
         with loading(tokenizer or pretrained, "a tokenizer"):
             super()._create_tokenizer(pretrained, tokenizer, **kwargs)
 
     def _create_model(self, pretrained: str, **kwargs: Any) -> None:
-        if self.loaded is not None:
-            refuse_transformers_arguments(self.loaded.format, kwargs)
-        own_class = self.AUTO_MODEL_CLASS
-        self.AUTO_MODEL_CLASS = WholeFrom(own_class) if self.loaded is None else InPlaceOfAutoClass(self.loaded)
+        auto_class = self.AUTO_MODEL_CLASS
         with loading(pretrained, "a model's weights"), whole_adapter(kwargs.get("peft")):
+            if self._format[0] is None:
+                load: Any = functools.partial(load_whole, auto_class)
+            else:
+                self.loaded = load_checkpoint(
+                    pretrained,
+                    dtype="auto" if kwargs["dtype"] is None else kwargs["dtype"],
+                    device=self.device,
+                    kv_expand=self.options.kv_expand,
+                    trust_remote_code=bool(kwargs["trust_remote_code"]),
+                    revision=kwargs["revision"],
+                    found_format=self._format,
+                )
+                self._config = self.loaded.model.config
+                say_format(pretrained, self.loaded.format)
+                refuse_transformers_arguments(self.loaded.format, kwargs)
+                model = self.loaded.model
+                load = lambda *_, **__: model  # noqa: E731  of the dtype, device and revision it was loaded with
+            self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)  # `hf` does the rest
             super()._create_model(pretrained, **kwargs)
-        self.AUTO_MODEL_CLASS = own_class
+        self.AUTO_MODEL_CLASS = auto_class
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Returns every process's tensor."""

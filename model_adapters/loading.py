@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from sbeval.checkpoints import LoadedCheckpoint, checkpoint_format, load_checkpoint, load_whole, released_format
-from sbeval.checkpoints.facts import KvExpand, local_config, text_config
+from sbeval.checkpoints import CheckpointFormat
+from sbeval.checkpoints.facts import KvExpand, text_config
 from sbeval.corpora import adds_bos, tokenizer_sha256
 from sbeval.corpora.store import tokenizer_behind
 from sbeval.corpora.tokenizers import load_tokenizer
@@ -35,11 +35,7 @@ _OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # 
 
 @contextlib.contextmanager
 def loading(name: Any, what: str) -> Iterator[None]:
-    """Turns what transformers raises for a checkpoint it cannot load into one sentence.
-
-    Args:
-        name: a folder, a hub id, or an object that is loaded already.
-        what: what is being loaded, such as "a tokenizer".
+    """Turns what transformers raises for `what` it cannot load, such as "a tokenizer", into one sentence.
 
     Raises:
         UserError: `name` is a string and loading it failed, or an argument is unknown.
@@ -135,11 +131,8 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end if end is not None and end < entries else 0)
 
 
-def check_tokenizer(lm: Any) -> None:
-    """Warns of signs that a loaded model was trained on other tokens than it gets now.
-
-    Args:
-        lm: lm-eval's Hugging Face model with `model`, `tokenizer`, `pretrained` and `add_bos_token`.
+def check_tokenizer(lm: Any, source: Mapping[str, Any]) -> None:
+    """Warns of signs that a loaded model was trained on other tokens than it gets now; `source` is its `config.json`.
 
     Raises:
         UserError: the checkpoint records another tokenizer than the one that lies in its folder.
@@ -153,12 +146,12 @@ def check_tokenizer(lm: Any) -> None:
             *(entries, known),
         )
     # as the file has it: a class's default says nothing of this tokenizer
-    wanted, found = local_config(lm.pretrained).get("eos_token_id"), tokenizer.eos_token_id
+    wanted, end = source.get("eos_token_id"), tokenizer.eos_token_id
     wanted = [wanted] if isinstance(wanted, int) else wanted
-    if wanted and found is not None and found not in wanted and max(wanted) < entries:
+    if wanted and end is not None and end not in wanted and max(wanted) < entries:
         logger.warning(
             "eos_token_id is %s in the model's config.json and %d in its tokenizer: check that they belong together",
-            *(" or ".join(map(str, wanted)), found),
+            *(" or ".join(map(str, wanted)), end),
         )
     trained_with_bos = str(config.model_type).startswith(_TRAINED_WITH_BOS) or _asks_for_bos(tokenizer.name_or_path)
     if trained_with_bos and not adds_bos(tokenizer):
@@ -178,12 +171,7 @@ def warn_of_weights(model: nn.Module) -> None:
 
 
 def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:
-    """Says where the tokens of a task were made with another tokenizer than the model's own.
-
-    Args:
-        tokenizer: the model's.
-        keys: of the token ranges that are asked about.
-    """
+    """Says where the token ranges of a task were made with another tokenizer than the model's own."""
     own = tokenizer_sha256(tokenizer)
     others = [made_with for made_with in {tokenizer_behind(key) for key in keys} if not own.startswith(made_with)]
     if others:
@@ -218,52 +206,17 @@ def _check_recorded_tokenizer(folder: Path) -> None:
         )
 
 
-class WholeFrom:
-    """Stands in for one of transformers' Auto classes and refuses checkpoints that do not hold every weight."""
-
-    def __init__(self, auto_class: Any) -> None:
-        self._auto_class = auto_class
-
-    def from_pretrained(self, pretrained: str, **arguments: Any) -> Any:
-        """Returns the loaded model."""
-        return load_whole(self._auto_class, pretrained, **arguments)
-
-
-class InPlaceOfAutoClass:
-    """Hands out a loaded model where `hf` asks transformers' Auto class for one, so that `hf` does the rest."""
-
-    def __init__(self, loaded: LoadedCheckpoint) -> None:
-        self._loaded = loaded
-
-    def from_pretrained(self, pretrained: str, **arguments: Any) -> Any:
-        """Returns the model, whose dtype, device and revision are those it was loaded with."""
-        return self._loaded.model
-
-
-def find_released(
-    pretrained: str, *, revision: str, dtype: Any, device: Any, kv_expand: KvExpand, trust_remote_code: bool
-) -> LoadedCheckpoint | None:
-    """Looks for a format beyond transformers' own and loads it; None where transformers loads the checkpoint itself.
+def check_kv_expand(pretrained: str, released: CheckpointFormat | None, kv_expand: KvExpand) -> None:
+    """Checks that nobody chooses how heads are laid out where a checkpoint says it.
 
     Raises:
-        UserError: the checkpoint is incomplete or not supported, or `kv_expand` is given where nothing asks for it.
+        UserError: `kv_expand` is given where nothing asks for it.
     """
-    found = released_format(pretrained, revision)
-    if kv_expand != "auto" and not (found and found.takes_kv_expand):
+    if kv_expand != "auto" and not (released and released.takes_kv_expand):
         raise UserError(
             f"Expected kv_expand= for checkpoints of dolomite-engine only, found kv_expand={kv_expand} for "
             f"{pretrained}, which is none: remove it from --model_args."
         )
-    if found is None:
-        return None
-    return load_checkpoint(
-        pretrained,
-        dtype="auto" if dtype is None else dtype,
-        device=device,
-        kv_expand=kv_expand,
-        trust_remote_code=trust_remote_code,
-        revision=revision,
-    )
 
 
 def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any]) -> None:
@@ -284,7 +237,6 @@ def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any
         )
 
 
-def say_format(pretrained: str, config: Any, loaded: LoadedCheckpoint | None) -> None:
+def say_format(pretrained: str, name: str) -> None:
     """Logs which format was found, in one line."""
-    name = checkpoint_format(config) if loaded is None else loaded.format
     format_logger.info("%s is a checkpoint of the format %s", pretrained, name)

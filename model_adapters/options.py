@@ -144,10 +144,6 @@ class AdapterOptions(Settings):
 def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None:
     """Checks what can be checked of a model's arguments before torch is imported: types, names and folder.
 
-    Args:
-        arguments: as `--model_args` has them.
-        batch_size: as `--batch_size` has it, None for none named.
-
     Raises:
         UserError: naming the argument, what it may be and what it is.
     """

@@ -1,36 +1,44 @@
-"""Request types that score tokens: lm-eval's own as `hf` answers them, and that of our perplexity tasks."""
+"""Request types that score: lm-eval's own as `hf` answers them, and those of this project's tasks."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
+import numpy as np
+import torch
 from lm_eval.api.instance import Instance
 
 from sbeval.corpora import resolve_tokens
-from sbeval.model_adapters.answers import Answers, Give, answer_each_once, names_by_arguments, request_name
+from sbeval.errors import UserError
+from sbeval.model_adapters.answers import Answers, AnswersOnce, names_by_arguments, request_name
+from sbeval.model_adapters.batching import run_in_batches
+from sbeval.model_adapters.scored import Scored, scored
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.sharing import score_after_prefixes, share_windows
+from sbeval.model_adapters.sharing import scored_after_prefixes, share_windows
 from sbeval.model_adapters.truncation import fit_contexts, record_cut
-from sbeval.model_adapters.windows import (
-    RunScores,
-    ScoredWindow,
-    requested_window,
-    rolling_windows,
-    score_windows,
-    window,
+from sbeval.model_adapters.windows import ScoredWindow, requested_window, rolling_windows, window_of
+from sbeval.scoring.non_finite import NonFiniteError
+from sbeval.scoring.requests import (
+    ATTENTION_SPAN,
+    TARGET_LOGPROBS,
+    TOKEN_LOGPROBS,
+    AttentionSpanRequest,
+    TargetLogprobs,
+    TargetLogprobsRequest,
+    TargetSequence,
+    TokenLogprobs,
+    TokenLogprobsRequest,
+    resolve_sequence,
 )
-from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobs, TokenLogprobsRequest
+from sbeval.scoring.spans import attention_spans
 
 
 def loglikelihood(
     session: Session, requests: Sequence[Instance], pairs: Sequence[tuple[list[int], list[int]]], *, quiet: bool
 ) -> list[tuple[float, bool]]:
-    """Returns the log-likelihood of each continuation in nats, and whether it is the most probable one.
+    """Returns each continuation's log-likelihood in nats, and whether it is the most probable one.
 
-    Args:
-        session: scores the tokens.
-        requests: what is asked for.
-        pairs: tokens of each request's context and continuation.
-        quiet: shows no progress bar.
+    `pairs` are the tokens of each request's context and continuation.
     """
     session.check_tokens((request_name(request), pair) for request, pair in zip(requests, pairs, strict=True))
     contexts = fit_contexts(session, pairs, [request.task_name for request in requests])
@@ -40,100 +48,160 @@ def loglikelihood(
         record_cut(requests[index], context.cut_tokens)
         groups[context.inputs].append(index)
     members = list(groups.values())
-    windows = [window(inputs, [pairs[index][1] for index in indices]) for inputs, indices in groups.items()]
+    windows = [window_of(inputs, [pairs[index][1] for index in indices]) for inputs, indices in groups.items()]
     left = dict.fromkeys(range(len(windows)))
     answers: Answers[int, tuple[float, bool]] = Answers(session, "loglikelihood", arguments, quiet=quiet)
-
-    def done(group: int, scores: Sequence[RunScores]) -> None:
-        del left[group]
-        for index, run in zip(members[group], scores, strict=True):
-            answers.give(index, (run.total, run.greedy))
 
     def name(group: int) -> str:
         return request_name(requests[members[group][0]])
 
+    def results() -> Generator[Scored, None, None]:
+        yield from scored_after_prefixes(session, [window.load() for window in windows], name=name)
+        yield from scored(session, {group: windows[group] for group in left}, batches=session.batches, name=name)
+
     with answers:
-        score_after_prefixes(session, [window.load() for window in windows], done, name=name)
-        whole = list(left)
-        score_windows(
-            session,
-            [windows[group] for group in whole],
-            lambda number, scores: done(whole[number], scores),
-            batches=session.batches,
-            name=lambda number: name(whole[number]),
-        )
+        for group, scores in answers.each(results()):
+            del left[group]
+            for index, run in zip(members[group], scores, strict=True):
+                answers.give(index, (run.total, run.greedy))
     return answers.in_order()
 
 
 def loglikelihood_rolling(
     session: Session, requests: Sequence[Instance], texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
 ) -> list[float]:
-    """Returns the log-likelihood of each text in nats, in windows as `hf` cuts them.
-
-    Args:
-        session: scores the tokens.
-        requests: what is asked for.
-        texts: tokens of each request's text.
-        lead_in: token that stands before the first of each.
-        quiet: shows no progress bar.
-    """
+    """Returns the log-likelihood of each text's tokens in nats, in windows as `hf` cuts them, after a lead-in."""
     session.check_tokens(
         (request_name(request), [text, [lead_in]]) for request, text in zip(requests, texts, strict=True)
     )
-    windows: list[ScoredWindow] = []
+    windows: dict[int, ScoredWindow] = {}
     text_of: list[int] = []
     for index, tokens in enumerate(texts):
-        cuts = rolling_windows(tokens, lead_in=lead_in, max_length=session.max_length)
-        windows += cuts
-        text_of += [index] * len(cuts)
+        for window in rolling_windows(tokens, lead_in=lead_in, max_length=session.max_length):
+            windows[len(windows)] = window
+            text_of.append(index)
     waiting = Counter(text_of)
     totals = [0.0] * len(texts)  # a text without tokens keeps it
     arguments = dict(enumerate(request.args for request in requests))
     answers: Answers[int, float] = Answers(session, "loglikelihood_rolling", arguments, steps=len(windows), quiet=quiet)
 
-    def done(number: int, scores: Sequence[RunScores]) -> None:
-        index = text_of[number]
-        totals[index] += scores[0].total
-        waiting[index] -= 1
-        if waiting[index]:
-            answers.step()
-        else:
-            answers.give(index, totals[index])
+    def name(number: int) -> str:
+        return request_name(requests[text_of[number]])
 
     with answers:
-        score_windows(
-            session,
-            windows,
-            done,
-            batches=session.batches,
-            name=lambda number: request_name(requests[text_of[number]]),
-        )
+        for number, (run,) in answers.each(scored(session, windows, batches=session.batches, name=name)):
+            index = text_of[number]
+            totals[index] += run.total
+            waiting[index] -= 1
+            if waiting[index]:
+                answers.step()
+            else:
+                answers.give(index, totals[index])
     return totals
 
 
 def token_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[TokenLogprobs]:
     """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
     names = names_by_arguments(requests)
+    answers: AnswersOnce[TokenLogprobsRequest, TokenLogprobs]
+    answers = AnswersOnce(session, requests, TOKEN_LOGPROBS, TokenLogprobsRequest, quiet=quiet)
+    # NaN of a longer window's last tokens may reach all of it
+    alone = session.rope.by_length or session.scorer.non_finite == "null"
+    shared = share_windows(answers.todo, nested=not alone)
+    session.check_tokens(
+        (names[window.members[0][0]], [resolve_tokens(window.run.key), [window.run.lead_in]]) for window in shared
+    )
 
-    def run(todo: Sequence[TokenLogprobsRequest], give: Give[TokenLogprobsRequest, TokenLogprobs]) -> None:
-        # NaN of a longer window's last tokens may reach all of it
-        alone = session.rope.by_length or session.scorer.non_finite == "null"
-        shared = share_windows(todo, nested=not alone)
-        session.check_tokens(
-            (names[window.members[0][0]], [resolve_tokens(window.run.key), [window.run.lead_in]]) for window in shared
+    def name(index: int) -> str:
+        return names[max(shared[index].members, key=lambda member: member[0].context_length)[0]]
+
+    windows = {index: requested_window(window.run) for index, window in enumerate(shared)}
+    with answers:
+        for index, (run,) in answers.each(scored(session, windows, batches=session.own_batches, name=name)):
+            for request, targets in shared[index].members:
+                answers.give(request, TokenLogprobs(run.logprobs[targets].copy()))
+    return answers.in_order()
+
+
+def target_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[TargetLogprobs]:
+    """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
+    names = names_by_arguments(requests)
+    answers: AnswersOnce[TargetLogprobsRequest, TargetLogprobs]
+    answers = AnswersOnce(session, requests, TARGET_LOGPROBS, TargetLogprobsRequest, quiet=quiet)
+    session.check_positions(max((request.inputs for request in answers.todo), default=0))
+    session.check_tokens((names[request], _load(request)[::2]) for request in answers.todo)
+
+    def score(batch: Sequence[TargetLogprobsRequest]) -> list[TargetLogprobs]:
+        session.meter.begin()
+        loaded = [_load(request) for request in batch]
+        with session.rope.hold(batch[0].inputs):
+            try:
+                scores = _score_batch(session, loaded)
+            except NonFiniteError as error:
+                raise error.of(names[batch[error.row]]) from None
+        session.meter.add(sum(request.inputs for request in batch))
+        return scores
+
+    batches = run_in_batches(
+        sorted(answers.todo, key=lambda request: -request.inputs),
+        score,
+        length_tokens=lambda request: request.inputs,
+        limits=session.own_batches,
+    )
+    with answers, session.autocast():
+        for batch, scores in answers.each(batches):
+            for request, answer in zip(batch, scores, strict=True):
+                answers.give(request, answer)
+    return answers.in_order()
+
+
+def attention_span(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[list[list[Any]]]:
+    """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
+    names = names_by_arguments(requests)
+    if session.rope.extrapolation is not None:
+        raise UserError(
+            f"Expected a model that attends as it was trained to for attention spans, found extrapolation="
+            f"{session.rope.extrapolation}: remove it from --model_args."
         )
+    answers: AnswersOnce[AttentionSpanRequest, list[list[Any]]]
+    answers = AnswersOnce(session, requests, ATTENTION_SPAN, AttentionSpanRequest, quiet=quiet)
+    session.check_positions(max((request.context_length for request in answers.todo), default=0))
+    session.check_tokens((names[request], [resolve_tokens(request.key)]) for request in answers.todo)
 
-        def done(index: int, scores: Sequence[RunScores]) -> None:
-            for request, part in shared[index].members:
-                give(request, TokenLogprobs(scores[0].logprobs[part].copy()))
+    def looked_at() -> Generator[tuple[AttentionSpanRequest, list[list[Any]]], None, None]:
+        for request in answers.todo:
+            session.meter.begin()
+            tokens = torch.from_numpy(np.array(resolve_tokens(request.key), dtype=np.int64))[None].to(session.device)
+            with session.autocast(), session.rope.hold(request.context_length):
+                try:
+                    rows = attention_spans(
+                        session.scorer.model, tokens, request.queries, non_finite=session.scorer.non_finite
+                    )
+                except NonFiniteError as error:
+                    raise error.of(names[request]) from None
+            session.meter.add(request.context_length)
+            yield request, rows
 
-        windows = [requested_window(window.run) for window in shared]
-        score_windows(
-            session,
-            windows,
-            done,
-            batches=session.own_batches,
-            name=lambda index: names[max(shared[index].members, key=lambda member: member[0].context_length)[0]],
-        )
+    with answers:
+        for request, rows in answers.each(looked_at()):
+            answers.give(request, rows)
+    return answers.in_order()
 
-    return answer_each_once(session, requests, TOKEN_LOGPROBS, TokenLogprobsRequest, run, quiet=quiet)
+
+def _load(request: TargetLogprobsRequest) -> TargetSequence:
+    sequence = resolve_sequence(request.key)
+    if len(sequence.inputs_L) != request.inputs or not len(sequence.targets_T):
+        raise ValueError(f"{request} does not fit the {len(sequence.inputs_L)} inputs its key names")
+    return sequence
+
+
+def _score_batch(session: Session, batch: Sequence[TargetSequence]) -> list[TargetLogprobs]:
+    scores = session.scorer.score(
+        torch.from_numpy(np.stack([sequence.inputs_L for sequence in batch])).to(session.device),
+        torch.from_numpy(np.repeat(np.arange(len(batch)), [len(sequence.targets_T) for sequence in batch])),
+        torch.from_numpy(np.concatenate([sequence.positions_T for sequence in batch])),
+        torch.from_numpy(np.concatenate([sequence.targets_T for sequence in batch])),
+    )
+    ends = np.cumsum([len(sequence.targets_T) for sequence in batch])[:-1]
+    logprobs, greedy = np.split(scores.logprobs.numpy(), ends), np.split(scores.greedy.numpy(), ends)
+    return [TargetLogprobs(*pair) for pair in zip(logprobs, greedy, strict=True)]

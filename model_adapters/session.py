@@ -1,6 +1,7 @@
 """What every request needs: the model's scorer and RoPE; the run's limits, meter and response cache."""
 
 import dataclasses
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ from lm_eval.api.model import CacheHook
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.batching import BatchLimits
+from sbeval.model_adapters.batching import BatchLimits, SlotLimits
 from sbeval.model_adapters.options import AdapterOptions, Truncation
 from sbeval.model_adapters.rope import RequestRope
 from sbeval.models.learned_positions import learned_positions
@@ -23,20 +24,22 @@ CPU_BATCH_TOKENS = 8192
 
 @dataclasses.dataclass(slots=True)
 class Meter:
-    """Adds up the tokens the model has read and the time that took.
-
-    Attributes:
-        tokens: input tokens run through the model, without padding.
-        seconds: time of finished batches.
-    """
+    """Adds up the tokens the model has read, without padding, and the seconds of finished batches."""
 
     tokens: int = 0
     seconds: float = 0.0
+    _since: float = 0.0
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """Adds one finished batch."""
+    def begin(self) -> None:
+        """Counts the time of the next batch from now."""
+        self._since = time.perf_counter()
+
+    def add(self, tokens: int) -> None:
+        """Adds a finished batch, and counts the time of the next from now."""
+        now = time.perf_counter()
         self.tokens += tokens
-        self.seconds += seconds
+        self.seconds += now - self._since
+        self._since = now
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -49,22 +52,12 @@ class Session:
     """A loaded model, and the settings under which it answers requests.
 
     Attributes:
-        scorer: scores tokens with the model.
-        rope: holds RoPE's frequencies for each request.
-        meter: tokens and seconds of the run so far.
-        device: what the model runs on.
         mixed_precision_dtype: dtype of autocast, None without autocast.
         max_length: most tokens of an lm-eval request, including those to generate.
         learned_positions: number of learned positions, None if positions are not learned.
-        truncation: what happens to longer requests.
         batches: limits for lm-eval's own requests, rows as in `hf`.
         own_batches: limits for this project's requests.
-        slots: how many texts are generated side by side, None for as many as memory holds.
-        most_slots: upper limit if `slots` is None; None if the user set no limit.
-        slot_tokens: most tokens of all texts generated side by side, None for as many as memory holds.
-        draft_tokens: most drafts in a step of generation.
         batches_ahead: how many batches the device computes while the scores of one are read.
-        cache_hook: keeps answers in lm-eval's response cache.
         quiet: whether to hide progress bars, as in every process but the first.
     """
 
@@ -78,9 +71,7 @@ class Session:
     truncation: Truncation
     batches: BatchLimits
     own_batches: BatchLimits
-    slots: int | None
-    most_slots: int | None
-    slot_tokens: int | None
+    slots: SlotLimits
     draft_tokens: int
     batches_ahead: int
     cache_hook: CacheHook
@@ -118,9 +109,12 @@ class Session:
                 same_length=rope.by_length,
             ),
             own_batches=BatchLimits(max_rows=None, max_tokens=tokens, same_length=True),
-            slots=None if automatic else int(hf.batch_size),
-            most_slots=hf.arguments.get("max_batch_size"),  # the attribute of `hf` has a default
-            slot_tokens=options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu and automatic else None),
+            slots=SlotLimits(
+                slots=None if automatic else int(hf.batch_size),
+                most_slots=hf.arguments.get("max_batch_size"),  # the attribute of `hf` has a default
+                max_tokens=options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu and automatic else None),
+                prompt_tokens=tokens,
+            ),
             draft_tokens=options.draft_tokens,
             batches_ahead=0 if on_cpu else 1,
             cache_hook=hf.cache_hook,
@@ -133,10 +127,7 @@ class Session:
         return torch.autocast(device_type=self.device.type, dtype=mixed, enabled=mixed is not None)
 
     def check_tokens(self, requests: Iterable[tuple[str, Iterable[Sequence[int] | NDArray[Any]]]]) -> None:
-        """Checks, before anything runs, that the model has an embedding for every token.
-
-        Args:
-            requests: the name of each, and its sequences of token ids.
+        """Checks, before anything runs, that the model has an embedding for every token of requests and their names.
 
         Raises:
             UserError: a token has no embedding; the message names the request.

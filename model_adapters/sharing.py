@@ -10,16 +10,17 @@ length, this does not hold and such windows are run one by one.
 
 import dataclasses
 import functools
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory, run_in_batches
+from sbeval.model_adapters.scored import RunScores, Scored, start_batch
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.windows import LoadedWindow, RunScores, Tokens, start_batch
+from sbeval.model_adapters.windows import LoadedWindow, TokenIds
 from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TokenLogprobsRequest
 from sbeval.scoring.scorer import Prefix
@@ -28,12 +29,7 @@ _BIG_ENDIAN = np.dtype(">u4")
 
 
 class Worthwhile(NamedTuple):
-    """The smallest group for which reading its prefix separately saves time.
-
-    Attributes:
-        prefix_tokens: shortest prefix.
-        saved_tokens: fewest tokens saved, over all inputs of a group.
-    """
+    """The smallest group worth reading its prefix separately: shortest prefix, and tokens saved over all inputs."""
 
     prefix_tokens: int
     saved_tokens: int
@@ -44,43 +40,34 @@ ON_GPU = Worthwhile(256, 8192)
 
 
 class SharedPrefix(NamedTuple):
-    """Inputs that begin with the same tokens.
-
-    Attributes:
-        length: how many tokens they share; all lie before each input's first scored position.
-        members: indices of the inputs.
-    """
+    """Inputs that begin with so many tokens, all of which lie before each input's first scored position."""
 
     length: int
     members: list[int]
 
 
 def shared_prefixes(
-    inputs: Sequence[Sequence[int] | Tokens], scored_from: Sequence[int], worthwhile: Worthwhile
+    inputs: Sequence[Sequence[int] | TokenIds], scored_from: Sequence[int], worthwhile: Worthwhile
 ) -> list[SharedPrefix]:
     """Groups inputs by shared prefix, longest prefix first; an input may be in no group.
 
     Inputs are sorted and taken in order; each joins the current group if that saves at least as many tokens. Inputs
-    more than twice as long as the prefix are left out of its group, since they gain little.
-
-    Args:
-        inputs: tokens of each model input.
-        scored_from: position of each input's first scored output; no token from there on is shared.
-        worthwhile: the smallest group.
+    more than twice as long as the prefix are left out of its group, since they gain little. No token is shared from the
+    position on whose output an input is first scored.
     """
     # big-endian bytes sort and compare as tokens do, but faster
     packed = [np.asarray(tokens, dtype=_BIG_ENDIAN).tobytes() for tokens in inputs]
     order = sorted(range(len(inputs)), key=lambda index: packed[index])
     groups: list[SharedPrefix] = []
     for index in order:
-        own = scored_from[index]
+        end = scored_from[index]
         if groups:
             length, members = groups[-1]
-            common = min(length, own, _common(packed[members[-1]], packed[index]))
+            common = min(length, end, _common(packed[members[-1]], packed[index]))
             if common >= worthwhile.prefix_tokens and len(members) * common >= (len(members) - 1) * length:
                 groups[-1] = SharedPrefix(common, [*members, index])
                 continue
-        groups.append(SharedPrefix(own, [index]))
+        groups.append(SharedPrefix(end, [index]))
     kept = []
     for length, members in groups:
         near = [index for index in members if len(inputs[index]) <= 2 * length]
@@ -89,22 +76,12 @@ def shared_prefixes(
     return sorted(kept, key=lambda group: -group.length)
 
 
-def score_after_prefixes(
-    session: Session,
-    windows: Sequence[LoadedWindow],
-    done: Callable[[int, list[RunScores]], None],
-    *,
-    name: Callable[[int], str],
-) -> None:
-    """Scores windows that share prefixes, and calls `done(index, scores of each run)`.
+def scored_after_prefixes(
+    session: Session, windows: Sequence[LoadedWindow], *, name: Callable[[int], str]
+) -> Generator[Scored, None, None]:
+    """Scores windows that share prefixes, and yields each.
 
     Stops early if the model cannot continue from a prefix or memory runs out; run the remaining windows whole.
-
-    Args:
-        session: of the model.
-        windows: what is scored.
-        done: takes the scores.
-        name: names the request of a window.
 
     Raises:
         UserError: the model has no positions for such a window.
@@ -118,39 +95,34 @@ def score_after_prefixes(
     session.check_positions(max((len(windows[index].inputs) for group in groups for index in group.members), default=0))
     limits = dataclasses.replace(session.own_batches, max_rows=session.batches.max_rows, same_length=False)
 
-    def read(group: SharedPrefix) -> Prefix | None:
-        started = time.perf_counter()
-        first = windows[group.members[0]].inputs
-        with session.rope.hold(len(first)):
-            prefix = session.scorer.read(torch.from_numpy(first[: group.length]).to(session.device))
-        if prefix is not None:
-            session.meter.add(group.length, time.perf_counter() - started)
-        return prefix
-
-    def go_on(batch: Sequence[int], length: int, prefix: Prefix) -> None:
-        started = time.perf_counter()
+    def go_on(batch: Sequence[int], length: int, prefix: Prefix) -> list[list[RunScores]]:
+        session.meter.begin()
         rest = [LoadedWindow(windows[index].inputs[length:], windows[index].target_runs) for index in batch]
         with session.rope.hold(len(windows[batch[0]].inputs)):
             try:
                 scores = start_batch(session, rest, after=prefix).result()
             except NonFiniteError as error:
                 raise error.of(name(batch[error.row])) from None
-        session.meter.add(sum(len(window.inputs) for window in rest), time.perf_counter() - started)
-        for index, runs in zip(batch, scores, strict=True):
-            done(index, runs)
+        session.meter.add(sum(len(window.inputs) for window in rest))
+        return scores
 
     with session.autocast():
         for group in groups:
             try:
-                prefix = read(group)
+                session.meter.begin()
+                first = windows[group.members[0]].inputs
+                with session.rope.hold(len(first)):
+                    prefix = session.scorer.read(torch.from_numpy(first[: group.length]).to(session.device))
                 if prefix is None:
                     return
-                run_in_batches(
+                session.meter.add(group.length)
+                for batch, scores in run_in_batches(
                     sorted(group.members, key=lambda index: -len(windows[index].inputs)),
                     functools.partial(go_on, length=group.length, prefix=prefix),
                     length_tokens=lambda index: len(windows[index].inputs),
                     limits=limits,
-                )
+                ):
+                    yield from handed_over(zip(batch, scores, strict=True))
             except (RuntimeError, MemoryError, DoesNotFit) as error:
                 if not isinstance(error, DoesNotFit) and not out_of_memory(error):
                     raise
@@ -170,23 +142,16 @@ def _common(one: bytes, other: bytes) -> int:
 
 
 class SharedWindow(NamedTuple):
-    """One window to run for several requests.
-
-    Attributes:
-        run: the window; it scores every target of every member.
-        members: requests, each with its slice of the window's scores.
-    """
+    """One window to run for several requests, each with its slice of the window's scores."""
 
     run: TokenLogprobsRequest
     members: list[tuple[TokenLogprobsRequest, slice]]
 
 
 def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> list[SharedWindow]:
-    """Returns the windows to run, in the order of their first requests.
+    """Returns the windows to run for different requests, in the order of the first of each.
 
-    Args:
-        requests: what is asked for, without duplicates.
-        nested: whether a longer window's scores may serve a shorter one with the same lead-in and first target.
+    If `nested`, a longer window's scores may serve a shorter one with the same lead-in and first target.
     """
     groups: dict[object, list[TokenLogprobsRequest]] = {}
     for request in requests:

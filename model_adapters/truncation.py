@@ -1,7 +1,8 @@
 """What happens to prompts and contexts that do not fit into `max_length`."""
 
+import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,34 +15,38 @@ logger = logging.getLogger(__name__)
 OWN_TASKS = "sb_"
 
 
-class Prompt(NamedTuple):
-    """One prompt as the model reads it.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt to continue, with the index of its request and the setting as `normalize_gen_kwargs` returns it.
 
     Attributes:
         tokens: int64 [P], those that fit.
-        budget_tokens: most tokens to generate.
         cut_tokens: how many were cut on the left.
     """
 
+    index: int
     tokens: NDArray[np.int64]
-    budget_tokens: int
+    setting: Mapping[str, Any]
     cut_tokens: int
+
+    @property
+    def length_tokens(self) -> int:
+        """Most tokens of prompt and answer."""
+        return len(self.tokens) + int(self.setting["max_gen_toks"])
 
 
 class Context(NamedTuple):
-    """Model inputs whose outputs score a continuation.
-
-    Attributes:
-        inputs: context and all but the last token of the continuation.
-        cut_tokens: how many were cut on the left.
-    """
+    """Model inputs that score a continuation, all of it but the last token, and how many were cut on the left."""
 
     inputs: tuple[int, ...]
     cut_tokens: int
 
 
 def fit_prompts(
-    session: Session, prompts: Sequence[list[int]], budgets: Sequence[int], task_names: Sequence[str | None]
+    session: Session,
+    prompts: Sequence[list[int]],
+    settings: Sequence[Mapping[str, Any]],
+    task_names: Sequence[str | None],
 ) -> list[Prompt]:
     """Cuts prompts on the left so that prompt and generation budget fit into `max_length`.
 
@@ -49,6 +54,7 @@ def fit_prompts(
         UserError: a prompt is too long, and it is one of this project's tasks or `truncation` is "error"; or a
             generation budget leaves no room for a prompt or is below one token.
     """
+    budgets = [setting["max_gen_toks"] for setting in settings]
     if min(budgets, default=1) < 1:
         raise UserError(f"Expected max_gen_toks of at least one token, found {min(budgets)}: check the task.")
     needed = [len(tokens) + budget for tokens, budget in zip(prompts, budgets, strict=True)]
@@ -61,8 +67,8 @@ def fit_prompts(
         )
     _warn(session, "prompts", cuts)
     return [
-        Prompt(np.asarray(tokens[cut:], dtype=np.int64), budget, cut)
-        for tokens, budget, cut in zip(prompts, budgets, cuts, strict=True)
+        Prompt(index, np.asarray(tokens[cut:], dtype=np.int64), setting, cut)
+        for index, (tokens, setting, cut) in enumerate(zip(prompts, settings, cuts, strict=True))
     ]
 
 

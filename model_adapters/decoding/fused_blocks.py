@@ -7,15 +7,14 @@ Shape suffixes: E hidden_size, F channels of the MLP, H query heads, G key/value
 vocabulary.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from sbeval.model_adapters.speed.linear import AlignedLinear
-from sbeval.model_adapters.speed.mlp import FusedGatedMLP
+from sbeval.model_adapters.speed.parts import FusedGatedMLP
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp.dense import UNGATED
 from sbeval.models.rope import cos_sin
@@ -26,8 +25,7 @@ _WIDTH_MULTIPLE = 32
 _DTYPES = (torch.bfloat16, torch.float32)  # sums that are normed late might overflow fp16
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Block:
+class _Block(NamedTuple):
     """The parts of one block."""
 
     attention: Any
@@ -42,12 +40,7 @@ class _Block:
 
 
 class FusedBlocks:
-    """The blocks of a model, for steps of one slot: with more rows, the library's matrix products are faster.
-
-    Args:
-        model: a causal language model.
-        blocks: its blocks.
-    """
+    """The blocks of a model, for steps of one slot: with more rows, the library's matrix products are faster."""
 
     def __init__(self, model: Any, blocks: list[_Block]) -> None:
         self._model, self._blocks = model, blocks
@@ -71,13 +64,7 @@ class FusedBlocks:
         return cls(model, [_block_of(layer, model.config) for layer in layers])
 
     def logits(self, token_11: Tensor, cache: SlotCache, rope: Any | None) -> Tensor:
-        """Returns logits [1, V] of a step.
-
-        Args:
-            token_11: the newest tokens.
-            cache: slots, whose step has begun.
-            rope: frequencies of a model of this family; None uses a transformers model's own rotary module.
-        """
+        """Returns logits [1, V] of a step that has begun; without `rope`, a transformers model rotates."""
         model, config = self._model, self._model.config
         hidden_1E = model.get_input_embeddings()(token_11)[:, 0]
         own = isinstance(model, SbevalForCausalLM)
@@ -108,7 +95,7 @@ class FusedBlocks:
         heads_1T = hidden_1E.new_empty(1, query_width + 2 * key_width)
         before, after = block.norms
         weights = [part.weight for part in block.maps]
-        biases = None if block.maps[0].bias is None else [part.bias for part in block.maps]
+        biases = _biases(*block.maps)
         q_1H1D = heads_1T[:, :query_width].view(1, -1, 1, head_dim)
         v_1G1D = heads_1T[:, query_width + key_width :].view(1, -1, 1, head_dim)
         if not layer.is_initialized:
@@ -127,21 +114,22 @@ class FusedBlocks:
         if norm is not None:
             mixed_1T = norm(mixed_1T[:, None])[:, 0]
         scale = block.residual_multiplier
-        bias = None if block.output.bias is None else [block.output.bias]
-        map_row(mixed_1T, [block.output.weight], bias, out=hidden_1E, scale=scale, add=True)
+        map_row(mixed_1T, [block.output.weight], _biases(block.output), out=hidden_1E, scale=scale, add=True)
         inner_1F = hidden_1E.new_empty(1, _readable(block.down))
-        biases = None if block.gated[0].bias is None else [part.bias for part in block.gated]
         map_row(
             hidden_1E,
-            [part.weight for part in block.gated],
-            biases,
+            [linear.weight for linear in block.gated],
+            _biases(*block.gated),
             out=inner_1F,
             norm_E=after.weight,  # type: ignore[arg-type]
             eps=_eps(after),
             activation=block.activation,
         )
-        bias = None if block.down.bias is None else [block.down.bias]
-        map_row(inner_1F, [block.down.weight], bias, out=hidden_1E, scale=scale, add=True)
+        map_row(inner_1F, [block.down.weight], _biases(block.down), out=hidden_1E, scale=scale, add=True)
+
+
+def _biases(*linears: nn.Linear) -> list[Tensor] | None:
+    return None if linears[0].bias is None else [linear.bias for linear in linears]
 
 
 def _block_of(layer: Any, config: Any) -> _Block:
@@ -161,17 +149,8 @@ def _block_of(layer: Any, config: Any) -> _Block:
     reason = _other_parts(attention, linears, norms, activation)
     if reason is not None:
         raise ValueError(reason)
-    return _Block(
-        attention=attention,
-        maps=maps,
-        output=attention.o_proj,
-        gated=gated,
-        down=mlp.down_proj,
-        norms=norms,
-        activation=activation,
-        head_dim=head_dim,
-        residual_multiplier=float(getattr(layer, "residual_multiplier", None) or 1.0),
-    )
+    scale = float(getattr(layer, "residual_multiplier", None) or 1.0)
+    return _Block(attention, maps, attention.o_proj, gated, mlp.down_proj, norms, activation, head_dim, scale)
 
 
 def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], activation: str) -> str | None:

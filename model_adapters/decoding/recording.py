@@ -18,9 +18,6 @@ _failed: list[torch.cuda.CUDAGraph] = []
 class Recording:
     """Records steps until one fails: the log gives the reason once, and no other is tried.
 
-    Args:
-        device: of the model.
-
     Attributes:
         possible: whether steps can be recorded, as far as is known.
     """
@@ -31,11 +28,9 @@ class Recording:
             self._give_up("CUDA_LAUNCH_BLOCKING is set, and launches that wait for their kernels cannot be recorded")
 
     def graph_of(self, step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph | None:
-        """Runs a step once, then returns it as a graph, None if it cannot be recorded.
+        """Runs a step, which never waits for the device, and returns it as a graph; None if it cannot be recorded.
 
-        Args:
-            step: never waits for the device, and keeps no tensor if it raises.
-            device: what it runs on.
+        The step must keep no tensor if it raises.
 
         Raises:
             OutOfMemoryError: there is no memory for it.

@@ -1,7 +1,8 @@
-"""Which requests and models can be generated in slots, and why others cannot: they go to transformers' `generate`."""
+"""Greedy requests in slots: which models and settings can be, and why others go to transformers' `generate`."""
 
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,25 +12,22 @@ from torch import Tensor
 from sbeval.errors import first_line
 from sbeval.model_adapters.batching import DoesNotFit, out_of_memory
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
-from sbeval.model_adapters.decoding.stepper import Stepper, sliding_windows
-from sbeval.model_adapters.speed.replacing import same_but_for_rounding
+from sbeval.model_adapters.decoding.recording import Recording
+from sbeval.model_adapters.decoding.schedule import Continuations, Terms, generate
+from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, sliding_windows
+from sbeval.model_adapters.decoding.texts import StopSequences, Text, stop_texts
+from sbeval.model_adapters.session import Session
+from sbeval.model_adapters.truncation import Prompt
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.slots import MOST_QUERIES
+from sbeval.scoring.body import same_but_for_rounding
 
 logger = logging.getLogger(__name__)
 
-_OWN = ("stickbreaking", "rope", "nope")
+_SCHEMES = ("stickbreaking", "rope", "nope")
 _SETTINGS = {"until", "max_gen_toks", "min_new_tokens"}
 _OF_SAMPLING = {
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_h",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 }
 _WITHOUT_EFFECT = {
     *("max_length", "eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"),
@@ -46,13 +44,86 @@ _NO_ROOM = (
 )
 
 
-def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
-    """Returns why requests with an lm-eval setting cannot be generated in slots, None if they can.
+class GenerationInSlots:
+    """Greedy requests, generated side by side in slots."""
 
-    Args:
-        model: its generation config may ask for more than greedy decoding.
-        setting: as `normalize_gen_kwargs` returns it.
-    """
+    def __init__(self, session: Session, hf: Any) -> None:
+        self._session, self._hf = session, hf
+        self._said: set[str] = set()
+
+    def serves(self, setting: Mapping[str, Any]) -> bool:
+        """Whether requests with a setting can be generated in slots; if not, the log says why, once."""
+        reason = why_not_setting(self._hf.model, setting) or self._against_model
+        if reason is not None and reason not in self._said:
+            self._said.add(reason)
+            logger.warning("generating with transformers' own loop, which is slower: %s", reason)
+        return reason is None
+
+    @functools.cached_property
+    def _against_model(self) -> str | None:
+        if self._session.rope.extrapolation is not None:
+            return f"slots keep rotated keys, and extrapolation={self._session.rope.extrapolation} rotates keys again"
+        with self._session.rope.hold(1):
+            return why_not_model(self._hf)
+
+    @functools.cached_property
+    def _fused_blocks(self) -> FusedBlocks | None:
+        if self._session.device.type != "cuda":
+            return None
+        with self._session.rope.hold(1):
+            return fused_blocks(self._hf.model)
+
+    @functools.cached_property
+    def _recording(self) -> Recording:
+        return Recording(self._session.device)
+
+    @functools.cached_property
+    def _drafts(self) -> int:
+        drafts = min(self._session.draft_tokens, most_drafts(self._hf.model))
+        if drafts < self._session.draft_tokens:
+            logger.warning("draft_tokens=%d: steps of this model take %d", self._session.draft_tokens, drafts)
+        return drafts
+
+    def generate(self, prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
+        """Generates the answers of prompts that `serves` accepts; `read` reads the prompt, if there is one."""
+        session, hf = self._session, self._hf
+        ends = hf.model.generation_config.eos_token_id
+        ends = [ends] if isinstance(ends, int) else list(ends or ())
+        terms = Terms(
+            # lm-eval also stops at the tokenizer's end of text, which a generation config need not name
+            end_tokens=ends if hf.eot_token_id is None else [*ends, hf.eot_token_id],
+            not_early=ends,
+            limits=session.slots,
+            recording=self._recording,
+            fused=lambda: self._fused_blocks,
+            drafts=self._drafts,
+            read=read,
+        )
+        session.meter.begin()
+        written = {repr(prompt.setting["until"]): prompt.setting["until"] for prompt in prompts}
+        stops = {name: StopSequences(hf.tokenizer, stop_texts(hf, until)) for name, until in written.items()}
+        texts = [
+            Text(
+                key=prompt.index,
+                prompt=prompt.tokens,
+                budget_tokens=prompt.setting["max_gen_toks"],
+                stops=stops[repr(prompt.setting["until"])],
+                fewest_new_tokens=prompt.setting.get("min_new_tokens") or 0,
+            )
+            for prompt in prompts
+        ]
+        # all slots of a model use one set of frequencies at a time
+        frequencies = functools.cache(session.rope.frequencies)
+        alike: dict[Hashable, list[Text]] = {}
+        for text in sorted(texts, key=lambda text: -text.length_tokens):
+            alike.setdefault(frequencies(text.length_tokens), []).append(text)
+        for group in alike.values():
+            with session.rope.hold(group[0].length_tokens):
+                yield from generate(hf.model, group, terms)
+
+
+def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
+    """Returns why requests with a setting of `normalize_gen_kwargs` cannot be generated in slots, None if they can."""
     if setting.get("do_sample"):
         return "tokens are sampled"
     unknown = sorted(set(setting) - _SETTINGS - _OF_SAMPLING)
@@ -71,9 +142,6 @@ def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
 def why_not_model(hf: Any) -> str | None:
     """Returns why a model cannot generate in slots, None if it can; the answer is found by trying.
 
-    Args:
-        hf: lm-eval's Hugging Face model.
-
     Raises:
         DoesNotFit: memory does not suffice for trying.
     """
@@ -87,7 +155,7 @@ def why_not_model(hf: Any) -> str | None:
     if any(tensor.device != model.device for tensor in tensors) or any(hasattr(m, "_hf_hook") for m in model.modules()):
         return "the model is spread over devices"
     if isinstance(model, SbevalForCausalLM):
-        if model.config.attention not in _OWN:
+        if model.config.attention not in _SCHEMES:
             return f"attention of the kind {model.config.attention} needs the positions of keys"
     elif not getattr(model, "_can_compile_fullgraph", False):
         return f"transformers does not list {name} as running with a static cache"

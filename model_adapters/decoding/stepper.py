@@ -49,14 +49,10 @@ def sliding_windows(model: Any) -> list[int | None] | None:
 
 
 class Stepper:
-    """Greedy generation in slots.
+    """Greedy generation in slots, with a causal language model of this family or of transformers.
 
     Args:
-        model: a causal language model, of this family or of transformers.
-        slots: number of slots.
         room_tokens: most tokens of a text, prompt and answer together.
-        most_new_tokens: most tokens of an answer.
-        end_tokens: tokens that end an answer.
         not_early: tokens that are not chosen before an answer has its fewest.
         fused: the model's blocks, for a single slot and no drafts; None runs the model as it is.
         drafts: most tokens looked up in the text for each step, for a model of this family without windows.
@@ -112,18 +108,11 @@ class Stepper:
         answered_tokens: Sequence[int] | None = None,
         piece_tokens: int | None = None,
     ) -> None:
-        """Reads prompts into free slots. If memory runs out, none of them has begun.
+        """Reads prompts of at least one token into as many free slots. If memory runs out, none of them has begun.
 
         All but the last token of a prompt are read here. The next step reads the last one and chooses the answer's
-        first token.
-
-        Args:
-            slots: one a prompt.
-            prompts: tokens, at least one each.
-            budgets_tokens: most tokens of each answer.
-            fewest_tokens: of each answer, None for no such limit.
-            answered_tokens: how many tokens at the end of each prompt already belong to its answer, None for none.
-            piece_tokens: most tokens of a prompt that the model is given at once; None gives it whole prompts.
+        first token. `answered_tokens` at the end of each prompt already belong to its answer. The model is given at
+        most `piece_tokens` of a prompt at once, None for whole prompts.
         """
         device = self._token_B1.device
         longest = max(len(prompt) for prompt in prompts) - 1

@@ -1,8 +1,8 @@
-"""Prompts to tokens, and tokens to answers."""
+"""Prompts to tokens, and tokens to answers: where stop sequences end them, and the text up to there."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
@@ -10,19 +10,41 @@ from numpy.typing import NDArray
 
 from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError
-from sbeval.model_adapters.decoding.stops import StopSequences
 from sbeval.scoring.non_finite import NoText
 
+_MORE_TOKENS = 2  # a stop sequence may be generated in more tokens than it is encoded in
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+
+class StopSequences:
+    """Stop sequences of one tokenizer, searched token by token as in lm-eval's `hf`."""
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
+        self.texts = texts
+        self._tokenizer = tokenizer
+        self._looks = [(text, len(tokenizer.encode(text, add_special_tokens=False)) + _MORE_TOKENS) for text in texts]
+
+    def end(self, tokens: Sequence[int], looked: int) -> int | None:
+        """Returns the number of tokens up to the one that completes the first stop sequence, None without one.
+
+        The first `looked` tokens were searched before.
+        """
+        if not self._looks or looked >= len(tokens):
+            return None
+        farthest = max(back for _, back in self._looks)
+        recent = self._tokenizer.decode(tokens[max(0, looked + 1 - farthest) :])
+        near = [(text, back) for text, back in self._looks if text in recent]
+        for end in range(looked + 1, len(tokens) + 1 if near else 0):
+            if any(text in self._tokenizer.decode(tokens[max(0, end - back) : end]) for text, back in near):
+                return end
+        return None
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
 class Text:
     """A prompt to continue.
 
     Attributes:
-        key: names the text when its answer is given.
-        prompt: tokens, at least one.
-        budget_tokens: most tokens to generate.
-        stops: stop sequences, which end its answer as end tokens do.
+        key: names the text beside its answer.
         fewest_new_tokens: the answer has at least so many before a token of `Terms.not_early`.
         answer: tokens generated so far; grows.
     """
@@ -33,6 +55,7 @@ class Text:
     stops: StopSequences
     fewest_new_tokens: int = 0
     answer: list[int] = dataclasses.field(default_factory=list)
+    done: bool = False
 
     @property
     def so_far(self) -> NDArray[np.int64]:
@@ -45,9 +68,8 @@ class Text:
         return len(self.prompt) + self.budget_tokens
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """What was generated for a text.
+class Continuation(NamedTuple):
+    """What was generated for a prompt.
 
     Attributes:
         tokens: up to the first end token or completed stop sequence, inclusive.
@@ -59,13 +81,7 @@ class Answer:
 
 
 def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
-    """Returns each prompt's tokens, with BOS as the tokenizer or `add_bos_token` says unless the text begins with it.
-
-    Args:
-        hf: lm-eval's Hugging Face model.
-        texts: the prompts.
-        quiet: whether to hide the progress bar.
-    """
+    """Returns each prompt's tokens, with BOS as tokenizer or `add_bos_token` say unless the text begins with it."""
     bos = getattr(hf.tokenizer, "bos_token", None)
     begins = [has_bos_prefix(text, bos) for text in texts]
     encoded: dict[int, list[int]] = {}
@@ -79,12 +95,7 @@ def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[i
 
 
 def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
-    """Returns a row of generated tokens without padding, which fills it while other rows of its batch go on.
-
-    Args:
-        tokens: what was generated.
-        ends: the tokens that end an answer; the first one found is kept.
-    """
+    """Returns generated tokens up to the first end token: padding follows while other rows of a batch go on."""
     ends = [ends] if isinstance(ends, int) else list(ends or ())
     first = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
     return tokens[: first + 1]
@@ -93,11 +104,7 @@ def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
 def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_end_token: str | int | None) -> str:
     """Returns the text of a continuation up to its first stop sequence, without the model's thinking.
 
-    Args:
-        tokenizer: decodes the tokens; special tokens are left out.
-        tokens: what the model generated.
-        stop: stop sequences.
-        think_end_token: ends the thinking, as text or as a token id; None if the model does not think.
+    The thinking ends with a text or a token id, None if the model does not think.
     """
     thinks = isinstance(think_end_token, int)
     if thinks and think_end_token in tokens:
@@ -112,24 +119,7 @@ def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_en
 
 
 def stop_texts(hf: Any, until: Sequence[Any]) -> list[str]:
-    """Returns the stop sequences of a request and the text of the end token."""
-    end = hf.eot_token_id
-    eos = None if end is None else hf.tok_decode(end, skip_special_tokens=False)
-    found: list[str] = handle_stop_sequences(_stop_sequences(until), eos=eos)
-    return found
-
-
-def no_text(prompt_tokens: int, answer_tokens: int) -> NoText:
-    """Returns what stands for an answer whose logits are NaN or infinite after this many of its tokens."""
-    length = prompt_tokens + answer_tokens
-    return NoText(
-        f"Expected finite logits, found NaN or infinity for token {answer_tokens + 1} of the answer, after position "
-        f"{length - 1} of an input of {length} tokens"
-    )
-
-
-def _stop_sequences(until: Sequence[Any]) -> list[str]:
-    """Returns the stop sequences without null, which stands for no stop sequence.
+    """Returns the stop sequences of a request and the text of the end token; null stands for no stop sequence.
 
     Raises:
         UserError: one is neither text nor null.
@@ -141,4 +131,16 @@ def _stop_sequences(until: Sequence[Any]) -> list[str]:
                 f"Expected until to be text, a list of texts or null, found {text!r} in it: put it in quotes in "
                 "--gen_kwargs or the task."
             )
-    return given
+    end = hf.eot_token_id
+    eos = None if end is None else hf.tok_decode(end, skip_special_tokens=False)
+    stops: list[str] = handle_stop_sequences(given, eos=eos)
+    return stops
+
+
+def no_text(prompt_tokens: int, answer_tokens: int) -> NoText:
+    """Returns what stands for an answer whose logits are NaN or infinite after this many of its tokens."""
+    length = prompt_tokens + answer_tokens
+    return NoText(
+        f"Expected finite logits, found NaN or infinity for token {answer_tokens + 1} of the answer, after position "
+        f"{length - 1} of an input of {length} tokens"
+    )

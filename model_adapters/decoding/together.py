@@ -4,7 +4,7 @@ A turn reads at most one prompt of each process, so no process holds keys and va
 answers at the same time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,65 +17,33 @@ from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.truncation import Prompt
 from sbeval.scoring.context_parallel import ContextParallelScorer
 
-Same = Mapping[int, Sequence[int]]
-"""Indices of requests to run, each with the indices of all requests that have its answer."""
 
+def prompts_together(session: Session, hf: Any, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, ReadPrompt]]:
+    """Yields the long prompts of this process, each with what reads it; helps to read those of other processes.
 
-def answer_together(
-    session: Session,
-    hf: Any,
-    groups: Sequence[Same],
-    prompts: Sequence[Prompt],
-    settings: Sequence[Mapping[str, Any]],
-    answer: Callable[[Same, ReadPrompt], None],
-) -> Sequence[Same]:
-    """Answers the long prompts of all processes of a group, and returns this process's other requests.
-
-    Args:
-        session: of the model.
-        hf: lm-eval's Hugging Face model.
-        groups: this process's requests, grouped by setting.
-        prompts: of all requests.
-        settings: of all requests, as `normalize_gen_kwargs` returns them.
-        answer: answers one request of `groups`; must call the function it is given once, to read all of the prompt
-            but its last token.
+    That function is to be called once before the next request: it reads all of the prompt but its last token.
 
     Raises:
         DoesNotFit: memory ran out.
     """
     scorer = session.scorer
     if not isinstance(scorer, ContextParallelScorer):
-        return groups
+        return
     least = session.own_batches.max_tokens or 0
-    own: list[Same] = [
-        {index: same}
-        for group in groups
-        for index, same in group.items()
-        if len(prompts[index].tokens) > least and _can_be_shared(hf.model, settings[index])
-    ]
-    lengths_tokens = {
-        index: len(prompts[index].tokens) + prompts[index].budget_tokens for each in own for index in each
-    }
-    own.sort(key=lambda each: -lengths_tokens[next(iter(each))])
-    everyone: list[list[int]] = scorer.context.gather_objects(sorted(lengths_tokens.values(), reverse=True))
+    long = [p for p in prompts if len(p.tokens) > least and _can_be_shared(hf.model, p.setting)]
+    long.sort(key=lambda prompt: -prompt.length_tokens)
+    everyone: list[list[int]] = scorer.context.gather_objects([prompt.length_tokens for prompt in long])
     for place in range(max(map(len, everyone))):
         asked = [(rank, lengths[place]) for rank, lengths in enumerate(everyone) if place < len(lengths)]
         turn = _Turn(session, scorer, asked)
-        if place < len(own):
-            answer(own[place], turn)
+        if place < len(long):
+            yield long[place], turn
         else:
             turn()
-    return [{index: same for index, same in group.items() if index not in lengths_tokens} for group in groups]
 
 
 class _Turn:
-    """Reads a prompt of each process that has one; all processes must call it once.
-
-    Args:
-        session: of the model.
-        scorer: of the group.
-        asked: the ranks that have a prompt, each with the tokens of prompt and answer.
-    """
+    """Reads a prompt of each rank in `asked`, beside its tokens and the answer's; all processes must call it once."""
 
     def __init__(self, session: Session, scorer: ContextParallelScorer, asked: Sequence[tuple[int, int]]) -> None:
         self._session, self._scorer, self._asked = session, scorer, asked

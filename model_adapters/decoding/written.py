@@ -10,14 +10,7 @@ from sbeval.scoring.non_finite import NEVER, FiniteWatch
 
 
 class Written:
-    """Tokens written since the last look, on their way to the host.
-
-    Args:
-        written_BM: tokens generated in each slot.
-        count_B: how many they are.
-        goes_on_B: whether the text goes on: no end token yet, and budget left.
-        watch: knows how many tokens came before logits that are NaN or infinite.
-    """
+    """Tokens written since the last look, on their way to the host."""
 
     def __init__(self, written_BM: Tensor, count_B: Tensor, goes_on_B: Tensor, watch: FiniteWatch) -> None:
         columns = (count_B, goes_on_B, watch.first_B)

@@ -6,13 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sbeval.model_adapters.speed.attention import fuse_long_attention, fuse_rotations
 from sbeval.model_adapters.speed.linear import AlignedLinear, align_linears
-from sbeval.model_adapters.speed.long_attention import fuse_long_attention
-from sbeval.model_adapters.speed.mlp import fuse_mlps
-from sbeval.model_adapters.speed.norm import fuse_norms
-from sbeval.model_adapters.speed.replacing import give_back_forwards, same_but_for_rounding
-from sbeval.model_adapters.speed.rotation import fuse_rotations
-from sbeval.scoring.body import no_cache
+from sbeval.model_adapters.speed.parts import fuse_mlps, fuse_norms
+from sbeval.model_adapters.speed.replacing import give_back_forwards
+from sbeval.scoring.body import no_cache, same_but_for_rounding
 
 logger = logging.getLogger(__name__)
 
@@ -23,13 +21,7 @@ _SAMPLE_TOKENS = 16
 def make_faster(model: nn.Module) -> bool:
     """Pads unaligned linear maps, fuses norms, MLPs and rotations, and lets attention choose a kernel for long texts.
 
-    A model that then differs gets its own parts back.
-
-    Args:
-        model: a causal language model where it will run.
-
-    Returns:
-        Whether anything was replaced for good.
+    Returns whether anything was replaced for good: a model that then differs gets its own parts back.
     """
     expected = _logits(model)
     if expected is None:

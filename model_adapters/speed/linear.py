@@ -19,9 +19,6 @@ class AlignedLinear(nn.Linear):
 
     Writing into them changes the map. Others put in their place (a merged adapter, another dtype or device, a state
     dict) are padded when it is next called.
-
-    Args:
-        of: the map to stand in for, whose parameters are copied.
     """
 
     _padded_weight: Tensor

@@ -1,12 +1,11 @@
-"""Parts of a loaded model that another part stands in for, and whether the two agree but for rounding."""
+"""Parts of a loaded model that another part stands in for."""
 
 import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 Forward = Callable[..., Any]
 
@@ -23,15 +22,9 @@ def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module 
 
 
 def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) -> Forward | None:
-    """Returns a copy of a function in which a name of its file means something else.
+    """Returns a copy of a function in which a global name means what `stand_in` makes of its value.
 
-    Args:
-        forward: the function, which stays as it is.
-        name: a global name.
-        stand_in: from what the name means to what it shall mean; None where there is nothing to stand in.
-
-    Returns:
-        The copy, or None where the function does not use the name or there is no stand-in.
+    None where the function does not use the name, or `stand_in` returns None.
     """
     if not isinstance(forward, types.FunctionType) or name not in forward.__code__.co_names:
         return None
@@ -50,13 +43,3 @@ def give_back_forwards(modules: list[nn.Module]) -> None:
     """Gives modules the forward of their class again."""
     for module in modules:
         vars(module).pop("forward", None)
-
-
-def same_but_for_rounding(found: Tensor, expected: Tensor) -> bool:
-    """Whether `found` is `expected` within the error of its dtype, relative to its largest value."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return False
-    # as `sbeval.scoring.scorer` compares a model's two halves with the whole
-    rounding = torch.finfo(expected.dtype).eps ** (1.0 if expected.dtype.itemsize < 4 else 0.75)
-    near = 8 * rounding * float(expected.nan_to_num().abs().max())
-    return torch.allclose(found.double(), expected.double(), rtol=0.0, atol=near, equal_nan=True)

@@ -51,10 +51,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json_object(path, "the configuration of a checkpoint", nan=False)
 
 
-def check_weights(folder: Path) -> None:
+def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
     """Checks, before transformers loads a folder, that its files are whole and hold as much as its configuration asks.
 
     Pickles that are no part of an index are transformers' to open: it reads some that `Weights` does not.
+
+    Args:
+        folder: of the checkpoint.
+        config: the contents of `config.json`, where they were read before.
 
     Raises:
         UserError: a file is missing or damaged, an index is none, or the configuration asks for more than the files
@@ -62,7 +66,7 @@ def check_weights(folder: Path) -> None:
     """
     for name in (*_SAFETENSORS[::-1], *_PICKLES[::-1]):
         if (folder / name).is_file():
-            config = read_config(folder)
+            config = config or read_config(folder)
             if name == _PICKLES[1]:
                 size = (folder / name).stat().st_size
                 check_sizes(config, tensors=size, weight_bytes=size)

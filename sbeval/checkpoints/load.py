@@ -46,26 +46,30 @@ class LoadedCheckpoint:
     extendable: bool
 
 
-def released_format(path_or_id: str | Path, revision: str | None = None) -> CheckpointFormat | None:
-    """Returns which format beyond transformers' own a checkpoint has, from its `config.json` alone.
+FoundFormat = tuple[CheckpointFormat | None, dict[str, Any]]
+"""The format that `load_checkpoint` reads, and the contents of the `config.json` that says so.
+
+No format where transformers loads the checkpoint itself; no contents where nothing is found.
+"""
+
+
+def released_format(path_or_id: str | Path, revision: str | None = None) -> FoundFormat:
+    """Finds which format beyond transformers' own a checkpoint has, from its `config.json` alone.
 
     Args:
         path_or_id: a folder or a hub id, of which nothing but the configuration is downloaded.
         revision: branch, tag or commit of a hub id.
-
-    Returns:
-        The format that `load_checkpoint` reads; None where transformers loads the checkpoint itself, or finds nothing
-        there.
     """
     folder = Path(path_or_id).expanduser()
     if is_hub_id(path_or_id):
         try:
             folder = Path(hf_hub_download(str(path_or_id), "config.json", revision=revision)).parent
         except (HfHubHTTPError, HFValidationError, OSError):
-            return None
+            return None, {}
     if not (folder / "config.json").is_file():
-        return None
-    return format_of_type(str(read_config(folder).get("model_type")))
+        return None, {}
+    source = read_config(folder)
+    return format_of_type(str(source.get("model_type"))), source
 
 
 def load_checkpoint(
@@ -76,6 +80,7 @@ def load_checkpoint(
     kv_expand: KvExpand = "auto",
     trust_remote_code: bool = False,
     revision: str | None = None,
+    found_format: FoundFormat | None = None,
 ) -> LoadedCheckpoint:
     """Finds a checkpoint's format and loads it.
 
@@ -86,18 +91,19 @@ def load_checkpoint(
         kv_expand: how dolomite's grouped stick-breaking heads share keys and values (`read_dolomite`).
         trust_remote_code: run code a checkpoint of another model type brings along.
         revision: branch, tag or commit of a hub id.
+        found_format: from `released_format`, where it was called before.
 
     Raises:
         UserError: nothing is found, files are missing or damaged, or a part is not supported.
     """
     wanted = _dtype(dtype)
-    released = released_format(path_or_id, revision)
+    released, source = found_format or released_format(path_or_id, revision)
     model: Any
     if released is None and is_hub_id(path_or_id):
         model = _from_transformers(str(path_or_id), wanted, trust_remote_code, revision)
         return _described(model.to(device).eval(), None, None, None)
     folder = find_folder(path_or_id, revision)
-    source = read_config(folder)
+    source = source or read_config(folder)
     weights = Weights(folder)
     weights.check_sizes(source)
     name: str | None = None

@@ -1,12 +1,10 @@
-"""Log-probabilities of chosen tokens, the requests tasks ask for them with, and how far attention looks back.
+"""Log-probabilities of chosen tokens, the requests tasks ask for them with, and how far back attention looks.
 
 - `requests`: what do tasks ask of a model, and how do sequences travel?
-- `scorer`: how are tokens scored without [length, vocabulary] logits?
+- `scorer`: how are tokens scored without [length, vocabulary] logits, and without waiting for a device?
 - `body`: which part of a model computes hidden states, and how is it run apart?
-- `pending`: how do numbers reach a device, and scores come back, without waiting?
 - `context_parallel`: how do several processes score one window?
 - `logprob_kernel`: how is that one pass over the logits on a GPU?
-- `non_finite`: what if a model's logits are no numbers?
-- `null_metrics`: what do lm-eval's tasks record then?
+- `non_finite`: what if a model's logits are no numbers, and what do lm-eval's tasks record then?
 - `spans`: how far back does every head look?
 """

@@ -48,12 +48,14 @@ def no_cache(module: nn.Module) -> dict[str, bool]:
     return {"use_cache": False} if takes else {}
 
 
-def same_logits(found_BLV: Tensor, expected_BLV: Tensor) -> bool:
-    """Whether logits are the same but for rounding; NaN and infinities count as equal where both are."""
-    if found_BLV.shape != expected_BLV.shape:
+def same_but_for_rounding(result: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors are the same within the error of their dtype, relative to the largest finite value.
+
+    NaN and infinities count as equal where both are.
+    """
+    if result.shape != expected.shape or result.dtype != expected.dtype:
         return False
-    expected = expected_BLV.double()
-    tolerance = 8 * torch.finfo(found_BLV.dtype).eps ** (1.0 if found_BLV.dtype.itemsize < 4 else 0.75)
-    spread = expected.nan_to_num(posinf=0.0, neginf=0.0).abs().max()
-    found = found_BLV.double().to(expected.device)
-    return bool(torch.isclose(found, expected, rtol=0.0, atol=float(tolerance * spread), equal_nan=True).all())
+    rounding = torch.finfo(expected.dtype).eps ** (1.0 if expected.dtype.itemsize < 4 else 0.75)
+    wanted = expected.double()
+    near = 8 * rounding * float(wanted.nan_to_num(posinf=0.0, neginf=0.0).abs().max())
+    return torch.allclose(result.double().to(wanted.device), wanted, rtol=0.0, atol=near, equal_nan=True)

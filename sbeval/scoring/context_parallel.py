@@ -17,9 +17,8 @@ from transformers import Cache, DynamicCache
 
 from sbeval.attention.context_parallel import ContextParallel
 from sbeval.errors import UserError
-from sbeval.scoring.pending import PendingScores
 from sbeval.scoring.requests import NonFinite
-from sbeval.scoring.scorer import Prefix, TokenScorer
+from sbeval.scoring.scorer import PendingScores, Prefix, TokenScorer
 
 
 def join_context(model: nn.Module, degree: int, device: torch.device) -> ContextParallel:
@@ -57,13 +56,7 @@ def join_context(model: nn.Module, degree: int, device: torch.device) -> Context
 
 
 class ContextParallelScorer(TokenScorer):
-    """Scores alone, as its base class does, or together with the other processes of a group.
-
-    Args:
-        model: one whose group `join_context` has set.
-        context: the group.
-        non_finite: whether a log-probability that is not finite is an error, or NaN among the scores.
-    """
+    """Scores alone, as its base class does, or together with the other processes of a model's group."""
 
     def __init__(self, model: nn.Module, context: ContextParallel, *, non_finite: NonFinite = "error") -> None:
         super().__init__(model, non_finite=non_finite)
@@ -84,12 +77,10 @@ class ContextParallelScorer(TokenScorer):
 
     @torch.no_grad()
     def read_together(self, input_ids_1L: Tensor, keeper: int, cache: Cache | None) -> None:
-        """Reads a prompt; all processes of the group must call it with the same one.
+        """Reads tokens int64 [1, L]; all processes of the group must call it with the same ones.
 
-        Args:
-            input_ids_1L: int64 [1, L] tokens.
-            keeper: rank of the process that continues the prompt and keeps all keys and values.
-            cache: where they are written, None in the other processes.
+        The process of rank `keeper` continues the prompt, and writes all keys and values to its cache; others have
+        None.
 
         Raises:
             UserError: logits need more than the body's last hidden state.
@@ -147,14 +138,7 @@ class ContextParallelScorer(TokenScorer):
 
 
 class _KeptByOne:
-    """The cache of layers while a prompt is read: one process keeps the keys and values of all.
-
-    Args:
-        context: the processes.
-        keeper: rank of the process that keeps them.
-        cache: where it keeps them; None in the others.
-        tokens: number of tokens of the prompt; padding is not kept.
-    """
+    """The cache of layers while a prompt is read: `keeper` keeps keys and values of all processes, none of padding."""
 
     def __init__(self, context: ContextParallel, keeper: int, cache: Cache | None, tokens: int) -> None:
         self._context, self._keeper, self._cache, self._tokens = context, keeper, cache, tokens

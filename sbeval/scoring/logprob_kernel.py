@@ -64,9 +64,7 @@ def _kernel(logits, target, logprob, greedy, vocabulary, row_stride, LANES: tl.c
 def kernel_target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
     """Returns float32 [N] log-probabilities of the targets and bool [N] whether each is the most probable token.
 
-    Args:
-        logits_NV: [N, V] in fp16, bf16 or fp32; rows may lie apart, their values may not.
-        target_N: int64 [N].
+    Logits are fp16, bf16 or fp32; rows may lie apart, their values may not.
     """
     if logits_NV.stride(1) != 1:
         logits_NV = logits_NV.contiguous()

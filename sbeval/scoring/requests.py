@@ -18,7 +18,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,13 +92,7 @@ class AttentionSpanRequest(NamedTuple):
 
 
 class TargetSequence(NamedTuple):
-    """Model inputs and what is asked of them.
-
-    Attributes:
-        inputs_L: integers [L], token ids.
-        positions_T: integers [T], input positions whose outputs predict the targets.
-        targets_T: integers [T], token ids.
-    """
+    """Model inputs, integers [L], and [T] positions in them whose outputs predict the [T] targets."""
 
     inputs_L: NDArray[np.int64]
     positions_T: NDArray[np.int64]
@@ -106,25 +100,16 @@ class TargetSequence(NamedTuple):
 
 
 class TargetLogprobsRequest(NamedTuple):
-    """Arguments of one request; a plain tuple, as lm-eval expects.
-
-    Attributes:
-        key: names a sequence (`keep_sequences`).
-        inputs: L, its number of model inputs.
-    """
+    """Arguments of one request: the key of a sequence (`keep_sequences`), and L, its number of model inputs."""
 
     key: str
     inputs: int
 
 
 class TargetLogprobs(float):
-    """Sum of the targets' log-probabilities in nats, carrying each of them.
+    """Sum of the targets' log-probabilities in nats, carrying each, float32 [T], and bool [T], if it is the largest.
 
     A float, so that logged samples hold one number a request.
-
-    Attributes:
-        logprobs: float32 [T].
-        greedy: bool [T], whether the target is the most probable token.
     """
 
     logprobs: NDArray[np.float32]
@@ -146,25 +131,22 @@ def keep_sequences(sequences: Sequence[TargetSequence]) -> list[TargetLogprobsRe
     Raises:
         UserError: the folder cannot be written.
     """
-    inputs, positions, targets = (
-        np.concatenate([np.asarray(sequence[part], dtype=np.int32) for sequence in sequences]) for part in range(3)
-    )
-    input_counts = np.array([len(sequence.inputs_L) for sequence in sequences], dtype=np.int64)
-    target_counts = np.array([len(sequence.targets_T) for sequence in sequences], dtype=np.int64)
-    arrays = (inputs, positions, targets, input_counts, target_counts)
-    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:32]
+    names = ("inputs", "positions", "targets")
+    arrays: dict[str, Any] = {
+        name: np.concatenate([np.asarray(sequence[place], dtype=np.int32) for sequence in sequences])
+        for place, name in enumerate(names)
+    }
+    for name, place in (("input_counts", 0), ("target_counts", 2)):
+        arrays[name] = np.array([len(sequence[place]) for sequence in sequences], dtype=np.int64)
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()[:32]
     path = _path(digest)
     if not path.exists():
         with whole_file(path, "token sequences") as part, part.open("wb") as file:
-            np.savez(
-                file,
-                inputs=inputs,
-                positions=positions,
-                targets=targets,
-                input_counts=input_counts,
-                target_counts=target_counts,
-            )
-    return [TargetLogprobsRequest(f"{digest}:{row}", int(count)) for row, count in enumerate(input_counts.tolist())]
+            np.savez(file, **arrays)
+    return [
+        TargetLogprobsRequest(f"{digest}:{row}", int(count))
+        for row, count in enumerate(arrays["input_counts"].tolist())
+    ]
 
 
 def resolve_sequence(key: str) -> TargetSequence:

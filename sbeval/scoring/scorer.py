@@ -12,7 +12,7 @@ V vocabulary.
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from sbeval.errors import UserError
-from sbeval.scoring.body import body_of, body_returns, no_cache, same_logits, unwrapped
+from sbeval.scoring.body import body_of, body_returns, no_cache, same_but_for_rounding, unwrapped
 from sbeval.scoring.non_finite import check_finite
-from sbeval.scoring.pending import PendingScores, TokenScores, to_device
 from sbeval.scoring.requests import NonFinite
 
 logger = logging.getLogger(__name__)
@@ -34,13 +33,51 @@ CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 """Logits held at once, by device: 64 MiB in fp32, and 128 MiB in bf16, enough positions to keep a GPU busy."""
 
 
-class TokenScorer:
-    """Scores tokens with one causal language model.
+class TokenScores(NamedTuple):
+    """Log-probabilities of targets in nats, float32 [N], and whether each is the most probable token; on the CPU."""
 
-    Args:
-        model: a Hugging Face causal language model, this project's family or any other, PEFT-wrapped or not.
-        chunk_logits: how many logits to hold at once; None chooses by device.
-        non_finite: whether a log-probability that is not finite is an error, or NaN among the scores.
+    logprobs: Tensor
+    greedy: Tensor
+
+
+class PendingScores:
+    """Scores that a device may still be computing; `check` may write to the log-probabilities on the CPU."""
+
+    def __init__(self, logprobs_N: Tensor, greedy_N: Tensor, check: Callable[[Tensor], None]) -> None:
+        self._check = check
+        self._copied: torch.cuda.Event | None = None
+        later = logprobs_N.is_cuda  # other devices say nothing of when a copy is complete
+        self._scores = TokenScores(*(x.to("cpu", non_blocking=later) for x in (logprobs_N, greedy_N)))
+        if later:
+            with torch.cuda.device(logprobs_N.device):
+                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._copied.record()
+
+    def result(self) -> TokenScores:
+        """Waits for the device, for this work alone.
+
+        Raises:
+            NonFiniteError: a log-probability is not finite.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._check(self._scores.logprobs)
+        return self._scores
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies whole numbers from the CPU to a device without waiting for the work a GPU has been given before."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        pinned.numpy()[...] = tensor.numpy()
+        return pinned.to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+class TokenScorer:
+    """Scores tokens with one causal language model, of this project's family or any other, PEFT-wrapped or not.
+
+    `chunk_logits` are held at once, None chooses by device. A log-probability that is not finite is an error, or NaN.
     """
 
     def __init__(self, model: nn.Module, *, chunk_logits: int | None = None, non_finite: NonFinite = "error") -> None:
@@ -52,22 +89,13 @@ class TokenScorer:
         self._comes_apart: bool | None = None if self._body is not None else False
         self._output_class: type[Any] | None = None
 
-    def score(
-        self,
-        input_ids_BL: Tensor,
-        row_N: Tensor,
-        position_N: Tensor,
-        target_N: Tensor,
-        *,
-        after: Prefix | None = None,
-    ) -> TokenScores:
+    def score(self, *asked: Tensor, after: Prefix | None = None) -> TokenScores:
         """Scores tokens as `start` does, and waits for the result.
 
         Raises:
-            NonFiniteError: a log-probability is not finite.
-            UserError: the model does not know a target.
+            NonFiniteError, UserError: as there, and in `PendingScores`.
         """
-        return self.start(input_ids_BL, row_N, position_N, target_N, after=after).result()
+        return self.start(*asked, after=after).result()
 
     @torch.no_grad()
     def start(
@@ -131,14 +159,9 @@ class TokenScorer:
 
     @torch.no_grad()
     def read(self, prefix_P: Tensor) -> Prefix | None:
-        """Reads tokens that several inputs begin with, for `score(..., after=...)`.
+        """Reads tokens int64 [P] that several inputs begin with, and returns what the model keeps of them for `start`.
 
-        Args:
-            prefix_P: int64 [P] tokens.
-
-        Returns:
-            What the model keeps of them; None if it cannot be continued more than once, as with sliding windows,
-            recurrent states and learned prompts.
+        None if that cannot be continued more than once, as with sliding windows, recurrent states and learned prompts.
         """
         cache = self._croppable_cache() if self._splits(prefix_P[None]) else None
         if cache is not None:
@@ -239,7 +262,7 @@ class TokenScorer:
                 raise
             logger.debug("the body and the head of %s do not run apart: %s", type(self._whole).__name__, error)
             return False
-        return same_logits(found, expected_BLV)
+        return same_but_for_rounding(found, expected_BLV)
 
 
 def target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,12 +29,8 @@ _BLOCK_WEIGHTS = 2**24
 def spans(weights_HRK: Tensor, newest_R: Tensor) -> Tensor:
     """Returns keys from the newest backwards until each of `SHARES` of a query's weight is reached.
 
-    Args:
-        weights_HRK: weights, 0 where a key is not seen.
-        newest_R: int64 [R], the newest key each query sees.
-
-    Returns:
-        float64 [H, R, shares], NaN for a query without weight.
+    float64 [H, R, shares], NaN for a query without weight. Weights are 0 where a key is not seen; `newest_R` are the
+    newest keys that queries see.
     """
     cumulative_HRK = weights_HRK.double().flip(-1).cumsum(-1)
     total_HR1 = cumulative_HRK[..., -1:]
@@ -58,13 +54,10 @@ def entropy(weights_HRK: Tensor) -> Tensor:
 def attention_spans(
     model: nn.Module, input_ids: Tensor, queries: int, *, non_finite: NonFinite = "error"
 ) -> list[list[float | int | None]]:
-    """Runs a text through a model and returns the rows described at `sbeval.scoring.requests.AttentionSpanRequest`.
+    """Runs a text [1, L] through a model and returns the rows described at `AttentionSpanRequest`.
 
-    Args:
-        model: this project's family, or a Hugging Face model with PyTorch's attention ("sdpa").
-        input_ids: int64 [1, L].
-        queries: how many of the last positions are looked at.
-        non_finite: whether attention or last logits that are not finite are an error, or NaN in every row.
+    The model is this project's, or a Hugging Face model with PyTorch's attention ("sdpa"). Attention or last logits
+    that are not finite are an error, or NaN in every row.
 
     Raises:
         NonFiniteError: attention or the last logits are not finite.
@@ -91,11 +84,9 @@ def attention_spans(
 
 
 class Layer(NamedTuple):
-    """What one layer's attention was found to do.
+    """Means of one layer over the queries, float64 [H, measures], and bool [K], positions with non-finite values.
 
-    Attributes:
-        means_HM: float64 [H, measures] on the CPU, means over the queries, in the order of a response's row.
-        not_finite_K: bool [K] on the device, positions whose query, key or weights are not finite.
+    Means are on the CPU, in the order of a response's row; positions on the device.
     """
 
     means_HM: Tensor

@@ -15,8 +15,7 @@ from sweep_inputs import sweep_over, write_inputs
 from sbeval.errors import UserError
 from sbeval.fingerprint import parts
 from sbeval.fingerprint.evaluation import run_inputs
-from sbeval.model_adapters.record import model_parts
-from sbeval.model_adapters.response_cache import stamp
+from sbeval.model_adapters.record import model_parts, stamp
 from sbeval.sweep import run_sweep
 from sbeval.sweep.definition import plan
 

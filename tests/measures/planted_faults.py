@@ -127,8 +127,8 @@ FAULTS = {
     ),
     "prompts are cut on the right": Fault(
         "model_adapters",
-        "Prompt(np.asarray(tokens[cut:], dtype=np.int64), budget, cut)",
-        "Prompt(np.asarray(tokens[: len(tokens) - cut], dtype=np.int64), budget, cut)",
+        "Prompt(index, np.asarray(tokens[cut:], dtype=np.int64), setting, cut)",
+        "Prompt(index, np.asarray(tokens[: len(tokens) - cut], dtype=np.int64), setting, cut)",
     ),
     "a context's last token is fed as well": Fault(
         "model_adapters", "tuple((context + continuation)[cut:-1])", "tuple((context + continuation)[cut:])"

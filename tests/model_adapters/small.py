@@ -3,6 +3,8 @@
 import codecs
 import contextlib
 import io
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import transformers
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.models import SbevalConfig
 
 TEXT = "Beautiful is better than ugly. Explicit is better than implicit. Simple is better than complex.\n"
@@ -110,3 +113,35 @@ def instances(kind: str, arguments: Sequence[tuple[Any, ...]], task: str = "task
         Instance(request_type=kind, doc={}, arguments=args, idx=i, metadata=(task, i, 1))
         for i, args in enumerate(arguments)
     ]
+
+
+LINES = [line for line in english().splitlines() if line]
+
+
+def load_lm(folder: Path | str, **options: Any) -> StickBreakingLM:
+    return StickBreakingLM(str(folder), **{"device": "cpu", "dtype": "float32", **options})
+
+
+def likelihoods(lm: Any, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    return [score for score, _ in lm.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True)]
+
+
+def copied(folder: Path, place: Path, file: str = "config.json", **changes: Any) -> Path:
+    """A copy of a checkpoint in whose configuration, or another file, these keys are changed."""
+    copy = shutil.copytree(folder, place / "copy")
+    content = json.loads((copy / file).read_text())
+    (copy / file).write_text(json.dumps({**content, **changes}))
+    return copy
+
+
+def t5(folder: Path) -> Path:
+    """A small encoder-decoder model."""
+    tokenizer = tiny_tokenizer(adds_bos=False)
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    config.pad_token_id, config.eos_token_id = 2, 1
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

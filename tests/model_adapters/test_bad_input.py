@@ -13,46 +13,29 @@ from lm_eval.api.instance import Instance
 from safetensors.torch import load_file, save_file
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import check_shared_arguments
-from tests.model_adapters.small import Checkpoints
+from tests.model_adapters.small import Checkpoints, copied, instances, load_lm
 
 
-def load(pretrained: Path | str, **kwargs: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(pretrained), **{"device": "cpu", "dtype": "float32", **kwargs})
+def prompts(task: str, *texts: str, **setting: Any) -> list[Instance]:
+    return instances(
+        "generate_until", [(text, {"until": ["\n"], "max_gen_toks": 8, **setting}) for text in texts], task
+    )
 
 
-SETTING = {"until": ["\n"], "max_gen_toks": 8}
-
-
-def prompts(task: str, *texts: str, max_gen_toks: int = 8) -> list[Instance]:
-    return [
-        Instance(
-            request_type="generate_until",
-            doc={},
-            arguments=(text, {"until": ["\n"], "max_gen_toks": max_gen_toks}),
-            idx=index,
-            metadata=(task, index, 1),
-        )
-        for index, text in enumerate(texts)
-    ]
-
-
-def test_a_missing_checkpoint_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"no such folder: {tmp_path}/nothing: correct the path\.$"):
-        load(tmp_path / "nothing")
-
-
-def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"the folder {tmp_path} does not hold one"):
-        load(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "message"), [("nothing", "no such folder: {}: correct the path\\.$"), (".", "the folder {}")]
+)
+def test_a_folder_that_is_none_or_holds_no_checkpoint_is_named(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message.format(tmp_path / name)):
+        load_lm(tmp_path / name)
 
 
 def test_a_checkpoint_without_weights_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="Expected a model's weights at pretrained="):
-        load(folder)
+        load_lm(folder)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +83,7 @@ def test_damaged_weights_are_one_error_before_any_evaluation(
         del kept[min(kept)]
         save_file(kept, shard, metadata={"format": "pt"})
     with pytest.raises(UserError, match=message):
-        load(folder)
+        load_lm(folder)
 
 
 class Dangerous:
@@ -119,31 +102,35 @@ def test_pickled_weights_run_no_code(checkpoint: Checkpoints, tmp_path: Path) ->
     (folder / "model.safetensors").unlink()
     torch.save({**tensors, "extra": Dangerous(tmp_path / "ran")}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match="Expected a model's weights"):
-        load(folder)
+        load_lm(folder)
     assert not (tmp_path / "ran").exists()
 
 
 def test_code_that_a_checkpoint_brings_along_runs_only_when_trusted(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "homemade", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
-    (folder / "config.json").write_text(json.dumps(config))
+    auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    folder = copied(checkpoint("llama"), tmp_path, model_type="homemade", auto_map=auto_map)
     (folder / "own.py").write_text(
         "import transformers\n"
         "class Config(transformers.LlamaConfig):\n    model_type = 'homemade'\n"
         "class Model(transformers.LlamaForCausalLM):\n    config_class = Config\n"
     )
     with pytest.raises(UserError, match="it runs code of its own: read that code, and pass trust_remote_code=True if"):
-        load(folder)
-    assert type(load(folder, trust_remote_code=True).model).__name__ == "Model"
+        load_lm(folder)
+    assert type(load_lm(folder, trust_remote_code=True).model).__name__ == "Model"
 
 
-def test_a_model_type_nobody_here_knows_names_the_packages_that_might(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "hgrn"}))
-    with pytest.raises(UserError, match="install the package that defines it, flash-linear-attention for fla's models"):
-        load(folder)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "hgrn"}, "install the package that defines it, flash-linear-attention for fla's models"),
+        ({"num_attention_heads": "four"}, r"Expected num_attention_heads in config.json .* found 'four'"),
+    ],
+)
+def test_a_configuration_that_is_not_known_or_none_is_named(
+    change: dict[str, Any], message: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load_lm(copied(checkpoint("llama"), tmp_path, **change))
 
 
 FLA_STAND_IN = """
@@ -167,10 +154,7 @@ def test_models_of_fla_are_baselines_where_that_package_is_installed(
     (tmp_path / "fla" / "__init__.py").write_text("")
     (tmp_path / "fla" / "models.py").write_text(FLA_STAND_IN)
     monkeypatch.syspath_prepend(tmp_path)
-    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "gated_deltanet"}))
-    lm = load(folder)
+    lm = load_lm(copied(checkpoint("llama"), tmp_path, model_type="gated_deltanet"))
     assert type(lm.model).__name__ == "Model"
     assert lm.get_model_info()["sbeval"]["format"] == "huggingface:gated_deltanet"
 
@@ -180,7 +164,7 @@ def test_a_checkpoint_without_a_tokenizer_is_named(checkpoint: Checkpoints, tmp_
     for file in folder.glob("tokenizer*"):
         file.unlink()
     with pytest.raises(UserError, match="Expected a tokenizer at pretrained="):
-        load(folder)
+        load_lm(folder)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
@@ -190,7 +174,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Checkpoints, t
     tokenizer["model"]["vocab"]["xyz"] = 100_000
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match="the model's 302 embeddings, found ids up to 100000"):
-        load(folder)
+        load_lm(folder)
 
 
 def test_added_tokens_without_an_embedding_are_a_warning(
@@ -200,7 +184,7 @@ def test_added_tokens_without_an_embedding_are_a_warning(
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     tokenizer.save_pretrained(folder)
-    load(folder)
+    load_lm(folder)
     assert "the model has no embedding for <image> of its tokenizer" in caplog.text
 
 
@@ -236,20 +220,22 @@ def test_added_tokens_without_an_embedding_are_a_warning(
         ({"peft": "/nowhere"}, "adapter_config.json at peft=/nowhere, found none"),
         ({"delta": "/nowhere"}, "config.json at delta=/nowhere, found none"),
         ({"max_lenght": 64}, "found max_lenght: correct it in --model_args"),
+        ({"context_parallel": 1.5}, "context_parallel to be a whole number of processes from 1, found 1.5"),
+        ({"context_parallel": 0}, "context_parallel to be a whole number of processes from 1, found 0"),
         ({"kernels": "blockwise"}, "for stick-breaking attention only, .* huggingface:llama: remove them"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_wrong_argument_is_named(options: dict[str, Any], message: str, checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match=message):
-        load(checkpoint("llama"), **options)
+        load_lm(checkpoint("llama"), **options)
 
 
 @pytest.mark.parametrize("truncation", ["left", True, False, None])
 def test_long_prompts_are_cut_on_the_left_with_a_warning(
     truncation: Any, checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lm = load(checkpoint("llama"), truncation=truncation, max_length=64)
+    lm = load_lm(checkpoint("llama"), truncation=truncation, max_length=64)
     text = "Beautiful is better than ugly. " * 20
     kept = lm.tok_decode(lm.tok_encode(text)[-56:])
     caplog.set_level(logging.WARNING)
@@ -260,85 +246,72 @@ def test_long_prompts_are_cut_on_the_left_with_a_warning(
 
 
 def test_cut_tokens_are_recorded_with_the_sample(checkpoint: Checkpoints) -> None:
-    lm = load(checkpoint("llama"), max_length=64)
+    lm = load_lm(checkpoint("llama"), max_length=64)
     text = "Beautiful is better than ugly. " * 20
     short, long = requests = prompts("hellaswag", "Beautiful", text)
     lm.generate_until(requests, disable_tqdm=True)
     assert short.args == ("Beautiful", {"until": ["\n"], "max_gen_toks": 8})
     assert long.args == (text, {"until": ["\n"], "max_gen_toks": 8}, {"cut_tokens": len(lm.tok_encode(text)) - 56})
 
-    request = Instance(request_type="loglikelihood", doc={}, arguments=(text, "ugly"), idx=0, metadata=("t", 0, 1))
+    (request,) = instances("loglikelihood", [(text, "ugly")])
     lm.loglikelihood([request, request], disable_tqdm=True)
     assert request.args == (text, "ugly", {"cut_tokens": len(lm.tok_encode(text + "ugly")) - 65})
 
 
 def test_long_contexts_are_an_error_where_asked_and_in_our_own_tasks(checkpoint: Checkpoints) -> None:
-    def request(task: str) -> Instance:
-        return Instance(
-            request_type="loglikelihood", doc={}, arguments=("ab" * 200, "ugly"), idx=0, metadata=(task, 0, 1)
-        )
+    def request(task: str) -> list[Instance]:
+        return instances("loglikelihood", [("ab" * 200, "ugly")], task)
 
-    lm = load(checkpoint("llama"), max_length=64)
+    lm = load_lm(checkpoint("llama"), max_length=64)
     needed = len(lm.tok_encode("ab" * 200 + "ugly")) - 1
     with pytest.raises(UserError, match=f"of sb_span to fit into max_length=64, .* pass max_length={needed} in"):
-        lm.loglikelihood([request("sb_span")], disable_tqdm=True)
-    lm.loglikelihood([request("hellaswag")], disable_tqdm=True)
+        lm.loglikelihood(request("sb_span"), disable_tqdm=True)
+    lm.loglikelihood(request("hellaswag"), disable_tqdm=True)
     with pytest.raises(UserError, match=f"of hellaswag to fit into max_length=64, .* pass max_length={needed} in"):
-        load(checkpoint("llama"), max_length=64, truncation="error").loglikelihood([request("hellaswag")])
+        load_lm(checkpoint("llama"), max_length=64, truncation="error").loglikelihood(request("hellaswag"))
 
 
-def test_long_prompts_are_an_error_where_asked(checkpoint: Checkpoints) -> None:
-    lm = load(checkpoint("llama"), truncation="error", max_length=64)
-    needed = len(lm.tok_encode("ab" * 200)) + 8
-    with pytest.raises(UserError, match=f"found 1 of 2 longer: pass max_length={needed} in --model_args"):
-        lm.generate_until(prompts("hellaswag", "ab", "ab" * 200), disable_tqdm=True)
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("hellaswag", {"truncation": "error"}, "found 1 of 2 longer: pass max_length={} in --model_args"),
+        ("sb_niah", {}, "to generate of sb_niah to fit .* pass max_length={} in"),
+    ],
+)
+def test_long_prompts_are_an_error_where_asked_and_in_our_own_tasks(
+    task: str, options: dict[str, Any], message: str, checkpoint: Checkpoints
+) -> None:
+    lm = load_lm(checkpoint("llama"), max_length=64, **options)
+    with pytest.raises(UserError, match=message.format(len(lm.tok_encode("ab" * 200)) + 8)):
+        lm.generate_until(prompts(task, "ab", "ab" * 200), disable_tqdm=True)
 
 
-def test_prompts_of_our_own_tasks_are_never_cut(checkpoint: Checkpoints) -> None:
-    lm = load(checkpoint("llama"), max_length=64)
-    needed = len(lm.tok_encode("ab" * 200)) + 8
-    with pytest.raises(UserError, match=f"to generate of sb_niah to fit .* pass max_length={needed} in"):
-        lm.generate_until(prompts("sb_niah", "ab" * 100, "ab" * 200), disable_tqdm=True)
-
-
-def test_a_generation_budget_that_leaves_no_room_is_an_error(checkpoint: Checkpoints) -> None:
-    with pytest.raises(UserError, match="max_gen_toks to be less than max_length=64, found 64"):
-        load(checkpoint("llama"), max_length=64).generate_until(prompts("t", "a", max_gen_toks=64), disable_tqdm=True)
-
-
-def test_a_generation_budget_of_nothing_is_an_error(checkpoint: Checkpoints) -> None:
-    with pytest.raises(UserError, match="max_gen_toks of at least one token, found 0"):
-        load(checkpoint("llama")).generate_until(prompts("t", "a", max_gen_toks=0), disable_tqdm=True)
-
-
-def test_generation_arguments_nobody_knows_are_named(checkpoint: Checkpoints) -> None:
-    request = Instance(
-        request_type="generate_until", doc={}, arguments=("a", {**SETTING, "temprature": 1}), idx=0,
-        metadata=("t", 0, 1),
-    )  # fmt: skip
-    with pytest.raises(UserError, match=r"arguments that transformers knows, .*\['temprature'\].*: correct them in"):
-        load(checkpoint("llama")).generate_until([request], disable_tqdm=True)
-
-
-def test_a_configuration_transformers_refuses_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": "four"}))
-    with pytest.raises(UserError, match=r"Expected num_attention_heads in config.json .* found 'four'"):
-        load(folder)
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"max_gen_toks": 64}, "max_gen_toks to be less than max_length=64, found 64"),
+        ({"max_gen_toks": 0}, "max_gen_toks of at least one token, found 0"),
+        ({"temprature": 1}, r"arguments that transformers knows, .*\['temprature'\].*: correct them in"),
+        ({"until": ["x", 7]}, "until to be text, a list of texts or null, found 7 in it"),
+    ],
+)
+def test_generation_arguments_that_cannot_be_are_named(
+    setting: dict[str, Any], message: str, checkpoint: Checkpoints
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load_lm(checkpoint("llama"), max_length=64).generate_until(prompts("t", "a", **setting), disable_tqdm=True)
 
 
 def test_another_softmax_dtype_is_said_to_change_nothing(
     checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
 ) -> None:
-    load(checkpoint("llama"), softmax_dtype="float64")
+    load_lm(checkpoint("llama"), softmax_dtype="float64")
     assert "softmax_dtype is not used" in caplog.text
 
 
 def test_a_continuation_longer_than_max_length_is_an_error(checkpoint: Checkpoints) -> None:
-    request = Instance(request_type="loglikelihood", doc={}, arguments=("a", "b" * 99), idx=0, metadata=("t", 0, 1))
     with pytest.raises(UserError, match="continuations of at most max_length=64 tokens, found one of 99"):
-        load(checkpoint("llama"), max_length=64).loglikelihood([request], disable_tqdm=True)
+        load_lm(checkpoint("llama"), max_length=64).loglikelihood(instances("loglikelihood", [("a", "b" * 99)]))
 
 
 def test_the_device_that_lm_eval_names_by_default_is_never_refused() -> None:

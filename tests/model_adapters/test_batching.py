@@ -24,19 +24,15 @@ LENGTHS = st.lists(st.integers(1, 50), max_size=30).map(lambda lengths: sorted(l
 def test_every_item_runs_once_within_limits_and_memory(
     lengths: list[int], max_rows: int | None, max_tokens: int | None, memory_tokens: int, same_length: bool
 ) -> None:
-    batches: list[list[int]] = []
-
-    def run(batch: Sequence[int]) -> None:
+    def run(batch: Sequence[int]) -> list[int]:
         if lengths[batch[0]] * len(batch) > memory_tokens:
             raise torch.OutOfMemoryError
-        batches.append(list(batch))
+        return list(batch)
 
-    run_in_batches(
-        range(len(lengths)),
-        run,
-        length_tokens=lambda index: lengths[index],
-        limits=BatchLimits(max_rows=max_rows, max_tokens=max_tokens, same_length=same_length),
-    )
+    limits = BatchLimits(max_rows=max_rows, max_tokens=max_tokens, same_length=same_length)
+    ran = list(run_in_batches(range(len(lengths)), run, length_tokens=lengths.__getitem__, limits=limits))
+    assert all(list(batch) == result for batch, result in ran)
+    batches = [result for _, result in ran]
     assert [index for batch in batches for index in batch] == list(range(len(lengths)))
     for batch in batches:
         assert max_rows is None or len(batch) <= max_rows
@@ -44,17 +40,22 @@ def test_every_item_runs_once_within_limits_and_memory(
         assert not same_length or len({lengths[index] for index in batch}) == 1
 
 
-def test_an_item_that_never_fits_is_an_error_that_says_so() -> None:
+@pytest.mark.parametrize(
+    ("message", "error", "sentence"),
+    [
+        (
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes",
+            UserError,
+            "an input of 7 tokens to fit into memory",
+        ),
+        ("shapes do not fit", RuntimeError, "shapes do not fit"),
+    ],
+)
+def test_an_item_that_never_fits_is_a_sentence_and_other_errors_are_raised_as_they_are(
+    message: str, error: type[Exception], sentence: str
+) -> None:
     def run(batch: Sequence[int]) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+        raise RuntimeError(message)
 
-    with pytest.raises(UserError, match="an input of 7 tokens to fit into memory"):
-        run_in_batches([7, 7, 7], run, length_tokens=lambda item: item, limits=BatchLimits())
-
-
-def test_other_errors_are_raised_as_they_are() -> None:
-    def run(batch: Sequence[int]) -> None:
-        raise RuntimeError("shapes do not fit")
-
-    with pytest.raises(RuntimeError, match="shapes do not fit"):
-        run_in_batches([7], run, length_tokens=lambda item: item, limits=BatchLimits())
+    with pytest.raises(error, match=sentence):
+        list(run_in_batches([7, 7, 7], run, length_tokens=lambda item: item, limits=BatchLimits()))

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+from tests.model_adapters.small import Checkpoints, english, instances, likelihoods, t5, tiny_tokenizer
 
 LINES = [line for line in english().splitlines() if line][:8]
-PAIRS = [(line[:9], line[9:]) for line in LINES]
+PAIRS = [*((line[:9], line[9:]) for line in LINES), ("", "There should be one"), ("and", " o")]
 PROMPTS = [(line, {"until": ["e"], "max_gen_toks": 6}) for line in LINES]
 
 
@@ -25,11 +25,9 @@ def both(pretrained: Path | Any, **kwargs: Any) -> tuple[HFLM, StickBreakingLM]:
 
 
 def assert_equal(hf: HFLM, sb: StickBreakingLM, rel: float = 1e-5) -> None:
-    found, expected = (
-        [score for score, _ in lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)]
-        for lm in (sb, hf)
-    )
-    assert found == pytest.approx(expected, rel=rel)
+    assert likelihoods(sb, PAIRS) == pytest.approx(likelihoods(hf, PAIRS), rel=rel)
+    rolling = instances("loglikelihood_rolling", [("\n".join(LINES),)])
+    assert sb.loglikelihood_rolling(rolling) == pytest.approx(hf.loglikelihood_rolling(rolling), rel=rel)
     written, wanted = (lm.generate_until(instances("generate_until", PROMPTS), disable_tqdm=True) for lm in (sb, hf))
     assert written == wanted
 
@@ -42,8 +40,7 @@ def test_a_lora_adapter(checkpoint: Checkpoints, tmp_path: Path) -> None:
     hf, sb = both(checkpoint("llama"), peft=str(tmp_path / "lora"))
     assert_equal(hf, sb)
     plain = both(checkpoint("llama"))[1]
-    first = [lm.loglikelihood(instances("loglikelihood", PAIRS[:1]), disable_tqdm=True)[0][0] for lm in (sb, plain)]
-    assert first[0] != pytest.approx(first[1], rel=1e-3)
+    assert likelihoods(sb, PAIRS[:1]) != pytest.approx(likelihoods(plain, PAIRS[:1]), rel=1e-3)
 
 
 def test_an_adapter_that_lacks_a_weight_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
@@ -66,22 +63,11 @@ def test_a_learned_prompt(checkpoint: Checkpoints, tmp_path: Path) -> None:
         prompted.prompt_encoder["default"].embedding.weight.normal_(0, 1)
     prompted.save_pretrained(tmp_path / "prompt")
     hf, sb = both(checkpoint("llama"), peft=str(tmp_path / "prompt"))
-    found, expected = (
-        [score for score, _ in lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)]
-        for lm in (sb, hf)
-    )
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert likelihoods(sb, PAIRS) == pytest.approx(likelihoods(hf, PAIRS), rel=1e-5)
 
 
 def test_an_encoder_decoder_model(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer(adds_bos=False)
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
-    config.pad_token_id, config.eos_token_id = 2, 1
-    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
-    tokenizer.save_pretrained(tmp_path / "t5")
+    t5(tmp_path / "t5")
     assert_equal(*both(tmp_path / "t5", max_length=64))
     with pytest.raises(UserError, match="no extrapolation for an encoder-decoder model, found log_length"):
         StickBreakingLM(str(tmp_path / "t5"), device="cpu", extrapolation="log_length")
@@ -102,6 +88,9 @@ def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:
         {"batch_size": "auto:2", "max_batch_size": 4},
         {"tokenizer": "same folder"},
         {"attn_implementation": "eager"},
+        {"max_length": 30},
+        {"prefix_token_id": 5},
+        {"logits_cache": False},
         {"think_end_token": "e", "enable_thinking": False},
     ],
     ids=lambda options: next(iter(options)),
@@ -120,10 +109,7 @@ def test_other_arguments(
 def test_half_precision_is_near(options: dict[str, Any], checkpoint: Checkpoints) -> None:
     hf, sb = both(checkpoint("llama"), **options)
     exact = both(checkpoint("llama"))[1]
-    scores = [
-        [score for score, _ in lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)]
-        for lm in (hf, sb, exact)
-    ]
+    scores = [likelihoods(lm, PAIRS) for lm in (hf, sb, exact)]
     error_of_hf, error = (
         sum(abs(a - b) for a, b in zip(found, scores[2], strict=True)) for found in (scores[0], scores[1])
     )

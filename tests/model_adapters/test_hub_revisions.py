@@ -12,11 +12,12 @@ from lm_eval.models.huggingface import HFLM
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.response_cache import run_settings
-from tests.checkpoints.layouts import dolomite, save
-from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+from sbeval.model_adapters.record import run_settings
+from tests.checkpoints.layouts import dolomite
+from tests.model_adapters.small import Checkpoints, english, likelihoods, tiny_tokenizer
+from tests.model_adapters.test_released import GROUPED, folder_with_tokenizer
 
-PAIRS = instances("loglikelihood", [(line[:9], line[9:]) for line in english().splitlines()[2:6]])
+PAIRS = [(line[:9], line[9:]) for line in english().splitlines()[2:6]]
 COMMITS = {"main": "a" * 40, "trained-longer": "b" * 40}
 
 
@@ -36,23 +37,6 @@ def keep(cache: Path, name: str, revision: str, folder: Path) -> None:
     (place / "refs" / revision).write_text(COMMITS[revision])
 
 
-def scores(lm: HFLM) -> list[float]:
-    return [score for score, _ in lm.loglikelihood(PAIRS, disable_tqdm=True)]
-
-
-def released(folder: Path, seed: int) -> Path:
-    config, tensors = dolomite(model_type="gpt_dolomite", kv_heads=2, head_bias=True, head_norm=True)
-    generator = torch.Generator().manual_seed(seed)
-    tokenizer = tiny_tokenizer(adds_bos=False)
-    config["vocab_size"] = len(tokenizer)
-    tensors["transformer.wte.weight"] = torch.randn(
-        len(tokenizer), tensors["transformer.wte.weight"].shape[1], generator=generator
-    )
-    save(folder, config, tensors)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def retrained(folder: Path, parent: Path) -> Path:
     model = transformers.AutoModelForCausalLM.from_pretrained(parent)
     torch.manual_seed(1)
@@ -67,7 +51,9 @@ def retrained(folder: Path, parent: Path) -> Path:
 def versions(kind: str, checkpoint: Checkpoints, place: Path) -> dict[str, Path]:
     """Folders by revision."""
     if kind == "dolomite":
-        return {name: released(place / name, seed) for seed, name in enumerate(COMMITS)}
+        return {
+            name: folder_with_tokenizer(place / name, *dolomite(**GROUPED), seed) for seed, name in enumerate(COMMITS)
+        }
     return {"main": checkpoint("llama"), "trained-longer": retrained(place / "more", checkpoint("llama"))}
 
 
@@ -111,12 +97,14 @@ def test_a_revision_is_the_one_asked_for(kind: str, checkpoint: Checkpoints, cac
     for revision, folder in folders.items():
         keep(cache, "someone/small", revision, folder)
     common = {"device": "cpu", "dtype": "float32"}
-    found = {name: scores(StickBreakingLM("someone/small", revision=name, **common)) for name in folders}
-    assert found["main"] == scores(StickBreakingLM("someone/small", **common))
+    found = {name: likelihoods(StickBreakingLM("someone/small", revision=name, **common), PAIRS) for name in folders}
+    assert found["main"] == likelihoods(StickBreakingLM("someone/small", **common), PAIRS)
     assert found["main"] != pytest.approx(found["trained-longer"], rel=1e-3)
     for revision, folder in folders.items():
-        assert found[revision] == scores(StickBreakingLM(str(folder), **common))
+        assert found[revision] == likelihoods(StickBreakingLM(str(folder), **common), PAIRS)
         if kind == "huggingface":
-            assert found[revision] == pytest.approx(scores(HFLM("someone/small", revision=revision, **common)))
+            assert found[revision] == pytest.approx(
+                likelihoods(HFLM("someone/small", revision=revision, **common), PAIRS)
+            )
     with pytest.raises(UserError, match="someone/small is no folder here, and cannot be loaded from the hub"):
         StickBreakingLM("someone/small", revision="unknown", **common)

@@ -1,7 +1,6 @@
 """Windows that begin at the same token are run once, at the longest length, and score as they do apart."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 
 from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, token_key, tokenize_corpus
-from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.sharing import share_windows
 from sbeval.scoring.requests import TokenLogprobsRequest
-from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+from tests.model_adapters.small import Checkpoints, english, instances, load_lm, tiny_tokenizer
 
 # start, context length, scored: one text at three lengths in disjoint windows, and a lead-in of its own
 STREAM = [(start, length, length) for length in (16, 32, 64) for start in range(0, 64, length)]
@@ -37,20 +35,16 @@ def asked(corpus: TokenizedCorpus) -> list[Instance]:
     return instances("token_logprobs", [*requests, requests[0]._replace(lead_in=4)])
 
 
-def load(folder: Path, **kwargs: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(folder), device="cpu", dtype="float32", **kwargs)
-
-
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt_neox", "stickbreaking", "rope"])
 def test_nested_windows_are_run_once_and_score_as_they_do_apart(
     architecture: str, checkpoint: Checkpoints, corpus: TokenizedCorpus
 ) -> None:
     requests = asked(corpus)
-    alone = load(checkpoint(architecture))
+    alone = load_lm(checkpoint(architecture))
     expected = [alone.token_logprobs([request], disable_tqdm=True)[0] for request in requests]
     assert alone.session.meter.tokens == sum(request.args[1] for request in requests)
 
-    lm = load(checkpoint(architecture))
+    lm = load_lm(checkpoint(architecture))
     lm.session.scorer.score(torch.arange(16)[None], torch.tensor([0]), torch.tensor([0]), torch.tensor([0]))
     read = 0
 
@@ -70,7 +64,7 @@ def test_nested_windows_are_run_once_and_score_as_they_do_apart(
 def test_frequencies_that_depend_on_the_length_share_nothing(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
     options = {"rope_scaling": "dynamic:2", "training_length": 24}
     requests = asked(corpus)
-    lm, alone = (load(checkpoint("rope"), **options) for _ in range(2))
+    lm, alone = (load_lm(checkpoint("rope"), **options) for _ in range(2))
     expected = [alone.token_logprobs([request], disable_tqdm=True)[0] for request in requests]
     for one, other in zip(lm.token_logprobs(requests, disable_tqdm=True), expected, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-5, atol=1e-6)

@@ -10,10 +10,9 @@ import torch
 
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
-from sbeval.model_adapters.lm import StickBreakingLM
 from tests.checkpoints import test_moduleformer
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save
-from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+from tests.model_adapters.small import Checkpoints, english, instances, likelihoods, load_lm, tiny_tokenizer
 
 GROUPED: dict[str, Any] = {"model_type": "gpt_dolomite", "kv_heads": 2, "head_bias": True, "head_norm": True}
 WORDS = [line.split(" ", 2) for line in english().splitlines() if line][:6]
@@ -21,11 +20,13 @@ FLA: dict[str, Any] = {"qkv_bias": True, "qk_norm": True, "attend_current": True
 PAIRS = [(f"{first} {second}", f" {rest}") for first, second, rest in WORDS]
 
 
-def folder_with_tokenizer(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+def folder_with_tokenizer(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], seed: int = 1
+) -> Path:
     """Saves the checkpoint with as many embeddings as the tokenizer has entries."""
     tokenizer = tiny_tokenizer(adds_bos=False)
     config["vocab_size"] = len(tokenizer)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     for name, tensor in tensors.items():
         if tensor.shape[0] in (VOCAB, test_moduleformer.VOCAB) and (
             "wte" in name or "embed" in name or "lm_head" in name
@@ -34,14 +35,6 @@ def folder_with_tokenizer(folder: Path, config: dict[str, Any], tensors: dict[st
     save(folder, config, tensors)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def evaluated(folder: Path, **kwargs: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(folder), device="cpu", **{"dtype": "float32", **kwargs})
-
-
-def scores(lm: StickBreakingLM) -> list[float]:
-    return [score for score, _ in lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)]
 
 
 @torch.no_grad()
@@ -60,7 +53,7 @@ def direct_scores(model: Any) -> list[float]:
 @pytest.mark.parametrize("order", ["tile", "interleave"])
 def test_scores_are_the_loaded_models_and_kv_expand_reaches_it(order: Any, tmp_path: Path) -> None:
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
-    found = scores(evaluated(folder, kv_expand=order))
+    found = likelihoods(load_lm(folder, kv_expand=order), PAIRS)
     assert found == pytest.approx(direct_scores(load_checkpoint(folder, kv_expand=order).model), rel=1e-5)
     other = load_checkpoint(folder, kv_expand="interleave" if order == "tile" else "tile").model
     assert found != pytest.approx(direct_scores(other), rel=1e-3)
@@ -82,12 +75,12 @@ def test_each_format_is_found_logged_recorded_and_run(
     folder = folder_with_tokenizer(tmp_path / "released", *make())
     monkeypatch.setattr(logging.getLogger("lm_eval"), "propagate", True)
     with caplog.at_level(logging.INFO, "lm_eval"):
-        lm = evaluated(folder)
+        lm = load_lm(folder)
     # one record each: what handles it twice is other tests' affair
     records = dict.fromkeys(caplog.records)
     lines = [record.getMessage() for record in records if "format" in record.getMessage()]
     assert lines == [f"{folder} is a checkpoint of the format {format_found}"]
-    assert scores(lm) == pytest.approx(direct_scores(load_checkpoint(folder).model), rel=1e-5)
+    assert likelihoods(lm, PAIRS) == pytest.approx(direct_scores(load_checkpoint(folder).model), rel=1e-5)
     prompts = instances("generate_until", [(PAIRS[0][0], {"until": ["\n"], "max_gen_toks": 3})])
     assert len(lm.generate_until(prompts, disable_tqdm=True)) == 1
     record = lm.get_model_info()["sbeval"]
@@ -98,17 +91,17 @@ def test_each_format_is_found_logged_recorded_and_run(
 
 def test_the_dtype_asked_for_is_the_models(tmp_path: Path) -> None:
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
-    assert evaluated(folder, dtype="bfloat16").get_model_info()["sbeval"]["dtype"] == "bfloat16"
+    assert load_lm(folder, dtype="bfloat16").get_model_info()["sbeval"]["dtype"] == "bfloat16"
 
 
 def test_a_lora_adapter_goes_onto_a_released_checkpoint(tmp_path: Path) -> None:
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
-    plain = scores(evaluated(folder))
+    plain = likelihoods(load_lm(folder), PAIRS)
     torch.manual_seed(1)
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(load_checkpoint(folder).model, config).eval()
     adapted.save_pretrained(tmp_path / "lora", save_embedding_layers=False)
-    found = scores(evaluated(folder, peft=str(tmp_path / "lora")))
+    found = likelihoods(load_lm(folder, peft=str(tmp_path / "lora")), PAIRS)
     assert found == pytest.approx(direct_scores(adapted), rel=1e-5)
     assert found != pytest.approx(plain, rel=1e-3)
 
@@ -116,6 +109,6 @@ def test_a_lora_adapter_goes_onto_a_released_checkpoint(tmp_path: Path) -> None:
 def test_arguments_without_a_meaning_for_the_format_are_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
     with pytest.raises(UserError, match="found load_in_8bit with the format dolomite:C"):
-        evaluated(folder, load_in_8bit=True)
+        load_lm(folder, load_in_8bit=True)
     with pytest.raises(UserError, match=r"kv_expand=tile for .*which is none"):
-        evaluated(checkpoint("llama"), kv_expand="tile")
+        load_lm(checkpoint("llama"), kv_expand="tile")

@@ -29,5 +29,5 @@ def test_on_a_gpu_tokens_of_slots_are_limited_where_the_user_limits_a_batch(
 ) -> None:
     lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", batch_size=batch_size, max_batch_tokens=tokens)
     session = Session.of(OnGpu(lm), lm.options)
-    assert session.slot_tokens == tokens
+    assert session.slots.max_tokens == tokens
     assert session.own_batches.max_tokens == (tokens or GPU_BATCH_TOKENS)

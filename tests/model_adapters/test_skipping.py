@@ -8,7 +8,7 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
 from sbeval.models.attention import StickBreakingMixer
-from tests.model_adapters.small import Checkpoints
+from tests.model_adapters.small import Checkpoints, load_lm
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from tests.model_adapters.small import Checkpoints
 def test_stick_breaking_skips_by_default_and_the_run_records_it(
     checkpoint: Checkpoints, architecture: str, given: dict[str, Any], in_force: float | None
 ) -> None:
-    lm = StickBreakingLM(str(checkpoint(architecture)), device="cpu", dtype="float32", batch_size=1, **given)
+    lm = load_lm(checkpoint(architecture), batch_size=1, **given)
     mixers = [module for module in lm.model.modules() if isinstance(module, StickBreakingMixer)]
     assert bool(mixers) == (architecture == "stickbreaking")
     assert {mixer.kernels.skip_threshold for mixer in mixers} <= {in_force}

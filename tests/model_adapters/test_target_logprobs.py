@@ -1,6 +1,5 @@
 """Targets inside a sequence: their log-probabilities are those of the model's own logits."""
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from lm_eval.api.instance import Instance
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.scoring.requests import TargetLogprobs, TargetSequence, keep_sequences, resolve_sequence
+from sbeval.scoring.requests import TargetSequence, keep_sequences, resolve_sequence
+from tests.model_adapters.small import instances, load_lm
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +44,9 @@ def test_targets_are_scored_at_their_positions(
     checkpoint: Callable[..., Path], architecture: str, max_batch_tokens: int
 ) -> None:
     folder = checkpoint(architecture)
-    lm = StickBreakingLM(str(folder), device="cpu", dtype="float32", max_batch_tokens=max_batch_tokens)
+    lm = load_lm(folder, max_batch_tokens=max_batch_tokens)
     sequences = make_sequences()
-    requests = [
-        Instance(request_type="target_logprobs", doc={}, arguments=request, idx=i, metadata=("sb_task", i, 1))  # type: ignore[arg-type]
-        for i, request in enumerate(keep_sequences(sequences))
-    ]
+    requests = instances("target_logprobs", keep_sequences(sequences), "sb_task")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for sequence, result in zip(sequences, lm.target_logprobs(requests, disable_tqdm=True), strict=True):
         with torch.no_grad():
@@ -61,7 +56,3 @@ def test_targets_are_scored_at_their_positions(
         greedy = logits.argmax(-1)[torch.from_numpy(sequence.positions_T)].numpy() == sequence.targets_T
         assert (result.greedy == greedy).all()
         assert float(result) == pytest.approx(float(logprobs.sum()), rel=1e-4)
-        again = pickle.loads(pickle.dumps(result))
-        assert isinstance(again, TargetLogprobs)
-        assert (again.logprobs == result.logprobs).all()
-        assert (again.greedy == result.greedy).all()

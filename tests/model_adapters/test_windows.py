@@ -1,7 +1,8 @@
 """Windows of a text are lm-eval's, and none is lost where several are under way at once."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,12 +14,13 @@ from lm_eval.api.model import CacheHook
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.batching import BatchLimits, DoesNotFit
+from sbeval.model_adapters.answers import Answers
+from sbeval.model_adapters.batching import BatchLimits, DoesNotFit, SlotLimits
 from sbeval.model_adapters.rope import RequestRope
+from sbeval.model_adapters.scored import scored
 from sbeval.model_adapters.session import Meter, Session
-from sbeval.model_adapters.windows import RunScores, rolling_windows, score_windows, window
-from sbeval.scoring.pending import PendingScores
-from sbeval.scoring.scorer import TokenScorer
+from sbeval.model_adapters.windows import rolling_windows, window_of
+from sbeval.scoring.scorer import PendingScores, TokenScorer
 
 
 @settings(max_examples=100, deadline=None)
@@ -39,7 +41,7 @@ class Killed(BaseException):
 class Scorer(TokenScorer):
     """Gives each target minus its own number, and NaN for 66; dies when it is given 99, and fails at 98.
 
-    The first wait for 77 is interrupted, and there is no memory to read 55.
+    The first wait for 77 is interrupted, and there is no memory to read 55. An answer to 44 cannot be kept.
     """
 
     def __init__(self) -> None:
@@ -75,8 +77,14 @@ class Scorer(TokenScorer):
         return PendingScores(logprobs, target_N > 0, check)
 
 
+class Cache(CacheHook):
+    def add_partial(self, request_type: str, arguments: Any, answer: Any) -> None:
+        if arguments == 44:
+            raise OSError("no space left")
+
+
 def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], dict[int, float], Meter]:
-    """What happened in which order, the scores, and the tokens counted, of windows of one token, `rows` to a batch."""
+    """What happened in which order, the answers kept, and the tokens counted, of windows of one token."""
     events: list[str] = []
     results: dict[int, float] = {}
     scorer = Scorer()
@@ -91,22 +99,20 @@ def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], d
         truncation="left",
         batches=BatchLimits(),
         own_batches=BatchLimits(),
-        slots=None,
-        most_slots=None,
-        slot_tokens=None,
+        slots=SlotLimits(slots=None, prompt_tokens=1),
         draft_tokens=0,
         batches_ahead=ahead,
-        cache_hook=CacheHook(None),
+        cache_hook=Cache(None),
         quiet=True,
     )
 
-    def done(index: int, scores: list[RunScores]) -> None:
-        events.append(f"{len(scorer.started)} started, {targets[index]} done")
-        results[targets[index]] = scores[0].total
-
-    with contextlib.suppress(Killed, KeyboardInterrupt, DoesNotFit, LookupError):
-        windows = [window([5], [[target]]) for target in targets]
-        score_windows(session, windows, done, batches=BatchLimits(max_rows=rows), name=str)
+    windows = {number: window_of([5], [[target]]) for number, target in enumerate(targets)}
+    answers: Answers[int, float] = Answers(session, "loglikelihood", dict(enumerate(targets)), quiet=True)
+    with contextlib.suppress(Killed, KeyboardInterrupt, DoesNotFit, LookupError, OSError):
+        for number, (run,) in answers.each(scored(session, windows, batches=BatchLimits(max_rows=rows), name=str)):
+            answers.give(number, run.total)
+            events.append(f"{len(scorer.started)} started, {targets[number]} done")
+            results[targets[number]] = run.total
     return events, results, session.meter
 
 
@@ -138,6 +144,36 @@ def test_no_memory_to_read_scores_ends_the_run_and_repeats_nothing(ahead: int) -
     events, results, _ = run([4, 2, 55, 3, 5, 6, 7, 8, 9, 10, 11, 12], ahead, rows=2)
     assert list(results) == [4, 2, *[5, 6, 7, 8, 9, 10][: 2 * ahead]]
     assert len(events) == len(results)
+
+
+def test_results_that_nobody_asks_for_any_more_hold_nothing_of_the_model() -> None:
+    held = [True]
+
+    def results() -> Generator[int, None, None]:
+        try:
+            yield from (1, 2)
+        finally:
+            held.clear()
+
+    session: Any = SimpleNamespace(cache_hook=CacheHook(None), quiet=True)
+    answers: Answers[int, float] = Answers(session, "loglikelihood", {}, quiet=True)
+
+    def stop_asking() -> None:
+        with answers:
+            for _ in answers.each(results()):
+                raise LookupError
+
+    with pytest.raises(LookupError) as raised:
+        stop_asking()
+    assert raised.tb
+    assert not held
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_an_answer_that_cannot_be_kept_ends_the_run_after_those_that_are_computed(ahead: int) -> None:
+    events, results, _ = run([4, 2, 44, 3, 5, 6, 7, 8, 9, 10, 11, 12], ahead, rows=2)
+    assert list(results) == [4, 2, 44, 3, 5, 6, 7, 8, 9, 10][: 4 + 2 * ahead]
+    assert events[-1].startswith(f"{2 + ahead} started")
 
 
 def test_scores_that_are_not_finite_keep_no_later_batch_from_being_done() -> None:

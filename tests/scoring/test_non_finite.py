@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbeval.scoring.non_finite import FiniteWatch, NoText, check_finite, non_finite_weights
-from sbeval.scoring.null_metrics import is_null
+from sbeval.scoring.non_finite import FiniteWatch, NoText, check_finite, is_null, non_finite_weights
 
 
 @given(

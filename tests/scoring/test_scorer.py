@@ -10,22 +10,14 @@ from hypothesis import strategies as st
 
 from sbeval.errors import UserError
 from sbeval.scoring.scorer import TokenScorer, target_logprobs
+from tests.model_adapters.small import ARCHITECTURES
 
 VOCABULARY = 61
 
 
 def gemma2() -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    config = transformers.Gemma2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        final_logit_softcapping=1.0,
-    )
+    config = ARCHITECTURES["gemma2"](VOCABULARY)
     model = transformers.Gemma2ForCausalLM(config).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(20)

@@ -11,17 +11,9 @@ from sbeval.errors import UserError
 from sbeval.models import SbevalConfig
 from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
 from sbeval.scoring.spans import SHARES, attention_spans, entropy, spans
+from tests.model_adapters.small import SIZES
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
+SIZES = {"vocab_size": 50, **SIZES}
 LENGTH, QUERIES = 40, 7
 
 

@@ -8,8 +8,7 @@ import torch
 import transformers
 
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
-from sbeval.model_adapters.decoding.requests import GenerationInSlots
-from sbeval.model_adapters.decoding.served import fused_blocks
+from sbeval.model_adapters.decoding.served import GenerationInSlots, fused_blocks
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.speed.faster import make_faster

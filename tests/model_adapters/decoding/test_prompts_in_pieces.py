@@ -10,10 +10,11 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbeval.model_adapters.decoding import prompts, schedule
+from sbeval.model_adapters.decoding import schedule
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import ARCHITECTURES, Checkpoints, english, instances
+from tests.model_adapters.decoding.slots import answers
+from tests.model_adapters.small import ARCHITECTURES, Checkpoints
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCABULARY = 61
@@ -51,20 +52,13 @@ def test_a_step_after_pieces_has_the_logits_of_one_after_whole_prompts(architect
     holds()
 
 
-def answers(lm: StickBreakingLM) -> list[str]:
-    lines = [line for line in english().splitlines() if line][3:10]
-    asked = instances("generate_until", [(line, {"until": ["\n\n"], "max_gen_toks": 20}) for line in lines])
-    found: list[str] = lm.generate_until(asked, disable_tqdm=True)
-    return found
-
-
 @pytest.mark.parametrize("architecture", ["stickbreaking", "llama"])
 def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
     architecture: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lm = StickBreakingLM(str(checkpoint(architecture)), device=DEVICE, dtype="float32", batch_size=2)
     expected = answers(lm)
-    monkeypatch.setattr(prompts, "FEWEST_PIECE_TOKENS", 4)
+    monkeypatch.setattr(schedule, "FEWEST_PIECE_TOKENS", 4)
     shapes: list[tuple[int, ...]] = []
 
     def little_memory(module: Any, arguments: Any, keywords: dict[str, Any]) -> None:
@@ -74,7 +68,7 @@ def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
             if shape[0] * shape[1] > 11:
                 raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
+    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
     hook = lm.model.base_model.register_forward_pre_hook(little_memory, with_kwargs=True)
     with caplog.at_level(logging.WARNING):
         assert answers(lm) == expected

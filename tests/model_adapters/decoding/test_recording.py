@@ -14,7 +14,7 @@ from sbeval.model_adapters.batching import DoesNotFit
 from sbeval.model_adapters.decoding import recording, schedule
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances
+from tests.model_adapters.small import Checkpoints, english, instances, load_lm
 
 LINES = [line for line in english().splitlines() if line][3:10]
 Fail = Callable[[Exception, int], None]
@@ -62,36 +62,34 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
     return prepare
 
 
-def test_a_model_that_cannot_be_recorded_goes_step_by_step_and_the_log_says_so_once(
-    checkpoint: Checkpoints, fail: Fail, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("launches_wait", [False, True])
+def test_steps_that_cannot_be_recorded_go_one_by_one_and_the_log_says_so_once(
+    launches_wait: bool,
+    checkpoint: Checkpoints,
+    fail: Fail,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", dtype="float32", batch_size=3)
+    lm = load_lm(checkpoint("llama"), batch_size=3)
     expected = answers(lm)
     monkeypatch.setattr(schedule, "_FEWEST_ROOM_TOKENS", 32)  # texts of several sizes, one after the other
-    fail(RuntimeError("operation not permitted when stream is capturing\nand more"), 9)
+    if launches_wait:
+        fail(AssertionError("it was recorded"), 9)
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    else:
+        fail(RuntimeError("operation not permitted when stream is capturing\nand more"), 9)
     with caplog.at_level(logging.WARNING):
         assert answers(lm) == expected
     (message,) = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
-    assert message.endswith("run one by one: operation not permitted when stream is capturing")
-
-
-def test_launches_that_wait_are_not_recorded(
-    checkpoint: Checkpoints, fail: Fail, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", dtype="float32", batch_size=3)
-    expected = answers(lm)
-    fail(AssertionError("it was recorded"), 9)
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    with caplog.at_level(logging.WARNING):
-        assert answers(lm) == expected
-    (message,) = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
-    assert "CUDA_LAUNCH_BLOCKING is set" in message
+    reason = "CUDA_LAUNCH_BLOCKING is set" if launches_wait else "operation not permitted when stream is capturing"
+    assert f"run one by one: {reason}" in message
+    assert "and more" not in message
 
 
 def test_memory_that_runs_out_in_a_recording_halves_the_slots_and_is_one_sentence_for_one(
     checkpoint: Checkpoints, fail: Fail, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", dtype="float32", batch_size=4)
+    lm = load_lm(checkpoint("llama"), batch_size=4)
     expected = answers(lm)
     fail(torch.OutOfMemoryError("out of memory"), 2)
     capture = Stepper.capture

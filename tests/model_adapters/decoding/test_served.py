@@ -15,21 +15,20 @@ from sbeval.model_adapters.batching import DoesNotFit
 from sbeval.model_adapters.decoding.served import most_drafts
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances
+from tests.model_adapters.decoding.slots import LINES
+from tests.model_adapters.decoding.slots import answers as answers_of
+from tests.model_adapters.small import Checkpoints, load_lm
 from tests.models.small import small_model
 
-LINES = [line for line in english().splitlines() if line][3:7]
-SETTING: dict[str, Any] = {"until": ["\n\n"], "max_gen_toks": 12}
+LINES = LINES[:4]
 
 
 def answers(lm: Any, **setting: Any) -> list[str]:
-    asked = [(line, {**SETTING, **setting}) for line in LINES]
-    found: list[str] = lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
-    return found
+    return answers_of(lm, {"until": ["\n\n"], "max_gen_toks": 12, **setting}, LINES)
 
 
 def adapter(folder: Path, **options: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(folder), device="cpu", dtype="float32", batch_size=2, **options)
+    return load_lm(folder, batch_size=2, **options)
 
 
 def test_a_model_with_an_adapter_of_peft_goes_the_old_way(

@@ -107,7 +107,7 @@ def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(
 
     monkeypatch.setattr(Stepper, "start", too_large)
     monkeypatch.setattr(Stepper, "run", without_memory)
-    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
+    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
     in_slots.clear()
     assert answers(lm) == expected
     assert in_slots == [4, 2]
@@ -143,7 +143,7 @@ def test_memory_that_runs_out_in_a_step_costs_no_token(
                 raise torch.OutOfMemoryError
         return logits(self, token_BT)
 
-    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
+    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
     monkeypatch.setattr(Stepper, "_logits", too_large)
     assert answers(lm, setting) == expected
     assert steps
@@ -165,7 +165,7 @@ def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(
             raise torch.OutOfMemoryError
         return logits(self, token_BT)
 
-    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: None)
+    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
     monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 1)
     monkeypatch.setattr(Stepper, "_logits", too_large)
     in_slots.clear()

@@ -125,9 +125,7 @@ def test_rope_scaling_holds_for_each_request(
     options = {"rope_scaling": scaling, "training_length": 16}
     found = answers(adapter(folder, **options))
     assert in_slots
-    monkeypatch.setattr(
-        "sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: "compared with the other way"
-    )
+    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: "compared with the other way")
     assert found == answers(adapter(folder, **options))
     assert found != answers(adapter(folder))
 
@@ -206,3 +204,21 @@ def test_answers_given_before_an_interrupt_are_kept(checkpoint: Checkpoints, mon
     assert lm.model.config._attn_implementation == implementation
     assert 0 < len(kept) < len(LINES)
     assert set(kept) <= set(answers(lm))
+
+
+@pytest.mark.parametrize("setting", [{}, {"num_beams": 2}], ids=["slots", "transformers"])
+def test_where_one_answer_cannot_be_kept_those_that_came_with_it_are(
+    setting: dict[str, Any], checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = adapter(checkpoint("llama"), batch_size=len(LINES))
+    tried: list[str] = []
+
+    def keep(*arguments: Any) -> None:
+        tried.append(arguments[-1])
+        if len(tried) == 1:
+            raise OSError("no space left")
+
+    monkeypatch.setattr(lm.session.cache_hook, "add_partial", keep)
+    with pytest.raises(OSError, match="no space left"):
+        answers(lm, {**SETTING, "max_gen_toks": 5, **setting})
+    assert len(tried) == len(LINES)

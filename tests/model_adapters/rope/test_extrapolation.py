@@ -124,7 +124,7 @@ def test_generation_goes_on_as_whole_texts_are_scored(architecture: str, asked: 
 
 
 def test_the_method_is_recorded_and_part_of_what_answers_depend_on(checkpoint: Checkpoints) -> None:
-    from sbeval.model_adapters.response_cache import run_settings
+    from sbeval.model_adapters.record import run_settings
 
     lm = load(checkpoint, "rope", extrapolation="self_extend:3:8")
     record = lm.get_model_info()["sbeval"]
@@ -193,17 +193,20 @@ def test_longropes_file_holds_all_that_it_needs(scaling: Any, said: str, tmp_pat
         AdapterOptions.pop({"extrapolation": f"longrope:{file}"})
 
 
-@pytest.mark.parametrize("numbers", [[1, 2], [2], [1, 2, 3]])
-def test_longropes_factors_fit_the_model(numbers: list[int], checkpoint: Checkpoints, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "options", "said"),
+    [
+        ([2], {}, "must have 4 numbers, got 1"),
+        ([1, 2, 3], {}, "must have 4 numbers, got 3"),
+        ([1, 2, 3, 4], {"rope_scaling": "linear:2"}, "without rope_scaling"),
+    ],
+)
+def test_longropes_factors_fit_the_model_and_go_with_no_other_scaling(
+    numbers: list[int], options: dict[str, str], said: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
     (file := tmp_path / "factors.json").write_text(json.dumps({"factor": 4, "long_factor": numbers}))
-    with pytest.raises(UserError, match=f"must have 4 numbers, got {len(numbers)}"):
-        load(checkpoint, "llama", extrapolation=f"longrope:{file}")
-
-
-def test_a_scaling_of_its_own_goes_with_no_other(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    (file := tmp_path / "factors.json").write_text(json.dumps({"factor": 4, "long_factor": [1, 2, 3, 4]}))
-    with pytest.raises(UserError, match="without rope_scaling"):
-        load(checkpoint, "rope", extrapolation=f"longrope:{file}", rope_scaling="linear:2")
+    with pytest.raises(UserError, match=said):
+        load(checkpoint, "llama", extrapolation=f"longrope:{file}", **options)
 
 
 def test_a_cache_with_room_behind_the_text_is_refused(checkpoint: Checkpoints) -> None:

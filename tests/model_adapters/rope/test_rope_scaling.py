@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances
+from tests.model_adapters.small import Checkpoints, english, instances, likelihoods, load_lm
 
 SCALINGS: list[Any] = [
     "linear:4",
@@ -25,16 +25,11 @@ TEXTS = [english()[:length] for length in (20, 60, 130, 60, 300)]
 
 def load(checkpoint: Checkpoints, architecture: str, **kwargs: Any) -> StickBreakingLM:
     options = {"training_length": ORIGINAL, "max_length": 512, **kwargs}
-    return StickBreakingLM(str(checkpoint(architecture)), device="cpu", dtype="float32", **options)
+    return load_lm(checkpoint(architecture), **options)
 
 
 def scores(lm: StickBreakingLM, texts: Sequence[str]) -> list[float]:
-    return [
-        score
-        for score, _ in lm.loglikelihood(
-            instances("loglikelihood", [(text[:5], text[5:]) for text in texts]), disable_tqdm=True
-        )
-    ]
+    return likelihoods(lm, [(text[:5], text[5:]) for text in texts])
 
 
 def continuations(lm: StickBreakingLM, texts: Sequence[str]) -> list[str]:
@@ -88,7 +83,7 @@ def test_a_checkpoints_own_dynamic_scaling_depends_on_no_other_request(checkpoin
     lm.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     lm.model.save_pretrained(folder := checkpoint("llama").parent / "dynamic")
     lm.tokenizer.save_pretrained(folder)
-    own = StickBreakingLM(str(folder), device="cpu", dtype="float32", max_length=512, training_length=ORIGINAL)
+    own = load_lm(folder, max_length=512, training_length=ORIGINAL)
     assert scores(own, TEXTS) == pytest.approx(scores(load(checkpoint, "llama", rope_scaling="dynamic:2"), TEXTS))
     assert scores(own, TEXTS) == pytest.approx(scores(own, TEXTS[::-1])[::-1], rel=1e-5)
     assert own.get_model_info()["sbeval"]["rope_scaling"]["rope_type"] == "dynamic"
@@ -105,14 +100,6 @@ def test_the_scaling_in_force_is_recorded(checkpoint: Checkpoints) -> None:
 def test_scaling_a_model_without_rotary_embeddings_is_an_error(architecture: str, checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match="rope_scaling needs a model with rotary embeddings"):
         load(checkpoint, architecture, rope_scaling="linear:4")
-
-
-def test_left_padding_changes_no_continuation(checkpoint: Checkpoints) -> None:
-    for architecture in ("stickbreaking", "rope", "llama", "gemma3"):
-        batched = load(checkpoint, architecture, batch_size=8)
-        alone = load(checkpoint, architecture, batch_size=1)
-        assert continuations(batched, TEXTS) == continuations(alone, TEXTS)
-        assert np.unique([len(batched.tok_encode(text)) for text in TEXTS]).size > 2
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_neox", "rope"])

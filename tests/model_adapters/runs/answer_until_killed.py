@@ -11,7 +11,7 @@ from lm_eval.api.model import CachingLM
 from sbeval.corpora import Layout, local_corpus, token_key, tokenize_corpus
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.scoring.requests import AttentionSpanRequest, TargetSequence, TokenLogprobsRequest, keep_sequences
-from tests.model_adapters.small import english, instances, tiny_tokenizer
+from tests.model_adapters.small import english, instances, load_lm, tiny_tokenizer
 
 Answers = dict[str, list[Any]]
 
@@ -42,7 +42,7 @@ def answer(lm: StickBreakingLM, database: Path, text: Path) -> Answers:
 
 def load(checkpoint: str | Path) -> StickBreakingLM:
     """Loads the model so that every request is a batch of its own."""
-    lm = StickBreakingLM(str(checkpoint), device="cpu", dtype="float32", max_batch_tokens=1, batch_size=1)
+    lm = load_lm(checkpoint, max_batch_tokens=1, batch_size=1)
     lm.session.scorer._comes_apart = True  # leaves out the comparison of a short input, which would count as a run
     return lm
 

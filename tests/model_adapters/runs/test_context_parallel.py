@@ -17,7 +17,7 @@ from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, token_key, tok
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.scoring.requests import TokenLogprobsRequest
-from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+from tests.model_adapters.small import Checkpoints, english, instances, load_lm, tiny_tokenizer
 
 WINDOWS = [(0, 40, 40), (7, 16, 3), (90, 301, 301), (200, 41, 1), (50, 100, 16), (3, 64, 64), (20, 203, 9)]
 PROCESSES = 4
@@ -56,9 +56,7 @@ def requests_for(arguments: Arguments) -> list[Any]:
 
 
 def load(folder: Path, **options: Any) -> StickBreakingLM:
-    return StickBreakingLM(
-        str(folder), device="cpu", dtype="float32", max_length=1024, max_batch_tokens=BATCH_TOKENS, **options
-    )
+    return load_lm(folder, max_length=1024, max_batch_tokens=BATCH_TOKENS, **options)
 
 
 def prompts_of(rank: int) -> list[Any]:
@@ -173,14 +171,18 @@ def test_what_cannot_be_shared_is_refused_in_every_process(name: str, found: lis
         assert REFUSED[name][2] in each[name]
 
 
-def test_an_extrapolation_is_not_shared(checkpoint: Checkpoints) -> None:
-    with pytest.raises(UserError, match="no extrapolation beside context_parallel=2, found log_length"):
-        load(checkpoint("rope"), context_parallel=2, extrapolation="log_length")
-
-
-def test_one_process_cannot_share_a_window(checkpoint: Checkpoints) -> None:
-    with pytest.raises(UserError, match="context_parallel=2, found 1: start a multiple of 2"):
-        load(checkpoint("stickbreaking"), context_parallel=2)
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("rope", {"extrapolation": "log_length"}, "no extrapolation beside context_parallel=2, found log_length"),
+        ("stickbreaking", {}, "context_parallel=2, found 1: start a multiple of 2"),
+    ],
+)
+def test_neither_an_extrapolation_nor_one_process_can_be_shared(
+    model: str, options: dict[str, str], message: str, checkpoint: Checkpoints
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load(checkpoint(model), context_parallel=2, **options)
 
 
 def say_what_is_wrong(folder: Path) -> None:
@@ -199,9 +201,3 @@ def test_a_port_in_use_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None
         environment, log = os.environ | processes, tmp_path / "log.txt"
         start(say_what_is_wrong, checkpoint("stickbreaking"), environment=environment, folder=tmp_path, log=log).join()
     assert f"Expected 2 processes to meet at 127.0.0.1:{port}" in log.read_text()
-
-
-@pytest.mark.parametrize("value", [0, -2, 1.5, "two"])
-def test_a_number_of_processes_is_a_whole_one(value: object, checkpoint: Checkpoints) -> None:
-    with pytest.raises(UserError, match="context_parallel to be a whole number of processes from 1"):
-        load(checkpoint("stickbreaking"), context_parallel=value)

@@ -7,20 +7,11 @@ import pytest
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances
+from tests.model_adapters.small import Checkpoints, english, instances, load_lm
 
 ALL = [
-    "llama",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "granite",
-    "cohere",
-    "mistral",
-    "gpt_neox",
-    "gpt2",
-    "stickbreaking",
-    "rope",
+    *("llama", "qwen3", "gemma2", "gemma3", "granite", "cohere", "mistral", "gpt_neox", "gpt2"),
+    *("stickbreaking", "rope"),
 ]
 RTOL = 1e-5
 
@@ -68,10 +59,8 @@ def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint:
 @pytest.mark.parametrize("batch_size", [1, 4, "auto"])
 def test_batching_does_not_change_results(batch_size: Any, checkpoint: Checkpoints) -> None:
     folder = checkpoint("llama")
-    alone = StickBreakingLM(str(folder), device="cpu", dtype="float32")
-    batched = StickBreakingLM(
-        str(folder), device="cpu", dtype="float32", batch_size=batch_size, max_batch_tokens=100, max_length=90
-    )
+    alone = load_lm(folder)
+    batched = load_lm(folder, batch_size=batch_size, max_batch_tokens=100, max_length=90)
     alone._max_length = 90
     lines = [line for line in english().splitlines() if line]
     requests = instances("loglikelihood", [(line[:9], line[9:]) for line in lines])
@@ -80,16 +69,3 @@ def test_batching_does_not_change_results(batch_size: Any, checkpoint: Checkpoin
     )
     prompts = instances("generate_until", [(line, {"until": ["\n"], "max_gen_toks": 6}) for line in lines])
     assert batched.generate_until(prompts, disable_tqdm=True) == alone.generate_until(prompts, disable_tqdm=True)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"add_bos_token": True}, {"max_length": 20}, {"prefix_token_id": 5}, {"logits_cache": False}],
-    ids=lambda options: next(iter(options)),
-)
-def test_hf_arguments_mean_the_same(options: dict[str, Any], checkpoint: Checkpoints) -> None:
-    hf, sb = both(checkpoint("llama"), **options)
-    rolling = instances("loglikelihood_rolling", [(english()[:300],)])
-    assert sb.loglikelihood_rolling(rolling) == pytest.approx(hf.loglikelihood_rolling(rolling), rel=RTOL)
-    pairs = instances("loglikelihood", [("", "There should be one"), ("and preferably", " only one"), ("and", " o")])
-    assert_same_scores(sb.loglikelihood(pairs), hf.loglikelihood(pairs))

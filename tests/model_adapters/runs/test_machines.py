@@ -124,23 +124,27 @@ def test_memory_that_runs_out_while_processes_read_a_prompt_together_ends_all_wi
         assert end - failed_at < 15, text
 
 
-def test_a_process_that_is_killed_is_named(evaluation: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("does", "variables", "begins", "holds"),
+    [
+        ("dies", {}, "Expected every process to end well, found that rank 1, process ", "ended with SIGKILL"),
+        (
+            "hangs",
+            {"SBEVAL_WAIT_SECONDS": "5"},
+            "Expected all processes within 5 s of each other, found that rank 1 of 2, process ",
+            "",
+        ),
+    ],
+)
+def test_a_process_that_is_killed_or_hangs_is_named(
+    does: str, variables: dict[str, str], begins: str, holds: str, evaluation: list[str], tmp_path: Path
+) -> None:
     command = ["-m", "rank_that", "run", *evaluation]
-    for code, text, _ in on_two_machines(command, tmp_path, processes=2, RANK_THAT="1 dies"):
+    for code, text, _ in on_two_machines(command, tmp_path, processes=2, RANK_THAT=f"1 {does}", **variables):
         assert code == 1
         said = text.splitlines()[-1]
-        assert said.startswith("Expected every process to end well, found that rank 1, process ")
-        assert "ended with SIGKILL" in said
-        assert "Traceback" not in text
-
-
-def test_a_process_that_hangs_is_named_after_a_time_out(evaluation: list[str], tmp_path: Path) -> None:
-    command = ["-m", "rank_that", "run", *evaluation]
-    ended = on_two_machines(command, tmp_path, processes=2, RANK_THAT="1 hangs", SBEVAL_WAIT_SECONDS="5")
-    for code, text, _ in ended:
-        assert code == 1
-        said = text.splitlines()[-1]
-        assert said.startswith("Expected all processes within 5 s of each other, found that rank 1 of 2, process ")
+        assert said.startswith(begins)
+        assert holds in said
         assert "Traceback" not in text
 
 

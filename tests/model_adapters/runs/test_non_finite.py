@@ -22,7 +22,7 @@ from sbeval.models.slots import SlotCache
 from sbeval.scoring.non_finite import NonFiniteError
 from tests.model_adapters.runs.test_data_parallel import COMMON
 from tests.model_adapters.runs.test_data_parallel import TASKS as OF_LM_EVAL
-from tests.model_adapters.small import instances, tiny_tokenizer
+from tests.model_adapters.small import instances, load_lm, t5
 
 PROTOCOLS = [f"sb_text_{protocol}" for protocol in ("stream", "rolling", "sliding", "fixed_target", "position")]
 RECALL = ["sb_niah_single_1_forced", "sb_mqrar", "sb_mqrar_text", "sb_flipflop"]
@@ -281,14 +281,7 @@ def test_null_takes_no_number_from_other_lengths_and_documents(folder: Path, env
 
 
 def test_an_encoder_decoder_model_is_watched_too(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer(adds_bos=False)
-    config = transformers.T5Config(
-        vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
-    config.pad_token_id, config.eos_token_id = 2, 1
-    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    lm = StickBreakingLM(str(tmp_path), device="cpu", dtype="float32", max_length=64)
+    lm = load_lm(t5(tmp_path), max_length=64)
     assert len(generate(lm, "a")) == 1
     poison_logits(math.nan)(lm.model)
     with pytest.raises(NonFiniteError, match="token 1 of an answer"):
@@ -298,4 +291,4 @@ def test_an_encoder_decoder_model_is_watched_too(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="in request 0 of document 0 of task"):
         lm.loglikelihood_rolling(instances("loglikelihood_rolling", [("a b",)]), disable_tqdm=True)
     with pytest.raises(UserError, match="encoder-decoder model, found null"):
-        StickBreakingLM(str(tmp_path), device="cpu", dtype="float32", max_length=64, non_finite="null")
+        load_lm(tmp_path, max_length=64, non_finite="null")

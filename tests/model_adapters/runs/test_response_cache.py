@@ -1,7 +1,6 @@
 """lm-eval's `--use_cache`: a killed run goes on where it was, and never reads another run's answers."""
 
 import contextlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,57 +11,19 @@ import transformers
 from lm_eval.api.model import CachingLM
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import AdapterOptions
-from sbeval.model_adapters.response_cache import run_settings
-from tests.model_adapters.small import Checkpoints, english, instances
-
-LINES = [line for line in english().splitlines() if line]
-REQUESTS: dict[str, list[tuple[Any, ...]]] = {
-    "loglikelihood": [(line[:9], line[9:]) for line in LINES],
-    "loglikelihood_rolling": [(line,) for line in LINES],
-    "generate_until": [(line, {"until": ["e"], "max_gen_toks": 4}) for line in LINES],
-}
+from sbeval.model_adapters.record import run_settings
+from tests.model_adapters.small import Checkpoints, copied, load_lm
 
 
-class Killed(BaseException):
-    pass
-
-
-def load(folder: Path, **kwargs: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(folder), device="cpu", **{"dtype": "float32", **kwargs})
-
-
-@pytest.mark.parametrize("kind", list(REQUESTS))
-def test_a_killed_run_repeats_no_finished_request(kind: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
-    expected = getattr(load(checkpoint("llama")), kind)(instances(kind, REQUESTS[kind]), disable_tqdm=True)
-    lm = load(checkpoint("llama"))
-    cached = CachingLM(lm, str(tmp_path / "cache.db"))
-    add = lm.cache_hook.add_partial
-    finished = 0
-
-    def dies_after_five(*args: Any) -> None:
-        nonlocal finished
-        add(*args)
-        finished += 1
-        if finished == 5:
-            raise Killed
-
-    lm.cache_hook.add_partial = dies_after_five
-    with pytest.raises(Killed):
-        getattr(cached, kind)(instances(kind, REQUESTS[kind]))
-    cached.dbdict.close()
-
-    resumed = load(checkpoint("llama"))
-    again = CachingLM(resumed, str(tmp_path / "cache.db"))
-    added: list[Any] = []
-    add_again = resumed.cache_hook.add_partial
-    resumed.cache_hook.add_partial = lambda *args: (added.append(args), add_again(*args))
-    found = getattr(again, kind)(instances(kind, REQUESTS[kind]))
-    assert len(added) == len(REQUESTS[kind]) - 5
-    if kind == "loglikelihood":
-        found, expected = [score for score, _ in found], [score for score, _ in expected]
-    assert found == (expected if kind == "generate_until" else pytest.approx(expected, rel=1e-5))
+def test_a_cache_made_before_a_file_changed_in_place_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder, database = copied(checkpoint("llama"), tmp_path), str(tmp_path / "cache.db")
+    for _ in range(2):
+        CachingLM(load_lm(folder), database).dbdict.close()
+    file = folder / "generation_config.json"
+    file.write_text(file.read_text().replace("{", '{"repetition_penalty": 3.0,', 1))
+    with pytest.raises(UserError, match=r"generation_config\.json changed"):
+        CachingLM(load_lm(folder), database)
 
 
 @pytest.mark.parametrize(
@@ -84,29 +45,10 @@ def test_a_cache_made_with_other_settings_is_refused(
     options: dict[str, Any], difference: str, checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
     database = str(tmp_path / "cache.db")
-    CachingLM(load(checkpoint("llama")), database).dbdict.close()
+    CachingLM(load_lm(checkpoint("llama")), database).dbdict.close()
     with pytest.raises(UserError, match=f"found one made with .*{difference}"):
-        CachingLM(load(checkpoint("llama"), **options), database)
-    CachingLM(load(checkpoint("llama")), database).dbdict.close()
-
-
-def test_a_cache_made_by_another_model_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    database = str(tmp_path / "cache.db")
-    CachingLM(load(checkpoint("llama")), database).dbdict.close()
-    with pytest.raises(UserError, match=r"other inputs \(config\.json changed\)"):
-        CachingLM(load(checkpoint("mistral")), database)
-
-
-def test_a_cache_made_with_other_weights_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    database = str(tmp_path / "cache.db")
-    lm = load(checkpoint("llama"))
-    CachingLM(lm, database).dbdict.close()
-    with torch.no_grad():
-        lm.model.lm_head.weight[3] += 1
-    shutil.copytree(checkpoint("llama"), tmp_path / "trained")
-    lm.model.save_pretrained(tmp_path / "trained")
-    with pytest.raises(UserError, match=r"other inputs \(weights changed\)"):
-        CachingLM(load(tmp_path / "trained"), database)
+        CachingLM(load_lm(checkpoint("llama"), **options), database)
+    CachingLM(load_lm(checkpoint("llama")), database).dbdict.close()
 
 
 def test_a_cache_made_with_another_lora_adapter_at_the_same_place_is_refused(
@@ -119,24 +61,17 @@ def test_a_cache_made_with_another_lora_adapter_at_the_same_place_is_refused(
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
         peft.get_peft_model(model, config).save_pretrained(adapter)
         with pytest.raises(UserError, match=difference) if difference else contextlib.nullcontext():
-            CachingLM(load(checkpoint("llama"), peft=adapter), database).dbdict.close()
-
-
-def test_a_cache_made_with_a_tokenizer_that_adds_bos_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    database = str(tmp_path / "cache.db")
-    CachingLM(load(checkpoint("llama")), database).dbdict.close()
-    with pytest.raises(UserError, match=r"tokenizer: tokenizer\.json is new"):
-        CachingLM(load(checkpoint("llama"), tokenizer=str(checkpoint("llama", adds_bos=True))), database)
+            CachingLM(load_lm(checkpoint("llama"), peft=adapter), database).dbdict.close()
 
 
 def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint: Checkpoints, tmp_path: Path) -> None:
     database = str(tmp_path / "cache.db")
     for options in ({}, {"batch_size": 4, "max_batch_tokens": 512}, {"logits_cache": False, "trust_remote_code": True}):
-        CachingLM(load(checkpoint("llama"), **options), database).dbdict.close()
+        CachingLM(load_lm(checkpoint("llama"), **options), database).dbdict.close()
 
 
 def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint: Checkpoints) -> None:
-    lm = load(checkpoint("llama"))
+    lm = load_lm(checkpoint("llama"))
     stamped = run_settings(lm)
     # a cache beside context_parallel is refused
     apart = {"max_batch_tokens", "draft_tokens", "context_parallel"}
@@ -150,4 +85,4 @@ def test_a_cache_without_settings_is_refused(checkpoint: Checkpoints, tmp_path: 
     with SqliteDict(database, autocommit=True) as unstamped:
         unstamped["0123"] = (-1.0, True)
     with pytest.raises(UserError, match="found one without its settings: name another file"):
-        CachingLM(load(checkpoint("llama")), database)
+        CachingLM(load_lm(checkpoint("llama")), database)

@@ -16,7 +16,7 @@ from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.scoring.requests import AttentionSpanRequest, TargetSequence, TokenLogprobsRequest, keep_sequences
-from tests.model_adapters.small import Checkpoints, english, instances, tiny_tokenizer
+from tests.model_adapters.small import Checkpoints, copied, english, instances, load_lm, tiny_tokenizer
 
 SETTING = {"until": ["\n"], "max_gen_toks": 2}
 ADDED = "<image>"
@@ -27,10 +27,6 @@ TEXTS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "a prompt": ("generate_until", [("a", SETTING), (f"a {ADDED}", SETTING)]),
     "a padding token": ("generate_until", [("a", SETTING), ("a <filler>", SETTING)]),
 }
-
-
-def load(folder: Path, **options: Any) -> StickBreakingLM:
-    return StickBreakingLM(str(folder), device="cpu", dtype="float32", **options)
 
 
 @pytest.fixture
@@ -54,12 +50,12 @@ def refuses_before_it_runs(lm: StickBreakingLM, kind: str, arguments: list[Any])
 
 @pytest.mark.parametrize("where", TEXTS)
 def test_text_with_an_added_token_beyond_the_embeddings_is_refused(where: str, with_added_tokens: Path) -> None:
-    refuses_before_it_runs(load(with_added_tokens), *TEXTS[where])
+    refuses_before_it_runs(load_lm(with_added_tokens), *TEXTS[where])
 
 
 @pytest.mark.parametrize("kind", ["token_logprobs", "attention_span", "target_logprobs"])
 def test_tokens_of_our_own_requests_are_looked_at_too(kind: str, with_added_tokens: Path, tmp_path: Path) -> None:
-    lm = load(with_added_tokens)
+    lm = load_lm(with_added_tokens)
     (tmp_path / "text.txt").write_text(f"a b {ADDED} c d")
     corpus = tokenize_corpus(local_corpus(tmp_path / "text.txt"), lm.tokenizer, Layout())
     sound, odd = token_key(corpus, 0, 2), token_key(corpus, 0, corpus.total_tokens)
@@ -79,7 +75,7 @@ def said(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_a_tokenizer_that_fits_says_nothing(checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     for adds_bos in (False, True):
-        load(checkpoint("rope", adds_bos=adds_bos))
+        load_lm(checkpoint("rope", adds_bos=adds_bos))
     assert said(caplog) == ""
 
 
@@ -90,17 +86,14 @@ def test_a_tokenizer_much_smaller_than_the_model_is_doubted(
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model.resize_token_embeddings(400)
     model.save_pretrained(folder)
-    load(folder)
+    load_lm(folder)
     assert "the model has 400 embeddings, and its tokenizer 302 tokens" in said(caplog)
 
 
 def test_a_tokenizer_of_other_special_tokens_is_doubted(
     checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = shutil.copytree(checkpoint("rope"), tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "bos_token_id": 5, "eos_token_id": [7, 9]}))
-    load(folder)
+    load_lm(copied(checkpoint("rope"), tmp_path, bos_token_id=5, eos_token_id=[7, 9]))
     assert "eos_token_id is 7 or 9 in the model's config.json and 1 in its tokenizer" in said(caplog)
 
 
@@ -117,9 +110,9 @@ def test_the_tokenizer_a_training_run_recorded_has_to_be_there(
     (folder / "training_record.json").write_text(json.dumps(record))
     if recorded == "another":
         with pytest.raises(UserError, match=rf"tokenizer that .*model was trained with \(000000.*another \({own[:12]}"):
-            load(folder)
+            load_lm(folder)
     else:
-        load(folder)
+        load_lm(folder)
 
 
 @pytest.mark.parametrize("kind", ["token_logprobs", "attention_span"])
@@ -131,7 +124,7 @@ def test_a_task_with_another_tokenizer_is_doubted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
-    lm = load(checkpoint("rope"))
+    lm = load_lm(checkpoint("rope"))
     (tmp_path / "text.txt").write_text(english())
     for tokenizer, doubted in ((lm.tokenizer, False), (tiny_tokenizer(adds_bos=True), True)):
         corpus = tokenize_corpus(local_corpus(tmp_path / "text.txt"), tokenizer, Layout())
@@ -162,17 +155,15 @@ def test_a_missing_bos_is_said_where_the_model_is_known_to_need_it(
     checkpoint: Checkpoints,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    load(checkpoint(architecture, adds_bos=adds_bos), **options)
+    load_lm(checkpoint(architecture, adds_bos=adds_bos), **options)
     assert (MISSING in said(caplog)) == missing
 
 
 def test_a_tokenizer_that_says_it_adds_bos_and_does_not_is_noticed(
     checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = shutil.copytree(checkpoint("rope"), tmp_path / "model")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "add_bos_token": True}))
-    load(folder, add_bos_token=True)
+    folder = copied(checkpoint("rope"), tmp_path, "tokenizer_config.json", add_bos_token=True)
+    load_lm(folder, add_bos_token=True)
     assert said(caplog) == ""
-    assert load(folder).tokenizer("a")["input_ids"][0] != 0
+    assert load_lm(folder).tokenizer("a")["input_ids"][0] != 0
     assert MISSING in said(caplog)

@@ -8,8 +8,8 @@ import torch
 import transformers
 from transformers.generation import GenerationMixin
 
-from sbeval.model_adapters.speed.decoding import steps_without_plans
 from sbeval.model_adapters.speed.faster import make_faster
+from sbeval.model_adapters.speed.generating import steps_without_plans
 from tests.model_adapters.small import ARCHITECTURES
 
 TOKENS = torch.arange(24)[None]

@@ -6,7 +6,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from sbeval.model_adapters.speed.decoding import MOST_NEW_TOKENS, steps_without_plans
+from sbeval.model_adapters.speed.generating import MOST_NEW_TOKENS, steps_without_plans
 from tests.model_adapters.small import ARCHITECTURES
 
 

@@ -9,11 +9,10 @@ import torch
 import transformers
 from torch import nn
 
+from sbeval.model_adapters.speed.attention import FusedRotation, fuse_rotations
 from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.model_adapters.speed.linear import AlignedLinear, align_linears
-from sbeval.model_adapters.speed.mlp import FusedGatedMLP, fuse_mlps
-from sbeval.model_adapters.speed.norm import FusedRMSNorm
-from sbeval.model_adapters.speed.rotation import FusedRotation, fuse_rotations
+from sbeval.model_adapters.speed.parts import FusedGatedMLP, fuse_mlps
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp.experts import Mixture
 from tests.model_adapters.small import ARCHITECTURES, odd
@@ -40,7 +39,7 @@ def test_gemmas_norms_are_left_alone_and_llamas_are_fused() -> None:
     for architecture, fused in (("llama", True), ("qwen3", True), ("gemma2", False), ("gemma3", False)):
         model = odd(architecture)
         make_faster(model)
-        assert any(isinstance(module, FusedRMSNorm) for module in model.modules()) == fused
+        assert any(isinstance(module, nn.RMSNorm) for module in model.modules()) == fused
 
 
 def test_a_norm_that_also_adds_stays_as_it_is_beside_others_that_are_fused() -> None:
@@ -59,7 +58,7 @@ def test_a_norm_that_also_adds_stays_as_it_is_beside_others_that_are_fused() -> 
         layer.__class__, layer.post_attention_layernorm.__class__ = AddingLayer, AddingRMSNorm
     assert make_faster(model)
     assert [layer.post_attention_layernorm for layer in model.model.layers] == adding
-    assert isinstance(model.model.norm, FusedRMSNorm)
+    assert isinstance(model.model.norm, nn.RMSNorm)
 
 
 def rotated(model: nn.Module) -> list[str]:
@@ -188,7 +187,7 @@ def test_a_model_that_would_differ_gets_its_own_parts_back(caplog: pytest.LogCap
     own = mlp.forward
     mlp.forward = lambda hidden: own(hidden) * (1.0 if type(mlp.up_proj) is nn.Linear else 2.0)
     assert not make_faster(model)
-    assert not any(isinstance(module, AlignedLinear | FusedGatedMLP | FusedRMSNorm) for module in model.modules())
+    assert not any(isinstance(module, AlignedLinear | FusedGatedMLP | nn.RMSNorm) for module in model.modules())
     assert rotated(model) == ["model.layers.0.mlp"]  # this test's own
     assert torch.equal(model(TOKENS).logits, expected)
     assert "is run as it is" in caplog.text
@@ -213,7 +212,7 @@ def test_a_model_is_compared_without_keeping_its_input() -> None:
 def test_a_model_that_refuses_the_sample_is_run_as_it_is() -> None:
     model = refusing(odd("llama"), when=lambda use_cache: True)
     assert not make_faster(model)
-    assert not any(isinstance(module, AlignedLinear | FusedGatedMLP | FusedRMSNorm) for module in model.modules())
+    assert not any(isinstance(module, AlignedLinear | FusedGatedMLP | nn.RMSNorm) for module in model.modules())
 
 
 @torch.no_grad()

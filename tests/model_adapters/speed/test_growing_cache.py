@@ -11,9 +11,9 @@ from transformers.cache_utils import DynamicLayer
 
 from sbeval.attention.impl.triton import decode as triton_decode
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.speed import growing_cache as module
-from sbeval.model_adapters.speed.growing_cache import GrowingLayer, growing_cache
-from tests.model_adapters.small import ARCHITECTURES, Checkpoints, english, instances
+from sbeval.model_adapters.speed import generating as module
+from sbeval.model_adapters.speed.generating import GrowingLayer, growing_cache
+from tests.model_adapters.small import ARCHITECTURES, Checkpoints, english, instances, load_lm
 
 LINES = [line for line in english().splitlines() if line][:6]
 STEPS = st.lists(
@@ -81,7 +81,7 @@ def test_generation_uses_it_and_gives_the_tokens_of_transformers_own_cache(
     architecture: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GROWTH_TOKENS", 5)
-    lm = StickBreakingLM(str(checkpoint(architecture)), device="cpu", dtype="float32", batch_size=3)
+    lm = load_lm(checkpoint(architecture), batch_size=3)
     cache = growing_cache(lm.model, None)
     assert (cache is None) == (architecture == "mistral")  # all of whose layers have a window
     setting = {"until": ["\n\n"], "max_gen_toks": 20}
@@ -99,7 +99,7 @@ def test_generation_uses_it_and_gives_the_tokens_of_transformers_own_cache(
 def test_beams_and_samples_are_those_of_transformers_own_cache(
     checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lm = StickBreakingLM(str(checkpoint("stickbreaking")), device="cpu", dtype="float32", batch_size=3)
+    lm = load_lm(checkpoint("stickbreaking"), batch_size=3)
     for extra in ({"num_beams": 3}, {"do_sample": True, "temperature": 0.7}):
         requests = [(line, {"until": ["\n\n"], "max_gen_toks": 10, **extra}) for line in LINES]
         texts = []
@@ -113,7 +113,7 @@ def test_beams_and_samples_are_those_of_transformers_own_cache(
 
 
 def test_another_kind_of_cache_is_used_where_one_is_asked_for(checkpoint: Checkpoints) -> None:
-    lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", dtype="float32")
+    lm = load_lm(checkpoint("llama"))
     assert growing_cache(lm.model, "static") is None
     request = (LINES[0], {"until": ["\n\n"], "max_gen_toks": 3, "cache_implementation": "static"})
     assert len(lm.generate_until(instances("generate_until", [request]), disable_tqdm=True)) == 1
@@ -132,7 +132,7 @@ def test_decoding_runs_the_decode_kernel_on_the_cache_as_it_lies(
         calls.append((q.shape[2], k.is_contiguous(), seq_start is not None))
         return own(q, k, v, scale, current, seq_start, *args, **kwargs)
 
-    monkeypatch.setattr("sbeval.model_adapters.decoding.requests.why_not_model", lambda hf: "this is another loop")
+    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: "this is another loop")
     monkeypatch.setattr(triton_decode, "FEWEST_KEYS", 16)  # so that short prompts will do
     monkeypatch.setattr("sbeval.attention.impl.triton.function.decode", watched)
     texts = []

@@ -11,10 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sbeval.model_adapters.speed.attention import AttentionOfLongTexts, fuse_long_attention, fuse_rotations
 from sbeval.model_adapters.speed.faster import make_faster
-from sbeval.model_adapters.speed.long_attention import AttentionOfLongTexts, fuse_long_attention
 from sbeval.model_adapters.speed.replacing import give_back_forwards
-from sbeval.model_adapters.speed.rotation import fuse_rotations
 from sbeval.models import flex
 from sbeval.models.flex import long_causal_attention
 from tests.model_adapters.small import ARCHITECTURES

@@ -1,16 +1,22 @@
-"""A key/value cache with room to grow: a new token's keys and values are written behind the earlier ones.
+"""What transformers' own loop needs to generate faster: a cache with room to grow, and attention without plans.
 
-transformers' own cache is concatenated anew for every token, which at 64K tokens copies gigabytes for each.
+transformers' cache is concatenated anew for every token, which at 64K tokens copies gigabytes for each; here a new
+token's keys and values are written behind the earlier ones. cuDNN's attention, PyTorch's first choice on recent GPUs,
+makes a plan for every length of the keys it has not met yet. For a long text that is nothing; for a new token it takes
+longer than the rest of the model.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 GROWTH_TOKENS = 256
+MOST_NEW_TOKENS = 16
 
 
 class GrowingLayer(DynamicLayer):
@@ -39,10 +45,6 @@ def growing_cache(model: Any, cache_implementation: str | None) -> DynamicCache 
     """Returns an empty cache for `generate`, or None where the model is better left to make its own.
 
     Layers of other kinds, such as sliding windows, are transformers' own.
-
-    Args:
-        model: what generates.
-        cache_implementation: the kind of cache asked for; None asks for none.
     """
     supports: Any = getattr(model, "_supports_default_dynamic_cache", None)
     asked = cache_implementation or getattr(getattr(model, "generation_config", None), "cache_implementation", None)
@@ -74,3 +76,31 @@ def _fits(held: Tensor, room: Tensor, new: Tensor, total: int) -> bool:
     """Whether `held` is the beginning of `room`, with space behind it."""
     same = held.data_ptr() == room.data_ptr() and held.stride() == room.stride()
     return same and held.shape[:-2] == room.shape[:-2] == new.shape[:-2] and total <= room.shape[-2]
+
+
+@contextlib.contextmanager
+def steps_without_plans(model: nn.Module) -> Iterator[None]:
+    """Within it, calls of `model` on a few new tokens do without cuDNN's attention; calls on more, a prompt, use it."""
+    before: list[bool] = []
+    allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    called: nn.Module = getattr(model, "get_base_model", lambda: model)()  # PEFT hands generation on to it
+
+    def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        before.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+        new = arguments[0] if arguments else keywords.get("input_ids")
+        if isinstance(new, torch.Tensor) and new.shape[-1] <= MOST_NEW_TOKENS:
+            torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def leave(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        torch.backends.cuda.enable_cudnn_sdp(before.pop())
+
+    handles = [
+        called.register_forward_pre_hook(enter, with_kwargs=True),
+        called.register_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        torch.backends.cuda.enable_cudnn_sdp(allowed)  # after an interrupted step too

@@ -1,31 +1,103 @@
-"""A method of extrapolation in the place of a loaded model's own attention: this family's or transformers'.
+"""Where RoPE puts the tokens of a request: frequencies and a method of extrapolation, gone when the request is done.
 
-An attention of transformers rotates queries and keys by a function of its file, caches the keys, and looks its kernel
-up in a table. It gets a copy of its forward in which that function rotates nothing and every entry of the table is
-ours, which rotates. Keys are then cached unrotated, so that a cache serves whatever zone they turn out to be in.
+A method stands in the place of a loaded model's own attention: this family's or transformers'. An attention of
+transformers rotates queries and keys by a function of its file, caches the keys, and looks its kernel up in a table. It
+gets a copy of its forward in which that function rotates nothing and every entry of the table is ours, which rotates.
+Keys are then cached unrotated, so that a cache serves whatever zone they turn out to be in.
 """
 
 import contextlib
+import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sbeval.checkpoints.facts import positive, text_config
+from sbeval.checkpoints.facts import positive, text_config, training_length_tokens
 from sbeval.errors import UserError
 from sbeval.model_adapters.decoding.stepper import sliding_windows
-from sbeval.model_adapters.speed.replacing import same_but_for_rounding, with_name
-from sbeval.model_adapters.speed.rotation import turns_halves
+from sbeval.model_adapters.speed.attention import turns_halves, with_attention
+from sbeval.model_adapters.speed.replacing import with_name
 from sbeval.models import SbevalModel
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
-from sbeval.models.rope import RopeFrequencies
+from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies
+from sbeval.models.rope_scaling import held_rope_frequencies
+from sbeval.scoring.body import same_but_for_rounding
 
+GLOBAL_LAYERS = "full_attention"
 _SAMPLE_TOKENS = 8
 Changes = list[tuple[nn.Module, dict[str, Any]]]
 """Modules, each with the attributes it is to get."""
+
+
+class RequestRope:
+    """The RoPE scaling and the method of extrapolation of a run, from `parse_rope_scaling` and `parse_extrapolation`.
+
+    Raises:
+        UserError: a scaling or a method is given and the model has no rotary embeddings it could be applied to, or the
+            method's numbers do not suit the training length.
+
+    Attributes:
+        in_force: the scaling requests run with, given or the checkpoint's own; None where there is none.
+        by_length: the frequencies depend on the request's length, so that a batch holds one length only.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scaling: Mapping[str, Any] | None,
+        original_length_tokens: int | None,
+        extrapolation: Extrapolation | Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(extrapolation, Mapping):  # LongRoPE's factors
+            if scaling is not None:
+                raise UserError(
+                    "Expected extrapolation=longrope without rope_scaling, which it is, found both: remove one of them "
+                    "from --model_args."
+                )
+            scaling, extrapolation = extrapolation, None
+        self._scaling = scaling
+        self._held = functools.partial(
+            held_rope_frequencies, model, scaling=scaling, original_length_tokens=original_length_tokens
+        )
+        self.in_force = dict(scaling) if scaling is not None else _own_scaling(model)
+        self.by_length = self.in_force is not None and self.in_force.get("rope_type") in LENGTH_DEPENDENT
+        self._changes: Changes = []
+        if scaling is not None:
+            with self.hold(1):
+                pass
+
+        self.extrapolation: Extrapolation | None = None
+        if extrapolation is not None:
+            length_tokens = original_length_tokens or training_length_tokens(getattr(model, "config", None))
+            self.extrapolation = extrapolation.trained_at(length_tokens)
+            self._changes = extrapolating(model, self.extrapolation)
+
+    def frequencies(self, length_tokens: int) -> Hashable:
+        """Returns what is the same for requests of two lengths where their frequencies are."""
+        if not self.by_length:
+            return None
+        with self._held(length_tokens=length_tokens) as frequencies:
+            return tuple((each.inv_freq.cpu().numpy().tobytes(), each.attention_factor) for each in frequencies)
+
+    @contextlib.contextmanager
+    def hold(self, length_tokens: int) -> Iterator[None]:
+        """Applies, until the block ends, what a request of this length needs; tokens it may generate count."""
+        with contextlib.ExitStack() as stack:
+            if self._scaling is not None or self.by_length:
+                stack.enter_context(self._held(length_tokens=length_tokens))
+            stack.enter_context(held(self._changes))
+            yield
+
+
+def _own_scaling(model: nn.Module) -> dict[str, Any] | None:
+    parameters = getattr(text_config(getattr(model, "config", None)), "rope_parameters", None) or {}
+    parameters = parameters.get(GLOBAL_LAYERS, parameters) or {}
+    scaled = parameters.get("rope_type", "default") != "default"
+    return dict(parameters) if scaled else None
 
 
 def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:
@@ -119,28 +191,12 @@ def _is_hooked(module: nn.Module) -> bool:
 
 def _copied(forward: Any, attend: Callable[..., Any]) -> Any:
     """Returns an attention's forward that leaves rotation and attention to `attend`; None for any other forward."""
-    unrotated = with_name(forward, "apply_rotary_pos_emb", lambda own: _leave if turns_halves(own) else None)
-    return with_name(
-        unrotated, "ALL_ATTENTION_FUNCTIONS", lambda own: _Table(attend) if hasattr(own, "get_interface") else None
-    )
+    unrotated = with_name(forward, "apply_rotary_pos_emb", lambda rotate: _leave if turns_halves(rotate) else None)
+    return with_attention(unrotated, lambda function: attend)
 
 
 def _leave(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     return query, key
-
-
-class _Table:
-    """Stands in for a model file's table of attention functions: the same one by every name."""
-
-    def __init__(self, attend: Callable[..., Any]) -> None:
-        self._attend = attend
-
-    def __getitem__(self, name: str) -> Callable[..., Any]:
-        return self._attend
-
-    def get_interface(self, name: str, default: Any) -> Callable[..., Any]:
-        """Returns the function."""
-        return self._attend
 
 
 def _starts(mask_B1QK: Any) -> Tensor | None:

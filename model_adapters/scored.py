@@ -1,0 +1,184 @@
+"""Windows of tokens to scores, in batches sorted by length; every window takes this path to the model."""
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sbeval.model_adapters.answers import handed_over
+from sbeval.model_adapters.batching import BatchLimits, DoesNotFit, out_of_memory, run_in_batches
+from sbeval.model_adapters.session import Session
+from sbeval.model_adapters.windows import LoadedWindow, ScoredWindow
+from sbeval.scoring.context_parallel import ContextParallelScorer
+from sbeval.scoring.non_finite import NonFiniteError
+from sbeval.scoring.scorer import PendingScores, Prefix, to_device
+
+# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+logger = logging.getLogger("lm_eval.sbeval.context_parallel")
+
+
+class RunScores(NamedTuple):
+    """Log-probabilities of one run of targets, float32 in nats, and whether every target is the most probable token."""
+
+    logprobs: NDArray[np.float32]
+    greedy: bool
+
+    @property
+    def total(self) -> float:
+        """Sum of the log-probabilities, added in fp64."""
+        return float(self.logprobs.sum(dtype=np.float64))
+
+
+Scored = tuple[int, list[RunScores]]
+"""Number of a window, and the scores of each of its runs."""
+
+
+def scored(
+    session: Session, windows: Mapping[int, ScoredWindow], *, batches: BatchLimits, name: Callable[[int], str]
+) -> Generator[Scored, None, None]:
+    """Scores every window, longest first, and yields each as its batch finishes; `name` names the request of a window.
+
+    While the scores of one batch are read, the device computes the next `batches_ahead`. Even if an error ends the
+    loop, the scores of batches already started are yielded first.
+
+    Raises:
+        UserError: the model has no positions for a window.
+        NonFiniteError: a log-probability is not finite.
+        DoesNotFit: memory does not suffice for a single window, or for reading the scores of a batch.
+    """
+    session.check_positions(max((window.length for window in windows.values()), default=0))
+    together: set[int] = set()
+    if isinstance(session.scorer, ContextParallelScorer):
+        least = session.own_batches.max_tokens or 0
+        together = {index for index, window in windows.items() if window.length >= least}
+        yield from _scored_together(session, session.scorer, windows, together, name)
+    started: deque[tuple[Sequence[int], PendingBatch]] = deque()
+
+    def start(batch: Sequence[int]) -> PendingBatch:
+        loaded = [windows[index].load() for index in batch]
+        with session.rope.hold(windows[batch[0]].length):
+            return start_batch(session, loaded)
+
+    def finished() -> list[Scored]:
+        """Waits for the first of the started batches, and takes it away unless the wait is interrupted."""
+        batch, pending = started[0]
+        try:
+            scores = pending.result()
+        except Exception as error:
+            started.popleft()
+            if isinstance(error, NonFiniteError):
+                raise error.of(name(batch[error.row])) from None
+            if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
+                raise DoesNotFit("Expected memory for the scores of a batch, but it ran out: free some.") from error
+            raise
+        started.popleft()
+        session.meter.add(sum(windows[index].length for index in batch))
+        return list(zip(batch, scores, strict=True))
+
+    order = sorted((index for index in windows if index not in together), key=lambda index: -windows[index].length)
+    session.meter.begin()
+    try:
+        with session.autocast():
+            for batch in run_in_batches(
+                order, start, length_tokens=lambda index: windows[index].length, limits=batches
+            ):
+                started.append(batch)
+                while len(started) > session.batches_ahead:
+                    yield from handed_over(finished())
+        while started:
+            yield from handed_over(finished())
+    except GeneratorExit:
+        raise
+    except BaseException:
+        while started:
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                yield from handed_over(finished())
+        raise
+
+
+def _scored_together(
+    session: Session,
+    scorer: ContextParallelScorer,
+    windows: Mapping[int, ScoredWindow],
+    long: set[int],
+    name: Callable[[int], str],
+) -> Generator[Scored, None, None]:
+    """Scores the long windows of all processes of a group, one after another, and yields those of this process."""
+    context = scorer.context
+    everyone = context.gather_objects([(windows[index].length, index) for index in sorted(long)])
+    order = sorted((-length, rank, index) for rank, asked in enumerate(everyone) for length, index in asked)
+    for minus_length, rank, index in order:
+        session.meter.begin()
+        mine = rank == context.rank
+        window, label = context.from_rank(rank, (windows[index].load(), name(index)) if mine else None)
+        try:
+            with session.autocast(), session.rope.hold(-minus_length):
+                (scores,) = start_batch(session, [window], start=scorer.start_together).result()
+        except NonFiniteError as error:
+            raise error.of(label) from None
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise DoesNotFit(
+                f"Expected a window of {-minus_length} tokens to fit into the memory of {context.ranks} processes, but "
+                "it ran out: use more processes with a larger context_parallel, a shorter length or dtype=bfloat16."
+            ) from error
+        if mine:
+            session.meter.add(-minus_length)
+            yield index, scores
+    if order and context.transfers.whole_bytes:
+        gib = (context.transfers.received_bytes / 2**30, context.transfers.whole_bytes / 2**30)
+        logger.info("keys and values received from other processes so far: %.3f GiB; without skipping: %.3f GiB", *gib)
+
+
+class PendingBatch(NamedTuple):
+    """Scores of a batch that a device may still be computing, and the number of targets in each run of each window."""
+
+    scores: PendingScores
+    run_tokens: list[list[int]]
+
+    def result(self) -> list[list[RunScores]]:
+        """Waits for the scores of each run of each window, and returns them."""
+        scores = self.scores.result()
+        ends = np.cumsum([tokens for window in self.run_tokens for tokens in window])[:-1]
+        logprobs = iter(np.split(scores.logprobs.numpy(), ends))
+        greedy = iter(np.split(scores.greedy.numpy(), ends))
+        return [[RunScores(next(logprobs), bool(next(greedy).all())) for _ in window] for window in self.run_tokens]
+
+
+def start_batch(
+    session: Session,
+    batch: Sequence[LoadedWindow],
+    *,
+    after: Prefix | None = None,
+    start: Callable[..., PendingScores] | None = None,
+) -> PendingBatch:
+    """Starts to score each run of each window, padded here on the right, in one call of the model.
+
+    A prefix of all inputs, from `TokenScorer.read`, may stand before them. `start` is another method than the scorer's
+    own if other processes score the same batch.
+    """
+    longest = max(len(window.inputs) for window in batch)
+    input_ids = np.zeros((len(batch), longest), dtype=np.int64)
+    rows, positions, targets = [], [], []
+    for row, window in enumerate(batch):
+        length = len(window.inputs)
+        input_ids[row, :length] = window.inputs
+        for run in window.target_runs:
+            rows.append(np.full(len(run), row))
+            positions.append(np.arange(length - len(run), length))
+            targets.append(run)
+    options = {} if after is None else {"after": after}
+    pending = (start or session.scorer.start)(
+        to_device(torch.from_numpy(input_ids), session.device),
+        torch.from_numpy(np.concatenate(rows)),
+        torch.from_numpy(np.concatenate(positions)),
+        torch.from_numpy(np.concatenate(targets).astype(np.int64)),
+        **options,
+    )
+    return PendingBatch(pending, [[len(run) for run in window.target_runs] for window in batch])
