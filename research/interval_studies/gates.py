@@ -10,8 +10,8 @@ Verdicts are those of `Judged`, intervals those of the command with fewer resamp
 
 import numpy as np
 
+from research.interval_studies.archive import table
 from research.interval_studies.guard import DOCUMENTS, RESAMPLES, SPREAD
-from research.published_results.found import table
 from sbeval.reports.analyse.one_number.areas import change_weights
 from sbeval.reports.analyse.statistics import CONFIDENCE, graded_errors, simultaneous_band
 from sbeval.reports.gate import Judged, Rule

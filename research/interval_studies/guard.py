@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from research.published_results.found import FIXED, STREAM, read_tasks, table
+from research.interval_studies.archive import FIXED, STREAM, read_tasks, table
 from sbeval.corpora.archives import unpack
 from sbeval.reports.analyse.compare_lengths import Measured, compare_documents
 from sbeval.reports.analyse.one_number.compared import compare_effective

@@ -14,15 +14,13 @@ from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
+from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
 from sbeval.training.distributed import check_context_parallel, is_first_process
-from sbeval.training.document_loss import DocumentMaskedLoss
+from sbeval.training.losses import DocumentMaskedLoss, next_token_loss
+from sbeval.training.own_text import OwnText, tokenised_text
 from sbeval.training.recipe import Extension, OptimizationSettings
-from sbeval.training.record import RunParts, extension_record
 from sbeval.training.run import TrainingRun
-from sbeval.training.text.arrays import arrays_parts, load_arrays
-from sbeval.training.text.own_text import OwnText, tokenised_text
-from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows
 
 
@@ -120,16 +118,9 @@ def extend(
         if model is None:
             return None
 
-        def record(parts: RunParts) -> dict[str, Any]:
-            return extension_record(
-                extension=extension,
-                parent=parent | {"format": loaded.format},
-                data=data,
-                epochs=windows.epochs,
-                tokens_seen=optimization.steps * optimization.batch_tokens,
-                parameters=model.num_parameters(),
-                parts=parts,
-            )
+        def record() -> dict[str, Any]:
+            facts = {"extension": identity["extension"], "parent": parent | {"format": loaded.format}}
+            return run.record(facts, model, data, windows)
 
         dtype = torch.float32 if extension.precision == "float32" else Weights(folder).dtype()
         run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
@@ -201,7 +192,7 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
     """Reads the text to extend on.
 
     Args:
-        source: a folder of token arrays (`sbeval.training.tokenised`), a file or folder of text, or a hub data set.
+        source: a folder of token arrays (`arrays`), a file or folder of text, or a hub data set.
         tokenizer: the checkpoint's.
 
     Returns:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -27,6 +26,7 @@ from sbeval.training.distributed import (
     smallest_over_processes,
 )
 from sbeval.training.full_disk import COMPLETE_MARK
+from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 
 STATES_KEPT = 2
@@ -36,17 +36,6 @@ _TRAINER_FILE = re.compile(
     r"(config|generation_config|trainer_state)\.json|training_args\.bin|(optimizer|scheduler|scaler)\.(pt|bin)|"
     + re.escape(COMPLETE_MARK)
 )
-
-
-def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
-    """Returns the mean negative log-likelihood in nats of each window's tokens after the first.
-
-    Args:
-        model: a causal language model of the transformers kind.
-        window_tokens: [windows, length + 1] token ids.
-    """
-    logits = model(input_ids=window_tokens[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, 1:].flatten())
 
 
 class WindowTrainer(Trainer):

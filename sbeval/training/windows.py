@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sbeval.errors import UserError
-from sbeval.training.text.tokenizer import Tokens
+from sbeval.training.tokenizer import Tokens
 
 
 class TrainingWindows(Dataset[Tensor]):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbeval.training.text.tokenizer import encode_all, save_tokenizer, train_tokenizer
+from sbeval.training.tokenizer import save_tokenizer, train_tokenizer
 
 VOCABULARY = 300
 LENGTH_TOKENS = 64
@@ -23,8 +23,9 @@ def data_folder(tmp_path_factory, source_texts) -> Path:
     """Token arrays of this project's own sources."""
     folder = tmp_path_factory.mktemp("data")
     tokenizer = train_tokenizer(source_texts, VOCABULARY)
-    parts = [np.append(tokens, np.uint16(0)) for tokens in encode_all(tokenizer, source_texts)]
-    tokens = np.concatenate(parts).astype(np.uint16)
+    tokenizer.encode_special_tokens = True  # as plain text
+    encoded = tokenizer.encode_batch_fast(source_texts, add_special_tokens=False)
+    tokens = np.concatenate([[*encoding.ids, 0] for encoding in encoded]).astype(np.uint16)
     recall = tokens[: 40 * (LENGTH_TOKENS + 1)].reshape(40, LENGTH_TOKENS + 1)
     np.save(folder / "tokens.npy", tokens)
     np.save(folder / "recall.npy", recall)

@@ -1,5 +1,6 @@
 """Models, recipes and extensions small enough to train in a second."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from sbeval.training.recipe import DataSettings, Extension, OptimizationSettings, TrainRecipe
-from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 
 LENGTH_TOKENS = 64
 CONTEXT_TOKENS = 128
@@ -93,4 +93,9 @@ def save_tiny_llama(folder: Path, data_folder: Path) -> None:
         eos_token_id=0,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    copy_tokenizer(data_folder, folder)
+
+
+def copy_tokenizer(data_folder: Path, folder: Path) -> None:
+    """Copies the data's tokenizer beside a checkpoint."""
+    shutil.copytree(data_folder / "tokenizer", folder, dirs_exist_ok=True)

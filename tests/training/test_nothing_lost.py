@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from folders import below, snapshot
 from full_disk import room_for
-from training_problems import tiny_extension, tiny_model, tiny_recipe
+from training_problems import copy_tokenizer, tiny_extension, tiny_model, tiny_recipe
 
 from sbeval.checkpoints import convert_checkpoint
 from sbeval.ending import no_room
@@ -15,7 +15,6 @@ from sbeval.errors import UserError
 from sbeval.results.outputs import alone_in
 from sbeval.training.extend import extend
 from sbeval.training.recipe import RUN_FILES
-from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.train import train
 
 
@@ -36,7 +35,7 @@ def parent(tmp_path_factory, data_folder):
 
 def save_parent(folder, data_folder):
     tiny_model("stickbreaking").save_pretrained(folder)
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    copy_tokenizer(data_folder, folder)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "../models", "/models", "a/b", "States", *sorted(RUN_FILES)])

@@ -16,9 +16,9 @@ from transformers.utils import logging as transformers_logging
 
 from sbeval import lm_eval_command
 from sbeval.errors import UserError
+from sbeval.training.arrays import load_arrays
 from sbeval.training.command import train_command
 from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
-from sbeval.training.text.arrays import load_arrays
 from sbeval.training.train import train
 from sbeval.training.trainer import last_complete_state, passes_of_a_step
 from sbeval.training.windows import TrainingWindows

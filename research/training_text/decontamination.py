@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.training.text.tokenizer import Tokens
+from sbeval.training.tokenizer import Tokens
 
 SPAN_TOKENS = 50
 

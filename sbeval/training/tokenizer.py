@@ -1,6 +1,6 @@
 """The demo tokenizer: byte-level BPE trained on the training text, saved as a Hugging Face fast tokenizer."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 END_OF_TEXT = "<|endoftext|>"
-BATCH_DOCUMENTS = 512
 Tokens = NDArray[np.uint16 | np.uint32]
 """Token ids, in the smaller type where the vocabulary allows it."""
 
@@ -58,22 +57,6 @@ def save_tokenizer(tokenizer: Any, folder: Path, *, model_max_length: int = 1 <<
     fast.save_pretrained(folder)
 
 
-def load_tokenizer(file: Path) -> Any:
-    """Reads `tokenizer.json`, the file inside a saved folder."""
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(file))
-
-
 def token_dtype(vocabulary: int) -> type[np.uint16 | np.uint32]:
     """Returns the type that holds every token id of a vocabulary."""
     return np.uint16 if vocabulary <= 1 << 16 else np.uint32
-
-
-def encode_all(tokenizer: Any, texts: Sequence[str]) -> Iterator[Tokens]:
-    """Yields each text's token ids, computed in batches on all cores; `<|endoftext|>` inside a text is plain text."""
-    dtype = token_dtype(tokenizer.get_vocab_size())
-    tokenizer.encode_special_tokens = True
-    for start in range(0, len(texts), BATCH_DOCUMENTS):
-        for encoding in tokenizer.encode_batch_fast(texts[start : start + BATCH_DOCUMENTS], add_special_tokens=False):
-            yield np.asarray(encoding.ids, dtype)

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbeval.training.text.decontamination import SpanIndex, near_duplicates, span_hashes
+from research.training_text.decontamination import SpanIndex, near_duplicates, span_hashes
 
 SPAN = 5
 small_text = st.lists(st.integers(0, 2), max_size=60).map(lambda ids: np.array(ids, np.uint16))

@@ -1,4 +1,4 @@
-"""`python -m sbeval.training.prepare RECIPE --out FILE`: from pinned packages to one small file of training text.
+"""`python -m research.training_text.prepare RECIPE --out FILE`: from pinned packages to a file of training text.
 
 The file is a tar of `documents.xz` (the texts, separated by NUL), `tokenizer.json` and `record.json`. Text compresses
 better than packed token ids, and tokenising it again takes seconds.
@@ -20,16 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from research.training_text.corpus import DOCUMENT_SEPARATOR, SourceFile, collect, download
+from research.training_text.decontamination import SPAN_TOKENS, SpanIndex, near_duplicates
+from research.training_text.tokenised import encode_all
 from sbeval.corpora.cache import whole_file
 from sbeval.corpora.sources import stdlib_corpus
 from sbeval.ending import told_in_one_sentence
 from sbeval.errors import UserError
+from sbeval.foreign_files import read_yaml
 from sbeval.results.outputs import set_aside
 from sbeval.settings import Count, Names, Number, Settings
-from sbeval.training.recipe import load_recipe
-from sbeval.training.text.corpus import DOCUMENT_SEPARATOR, SourceFile, collect, download
-from sbeval.training.text.decontamination import SPAN_TOKENS, SpanIndex, near_duplicates
-from sbeval.training.text.tokenizer import Tokens, encode_all, train_tokenizer
+from sbeval.training.tokenizer import Tokens, train_tokenizer
 
 _TOKENIZER_SAMPLE = 6
 
@@ -162,8 +163,8 @@ def _library_name(folder: Path | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the preparation."""
-    parser = argparse.ArgumentParser(prog="python -m sbeval.training.prepare", description=__doc__)
-    parser.add_argument("recipe", help="data recipe (YAML), for instance demo_data")
+    parser = argparse.ArgumentParser(prog="python -m research.training_text.prepare", description=__doc__)
+    parser.add_argument("recipe", type=Path, help="data recipe, for instance research/training_text/demo_data.yaml")
     parser.add_argument("--out", type=Path, required=True, help="tar file to write")
     parser.add_argument("--wheels", type=Path, default=Path("build/wheels"), help="folder of downloaded wheels")
     parser.add_argument(
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--replace", action="store_true", help="move what stands at --out to NAME.old-TIME")
     options = parser.parse_args(arguments)
-    recipe = load_recipe(DataRecipe, options.recipe)
+    recipe = DataRecipe.read(read_yaml(options.recipe, "a recipe"), place="the recipe", source=options.recipe.name)
     prepare(recipe, options.wheels, [None, *options.stdlib], options.out, replace=options.replace)
 
 

@@ -1,8 +1,9 @@
-"""The loss of windows in which documents do not see each other.
+"""The loss of windows of tokens, whole or with documents that do not see each other.
 
-A window of joined documents is cut at its separators into segments. A model of this family takes all segments of a
-batch packed into one row without padding (`cu_seqlens`). Other models run segments of similar length together in one
-batch: padding on the right changes nothing under causal attention. Either way a segment is computed as if alone.
+For the latter a window of joined documents is cut at its separators into segments. A model of this family takes all
+segments of a batch packed into one row without padding (`cu_seqlens`). Other models run segments of similar length
+together in one batch: padding on the right changes nothing under causal attention. Either way a segment is computed as
+if alone.
 """
 
 from typing import NamedTuple
@@ -15,6 +16,17 @@ from sbeval.models import SbevalForCausalLM
 from sbeval.training.distributed import smallest_over_processes
 
 SHORTEST_BUCKET_TOKENS = 64
+
+
+def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
+    """Returns the mean negative log-likelihood in nats of each window's tokens after the first.
+
+    Args:
+        model: a causal language model of the transformers kind.
+        window_tokens: [windows, length + 1] token ids.
+    """
+    logits = model(input_ids=window_tokens[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, 1:].flatten())
 
 
 class Segment(NamedTuple):

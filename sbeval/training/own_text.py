@@ -1,7 +1,7 @@
 """A person's own text as token arrays, in the cache folder by the content of text and tokenizer.
 
-The arrays are those of `sbeval.training.tokenised` without recall text. Where there are documents enough, every
-`HELD_OUT_EVERY`th is kept out of training and lies beside them in `held_out.jsonl`.
+There is no recall text in them. Where there are documents enough, every `HELD_OUT_EVERY`th is kept out of training and
+lies beside them in `held_out.jsonl`.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from sbeval.corpora.store import batches
 from sbeval.corpora.tokenizers import all_cores, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.results.outputs import written_beside
-from sbeval.training.text.arrays import load_arrays
-from sbeval.training.text.tokenizer import save_tokenizer, token_dtype, train_tokenizer
+from sbeval.training.arrays import load_arrays
+from sbeval.training.tokenizer import save_tokenizer, token_dtype, train_tokenizer
 
 HELD_OUT_EVERY = 20
 HELD_OUT_FILE = "held_out.jsonl"

@@ -15,9 +15,9 @@ from sbeval.checkpoints.load import load_checkpoint
 from sbeval.cli import app
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
+from sbeval.training.arrays import load_arrays
 from sbeval.training.command import train_command
-from sbeval.training.text.arrays import load_arrays
-from sbeval.training.text.own_text import OwnText, lengths_to_report, tokenised_text
+from sbeval.training.own_text import OwnText, lengths_to_report, tokenised_text
 
 SMALL = {
     "model.hidden_size": 32,

@@ -1,4 +1,4 @@
-"""`python -m sbeval.training.tokenised FILE --out DIR`: from the packed training text to token arrays on disk.
+"""`python -m research.training_text.tokenised FILE --out DIR`: from the packed training text to token arrays on disk.
 
 The folder holds `tokens.npy` (all documents, each followed by the end-of-text token), `recall.npy` (recall text,
 [windows, length + 1]), `tokenizer/` and `record.json`.
@@ -10,20 +10,21 @@ import json
 import lzma
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from research.training_text.corpus import DOCUMENT_SEPARATOR
+from research.training_text.recall_text import RecallWriter
 from sbeval.ending import told_in_one_sentence
 from sbeval.errors import UserError
 from sbeval.results.outputs import is_new, set_aside, written_beside
-from sbeval.training.text.corpus import DOCUMENT_SEPARATOR
-from sbeval.training.text.recall_text import RecallWriter
-from sbeval.training.text.tokenizer import END_OF_TEXT, Tokens, encode_all, save_tokenizer, token_dtype
+from sbeval.training.tokenizer import END_OF_TEXT, Tokens, save_tokenizer, token_dtype
 
 RECALL_BATCH_WINDOWS = 2048
+BATCH_DOCUMENTS = 512
 
 
 def tokenise(
@@ -32,7 +33,7 @@ def tokenise(
     """Unpacks and tokenises the training text.
 
     Args:
-        packed: tar file written by `sbeval.training.prepare`.
+        packed: tar file written by `research.training_text.prepare`.
         out: folder to write.
         length_tokens: training length; recall windows hold one token more.
         recall_windows: number of recall windows to write.
@@ -104,7 +105,7 @@ def _unpack(packed: Path) -> tuple[list[str], str, dict[str, Any]]:
     except (OSError, KeyError, tarfile.TarError) as error:
         raise UserError(
             f"Expected packed training text at {packed}, found: {error}; "
-            "make it with `python -m sbeval.training.prepare`"
+            "make it with `python -m research.training_text.prepare`"
         ) from error
     payload = lzma.decompress(data["documents.xz"])
     record = json.loads(data["record.json"])
@@ -131,10 +132,19 @@ def _recall_array(
     return array
 
 
+def encode_all(tokenizer: Any, texts: Sequence[str]) -> Iterator[Tokens]:
+    """Yields each text's token ids, computed in batches on all cores; `<|endoftext|>` inside a text is plain text."""
+    dtype = token_dtype(tokenizer.get_vocab_size())
+    tokenizer.encode_special_tokens = True
+    for start in range(0, len(texts), BATCH_DOCUMENTS):
+        for encoding in tokenizer.encode_batch_fast(texts[start : start + BATCH_DOCUMENTS], add_special_tokens=False):
+            yield np.asarray(encoding.ids, dtype)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the tokenisation."""
-    parser = argparse.ArgumentParser(prog="python -m sbeval.training.tokenised", description=__doc__)
-    parser.add_argument("packed", type=Path, help="file written by python -m sbeval.training.prepare")
+    parser = argparse.ArgumentParser(prog="python -m research.training_text.tokenised", description=__doc__)
+    parser.add_argument("packed", type=Path, help="file written by python -m research.training_text.prepare")
     parser.add_argument("--out", type=Path, required=True, help="folder for the arrays")
     parser.add_argument("--length", type=int, default=1024, help="training length in tokens")
     parser.add_argument("--recall-windows", type=int, default=32768, help="number of recall windows")

@@ -12,12 +12,12 @@ from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.contents import file_sha256
 from sbeval.fingerprint.parts import Parts, named, shortened
 from sbeval.foreign_files import fits, read_json_object
-from sbeval.training.text.tokenizer import Tokens
+from sbeval.training.tokenizer import Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingArrays:
-    """Token arrays on disk, as `sbeval.training.tokenised` writes them.
+    """Token arrays on disk, as `own_text` writes them.
 
     Attributes:
         tokens: [tokens] uint16 or uint32, documents joined with the end-of-text token.
@@ -40,7 +40,7 @@ def load_arrays(folder: Path) -> TrainingArrays:
     """
     arrays = []
     for name, dimensions in (("tokens.npy", 1), ("recall.npy", 2)):
-        remedy = "give text with --text, or make arrays with `python -m sbeval.training.tokenised`"
+        remedy = "give text with --text, or the folder of such arrays"
         if not (folder / name).is_file():
             raise UserError(f"Expected token arrays in {folder}, found no {name}; {remedy}")
         try:

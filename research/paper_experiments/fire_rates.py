@@ -1,6 +1,6 @@
 """How fast FIRE learns its biases: small byte models on a CPU, biases at the rate of the other weights and at more.
 
-    OMP_NUM_THREADS=1 python -m research.published_results.fire_rates --out FOLDER
+    OMP_NUM_THREADS=1 python -m research.paper_experiments.fire_rates --out FOLDER
 
 Everything but the attention and the rate of FIRE's own weights is the same, the tokens and their order included. The
 text is the standard library of the interpreter that runs this; the models are evaluated nowhere. FOLDER then holds
@@ -23,7 +23,8 @@ import torch
 
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from sbeval.models.biases import FireBias
-from sbeval.training.trainer import cosine, next_token_loss
+from sbeval.training.losses import next_token_loss
+from sbeval.training.trainer import cosine
 
 LENGTH_TOKENS, BATCH_WINDOWS, RATE, WARMUP_STEPS = 256, 8, 3e-3, 30
 TEXT_BYTES = 2_000_000
@@ -106,7 +107,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     found = {"python": platform.python_version(), "torch": torch.__version__, "last_steps": LAST_STEPS, "runs": rows}
     (options.out / "fire_rates.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    words = ["python", "-m", "research.published_results.fire_rates", *sys.argv[1:]]
+    words = ["python", "-m", "research.paper_experiments.fire_rates", *sys.argv[1:]]
     job = {"job": "fire_rates", "gpu": None, "seconds": seconds, "exit_code": 0, "command": shlex.join(words)}
     (options.out / "jobs.jsonl").write_text(json.dumps(job) + "\n", encoding="utf-8")
     machine = {"gpus": 0, "seconds": seconds, "gpu": None}
