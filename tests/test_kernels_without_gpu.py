@@ -19,7 +19,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 from sbeval.attention.impl.triton import backward, decode, decode_slots, forward, hardware
-from sbeval.models.kernels.softmax_decode import kernel_softmax_decode
+from sbeval.models.kernels.slots import kernel_softmax_decode
 
 class Hopper:
     get_current_target = lambda self: GPUTarget("cuda", 90, 32)

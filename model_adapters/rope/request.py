@@ -11,8 +11,7 @@ from sbeval.checkpoints.facts import training_length_tokens
 from sbeval.errors import UserError
 from sbeval.model_adapters.rope.extrapolation import Changes, extrapolating, held
 from sbeval.models.extrapolation import Extrapolation
-from sbeval.models.rope import LENGTH_DEPENDENT
-from sbeval.models.rope_scaling import held_rope_frequencies
+from sbeval.models.rope import LENGTH_DEPENDENT, held_rope_frequencies
 
 GLOBAL_LAYERS = "full_attention"
 

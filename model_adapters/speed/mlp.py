@@ -9,7 +9,7 @@ from sbeval.model_adapters.speed.linear import AlignedLinear
 from sbeval.model_adapters.speed.replacing import replace_modules, same_but_for_rounding
 from sbeval.models.config import PLAIN_ACTIVATIONS
 from sbeval.models.kernels.devices import runs_triton
-from sbeval.models.mlp.dense import UNGATED, activate
+from sbeval.models.mlp import UNGATED, activate
 
 _MAPS = {"gate_proj", "up_proj", "down_proj"}
 _SAMPLE_ROWS = 4

@@ -6,8 +6,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from sbeval.checkpoints.facts import text_config
-from sbeval.models.forgetting.cached import cached_channels
-from sbeval.models.mlp.experts import MOST_TOKENS
+from sbeval.models.forgetting.layer import cached_channels
+from sbeval.models.mlp import MOST_TOKENS
 
 _NO_KEYS_KEPT = ("linear_attention", "mamba", "recurrent", "conv")
 

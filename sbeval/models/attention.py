@@ -5,7 +5,6 @@ E hidden_size.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +15,11 @@ from sbeval.attention.api import Implementation
 from sbeval.attention.context_parallel import ContextParallel
 from sbeval.models.biases import AlibiBias, FireBias
 from sbeval.models.config import SbevalConfig
-from sbeval.models.extrapolation import ExtrapolatedAttention
-from sbeval.models.forgetting.cached import cached_last
-from sbeval.models.forgetting.decay import ForgetGate, sums_in, with_decay
-from sbeval.models.forgetting.shift import TokenShift
+from sbeval.models.forgetting.layer import ForgetGate, TokenShift, cached_last, sums_in, with_decay
 from sbeval.models.forgetting.whole_text import whole_text_attention
-from sbeval.models.heads.norms import HeadNorm, OwnHeadsNorm, norm_of_queries
+from sbeval.models.norms import HeadNorm, OwnHeadsNorm, norm_of_queries
 from sbeval.models.packed_softmax import packed_softmax_attention
+from sbeval.models.positions import Positions
 from sbeval.models.rope import rotate
 from sbeval.models.slots import SlotCache, softmax_decode
 from sbeval.models.softmax import softmax_attention
@@ -41,30 +38,6 @@ class StickBreakingKernels:
 
     impl: Implementation = "auto"
     skip_threshold: float | None = None
-
-
-class Positions(NamedTuple):
-    """Where the new positions of a forward pass are (a tuple, so that accelerate can move it between devices).
-
-    Attributes:
-        position_ids: [B or 1, Q] index of each new token in its own text.
-        seq_start: [B] index of the first key that is no padding, or None without padding.
-        cos_sin: RoPE's cosine and sine, [B or 1, 1, Q, D / 2] each, or None.
-        cu_seqlens: int32 [n + 1], where each of n texts packed into one row begins, or None.
-        packed_lengths: the same as numbers, n of them, for what runs text by text.
-        extrapolated: rotates and attends in the place of layers with RoPE; there is no `cos_sin` beside it.
-    """
-
-    position_ids: Tensor
-    seq_start: Tensor | None
-    cos_sin: tuple[Tensor, Tensor] | None
-    cu_seqlens: Tensor | None = None
-    packed_lengths: tuple[int, ...] | None = None
-    extrapolated: ExtrapolatedAttention | None = None
-
-    def cached_from(self, first_key: int) -> Tensor | None:
-        """`seq_start` counted from the first key a cache still holds."""
-        return None if self.seq_start is None else (self.seq_start - first_key).clamp_min(0)
 
 
 class StickBreakingMixer(nn.Module):

@@ -1,4 +1,4 @@
-"""The decoder in Hugging Face's form: `SbevalModel` (the stack of blocks) and `SbevalForCausalLM` (with its head).
+"""The decoder in Hugging Face's form: blocks, their stack (`SbevalModel`), and with its head `SbevalForCausalLM`.
 
 Shape suffixes: B batch, L new positions, E hidden_size, V vocabulary.
 """
@@ -8,18 +8,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from sbeval.errors import UserError
-from sbeval.models.attention import Positions
-from sbeval.models.blocks import DecoderBlock, make_norm
+from sbeval.models.attention import Attention
 from sbeval.models.config import SbevalConfig
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
-from sbeval.models.padding import sequence_starts
+from sbeval.models.mlp import MLP, Mixture
+from sbeval.models.norms import make_norm
+from sbeval.models.positions import Positions, sequence_starts
 from sbeval.models.pretrained import SbevalPreTrainedModel
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin
 from sbeval.models.slots import SlotCache
+
+
+class DecoderBlock(GradientCheckpointingLayer):  # type: ignore[no-untyped-call]
+    """Attention and MLP, each normed before and scaled by the residual multiplier after."""
+
+    def __init__(self, config: SbevalConfig, layer_index: int) -> None:
+        super().__init__()
+        self.residual_multiplier = config.residual_multiplier
+        self.input_norm = make_norm(config)
+        self.self_attn = Attention(config, layer_index)
+        self.post_attention_norm = make_norm(config)
+        self.mlp = MLP(config, config.intermediate_size) if config.num_experts is None else Mixture(config)
+
+    def forward(self, hidden: Tensor, positions: Positions, past_key_values: Cache | None = None) -> Tensor:
+        """[B, L, hidden_size] to the same."""
+        hidden = hidden + self._scaled(self.self_attn(self.input_norm(hidden), positions, past_key_values))
+        return hidden + self._scaled(self.mlp(self.post_attention_norm(hidden)))
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        return branch if self.residual_multiplier is None else branch * self.residual_multiplier
 
 
 class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
-from sbeval.models.kernels.optional import OptionalKernel
+from sbeval.models.kernels.devices import OptionalKernel
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """From a logit, batch, head, query and key index to the logit with its bias."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sbeval.models.kernels.optional import OptionalKernel
+from sbeval.models.kernels.devices import OptionalKernel
 from sbeval.models.softmax import Bias, softmax_attention
 
 LARGEST_HEAD_DIM = 256

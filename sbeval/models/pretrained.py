@@ -14,8 +14,8 @@ from sbeval.errors import UserError
 from sbeval.models.attention import SoftmaxMixer, StickBreakingKernels, StickBreakingMixer
 from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
-from sbeval.models.heads.norms import HeadNorm, OwnHeadsNorm
-from sbeval.models.mlp.experts import Experts, Mixture
+from sbeval.models.mlp import Experts, Mixture
+from sbeval.models.norms import HeadNorm, OwnHeadsNorm
 from sbeval.models.rope import RopeFrequencies, rope_frequencies
 
 

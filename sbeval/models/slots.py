@@ -178,7 +178,7 @@ def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Ten
         scale: factor of the logits.
     """
     if q_BHQD.is_cuda and q_BHQD.dtype != torch.float64:
-        from sbeval.models.kernels.softmax_decode import kernel_softmax_decode
+        from sbeval.models.kernels.slots import kernel_softmax_decode
 
         q_BHQD = q_BHQD if q_BHQD.stride(-1) == 1 else q_BHQD.contiguous()
         return kernel_softmax_decode(q_BHQD, k_BGKD, v_BGKD, length_B, scale)

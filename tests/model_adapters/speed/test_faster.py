@@ -15,7 +15,7 @@ from sbeval.model_adapters.speed.mlp import FusedGatedMLP, fuse_mlps
 from sbeval.model_adapters.speed.norm import FusedRMSNorm
 from sbeval.model_adapters.speed.rotation import FusedRotation, fuse_rotations
 from sbeval.models import SbevalForCausalLM
-from sbeval.models.mlp.experts import Mixture
+from sbeval.models.mlp import Mixture
 from tests.model_adapters.small import ARCHITECTURES, odd
 
 TOKENS = torch.arange(40)[None]

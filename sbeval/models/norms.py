@@ -1,4 +1,4 @@
-"""Norms of queries, keys and outputs of heads.
+"""Norms: of the residual stream, and of queries, keys and outputs of heads.
 
 Shape suffixes: B batch, H heads, Q new positions, D head_dim.
 """
@@ -10,6 +10,12 @@ from torch.nn.functional import group_norm, rms_norm
 from sbeval.models.config import SbevalConfig
 
 HEAD_NORM_EPS = 1e-5
+
+
+def make_norm(config: SbevalConfig) -> nn.Module:
+    """Returns the norm a configuration asks for, over the residual stream."""
+    kind = nn.RMSNorm if config.norm == "rmsnorm" else nn.LayerNorm
+    return kind(config.hidden_size, eps=config.norm_eps)
 
 
 def norm_of_queries(config: SbevalConfig, width: int) -> nn.Module | None:

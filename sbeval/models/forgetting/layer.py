@@ -1,4 +1,6 @@
-"""The bias of forgetting attention (Lin et al. 2025, arXiv 2503.02130), as extra channels of keys and queries.
+"""What a layer of the Forgetting Transformer (Lin et al. 2025, arXiv 2503.02130) has beside attention.
+
+Its forget gates become a bias, held in extra channels of keys and queries; its "pro" layers shift keys and values.
 
 With forget gates f, the logit of query j and key i gets log f_(i+1) + ... + log f_j = S_j - S_i, where S sums log gates
 from the beginning of a text. A softmax does not notice S_j, which is the same for a whole row, so one number for each
@@ -10,14 +12,16 @@ Shape suffixes: B batch, H query heads, G key/value heads, M query heads of a ke
 new positions, D head_dim, C extra channels, P parts of a number, E hidden_size.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
+from transformers import Cache
 
-if TYPE_CHECKING:
-    from sbeval.models.attention import Positions
+from sbeval.models.config import SbevalConfig
+from sbeval.models.positions import Positions
+from sbeval.models.slots import SlotCache
 
 _UNIT = 256.0
 """What a query's channels hold: it keeps the keys' within the range of float16."""
@@ -27,7 +31,7 @@ _MULTIPLE = 8  # kernels read rows of 16 bytes
 class ForgetGate(nn.Linear):
     """The logits of one gate for each head, a linear map of the layer's input."""
 
-    def sums(self, hidden_BQE: Tensor, positions: "Positions", older_BH1: Tensor | None) -> Tensor:
+    def sums(self, hidden_BQE: Tensor, positions: Positions, older_BH1: Tensor | None) -> Tensor:
         """Returns [B, H, Q]: log gates summed from the beginning of each text, in fp32 or better.
 
         Args:
@@ -102,3 +106,46 @@ def _split(x: Tensor, parts: int) -> Tensor:
         found.append(x.to(torch.bfloat16).to(x.dtype))
         x = x - found[-1]
     return torch.stack([*found, x if parts == 1 else x.to(torch.bfloat16).to(x.dtype)], dim=-1)
+
+
+class TokenShift(nn.Linear):
+    """For each head a linear map of the layer's input, whose sigmoid is the share of the position before."""
+
+    def shifted(self, x_BGQD: Tensor, hidden_BQE: Tensor, position_ids: Tensor, older_BG1D: Tensor | None) -> Tensor:
+        """Returns [B, G, Q, D]: each position with its share of the one before, none at a text's beginning.
+
+        Args:
+            x_BGQD: keys or values.
+            hidden_BQE: the layer's input.
+            position_ids: [B or 1, Q] index of each position in its text.
+            older_BG1D: what was cached last, as it was before its own shift; None without a cache.
+        """
+        share_BGQ1: Tensor = self(hidden_BQE).transpose(1, 2)[..., None]
+        share_BGQ1 = share_BGQ1.to(torch.promote_types(x_BGQD.dtype, torch.float32)).sigmoid()
+        first_BG1D = torch.zeros_like(x_BGQD[:, :, :1]) if older_BG1D is None else older_BG1D
+        before_BGQD = torch.cat([first_BG1D, x_BGQD[:, :, :-1]], dim=2)
+        before_BGQD = before_BGQD.masked_fill((position_ids == 0)[:, None, :, None], 0.0)
+        return (share_BGQ1 * before_BGQD + (1.0 - share_BGQ1) * x_BGQD).to(x_BGQD.dtype)
+
+
+def cached_channels(config: SbevalConfig, dtype: torch.dtype) -> int:
+    """Returns how many numbers a key head keeps of a position: key and value, the decay, and both before a shift."""
+    assert config.head_dim is not None
+    assert config.num_key_value_heads is not None
+    members = config.num_attention_heads // config.num_key_value_heads
+    decay = decay_channels(members, dtype) if config.attention == "forgetting" else 0
+    return 2 * (config.head_dim + decay) + config.head_dim * (config.key_shift + config.value_shift)
+
+
+def cached_last(cache: Cache | None, layer_index: int) -> tuple[Tensor | None, Tensor | None]:
+    """Returns keys and values [B, G, 1, ...] as they were cached; Nones without a cache or for an empty one.
+
+    Raises:
+        ValueError: the cache is of slots, which do not tell their newest positions.
+    """
+    if isinstance(cache, SlotCache):
+        raise ValueError("slots do not tell a layer what came last, which forget gates and token shifts need")
+    if cache is None or not cache.get_seq_length(layer_index):
+        return None, None
+    layer: Any = cache.layers[layer_index]
+    return layer.keys[:, :, -1:], layer.values[:, :, -1:]
