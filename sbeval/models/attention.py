@@ -5,6 +5,7 @@ E hidden_size.
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,43 +59,22 @@ class StickBreakingMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
+        heads, options = (q_BHQD, k_BGKD, v_BGKD), self._options()
         if self.context_parallel is not None and self.context_parallel.active:
-            output_BHQD, remainder_BHQ = self.context_parallel.stickbreaking_attention(
-                q_BHQD,
-                k_BGKD,
-                v_BGKD,
-                scale=self.scale,
-                attend_current=self.attend_current,
-                skip_threshold=self.kernels.skip_threshold,
-                impl=self.kernels.impl,
-            )
+            output_BHQD, remainder_BHQ = self.context_parallel.stickbreaking_attention(*heads, **options)
         else:
             output_BHQD, remainder_BHQ = stickbreaking_attention(
-                q_BHQD,
-                k_BGKD,
-                v_BGKD,
-                scale=self.scale,
-                attend_current=self.attend_current,
-                skip_threshold=self.kernels.skip_threshold,
-                seq_start=seq_start_B,
-                cu_seqlens=positions.cu_seqlens,
-                impl=self.kernels.impl,
+                *heads, seq_start=seq_start_B, cu_seqlens=positions.cu_seqlens, **options
             )
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGKD[:, :, -q_BHQD.shape[2] :])
 
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
         """Returns [B, H, Q, D] of the newest positions; `v_BGQD` are their own values, `k` and `v` what slots hold."""
-        output_BHQD, remainder_BHQ = stickbreaking_decode(
-            q_BHQD,
-            k_BGKD,
-            v_BGKD,
-            slots.length_B,
-            scale=self.scale,
-            attend_current=self.attend_current,
-            skip_threshold=self.kernels.skip_threshold,
-            impl=self.kernels.impl,
-        )
+        output_BHQD, remainder_BHQ = stickbreaking_decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, **self._options())
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGQD)
+
+    def _options(self) -> dict[str, Any]:
+        return {"scale": self.scale, "attend_current": self.attend_current, **dataclasses.asdict(self.kernels)}
 
     def _with_remainder(self, output_BHQD: Tensor, remainder_BHQ: Tensor, own_v_BGQD: Tensor) -> Tensor:
         if self.remainder == "none":
@@ -129,16 +109,14 @@ class SoftmaxMixer(nn.Module):
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
         context = self.context_parallel
+        options: dict[str, Any] = {"scale": self.scale, "sliding_window": self.sliding_window}
         if context is not None and context.active:
             chunks = context.with_all_keys(
-                lambda own, k, v: softmax_attention(
-                    q_BHQD[:, :, own],
-                    k,
-                    v,
-                    scale=self.scale,
-                    sliding_window=self.sliding_window,
+                lambda chunk, k, v: softmax_attention(
+                    *(q_BHQD[:, :, chunk], k, v),
                     bias=self.bias,
-                    position_ids_BQ=positions.position_ids[:, own],
+                    position_ids_BQ=positions.position_ids[:, chunk],
+                    **options,
                 ),
                 k_BGKD,
                 v_BGKD,
@@ -149,37 +127,24 @@ class SoftmaxMixer(nn.Module):
         if self.forgets and not packed and seq_start_B is None:
             assert self.head_dim is not None
             whole_BHQD = whole_text_attention(
-                q_BHQD,
-                k_BGKD,
-                v_BGKD,
-                head_dim=self.head_dim,
-                scale=self.scale,
-                sliding_window=self.sliding_window,
-                skip_threshold=self.skip_threshold,
+                *(q_BHQD, k_BGKD, v_BGKD), head_dim=self.head_dim, skip_threshold=self.skip_threshold, **options
             )
             if whole_BHQD is not None:
                 return whole_BHQD
         if lengths is not None and packed:
             return packed_softmax_attention(
-                q_BHQD,
-                k_BGKD,
-                v_BGKD,
-                lengths,
-                scale=self.scale,
-                sliding_window=self.sliding_window,
+                *(q_BHQD, k_BGKD, v_BGKD, lengths),
                 bias=self.bias,
                 position_ids_1T=positions.position_ids,
                 cu_seqlens=positions.cu_seqlens,
+                **options,
             )
         return softmax_attention(
-            q_BHQD,
-            k_BGKD,
-            v_BGKD,
-            scale=self.scale,
-            sliding_window=self.sliding_window,
+            *(q_BHQD, k_BGKD, v_BGKD),
             seq_start_B=seq_start_B,
             bias=self.bias,
             position_ids_BQ=positions.position_ids,
+            **options,
         )
 
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
@@ -248,11 +213,9 @@ class Attention(nn.Module):
         older_keys, older_values = cached_last(past_key_values, self.layer_index) if self.looks_back else (None, None)
         plain_k, plain_v = k_BGQD, v_BGQD
         if self.key_shift is not None:
-            older = None if older_keys is None else older_keys[..., -self.head_dim :]
-            k_BGQD = self.key_shift.shifted(k_BGQD, hidden_BQE, positions.position_ids, older)
+            k_BGQD = self.key_shift.shifted(k_BGQD, hidden_BQE, positions.position_ids, older_keys)
         if self.value_shift is not None:
-            older = None if older_values is None else older_values[..., -self.head_dim :]
-            v_BGQD = self.value_shift.shifted(v_BGQD, hidden_BQE, positions.position_ids, older)
+            v_BGQD = self.value_shift.shifted(v_BGQD, hidden_BQE, positions.position_ids, older_values)
         if self.q_norm is not None and self.k_norm is not None:
             q_BHQD, k_BGQD = (
                 norm(x.to(norm.weight.dtype)).to(v_BGQD.dtype)

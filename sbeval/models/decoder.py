@@ -222,7 +222,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         """Runs the blocks as `SbevalModel.forward` does, then the head.
 
         Args:
-            input_ids: [B, L] tokens.
+            input_ids: [B, L] tokens; for these and others that `SbevalModel.forward` takes, see there.
             attention_mask: [B, cached and new tokens].
             position_ids: [B or 1, L].
             past_key_values: cache to read and extend.

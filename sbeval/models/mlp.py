@@ -84,15 +84,11 @@ class Experts(nn.Module):
 
 
 class Assignment:
-    """Which rows go to which expert.
+    """Which rows go to which expert, from the experts `index_NT` (int64) of each token.
 
     Attributes:
-        token_S: int64 [S] token of each row, rows sorted by expert.
-        end_X: int32 [X] end of each expert's rows.
-
-    Args:
-        index_NT: int64 [N, T] experts of each token.
-        experts: how many there are.
+        token_S: int64 token of each row, rows sorted by expert.
+        end_X: int32 end of each expert's rows.
     """
 
     def __init__(self, index_NT: Tensor, experts: int) -> None:

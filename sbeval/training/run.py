@@ -16,13 +16,7 @@ from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.results.digits import time_text
 from sbeval.results.outputs import written_beside
-from sbeval.training.distributed import (
-    is_first_process,
-    prepare,
-    process_count,
-    smallest_over_processes,
-    whole_model,
-)
+from sbeval.training.distributed import is_first_process, prepare, process_count, smallest_over_processes, whole_model
 from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
 from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import TrainingSettings
@@ -166,13 +160,7 @@ class TrainingRun:
         )
 
     def finish(
-        self,
-        model: Any,
-        tokenizer: Any,
-        folder: Path,
-        record: Callable[[], dict[str, Any]],
-        *,
-        dtype: torch.dtype,
+        self, model: Any, tokenizer: Any, folder: Path, record: Callable[[], dict[str, Any]], *, dtype: torch.dtype
     ) -> None:
         """Writes weights, configuration, tokenizer and record as one Hugging Face folder, which appears whole.
 
@@ -211,13 +199,7 @@ class RunWatch(TrainerCallback):
     """
 
     def __init__(
-        self,
-        *,
-        log: Path,
-        batch_tokens: int,
-        max_seconds: float | None,
-        started: float,
-        saved: Callable[[int], None],
+        self, *, log: Path, batch_tokens: int, max_seconds: float | None, started: float, saved: Callable[[int], None]
     ) -> None:
         self.trainer: WindowTrainer | None = None
         self.out_of_time = False

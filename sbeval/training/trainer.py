@@ -106,11 +106,9 @@ class WindowTrainer(Trainer):
 
 def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float]:
     """Returns the learning rate's factor as a function of the step."""
-    function = {
-        "cosine": cosine,
-        "warmup_stable_decay": warmup_stable_decay,
-        "extension": extension,
-    }[optimization.schedule]
+    function = {"cosine": cosine, "warmup_stable_decay": warmup_stable_decay, "extension": extension}[
+        optimization.schedule
+    ]
     return functools.partial(function, steps=optimization.steps, warmup_steps=optimization.warmup_steps)
 
 

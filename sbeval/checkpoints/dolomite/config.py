@@ -195,9 +195,4 @@ def _rope(config: ConfigValues, mixers: list[DolomiteMixer]) -> dict[str, Any]:
             f"Expected factor and original_max_position_embeddings in {name}, since dolomite-engine scales by YaRN "
             f"whatever the type, found {factor} and {original}; mend the configuration"
         )
-    return {
-        "rope_type": "yarn",
-        "rope_theta": theta,
-        "factor": factor,
-        "original_max_position_embeddings": original,
-    }
+    return {"rope_type": "yarn", "rope_theta": theta, "factor": factor, "original_max_position_embeddings": original}

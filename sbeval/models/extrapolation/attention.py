@@ -49,14 +49,14 @@ class ExtrapolatedAttention(NamedTuple):
         seq_start_B: Tensor | None = None,
         packed_lengths: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """Returns [B, H, Q, D]; the queries are the last Q of the K positions.
+        """Returns [B, H, Q, D]; the queries are the last Q of the K positions, and neither they nor keys are rotated.
 
         Args:
-            q_BHQD: [B, H, Q, D] queries, not rotated.
-            k_BGKD: [B, G, K, D] keys, not rotated.
-            v_BGKD: [B, G, K, D] values.
+            q_BHQD: queries.
+            k_BGKD: keys.
+            v_BGKD: values.
             scale: factor of the logits.
-            seq_start_B: [B] index of the first key that is no padding; the outputs of rows before it mean nothing.
+            seq_start_B: index of the first key that is no padding; the outputs of rows before it mean nothing.
             packed_lengths: tokens of each of several texts in one row, which do not see each other.
         """
         if packed_lengths is not None and len(packed_lengths) > 1:
@@ -84,13 +84,7 @@ class ExtrapolatedAttention(NamedTuple):
             found = compiled_zones(self.method, rotated, v_BGKD, scale=scale)
             if found is not None:
                 return found
-        return _in_blocks(
-            [(zone, *rotated(zone)) for zone in zones],
-            v_BGKD,
-            position_BQ,
-            position_BK,
-            scale=scale,
-        )
+        return _in_blocks([(zone, *rotated(zone)) for zone in zones], v_BGKD, position_BQ, position_BK, scale=scale)
 
     def _rotated(self, x_BHLD: Tensor, position_BL: Tensor) -> Tensor:
         angles = cos_sin(self.frequencies, position_BL.to(x_BHLD.device))
@@ -100,21 +94,11 @@ class ExtrapolatedAttention(NamedTuple):
 
 
 def _in_blocks(
-    zones: list[tuple[Zone, Tensor, Tensor]],
-    v_BGKD: Tensor,
-    position_BQ: Tensor,
-    position_BK: Tensor,
-    *,
-    scale: float,
+    zones: list[tuple[Zone, Tensor, Tensor]], v_BGKD: Tensor, position_BQ: Tensor, position_BK: Tensor, *, scale: float
 ) -> Tensor:
     """Returns [B, H, Q, D] block by block of rows: in each, one softmax over the keys of all zones.
 
-    Args:
-        zones: each with its queries and keys.
-        v_BGKD: values.
-        position_BQ: int64 [B or 1, Q] on the CPU.
-        position_BK: likewise of the keys.
-        scale: factor of the logits.
+    `zones` are given with their queries and keys; positions are int64 on the CPU.
     """
     (batch, heads, queries, size), device = zones[0][1].shape, v_BGKD.device
     groups, keys = v_BGKD.shape[1:3]
@@ -151,12 +135,7 @@ def _in_blocks(
 
 
 def zone_blocks(first_Q: Tensor, stop_Q: Tensor) -> BlockMask:
-    """Which blocks of 128 x 128 pairs hold keys from `first` to before `stop` of their queries, in full or in part.
-
-    Args:
-        first_Q: int32, of whole blocks of queries.
-        stop_Q: likewise.
-    """
+    """Which blocks of 128 x 128 pairs hold keys from `first` to before `stop` (int32), in full or in part."""
     blocks = len(first_Q) // _BLOCK
     first, stop = first_Q.view(blocks, _BLOCK), stop_Q.view(blocks, _BLOCK)
     begin = torch.arange(blocks, device=first_Q.device) * _BLOCK
@@ -211,12 +190,7 @@ def flex_extrapolated(
 ) -> Tensor:
     """Returns [B, H, L, D] of a whole text without padding.
 
-    Args:
-        method: which pairs are in which zone.
-        rotated: gives queries and keys.
-        v_BGLD: values.
-        scale: factor of the logits.
-        attention: `flex_with_sums` compiled; None takes it as it is, which holds all pairs.
+    `attention` is `flex_with_sums` compiled; None takes it as it is, which holds all pairs.
     """
     length = v_BGLD.shape[2]
     added = whole_blocks(length) - length

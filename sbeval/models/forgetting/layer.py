@@ -34,10 +34,7 @@ class ForgetGate(nn.Linear):
     def sums(self, hidden_BQE: Tensor, positions: Positions, older_BH1: Tensor | None) -> Tensor:
         """Returns [B, H, Q]: log gates summed from the beginning of each text, in fp32 or better.
 
-        Args:
-            hidden_BQE: the layer's input.
-            positions: where the new positions are.
-            older_BH1: the sums of the newest cached position, None without a cache.
+        `older_BH1` are the sums of the newest cached position, None without a cache.
         """
         logits_BHQ = self(hidden_BQE).transpose(1, 2)
         wide = torch.promote_types(logits_BHQ.dtype, torch.float32)
@@ -64,12 +61,7 @@ def with_decay(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns queries, keys and values [..., D + C], whose plain softmax attention has the bias in it.
 
-    Args:
-        q_BHQD: queries.
-        k_BGQD: keys.
-        v_BGQD: values, which get as many zeros, since most kernels take heads of one size.
-        sums_BHQ: log gates summed from the beginning.
-        scale: factor of the logits.
+    Values get as many zeros, since most kernels take heads of one size. `sums_BHQ` are from `ForgetGate.sums`.
     """
     groups, members = k_BGQD.shape[1], q_BHQD.shape[1] // k_BGQD.shape[1]
     parts, width = _parts(k_BGQD.dtype), decay_channels(members, k_BGQD.dtype)
@@ -111,18 +103,20 @@ def _split(x: Tensor, parts: int) -> Tensor:
 class TokenShift(nn.Linear):
     """For each head a linear map of the layer's input, whose sigmoid is the share of the position before."""
 
-    def shifted(self, x_BGQD: Tensor, hidden_BQE: Tensor, position_ids: Tensor, older_BG1D: Tensor | None) -> Tensor:
+    def shifted(self, x_BGQD: Tensor, hidden_BQE: Tensor, position_ids: Tensor, older_BG1C: Tensor | None) -> Tensor:
         """Returns [B, G, Q, D]: each position with its share of the one before, none at a text's beginning.
 
         Args:
             x_BGQD: keys or values.
             hidden_BQE: the layer's input.
             position_ids: [B or 1, Q] index of each position in its text.
-            older_BG1D: what was cached last, as it was before its own shift; None without a cache.
+            older_BG1C: what was cached last, which ends in x as it was before its own shift; None without a cache.
         """
         share_BGQ1: Tensor = self(hidden_BQE).transpose(1, 2)[..., None]
         share_BGQ1 = share_BGQ1.to(torch.promote_types(x_BGQD.dtype, torch.float32)).sigmoid()
-        first_BG1D = torch.zeros_like(x_BGQD[:, :, :1]) if older_BG1D is None else older_BG1D
+        first_BG1D = torch.zeros_like(x_BGQD[:, :, :1])
+        if older_BG1C is not None:
+            first_BG1D = older_BG1C[..., -x_BGQD.shape[3] :]
         before_BGQD = torch.cat([first_BG1D, x_BGQD[:, :, :-1]], dim=2)
         before_BGQD = before_BGQD.masked_fill((position_ids == 0)[:, None, :, None], 0.0)
         return (share_BGQ1 * before_BGQD + (1.0 - share_BGQ1) * x_BGQD).to(x_BGQD.dtype)

@@ -33,12 +33,7 @@ LARGEST_MASK = 1 << 27
 def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: float, threshold: float) -> Tensor | None:
     """Returns [B, H, R]: the oldest block of keys that each block of queries needs; None where all are visited.
 
-    Args:
-        q_BHLD: queries.
-        k_BGLD: keys.
-        sums_BHL: log gates summed from the beginning, which never rise.
-        scale: factor of the logits.
-        threshold: largest change of an output, as a share of the largest value.
+    `threshold` is the largest change of an output, as a share of the largest value; `sums_BHL` never rise.
     """
     length = q_BHLD.shape[2]
     blocks = -(-length // BLOCK_TOKENS)
@@ -69,9 +64,7 @@ def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: fl
 def blocks_from(oldest_BHR: Tensor, length: int) -> BlockMask:
     """Returns which blocks of 128 x 128 pairs are seen: from the oldest needed one to the query's own.
 
-    Args:
-        oldest_BHR: from `oldest_blocks`.
-        length: positions, a multiple of 128.
+    `length` is a multiple of 128.
     """
     blocks = oldest_BHR.shape[2]
     index = torch.arange(blocks, device=oldest_BHR.device)
@@ -107,8 +100,8 @@ def whole_text_attention(
 
     Args:
         q_BHLC: queries from `with_decay`.
-        k_BGLC: keys from `with_decay`.
-        v_BGLC: values from `with_decay`.
+        k_BGLC: keys.
+        v_BGLC: values.
         head_dim: how many channels are not the bias.
         scale: factor of the logits.
         sliding_window: keys with j - i < window only, of which none is skipped; None sees all.

@@ -45,14 +45,9 @@ def _write_kernel(
 
 
 def kernel_write(k_BGKD: Tensor, v_BGKD: Tensor, new_k_BGQD: Tensor, new_v_BGQD: Tensor, position_B: Tensor) -> None:
-    """Writes Q positions of each slot, from `position_B` on, modulo the room.
+    """Writes Q positions of each slot, from `position_B` (integers on the device) on, modulo the room.
 
-    Args:
-        k_BGKD: room for keys, last dimension contiguous.
-        v_BGKD: likewise.
-        new_k_BGQD: what to write, in their dtype.
-        new_v_BGQD: likewise.
-        position_B: integers on the device.
+    The room's last dimension is contiguous, and what is written has its dtype.
     """
     new_k_BGQD, new_v_BGQD = (x if x.stride(-1) == 1 else x.contiguous() for x in (new_k_BGQD, new_v_BGQD))
     batch, heads, room, head_dim = k_BGKD.shape

@@ -227,10 +227,7 @@ def backward(
     """
     batch, heads, queries, head_dim = q.shape
     launch = backward_parameters(
-        head_dim=head_dim,
-        queries=queries,
-        element_bytes=q.element_size(),
-        shared_memory_bytes=shared_memory_bytes(q),
+        head_dim=head_dim, queries=queries, element_bytes=q.element_size(), shared_memory_bytes=shared_memory_bytes(q)
     )
     dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     dk = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
