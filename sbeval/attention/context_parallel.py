@@ -38,11 +38,7 @@ class Transfers:
 
 
 class ContextParallel:
-    """The processes that share sequences.
-
-    Args:
-        group: these processes; None means all processes.
-    """
+    """The processes of a `group` that share sequences; None means all processes."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
@@ -120,10 +116,7 @@ class ContextParallel:
     def with_all_keys(self, attend: Callable[[slice, Tensor, Tensor], Any], k: Tensor, v: Tensor) -> list[Any]:
         """Returns `attend(chunk, keys, values)` for each chunk of this process, with all keys up to the chunk's end.
 
-        Args:
-            attend: causal attention of a chunk's queries, whose positions are the last of the keys.
-            k: [B, G, Q, D] keys of this process; they get gradients from all processes.
-            v: [B, G, Q, D] values.
+        `k` and `v` are this process's, [B, G, Q, D], and get gradients from all processes.
         """
         chunk = k.shape[2] // 2
         keys: Tensor = _Gather.apply(k, self)  # type: ignore[no-untyped-call]

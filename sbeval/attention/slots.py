@@ -34,12 +34,9 @@ def stickbreaking_decode(
         v_BGKD: room for values, likewise.
         length_B: integers, at least Q.
         scale: factor of the logits.
-        attend_current: whether a query attends to its own position.
-        skip_threshold: as in `stickbreaking_attention`.
-        impl: as there; "auto" takes kernels on a GPU and the definition on other devices.
-
-    Returns:
-        `StickBreakingOutput`: output [B, H, Q, D] and remainder [B, H, Q].
+        attend_current: as in `stickbreaking_attention`, like the next two.
+        skip_threshold: stick below which older keys are skipped.
+        impl: "auto" takes kernels on a GPU and the definition on other devices.
     """
     if impl == "triton" or (impl == "auto" and q_BHQD.is_cuda and q_BHQD.dtype != torch.float64):
         from sbeval.attention.impl.triton.decode_slots import decode_slots
@@ -48,18 +45,8 @@ def stickbreaking_decode(
         log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
         q_BHQD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQD, k_BGKD, v_BGKD))
         with torch.cuda.device(q_BHQD.device) if q_BHQD.is_cuda else contextlib.nullcontext():
-            return StickBreakingOutput(
-                *decode_slots(
-                    q_BHQD,
-                    k_BGKD,
-                    v_BGKD,
-                    length_B,
-                    scale,
-                    attend_current,
-                    log2_threshold,
-                    skipping=skip_threshold is not None,
-                )
-            )
+            arguments = (q_BHQD, k_BGKD, v_BGKD, length_B, scale, attend_current, log2_threshold)
+            return StickBreakingOutput(*decode_slots(*arguments, skipping=skip_threshold is not None))
     k_BGKD, v_BGKD, start_B = newest_last(k_BGKD, v_BGKD, length_B)
     return stickbreaking_attention(
         q_BHQD,

@@ -8,11 +8,9 @@
 - `values`: are a configuration's values of their kinds, and can the files hold so much?
 - `ignored`: which keys of a configuration change nothing at evaluation?
 - `weight_files`: by which hash is a checkpoint known?
-- `layers`: what do the readers of foreign layouts share?
 - `quiet`: how does transformers say less?
 - `dolomite`: how is dolomite-engine's read?
-- `fla`: how is flash-linear-attention's stick-breaking model read?
-- `forgetting`: how are the Forgetting Transformer and its authors' softmax baselines read?
+- `fla`: how are flash-linear-attention's stick-breaking model and the Forgetting Transformer read?
 - `moduleformer`: how is ModuleFormer read?
 - `moduleformer_model`: what is its model?
 

@@ -90,8 +90,7 @@ def settle_kv_expand(
         device: where to run.
 
     Returns:
-        "interleave" or "tile", and the mean NLL in nats of both. Equal NLL (heads that are not grouped) gives
-        "interleave".
+        The way, "interleave" where both are alike (heads that are not grouped), and the mean NLL in nats of both.
     """
     ids = tokens.reshape(1, -1).to(device)
     nll: dict[str, float] = {}

@@ -48,13 +48,8 @@ class LoadedCheckpoint:
 def released_format(path_or_id: str | Path, revision: str | None = None) -> CheckpointFormat | None:
     """Returns which format beyond transformers' own a checkpoint has, from its `config.json` alone.
 
-    Args:
-        path_or_id: a folder or a hub id, of which nothing but the configuration is downloaded.
-        revision: branch, tag or commit of a hub id.
-
-    Returns:
-        The format that `load_checkpoint` reads; None where transformers loads the checkpoint itself, or finds nothing
-        there.
+    None where transformers loads the checkpoint itself, or finds nothing there. Of a hub id, nothing but the
+    configuration is downloaded.
     """
     folder = Path(path_or_id).expanduser()
     if is_hub_id(path_or_id):

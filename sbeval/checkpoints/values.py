@@ -44,9 +44,7 @@ _ABOVE_ZERO = ("repetition_penalty", "encoder_repetition_penalty", "num_beams", 
 class ConfigValues:
     """The values of a configuration, each checked for its kind as it is asked for; those nobody asked for are named.
 
-    Args:
-        values: the configuration, or a part of it.
-        place: what it is, for messages.
+    `place` is what it is, for messages.
     """
 
     def __init__(self, values: Mapping[str, Any], place: str = "config.json") -> None:
@@ -59,11 +57,6 @@ class ConfigValues:
 
     def get(self, name: str, kind: type[T], default: T | None) -> Any:
         """Returns a value, or the default where the key is absent; null is a value only where None is the default.
-
-        Args:
-            name: of the key.
-            kind: int, float, bool, str, or a list or dict of them.
-            default: for an absent key.
 
         Raises:
             UserError: the value is of another kind.
@@ -107,12 +100,9 @@ class ConfigValues:
         return value
 
     def refuse_unread(self, ignored: Ignored, *, whole: bool = False) -> None:
-        """Checks that every key was read or is known to change nothing: a number that another one changes would be
-        wrong.
+        """Checks that every key was read or is in `ignored`: a number that another one changes would be wrong.
 
-        Args:
-            ignored: keys that change nothing at evaluation, None with any value, else with one of these.
-            whole: whether this is a whole configuration, into which transformers writes keys of its own.
+        Into a `whole` configuration transformers writes keys of its own.
 
         Raises:
             UserError: naming a key that was not read, its value, and what is supported.
@@ -144,11 +134,9 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def check_generation(config: Any, embeddings: int) -> None:
-    """Checks a generation configuration, which transformers does not; 2.0 for a count becomes 2, and 2 for a share 2.0.
+    """Checks a generation configuration, which transformers does not, of a model that knows so many tokens.
 
-    Args:
-        config: of a loaded model, changed in place.
-        embeddings: how many tokens the model knows.
+    2.0 for a count becomes 2, and 2 for a share 2.0.
 
     Raises:
         UserError: a value is of another kind than its key's.
@@ -182,13 +170,8 @@ def _other_than(name: str, value: Any, embeddings: int) -> str:
 def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -> None:
     """Refuses a configuration that asks for more than weight files can hold, before anything of that size is made.
 
-    A layer has at least one tensor, and a number takes at least one bit in any quantisation. What is left is checked
-    tensor by tensor.
-
-    Args:
-        config: the contents of a `config.json`.
-        tensors: how many the files hold at most.
-        weight_bytes: size of the files.
+    A layer has at least one of their `tensors`, and a number takes at least one bit in any quantisation. What is left
+    is checked tensor by tensor.
 
     Raises:
         UserError: naming the keys.

@@ -48,12 +48,8 @@ STATE_FILE = "pytorch_model_fsdp.bin"
 def prepare(trainer: Trainer, state: Path | None) -> None:
     """Settles how sharded weights are saved; does nothing where they are not sharded.
 
-    Args:
-        trainer: of the run.
-        state: to be resumed.
-
     Raises:
-        UserError: the first version of FSDP, or the state was saved by a run that was sharded otherwise.
+        UserError: the first version of FSDP, or the state to be resumed was saved by a run that was sharded otherwise.
     """
     sharded = bool(trainer.is_fsdp_enabled)
     if state is not None and (state / STATE_FILE).is_file() != sharded:
@@ -71,13 +67,9 @@ def prepare(trainer: Trainer, state: Path | None) -> None:
 
 
 def whole_model(trainer: Trainer, kind: type[Any]) -> Any:
-    """Returns the trained model with whole weights in this process's memory.
+    """Returns the trained model with whole weights in this process's memory; `kind` is its class before it was sharded.
 
     All processes must ask; where weights were sharded, only the first gets them.
-
-    Args:
-        trainer: of a run that has ended.
-        kind: class of the model before it was sharded.
     """
     if not trainer.is_fsdp_enabled:
         return trainer.model
@@ -116,12 +108,8 @@ def check_context_parallel(degree: int, length_tokens: int, documents: str) -> N
 
 
 class EachBatchForAGroup(Sampler[int]):
-    """Windows in order, each batch as often as a group has processes, which accelerate gives it to in turn.
-
-    Args:
-        windows: how many there are.
-        batch_windows: of a process.
-        degree: processes of a group.
+    """Windows in order, each batch once for each of the `degree` processes of a group, to whom accelerate gives it in
+    turn.
     """
 
     def __init__(self, windows: int, batch_windows: int, degree: int) -> None:

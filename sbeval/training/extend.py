@@ -1,6 +1,7 @@
 """`sbeval extend CKPT`: continue training at a longer context (Tan et al. 2025, appendix C.1)."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sbeval.hub_names import is_hub_id
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
 from sbeval.training.distributed import check_context_parallel, is_first_process
-from sbeval.training.losses import DocumentMaskedLoss, next_token_loss
+from sbeval.training.losses import document_loss, next_token_loss
 from sbeval.training.own_text import OwnText, tokenised_text
 from sbeval.training.recipe import Extension, OptimizationSettings
 from sbeval.training.run import TrainingRun
@@ -111,7 +112,11 @@ def extend(
                 print(f"{checkpoint}: extended before", flush=True)
             return checkpoint
         set_seed(extension.seed)
-        loss = next_token_loss if extension.documents == "joined" else DocumentMaskedLoss(separator)
+        loss = (
+            next_token_loss
+            if extension.documents == "joined"
+            else functools.partial(document_loss, separator=separator)
+        )
         if extension.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         model = run.train(model, windows, loss)
@@ -189,17 +194,13 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
 
 
 def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, dict[str, Any]]:
-    """Reads the text to extend on.
-
-    Args:
-        source: a folder of token arrays (`arrays`), a file or folder of text, or a hub data set.
-        tokenizer: the checkpoint's.
+    """Reads the text to extend on: token arrays (`arrays`), a file or folder of text, or a hub data set.
 
     Returns:
         [tokens] joined documents, each followed by the separator; the separator's id; where the text comes from.
 
     Raises:
-        UserError: nothing is there, or the arrays were made with another tokenizer.
+        UserError: nothing is there, or the arrays were made with another tokenizer than the checkpoint's.
     """
     (separator,) = separator_ids(tokenizer, None)
     if (source / "tokens.npy").is_file():
@@ -216,13 +217,7 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
 
 
 def check_documents(tokens: NDArray[Any], separator: int, context_tokens: int) -> None:
-    """Refuses text of which no document fills a context.
-
-    Args:
-        tokens: joined documents.
-        separator: id of the token between them.
-        context_tokens: the new context.
-    """
+    """Refuses joined documents of which none fills a context."""
     ends = np.flatnonzero(np.asarray(tokens) == separator)
     longest = int(np.diff(ends, prepend=-1).max()) - 1 if len(ends) else len(tokens)
     if longest < context_tokens:

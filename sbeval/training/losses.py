@@ -19,12 +19,7 @@ SHORTEST_BUCKET_TOKENS = 64
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
-    """Returns the mean negative log-likelihood in nats of each window's tokens after the first.
-
-    Args:
-        model: a causal language model of the transformers kind.
-        window_tokens: [windows, length + 1] token ids.
-    """
+    """Returns the mean negative log-likelihood in nats of the tokens after the first of [windows, length + 1]."""
     logits = model(input_ids=window_tokens[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, 1:].flatten())
 
@@ -38,11 +33,8 @@ class Segment(NamedTuple):
 
 
 def segments(window_tokens: Tensor, separator: int) -> list[Segment]:
-    """Cuts windows so that each segment begins with a separator, as scoring puts one before a document.
-
-    Args:
-        window_tokens: [windows, length + 1] token ids.
-        separator: id of the token between documents.
+    """Cuts windows [windows, length + 1] so that each segment begins with a separator, as scoring puts one before a
+    document.
     """
     length = window_tokens.shape[1] - 1
     starts: list[list[int]] = [[0] for _ in range(window_tokens.shape[0])]
@@ -56,22 +48,11 @@ def segments(window_tokens: Tensor, separator: int) -> list[Segment]:
     ]
 
 
-class DocumentMaskedLoss:
-    """Mean negative log-likelihood in nats over all targets, each seeing its own document only.
-
-    Args:
-        separator: id of the token between documents.
-    """
-
-    def __init__(self, separator: int) -> None:
-        self._separator = separator
-
-    def __call__(self, model: nn.Module, window_tokens: Tensor) -> Tensor:
-        """Returns the loss of [windows, length + 1] token ids."""
-        # data parallelism wraps the model
-        if isinstance(getattr(model, "module", model), SbevalForCausalLM):
-            return packed_loss(model, window_tokens, self._separator)
-        return bucketed_loss(model, window_tokens, self._separator)
+def document_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Tensor:
+    """Returns the mean negative log-likelihood in nats over all targets, each seeing its own document only."""
+    # data parallelism wraps the model
+    ours = isinstance(getattr(model, "module", model), SbevalForCausalLM)
+    return (packed_loss if ours else bucketed_loss)(model, window_tokens, separator)
 
 
 def packed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Tensor:

@@ -68,11 +68,7 @@ def check_text(text: OwnText, *, has_tokenizer: bool) -> None:
 
 
 def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:
-    """Returns the documents of a file, a folder or a hub data set.
-
-    Args:
-        text: what to read.
-        tokenizer: counts the tokens that documents are split by.
+    """Returns the documents of a file, a folder or a hub data set, split by the tokens that a tokenizer counts.
 
     Raises:
         UserError: there is no such text, or it cannot be read.
@@ -94,10 +90,7 @@ def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:
 def tokenised_text(text: OwnText, tokenizer: Any, *, holding_out: bool) -> Path:
     """Returns the folder of a text's token arrays, made where they are not there yet.
 
-    Args:
-        text: what to read.
-        tokenizer: a Hugging Face tokenizer with an EOS token; None trains a byte-level BPE on the text.
-        holding_out: keep documents out of the arrays.
+    Without a tokenizer a byte-level BPE is trained on the text; `holding_out` keeps documents out of the arrays.
 
     Raises:
         UserError: the text cannot be read, the tokenizer has no EOS token, or the folder cannot be written.
@@ -134,12 +127,7 @@ def say_what_is_kept_out(folder: Path) -> None:
 
 
 def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
-    """Returns what a recipe takes from its text: where that is, vocabulary and special tokens, and no recall text.
-
-    Args:
-        text: what is read.
-        folder: of its token arrays.
-    """
+    """Returns what a recipe takes from its text: where that is, vocabulary and special tokens, and no recall text."""
     tokenizer = load_tokenizer(folder / "tokenizer")
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     vocabulary = -(-len(tokenizer) // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
@@ -150,11 +138,8 @@ def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
 
 
 def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the optimization settings that are null in a recipe, and so follow from its text.
-
-    Args:
-        mapping: the recipe's settings.
-        folder: of the text's token arrays.
+    """Returns the optimization settings that are null in a recipe, and so follow from the folder of its text's token
+    arrays.
     """
     parts = {key: mapping.get(key) for key in ("model", "data", "optimization")}
     model, data, optimization = (part if isinstance(part, dict) else {} for part in parts.values())
@@ -175,10 +160,6 @@ def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def lengths_to_report(folder: Path, length_tokens: int) -> tuple[int, ...]:
     """Returns the context lengths in tokens to evaluate a trained model at, as far as the text kept out reaches.
-
-    Args:
-        folder: of the text's token arrays.
-        length_tokens: the training length.
 
     Raises:
         UserError: too little was kept out.

@@ -59,13 +59,8 @@ def record_of(
 ) -> dict[str, Any]:
     """Returns how a checkpoint was made.
 
-    Args:
-        facts: of the recipe or the extension, which come first.
-        out: the run's folder, with its commands and its loss curve.
-        data: the record of the token arrays.
-        parameters: of the model.
-        tokens_seen: over the whole run.
-        epochs: of the text in it.
+    `facts` of the recipe or the extension come first; `out` holds the run's commands and its loss curve, and `data` is
+    the record of the token arrays.
     """
     commands = read_lines(out / COMMANDS_FILE)
     return {

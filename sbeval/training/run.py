@@ -164,12 +164,7 @@ class TrainingRun:
     ) -> None:
         """Writes weights, configuration, tokenizer and record as one Hugging Face folder, which appears whole.
 
-        Args:
-            model: the trained model, left in `dtype`.
-            tokenizer: to lie beside it.
-            folder: the checkpoint, which does not stand there yet.
-            record: says how it was made, asked once the weights are in `dtype` and saved.
-            dtype: of the weights.
+        The model is left in `dtype`; `record` says how it was made, asked once its weights are saved.
 
         Raises:
             UserError: the disk is full; the run's states are kept.
@@ -193,8 +188,8 @@ class RunWatch(TrainerCallback):
     Args:
         log: the loss curve's file.
         batch_tokens: of one step.
-        max_seconds: from `started`; None never stops.
-        started: `time.monotonic()` at the command's start.
+        max_seconds: from `started` (`time.monotonic()`); None never stops.
+        started: when the command started.
         saved: told in the first process after which step a state was written.
     """
 

@@ -13,17 +13,10 @@ Tokens = NDArray[np.uint16 | np.uint32]
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """Trains a byte-level BPE tokenizer.
+    """Trains a byte-level BPE `tokenizers.Tokenizer` of so many entries, the special token included.
 
     Digits are tokens of their own, so that a number can be copied digit by digit. `<|endoftext|>` has id 0, is the
     only special token, and is never added by the tokenizer itself.
-
-    Args:
-        texts: documents to learn the merges from.
-        vocabulary: number of entries, the special token included.
-
-    Returns:
-        A `tokenizers.Tokenizer`.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

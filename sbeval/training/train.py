@@ -127,15 +127,10 @@ def split_validation(tokens: Tokens, recipe: TrainRecipe) -> tuple[Tokens, Token
 
 @torch.no_grad()
 def validation_loss(model: Any, tokens: Tokens, length_tokens: int) -> dict[str, Any] | None:
-    """Returns the mean loss over the disjoint windows of a text.
-
-    Args:
-        model: a causal language model of the transformers kind, left in evaluation mode.
-        tokens: [tokens] the text.
-        length_tokens: model inputs of a window.
+    """Returns the mean loss over the disjoint windows of a text, None without one; leaves the model in evaluation mode.
 
     Returns:
-        `nll` in nats per token, `tokens` scored and their `length_tokens`; None without text.
+        `nll` in nats per token, `tokens` scored and their `length_tokens`.
     """
     if not len(tokens):
         return None

@@ -229,13 +229,7 @@ def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
 
 
 def cosine(step: int, *, steps: int, warmup_steps: int) -> float:
-    """Returns the factor of the peak learning rate: linear warm-up, then half a cosine to zero.
-
-    Args:
-        step: optimizer steps done, from 0.
-        steps: of the whole run.
-        warmup_steps: until the peak.
-    """
+    """Returns the factor of the peak learning rate: linear warm-up, then half a cosine to zero."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return 0.5 * (1.0 + math.cos(math.pi * _share(step, warmup_steps, steps)))

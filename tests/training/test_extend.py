@@ -17,7 +17,7 @@ from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.training.arrays import load_arrays
 from sbeval.training.command import extend_command
 from sbeval.training.extend import extend
-from sbeval.training.losses import DocumentMaskedLoss, bucketed_loss, next_token_loss, segments
+from sbeval.training.losses import bucketed_loss, document_loss, next_token_loss, segments
 from sbeval.training.recipe import OptimizationSettings
 from sbeval.training.windows import TrainingWindows
 
@@ -132,12 +132,12 @@ def test_packed_documents_have_the_loss_and_gradients_of_each_alone(scheme):
         tokens = window_tokens[row : row + 1, start : stop + 1]
         alone = alone + next_token_loss(model, tokens) * (stop - start) / 400
     expected, expected_gradients = loss_and_gradients(model, alone)
-    for whole in (DocumentMaskedLoss(separator=0)(model, window_tokens), bucketed_loss(model, window_tokens, 0)):
+    for whole in (document_loss(model, window_tokens, 0), bucketed_loss(model, window_tokens, 0)):
         found, gradients = loss_and_gradients(model, whole)
         assert found == pytest.approx(expected, rel=1e-5)
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-3, atol=2e-6)
-    assert DocumentMaskedLoss(separator=299)(model, window_tokens).item() != pytest.approx(expected, rel=1e-5)
+    assert document_loss(model, window_tokens, 299).item() != pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["stickbreaking", "rope", "nope"])
@@ -169,7 +169,7 @@ def test_packed_texts_take_no_scaling_that_depends_on_a_length():
 def test_a_document_alone_has_the_ordinary_loss():
     model = tiny_model("stickbreaking")
     window_tokens = torch.randint(1, 300, (3, 65), generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(DocumentMaskedLoss(0)(model, window_tokens), next_token_loss(model, window_tokens))
+    torch.testing.assert_close(document_loss(model, window_tokens, 0), next_token_loss(model, window_tokens))
 
 
 @pytest.mark.parametrize(
@@ -303,11 +303,10 @@ def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_l
         tokens, tokens[:0].reshape(0, 0), length_tokens=CONTEXT_TOKENS, windows=24, recall_share=0.0, seed=0
     )
     batch = windows.__getitems__(range(4))
-    loss = DocumentMaskedLoss(separator=0)
     with held_rope_frequencies(model, CONTEXT_TOKENS, parse_rope_scaling("dynamic:4"), original_length_tokens=64):
-        pinned = loss(model, batch).item()
+        pinned = document_loss(model, batch, 0).item()
     assert first == pytest.approx(pinned, rel=1e-5)
-    assert first != pytest.approx(loss(model, batch).item(), rel=1e-4)
+    assert first != pytest.approx(document_loss(model, batch, 0).item(), rel=1e-4)
 
 
 @pytest.fixture

@@ -57,6 +57,8 @@ def test_another_recipe_is_refused_in_the_folder_of_a_run_even_without_its_state
     before = snapshot(run)
     with pytest.raises(UserError, match=r"found another \(it differs in recipe\.seed\)"):
         train(tiny_recipe(steps=2).changed(seed=1), run, data_folder=data_folder)
+    with pytest.raises(UserError, match=r"differs in recipe\.model\.attention, recipe\.name\)"):
+        train(tiny_recipe("rope", steps=2), run, data_folder=data_folder)
     assert snapshot(run) == before
     (run.parent / "states_kept_elsewhere").rename(run / "states")
 

@@ -11,6 +11,7 @@ from sbeval.checkpoints.dolomite.layers import (
     DolomiteMLP,
     block_layers,
     flat_layer,
+    same_in_all_layers,
 )
 from sbeval.checkpoints.ignored import (
     DOLOMITE_BLOCKS,
@@ -19,7 +20,6 @@ from sbeval.checkpoints.ignored import (
     DOLOMITE_ROPE,
     DOLOMITE_YARN,
 )
-from sbeval.checkpoints.layers import same_in_all_layers
 from sbeval.checkpoints.values import ConfigValues
 from sbeval.errors import UserError
 
@@ -126,10 +126,7 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
 def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) -> dict[str, Any]:
     """Returns the fields of this family's configuration that say what layers are.
 
-    Args:
-        source: the configuration read.
-        remainder: what stick-breaking layers do with the rest of a stick.
-        head_norm: whether these layers are normed by head.
+    `remainder` and `head_norm` are those of stick-breaking layers.
 
     Raises:
         UserError: layers differ in more than this family has.

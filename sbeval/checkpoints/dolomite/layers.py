@@ -1,12 +1,14 @@
 """What a dolomite-engine configuration says of each layer, flat or in a list of blocks."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from sbeval.checkpoints.ignored import DOLOMITE_BLOCK
 from sbeval.checkpoints.values import ConfigValues
 from sbeval.errors import UserError, shown
 
+T = TypeVar("T")
 STICKBREAKING_FLAT_TYPES = ("stickbreaking", "sb_dolomite", "moe_stickbreaking")
 MIXTURE_FLAT_TYPES = ("moe_stickbreaking", "moe_dolomite")
 _HEAD_TYPES = ("mha", "mqa", "gqa")
@@ -79,6 +81,22 @@ class DolomiteMLP:
     bias: bool | None = None
 
 
+def same_in_all_layers(values: Sequence[T] | Mapping[int, T], what: str) -> T:
+    """Returns the value that all layers share, or all those of a mapping from layers.
+
+    Raises:
+        UserError: a layer differs from the first.
+    """
+    (first, expected), *others = values.items() if isinstance(values, Mapping) else enumerate(values)
+    for layer, value in others:
+        if value != expected:
+            raise UserError(
+                f"layers that differ in this are not supported: {what} is {shown(expected)} in layer {first}, "
+                f"{shown(value)} in layer {layer}"
+            )
+    return expected
+
+
 def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, DolomiteMLP]:
     """Returns what a flat configuration says of all layers."""
     heads = config.count("n_head", "num_attention_heads", default=12)
@@ -113,9 +131,7 @@ def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, Do
 def block_layers(config: ConfigValues, *, interleaved: bool) -> list[tuple[DolomiteMixer, DolomiteMLP]]:
     """Returns what a configuration with lists of blocks says of each layer.
 
-    Args:
-        config: the whole configuration.
-        interleaved: whether gated MLPs alternate their rows where no key says so.
+    Gated MLPs alternate their rows as `interleaved` says where no key does.
 
     Raises:
         UserError: a block is of a kind that is not supported, or holds a key that is not known.
