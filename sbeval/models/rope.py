@@ -144,6 +144,7 @@ def held_rope_frequencies(
         UserError: there is a scaling but no rotary embedding, or one that is computed in a way not known here.
     """
     found: list[RopeFrequencies] = []
+    module: Any
     with ExitStack() as held:
         for module in model.modules():
             if hasattr(module, "held_rope_frequencies") and module.config.rope_parameters is not None:
