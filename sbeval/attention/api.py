@@ -105,25 +105,25 @@ def stickbreaking_attention(
             if impl == "reference":
                 from sbeval.attention.impl.reference import reference
 
-                found = reference(q, k, v, scale, attend_current, seq_start, cu_seqlens, cu_seqlens_k, causal)
-                return StickBreakingOutput(*found)
+                results = reference(q, k, v, scale, attend_current, seq_start, cu_seqlens, cu_seqlens_k, causal)
+                return StickBreakingOutput(*results)
             _refuse_tangents(q, k, v)
             from sbeval.attention.impl.blockwise import blockwise
 
-            found = blockwise(
+            results = blockwise(
                 *(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold),
                 *(cu_seqlens_k, newer_remainder, causal),
             )
-            return StickBreakingOutput(*found)
+            return StickBreakingOutput(*results)
     if impl == "triton":
         _refuse_tangents(q, k, v)
         from sbeval.attention.impl.triton import triton_attention
 
-        found = triton_attention(
+        results = triton_attention(
             *(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold),
             *(cu_seqlens_k, newer_remainder, causal),
         )
-        return StickBreakingOutput(*found)
+        return StickBreakingOutput(*results)
     raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
 
 

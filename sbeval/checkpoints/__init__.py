@@ -53,7 +53,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in __all__:
         for module in ("load", "convert", "facts", "files", "registry"):
-            found = vars(import_module(f"sbeval.checkpoints.{module}"))
-            if name in found:
-                return found[name]
+            names = vars(import_module(f"sbeval.checkpoints.{module}"))
+            if name in names:
+                return names[name]
     raise AttributeError(f"module 'sbeval.checkpoints' has no attribute {name!r}")

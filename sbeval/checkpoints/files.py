@@ -121,7 +121,7 @@ class Weights:
                     names = set(file.keys())
             else:
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-                if not isinstance(tensors, dict) or not all(isinstance(one, Tensor) for one in tensors.values()):
+                if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
                     raise ValueError("it holds something else than tensors by name")
                 self._pickled.update(tensors)
                 names = set(tensors)

@@ -80,12 +80,12 @@ def fla_names(config: SbevalConfig) -> Names:
         "mlp.up_proj.weight": ("mlp.up_proj.weight", (inner, width)),
         "mlp.down_proj.weight": ("mlp.down_proj.weight", (width, inner)),
     }
-    for part, rows in (("q", width), ("k", key_width), ("v", key_width)):
-        block[f"self_attn.{part}_proj.weight"] = (f"attn.{part}_proj.weight", (rows, width))
+    for letter, rows in (("q", width), ("k", key_width), ("v", key_width)):
+        block[f"self_attn.{letter}_proj.weight"] = (f"attn.{letter}_proj.weight", (rows, width))
         if "qkv" in config.bias:
-            block[f"self_attn.{part}_proj.bias"] = (f"attn.{part}_proj.bias", (rows,))
-        if config.qk_norm and part != "v":
-            block[f"self_attn.{part}_norm.weight"] = (f"attn.{part}_norm.weight", (head_dim,))
+            block[f"self_attn.{letter}_proj.bias"] = (f"attn.{letter}_proj.bias", (rows,))
+        if config.qk_norm and letter != "v":
+            block[f"self_attn.{letter}_norm.weight"] = (f"attn.{letter}_norm.weight", (head_dim,))
     for layer in range(config.num_hidden_layers):
         for ours, (theirs, shape) in block.items():
             names[f"model.layers.{layer}.{ours}"] = (f"model.layers.{layer}.{theirs}", shape)
@@ -152,15 +152,15 @@ def _gates(given: ConfigValues) -> str:
 def _fox_config(given: ConfigValues, shared: dict[str, Any], gates: str, model_type: str) -> SbevalConfig:
     rotates = given.get("use_rope", bool, model_type == FOX_SOFTMAX_TYPE)
     base = given.get("rope_base", float, 500000.0)
-    own: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if model_type == FOX_SOFTMAX_TYPE:
-        own["sliding_window"] = given.count("window_size", default=None)
+        fields["sliding_window"] = given.count("window_size", default=None)
     else:
         qk_norm = given.get("qk_norm", bool, False)
         one_for_all = given.get("qk_norm_share_param_across_head", bool, False)
         gated = given.get("use_output_gate", bool, False)
         given.one_of("ogate_act", ("sigmoid",) if gated else ("sigmoid", "silu"), "sigmoid")
-        own = {
+        fields = {
             "qk_norm": qk_norm,
             "qk_norm_per_head": qk_norm and not one_for_all,
             "qk_norm_eps": _HEADS_NORM_EPS if qk_norm else None,
@@ -173,7 +173,7 @@ def _fox_config(given: ConfigValues, shared: dict[str, Any], gates: str, model_t
         attention="forgetting" if gates != "none" else "rope" if rotates else "nope",
         rope_parameters={"rope_type": "default", "rope_theta": base} if rotates else None,
         training_length_tokens=given.count("max_position_embeddings", default=None),
-        **own,
+        **fields,
         **shared,
     )
 

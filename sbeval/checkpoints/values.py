@@ -89,8 +89,8 @@ class ConfigValues:
 
     def parts(self, name: str) -> "list[ConfigValues]":
         """Returns the values of every object of a list, none where it is absent or null."""
-        found = self.get(name, list[dict[str, Any]], None) or []
-        return [ConfigValues(one, f"{name}[{index}] in {self._place}") for index, one in enumerate(found)]
+        objects = self.get(name, list[dict[str, Any]], None) or []
+        return [ConfigValues(values, f"{name}[{index}] in {self._place}") for index, values in enumerate(objects)]
 
     def one_of(self, name: str, allowed: Sequence[str], default: str) -> str:
         """Returns a value that is one of a few words, or the default where the key is absent."""
@@ -117,15 +117,15 @@ class ConfigValues:
                     f"{shown(value)}, which may change every number; known are {known}"
                 )
             values = allowed[name]
-            if values is not None and not any(_same(value, one) for one in values):
+            if values is not None and not any(_same(value, supported) for supported in values):
                 raise UserError(
                     f"{name} {shown(value)} in {self._place} is not supported; supported: "
-                    f"{', '.join(json.dumps(one) for one in values)}"
+                    f"{', '.join(json.dumps(supported) for supported in values)}"
                 )
 
     def _wrong(self, name: str, expected: str, value: Any) -> UserError:
-        found = "none" if value is None else shown(value)
-        return UserError(f"Expected {name} in {self._place} to be {expected}, found {found}; mend the configuration")
+        there = "none" if value is None else shown(value)
+        return UserError(f"Expected {name} in {self._place} to be {expected}, found {there}; mend the configuration")
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -176,12 +176,14 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
     Raises:
         UserError: naming the keys.
     """
-    parts = [config, *(config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict))]
+    models = [config, *(config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict))]
     overrides = config.get("layer_overrides")
-    parts += [{**config, **one} for one in overrides if isinstance(one, dict)] if isinstance(overrides, list) else []
-    for part in parts:
+    models += (
+        [{**config, **layer} for layer in overrides if isinstance(layer, dict)] if isinstance(overrides, list) else []
+    )
+    for model in models:
         for name in (*_LAYERS, *_WIDTHS, *_HEADS, *_ROWS):
-            value = part.get(name)
+            value = model.get(name)
             # some architectures have a list, one size a layer
             if not (value is None or isinstance(value, list) or (fits(value, int) and value > 0)):
                 raise UserError(
@@ -189,30 +191,32 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
                     "the configuration"
                 )
         for name in ("rope_parameters", "rope_scaling"):
-            rope = part.get(name)
+            rope = model.get(name)
             # models with several kinds of layers keep one set of parameters for each
             for values in [rope, *rope.values()] if isinstance(rope, dict) else ():
                 check_rope_values(values if isinstance(values, dict) else {})
         for name in _LAYERS:
-            if fits(layers := part.get(name), int) and layers > tensors:
+            if fits(layers := model.get(name), int) and layers > tensors:
                 raise _too_large(f"{name} {layers}", f"{tensors} tensors")
-        rows = {name: part.get(name) for name in (*_ROWS, *_HEADS, _POSITION_ROWS.get(str(part.get("model_type")), ""))}
-        rows["shared_intermediate_size"] = part.get("shared_intermediate_size")
-        experts, inner = part.get("num_experts"), part.get("intermediate_size")
-        if fits(experts, int) and fits(inner, int) and part.get("model_type") == "sbeval":
+        rows = {
+            name: model.get(name) for name in (*_ROWS, *_HEADS, _POSITION_ROWS.get(str(model.get("model_type")), ""))
+        }
+        rows["shared_intermediate_size"] = model.get("shared_intermediate_size")
+        experts, inner = model.get("num_experts"), model.get("intermediate_size")
+        if fits(experts, int) and fits(inner, int) and model.get("model_type") == "sbeval":
             rows["num_experts times intermediate_size"] = experts * inner
         heads = next((rows[name] for name in _HEADS if fits(rows[name], int)), 1)
         for width_name in _WIDTHS:
-            for name, found in rows.items():
-                width = part.get(width_name)
-                if not (fits(found, int) and fits(width, int)):
+            for name, count in rows.items():
+                width = model.get(width_name)
+                if not (fits(count, int) and fits(width, int)):
                     continue
-                if found * width * (heads if name == "head_dim" else 1) > 8 * weight_bytes:
-                    raise _too_large(f"{name} {found} by {width_name} {width}", f"{weight_bytes} bytes")
+                if count * width * (heads if name == "head_dim" else 1) > 8 * weight_bytes:
+                    raise _too_large(f"{name} {count} by {width_name} {width}", f"{weight_bytes} bytes")
 
 
-def _too_large(found: str, held: str) -> UserError:
+def _too_large(asked: str, held: str) -> UserError:
     return UserError(
-        f"Expected a configuration that fits the weights, found {found}, and weight files of at most {held}; mend the "
+        f"Expected a configuration that fits the weights, found {asked}, and weight files of at most {held}; mend the "
         "configuration or complete the download"
     )

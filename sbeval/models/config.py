@@ -183,7 +183,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     def schemes(self) -> list[str]:
         """Attention schemes of the layers, each once, that of most layers (`attention`) first."""
         overrides = self.layer_overrides or []
-        others = {one.get("attention", self.attention) for one in overrides} - {self.attention}
+        others = {fields.get("attention", self.attention) for fields in overrides} - {self.attention}
         return [self.attention, *sorted(others)]
 
     def of_layer(self, index: int) -> "SbevalConfig":
@@ -191,10 +191,10 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         overrides = self.layer_overrides[index] if self.layer_overrides else {}
         if not overrides:
             return self
-        own = copy.copy(self)
+        layer = copy.copy(self)
         for name, value in overrides.items():
-            setattr(own, name, value)
-        return own
+            setattr(layer, name, value)
+        return layer
 
     def validate(self) -> None:
         """Checks what transformers checks before it saves."""

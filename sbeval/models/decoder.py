@@ -156,13 +156,13 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             cu_seqlens=cu_seqlens,
             packed_lengths=tuple(lengths.tolist()),
         )
-        own = self.config.rope_parameters
-        if own is None:
+        rope = self.config.rope_parameters
+        if rope is None:
             return positions
         frequencies = frequencies or self.held_rope_frequencies
-        if frequencies is None and own["rope_type"] in LENGTH_DEPENDENT:
+        if frequencies is None and rope["rope_type"] in LENGTH_DEPENDENT:
             raise UserError(
-                f"RoPE of type {own['rope_type']!r} depends on a text's length, and packed texts have several; hold "
+                f"RoPE of type {rope['rope_type']!r} depends on a text's length, and packed texts have several; hold "
                 "one set of frequencies with held_rope_frequencies"
             )
         frequencies = frequencies or self.rope_frequencies_for(max(positions.packed_lengths or ()))
@@ -174,14 +174,14 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         return positions._replace(cos_sin=cos_sin(frequencies, positions.position_ids))
 
     def _own_frequencies(self, past: int, length: int) -> RopeFrequencies:
-        own = self.config.rope_parameters
-        assert own is not None
+        rope = self.config.rope_parameters
+        assert rope is not None
         frequencies = self.rope_frequencies_for(length)
-        if past and own["rope_type"] in LENGTH_DEPENDENT:
+        if past and rope["rope_type"] in LENGTH_DEPENDENT:
             cached = self.rope_frequencies_for(past)
             if not torch.equal(cached.inv_freq, frequencies.inv_freq):
                 raise UserError(
-                    f"RoPE of type {own['rope_type']!r} depends on the request's length, and the cached keys were "
+                    f"RoPE of type {rope['rope_type']!r} depends on the request's length, and the cached keys were "
                     f"rotated for {past} tokens, not {length}; pass rope_frequencies=model.rope_frequencies_for("
                     "context length and new tokens) to every call"
                 )

@@ -79,8 +79,8 @@ class Experts(nn.Module):
         if x_SI.dtype in _GROUPED_DTYPES and not any(width % _ROW_BYTES for width in width_bytes):
             return grouped_mm(x_SI, self.weight.mT, offs=end_X)
         bounds = [0, *end_X.tolist()]
-        parts = zip(bounds[:-1], bounds[1:], self.weight, strict=True)
-        return torch.cat([x_SI[start:end] @ weight.T for start, end, weight in parts])
+        ranges = zip(bounds[:-1], bounds[1:], self.weight, strict=True)
+        return torch.cat([x_SI[start:end] @ weight.T for start, end, weight in ranges])
 
 
 class Assignment:

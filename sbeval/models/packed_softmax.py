@@ -147,13 +147,13 @@ def text_by_text(
     **options: Any,
 ) -> Tensor:
     """Returns [1, H, T, D], one text after the other; takes the options of `softmax_attention`."""
-    parts = [torch.split(x, list(lengths), dim=2) for x in (q_1HTD, k_1GTD, v_1GTD)]
+    texts = [torch.split(x, list(lengths), dim=2) for x in (q_1HTD, k_1GTD, v_1GTD)]
     positions = [None] * len(lengths) if position_ids is None else torch.split(position_ids, list(lengths), dim=1)
 
     def mixed() -> list[Tensor]:
         return [
             softmax_attention(q, k, v, position_ids_BQ=position_ids_BQ, **options)
-            for q, k, v, position_ids_BQ in zip(*parts, positions, strict=True)
+            for q, k, v, position_ids_BQ in zip(*texts, positions, strict=True)
             if q.shape[2]
         ]
 

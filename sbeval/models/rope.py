@@ -143,21 +143,23 @@ def held_rope_frequencies(
     Raises:
         UserError: there is a scaling but no rotary embedding, or one that is computed in a way not known here.
     """
-    found: list[RopeFrequencies] = []
+    frequencies: list[RopeFrequencies] = []
     module: Any
     with ExitStack() as held:
         for module in model.modules():
             if hasattr(module, "held_rope_frequencies") and module.config.rope_parameters is not None:
-                own = module.rope_frequencies_for(length_tokens, scaling, original_length_tokens=original_length_tokens)
-                held.enter_context(_attributes(module, {"held_rope_frequencies": own}))
-                found.append(own)
+                scaled_here = module.rope_frequencies_for(
+                    length_tokens, scaling, original_length_tokens=original_length_tokens
+                )
+                held.enter_context(_attributes(module, {"held_rope_frequencies": scaled_here}))
+                frequencies.append(scaled_here)
             elif hasattr(module, "rope_type") and hasattr(module, "config"):
                 scaled, changed = _scaled_module(module, length_tokens, scaling, original_length_tokens)
                 held.enter_context(_attributes(module, changed))
-                found.append(scaled)
-        if scaling is not None and not found:
+                frequencies.append(scaled)
+        if scaling is not None and not frequencies:
             raise UserError(f"rope_scaling needs a model with rotary embeddings; {type(model).__name__} has none")
-        yield found
+        yield frequencies
 
 
 def _scaled_module(

@@ -118,8 +118,8 @@ def softmax_attention(
         return added.masked_fill(~seen, -torch.inf)[..., :columns]
 
     def block(last: int, columns: int, q_BHRD: Tensor, k: Tensor, v: Tensor, position_BR: Tensor | None) -> Tensor:
-        own = mask(last, q_BHRD.shape[2], columns, position_BR)
-        return _masked_attention(q_BHRD, k[:, :, last - columns : last], v[:, :, last - columns : last], own, scale)
+        shown = mask(last, q_BHRD.shape[2], columns, position_BR)
+        return _masked_attention(q_BHRD, k[:, :, last - columns : last], v[:, :, last - columns : last], shown, scale)
 
     widest = min(keys, _aligned(rows + sliding_window - 1))
     shared = mask(keys, min(rows, queries), widest, None) if by_distance else None
@@ -131,9 +131,9 @@ def softmax_attention(
         columns = min(last, _aligned(stop - start + sliding_window - 1))
         q_BHRD = q_BHQD[:, :, start:stop]
         if shared is not None:
-            own = readable_mask(shared[:, :, start - stop :, widest - columns :])
+            shown = readable_mask(shared[:, :, start - stop :, widest - columns :])
             k, v = k_BHKD[:, :, last - columns : last], v_BHKD[:, :, last - columns : last]
-            outputs.append(_masked_attention(q_BHRD, k, v, own, scale))
+            outputs.append(_masked_attention(q_BHRD, k, v, shown, scale))
             continue
         position_BR = None if position_ids_BQ is None else position_ids_BQ[:, start:stop]
         arguments = (last, columns, q_BHRD, k_BHKD, v_BHKD, position_BR)

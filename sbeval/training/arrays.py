@@ -48,9 +48,9 @@ def load_arrays(folder: Path) -> TrainingArrays:
         except (ValueError, EOFError, OSError, SyntaxError, TypeError, OverflowError, TokenError) as error:
             raise UserError(f"expected an array of tokens in {folder / name}, {first_line(error)}; {remedy}") from error
         if not isinstance(array, np.ndarray) or array.ndim != dimensions or array.dtype.kind not in "ui":
-            found = f"{array.ndim} of {array.dtype}" if isinstance(array, np.ndarray) else "none"
+            shape = f"{array.ndim} of {array.dtype}" if isinstance(array, np.ndarray) else "none"
             raise UserError(
-                f"Expected an array of whole numbers with {dimensions} dimensions in {folder / name}, found {found}; "
+                f"Expected an array of whole numbers with {dimensions} dimensions in {folder / name}, found {shape}; "
                 f"{remedy}"
             )
         arrays.append(array)

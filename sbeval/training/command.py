@@ -110,8 +110,8 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
         return None
     held_out = out / "held_out" / name_of_text(options.text)  # a text is named by its folder
     held_out.mkdir(parents=True, exist_ok=True)
-    with whole_file(held_out / HELD_OUT_FILE, "the text kept out of training", remedy="choose another --out") as part:
-        shutil.copyfile(folder / HELD_OUT_FILE, part)
+    with whole_file(held_out / HELD_OUT_FILE, "the text kept out of training", remedy="choose another --out") as copy:
+        shutil.copyfile(folder / HELD_OUT_FILE, copy)
     return HeldOut(checkpoint, held_out, lengths)
 
 

@@ -53,10 +53,10 @@ def prepare(trainer: Trainer, state: Path | None) -> None:
     """
     sharded = bool(trainer.is_fsdp_enabled)
     if state is not None and (state / STATE_FILE).is_file() != sharded:
-        found = "without it" if sharded else "with it"
+        saved = "without it" if sharded else "with it"
         raise UserError(
             f"Expected a run to go on as it was begun, found FSDP {'on' if sharded else 'off'} and {state} saved "
-            f"{found}; launch it {'without' if sharded else 'with'} --fsdp, or choose another --out"
+            f"{saved}; launch it {'without' if sharded else 'with'} --fsdp, or choose another --out"
         )
     if not sharded:
         return
@@ -138,8 +138,8 @@ def shared_loss(model: Any, degree: int, device: torch.device) -> Callable[[nn.M
     context.active = True
 
     def loss(wrapped: nn.Module, window_tokens: Tensor) -> Tensor:
-        own = context.positions(window_tokens.shape[1] - 1).to(window_tokens.device)
-        logits = wrapped(input_ids=window_tokens[:, own], position_ids=own[None], use_cache=False).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, own + 1].flatten())
+        ours = context.positions(window_tokens.shape[1] - 1).to(window_tokens.device)
+        logits = wrapped(input_ids=window_tokens[:, ours], position_ids=ours[None], use_cache=False).logits
+        return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, ours + 1].flatten())
 
     return loss

@@ -168,11 +168,11 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
     scaling = None if rope_scaling is None else parse_rope_scaling(rope_scaling)
     held = held_rope_frequencies(model, context_tokens, scaling, original_length_tokens=original)
     if scaling is not None:
-        own = getattr(config, "rope_parameters", None)
-        if own is None or "rope_theta" not in own:
+        rope = getattr(config, "rope_parameters", None)
+        if rope is None or "rope_theta" not in rope:
             raise UserError("Expected a RoPE model for --rope-scaling, found one without rotary embeddings; remove it")
-        unscaled = own.get("original_max_position_embeddings", original or config.max_position_embeddings)
-        base = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
+        unscaled = rope.get("original_max_position_embeddings", original or config.max_position_embeddings)
+        base = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
         scaled = base | scaling | {"original_max_position_embeddings": unscaled}
     with held:
         config.max_position_embeddings = context_tokens

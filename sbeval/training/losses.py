@@ -76,10 +76,10 @@ def bucketed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Te
     for segment in segments(window_tokens, separator):
         size = max(SHORTEST_BUCKET_TOKENS, 1 << (segment.stop - segment.start - 1).bit_length())
         buckets.setdefault(min(size, longest), []).append(segment)
-    own = len(buckets)
-    passes = -round(smallest_over_processes(torch.tensor(-own, device=window_tokens.device)))
+    batches = len(buckets)
+    passes = -round(smallest_over_processes(torch.tensor(-batches, device=window_tokens.device)))
     total = torch.zeros((), device=window_tokens.device)
-    for members in [*buckets.values(), *[[]] * (passes - own)]:
+    for members in [*buckets.values(), *[[]] * (passes - batches)]:
         # a pass without a segment runs one token, whose loss counts nothing
         rows, width = max(1, len(members)), max((segment.stop - segment.start for segment in members), default=1)
         inputs = window_tokens.new_full((rows, width), separator)

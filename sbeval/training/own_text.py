@@ -104,8 +104,8 @@ def tokenised_text(text: OwnText, tokenizer: Any, *, holding_out: bool) -> Path:
     folder = cache_folder("training") / f"{_FORMAT}-{key}"
     with writing_to(folder.parent, "token arrays"), FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            with written_beside(folder) as part:
-                _write(part, corpus, content, tokenizer, holding_out=holding_out)
+            with written_beside(folder) as unfinished:
+                _write(unfinished, corpus, content, tokenizer, holding_out=holding_out)
     return folder
 
 
@@ -141,21 +141,21 @@ def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Returns the optimization settings that are null in a recipe, and so follow from the folder of its text's token
     arrays.
     """
-    parts = {key: mapping.get(key) for key in ("model", "data", "optimization")}
-    model, data, optimization = (part if isinstance(part, dict) else {} for part in parts.values())
+    sections = {key: mapping.get(key) for key in ("model", "data", "optimization")}
+    model, data, optimization = (settings if isinstance(settings, dict) else {} for settings in sections.values())
     length, batch = model.get("training_length_tokens"), optimization.get("batch_tokens")
     kept_out = data.get("validation_tokens", 0)
     if not all(isinstance(size, int) for size in (length, batch, kept_out)) or not length or not batch:
         return {}  # the recipe's reader says what is wrong with them
     # offsets are drawn within a window
     windows = (load_arrays(folder).record["unique_tokens"] - kept_out - length) // length
-    found = {}
+    filled = {}
     total = optimization.get("total_tokens")
     if total is None:
-        total = found["total_tokens"] = max(0, windows * length // batch * batch)
+        total = filled["total_tokens"] = max(0, windows * length // batch * batch)
     if optimization.get("warmup_steps", 0) is None and isinstance(total, int):
-        found["warmup_steps"] = min(_MOST_WARMUP_STEPS, total // batch // 10)
-    return {"optimization": found}
+        filled["warmup_steps"] = min(_MOST_WARMUP_STEPS, total // batch // 10)
+    return {"optimization": filled}
 
 
 def lengths_to_report(folder: Path, length_tokens: int) -> tuple[int, ...]:
@@ -176,13 +176,13 @@ def lengths_to_report(folder: Path, length_tokens: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def _write(part: Path, corpus: Corpus, content: str, tokenizer: Any, *, holding_out: bool) -> None:
+def _write(folder: Path, corpus: Corpus, content: str, tokenizer: Any, *, holding_out: bool) -> None:
     if tokenizer is None:
         texts = (document.text for document in _beginning(corpus))
-        save_tokenizer(train_tokenizer(texts, TRAINED_VOCABULARY), part / "tokenizer")
-        tokenizer = load_tokenizer(part / "tokenizer")
+        save_tokenizer(train_tokenizer(texts, TRAINED_VOCABULARY), folder / "tokenizer")
+        tokenizer = load_tokenizer(folder / "tokenizer")
     else:
-        tokenizer.save_pretrained(part / "tokenizer")
+        tokenizer.save_pretrained(folder / "tokenizer")
     if (end := tokenizer.eos_token_id) is None:
         raise UserError(
             "Expected a tokenizer with an end-of-text token (eos_token) to put between documents, found none: name "
@@ -194,8 +194,8 @@ def _write(part: Path, corpus: Corpus, content: str, tokenizer: Any, *, holding_
     digest = sha256()
     with ExitStack() as stack:
         stack.enter_context(all_cores())
-        held_out: IO[str] = stack.enter_context((part / HELD_OUT_FILE).open("w", encoding="utf-8"))
-        raw: IO[bytes] = stack.enter_context((part / "tokens").open("wb"))
+        held_out: IO[str] = stack.enter_context((folder / HELD_OUT_FILE).open("w", encoding="utf-8"))
+        raw: IO[bytes] = stack.enter_context((folder / "tokens").open("wb"))
         numbers = itertools.count(1)
         for batch in batches(corpus.documents()):
             encoded = tokenizer([document.text for document in batch], add_special_tokens=False, verbose=False)
@@ -209,11 +209,11 @@ def _write(part: Path, corpus: Corpus, content: str, tokenizer: Any, *, holding_
                 raw.write(tokens.astype(dtype).tobytes())
                 counts["documents"] += 1
                 counts["unique_tokens"] += len(tokens)
-    array = np.lib.format.open_memmap(part / "tokens.npy", mode="w+", dtype=dtype, shape=(counts["unique_tokens"],))
-    array[:] = np.memmap(part / "tokens", dtype=dtype, mode="r")
+    array = np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=dtype, shape=(counts["unique_tokens"],))
+    array[:] = np.memmap(folder / "tokens", dtype=dtype, mode="r")
     array.flush()
-    (part / "tokens").unlink()
-    np.save(part / "recall.npy", np.empty((0, 1), dtype))
+    (folder / "tokens").unlink()
+    np.save(folder / "recall.npy", np.empty((0, 1), dtype))
     record = {
         "source": corpus.name,
         "detail": corpus.detail,
@@ -222,7 +222,7 @@ def _write(part: Path, corpus: Corpus, content: str, tokenizer: Any, *, holding_
         "tokens_sha256": digest.hexdigest(),
         "held_out": kept_out,
     }
-    (part / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    (folder / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
 def _beginning(corpus: Corpus) -> Iterator[Document]:

@@ -23,8 +23,8 @@ _PACKAGES = ("torch", "triton", "transformers", "accelerate", "tokenizers", "num
 
 def write_lines(file: Path, values: Sequence[Mapping[str, Any]]) -> None:
     """Writes JSON lines, whole or not at all."""
-    with whole_file(file, "the record of a run", remedy=OTHER_FOLDER) as part:
-        part.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    with whole_file(file, "the record of a run", remedy=OTHER_FOLDER) as unfinished:
+        unfinished.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

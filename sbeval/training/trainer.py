@@ -122,10 +122,10 @@ def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, pro
     micro_windows = (optimization.micro_batch_tokens or optimization.batch_tokens // processes) // length_tokens
     if micro_windows < 1 or batch_windows % (micro_windows * processes):
         micro = optimization.micro_batch_tokens
-        found = f"batches of {optimization.batch_tokens} tokens" + ("" if micro is None else f" in passes of {micro}")
+        asked = f"batches of {optimization.batch_tokens} tokens" + ("" if micro is None else f" in passes of {micro}")
         raise UserError(
             f"Expected a batch that {processes} processes share evenly in windows of {length_tokens} tokens, found "
-            f"{found}; change batch_tokens, micro_batch_tokens or the number of processes"
+            f"{asked}; change batch_tokens, micro_batch_tokens or the number of processes"
         )
     return micro_windows, batch_windows // (micro_windows * processes)
 
@@ -203,9 +203,9 @@ def remove_older_states(states: Path) -> None:
 
 
 def _complete_states(states: Path) -> list[Path]:
-    found = [folder for folder in states.glob("checkpoint-*") if (folder / COMPLETE_MARK).is_file()]
+    complete = [folder for folder in states.glob("checkpoint-*") if (folder / COMPLETE_MARK).is_file()]
     return sorted(
-        (folder for folder in found if _STATE.fullmatch(folder.name)),
+        (folder for folder in complete if _STATE.fullmatch(folder.name)),
         key=lambda folder: int(folder.name.rpartition("-")[2]),
     )
 
@@ -220,8 +220,8 @@ def _is_a_trainer_s(folder: Path) -> bool:
 
 def _own_part(weight: Tensor) -> Tensor:
     """The part of a weight that lies in this process, all of it where weights are not sharded."""
-    part: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
-    return part.detach()
+    local: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
+    return local.detach()
 
 
 def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:

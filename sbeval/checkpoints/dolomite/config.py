@@ -150,8 +150,8 @@ def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) ->
             }
         )
     # stick-breaking gives a model its name, whichever layer comes first
-    usual = next((one for one in layers if one["attention"] == "stickbreaking"), layers[0])
-    overrides = [{name: value for name, value in one.items() if value != usual[name]} for one in layers]
+    usual = next((layer for layer in layers if layer["attention"] == "stickbreaking"), layers[0])
+    overrides = [{name: value for name, value in layer.items() if value != usual[name]} for layer in layers]
     mixtures = [mlp for mlp in source.mlps if mlp.experts]
     return usual | {
         "num_attention_heads": shared(source.mixers, "heads", "num_attention_heads"),

@@ -175,8 +175,8 @@ def _mixer(block: ConfigValues, layer: int, hidden_size: int, default_heads: int
         fields["sliding_window_tokens"] = None if window is None else window + 1
         fields["exclusive"] = block.get("exclusive_self_attention", bool, False)
         fields["gated"] = block.get("attention_gate", bool, False)
-        own = block.get("qkv_bias", bool, None)
-        fields["qkv_bias"] = bias if own is None else own
+        stated = block.get("qkv_bias", bool, None)
+        fields["qkv_bias"] = bias if stated is None else stated
     block.refuse_unread(DOLOMITE_BLOCK)
     return DolomiteMixer(**fields)
 
@@ -226,15 +226,15 @@ def _head_dim(given: int | None, hidden_size: int, heads: int) -> int:
 
 
 def _key_value_heads(config: ConfigValues, heads: int) -> int:
-    found = config.count("num_key_value_heads", default=None)
-    kind = config.one_of("attention_head_type", _HEAD_TYPES, "gqa" if found else "mqa")
-    expected = {"mha": heads, "mqa": 1}.get(kind, found)
+    stated = config.count("num_key_value_heads", default=None)
+    kind = config.one_of("attention_head_type", _HEAD_TYPES, "gqa" if stated else "mqa")
+    expected = {"mha": heads, "mqa": 1}.get(kind, stated)
     if expected is None:
         raise UserError("attention_head_type gqa needs num_key_value_heads in the configuration")
-    if found not in (None, expected):
+    if stated not in (None, expected):
         raise UserError(
             f"Expected num_key_value_heads {expected} with attention_head_type {kind} and {heads} heads, found "
-            f"{found}; mend the configuration"
+            f"{stated}; mend the configuration"
         )
     if heads % expected:
         raise UserError(f"Expected heads that are a multiple of num_key_value_heads, found {heads} and {expected}")

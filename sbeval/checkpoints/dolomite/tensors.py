@@ -113,12 +113,12 @@ def _biases(source: DolomiteConfig, weights: Weights, modules: list[tuple[str, s
     for (name, _), mlp in zip(stated["mlp"], source.mlps, strict=True):
         if mlp.experts and (name in weights or mlp.bias):
             raise UserError(f"experts with biases ({name}, add_bias) are not supported; supported are those without")
-    found = {part: [name in weights for name, _ in names] for part, names in stated.items()}
-    for part, names in stated.items():
-        for (name, said), has in zip(names, found[part], strict=True):
+    present = {maps: [name in weights for name, _ in names] for maps, names in stated.items()}
+    for maps, names in stated.items():
+        for (name, said), has in zip(names, present[maps], strict=True):
             if said not in (None, has):
                 raise UserError(f"the configuration says add_bias {said} for {name}, which the checkpoint {_HAS[has]}")
-    return [part for part, has in found.items() if same_in_all_layers(has, f"having a bias of {part}")]
+    return [maps for maps, has in present.items() if same_in_all_layers(has, f"having a bias of {maps}")]
 
 
 def _training_length(source: DolomiteConfig) -> int:
@@ -170,8 +170,8 @@ def _model_tensors(config: SbevalConfig, weights: Weights) -> dict[str, Tensor]:
 
 
 def _norm(config: SbevalConfig, weights: Weights, theirs: str, ours: str) -> dict[str, Tensor]:
-    parts = ("weight", "bias") if config.norm == "layernorm" else ("weight",)
-    return {f"{ours}.{part}": weights.take(f"{theirs}.{part}", (config.hidden_size,)) for part in parts}
+    kinds = ("weight", "bias") if config.norm == "layernorm" else ("weight",)
+    return {f"{ours}.{tensor}": weights.take(f"{theirs}.{tensor}", (config.hidden_size,)) for tensor in kinds}
 
 
 def _head_order(config: SbevalConfig, *, tiled: bool) -> Tensor:

@@ -128,8 +128,8 @@ def _in_blocks(
         logits_BGMC = torch.cat(logits, dim=-1)
         logits_BGNRC = logits_BGMC.view(batch, groups, heads // groups, -1, logits_BGMC.shape[-1])
         weights = logits_BGNRC.masked_fill(~seen_BRC[:, None, None], -torch.inf).softmax(-1).flatten(2, 3)
-        shares = torch.split(weights, [own.stop - own.start for own in columns], dim=-1)
-        mixed = [share @ v_BGKD[:, :, own].to(wide) for share, own in zip(shares, columns, strict=True)]
+        shares = torch.split(weights, [place.stop - place.start for place in columns], dim=-1)
+        mixed = [share @ v_BGKD[:, :, place].to(wide) for share, place in zip(shares, columns, strict=True)]
         outputs.append(torch.stack(mixed).sum(0).view(batch, heads, -1, size).to(v_BGKD.dtype))
     return torch.cat(outputs, dim=2)
 

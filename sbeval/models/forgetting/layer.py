@@ -93,11 +93,11 @@ def _parts(dtype: torch.dtype) -> int:
 
 def _split(x: Tensor, parts: int) -> Tensor:
     """Returns [..., P]: numbers that add up to x; but for a single one, they are bfloat16's."""
-    found = []
+    pieces = []
     for _ in range(parts - 1):
-        found.append(x.to(torch.bfloat16).to(x.dtype))
-        x = x - found[-1]
-    return torch.stack([*found, x if parts == 1 else x.to(torch.bfloat16).to(x.dtype)], dim=-1)
+        pieces.append(x.to(torch.bfloat16).to(x.dtype))
+        x = x - pieces[-1]
+    return torch.stack([*pieces, x if parts == 1 else x.to(torch.bfloat16).to(x.dtype)], dim=-1)
 
 
 class TokenShift(nn.Linear):
