@@ -74,7 +74,8 @@ class StickBreakingMixer(nn.Module):
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGQD)
 
     def _options(self) -> dict[str, Any]:
-        return {"scale": self.scale, "attend_current": self.attend_current, **dataclasses.asdict(self.kernels)}
+        chosen = {"impl": self.kernels.impl, "skip_threshold": self.kernels.skip_threshold}
+        return {"scale": self.scale, "attend_current": self.attend_current, **chosen}
 
     def _with_remainder(self, output_BHQD: Tensor, remainder_BHQ: Tensor, own_v_BGQD: Tensor) -> Tensor:
         if self.remainder == "none":
