@@ -17,8 +17,7 @@ from measuring import graphed, interleaved, machine, relative_error, shown
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sbeval.attention import stickbreaking_attention
-from sbeval.attention.slots import stickbreaking_decode
+from sbeval.attention import stickbreaking_attention, stickbreaking_decode
 
 THRESHOLD = 1e-5
 COPIED_BYTES = 2**30

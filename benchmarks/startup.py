@@ -37,7 +37,7 @@ COMMANDS = (
     f"{RUN} sb_stdlib --batch_size abc",
     f"run --model_args pretrained={CHECKPOINT},rope_scaling=dynamc:4 --tasks sb_stdlib",
     "train no_such_recipe",
-    "train scheme_rope --data /no/such --out out",
+    "train demo_rope --data /no/such --out out",
     f"extend {CHECKPOINT} --data /no/such --context 2048 --out out",
     "convert /no/such out",
 )

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from sbeval.models import SbevalConfig, SbevalForCausalLM, preset
-from sbeval.training.trainer import next_token_loss
+from sbeval.training.losses import next_token_loss
 
 DEMO: dict[str, Any] = {
     "vocab_size": 4096,

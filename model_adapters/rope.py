@@ -23,8 +23,7 @@ from sbeval.model_adapters.speed.attention import turns_halves, with_attention
 from sbeval.model_adapters.speed.replacing import with_name
 from sbeval.models import SbevalModel
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
-from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies
-from sbeval.models.rope_scaling import held_rope_frequencies
+from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, held_rope_frequencies
 from sbeval.scoring.body import same_but_for_rounding
 
 GLOBAL_LAYERS = "full_attention"

@@ -19,7 +19,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 from sbeval.attention.impl.triton import backward, decode, decode_slots, forward, hardware
-from sbeval.models.kernels.softmax_decode import kernel_softmax_decode
+from sbeval.models.kernels.slots import kernel_softmax_decode
 
 class Hopper:
     get_current_target = lambda self: GPUTarget("cuda", 90, 32)
@@ -89,7 +89,7 @@ def test_the_quick_interpreter_gives_what_the_whole_one_gives_bit_by_bit() -> No
 def test_kernels_of_attention_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     made = run_code(COMPILE, environment={"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)})
     kernels = {line.partition(" ")[0] for line in made}
-    decoding = ("decode", "decode_slots", "softmax_decode")
+    decoding = ("decode", "decode_slots", "slots")
     split = {f"{module}_{kernel}_kernel" for module in decoding for kernel in ("split", "join")}
     assert kernels == split | {"forward_forward_kernel", "backward_backward_kernel"}
     assert {line.partition(" ")[2] for line in made} == {"True"}

@@ -19,7 +19,7 @@ from sbeval.tasks.metadata import PERPLEXITY_SEED, SAMPLES_SEED, TaskOptions
 
 HOMES = (
     *("sbeval.tasks.asked", "sbeval.model_adapters.options"),
-    *("sbeval.sweep.definition", "sbeval.training.recipe", "sbeval.training.prepare"),
+    *("sbeval.sweep.definition", "sbeval.training.recipe"),
 )
 OPTIMIZATION = {"learning_rate": 1, "total_tokens": 640, "batch_tokens": 16, "warmup_steps": 1}
 # what a model cannot do without
@@ -44,7 +44,6 @@ REQUIRED: dict[str, dict[str, Any]] = {
         **{"name": "x", "model": {"training_length_tokens": 8}, "data": {"folder": "f"}},
         "optimization": OPTIMIZATION,
     },
-    "DataRecipe": {"packages": ["a==1"], "package_bytes_max": 9},
     "Extension": {"checkpoint": "a", "data": "b", "context_tokens": 8, "optimization": OPTIMIZATION},
 }
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sbeval.model_adapters.speed.linear import AlignedLinear
 from sbeval.model_adapters.speed.parts import FusedGatedMLP
 from sbeval.models import SbevalForCausalLM
-from sbeval.models.mlp.dense import UNGATED
+from sbeval.models.mlp import UNGATED
 from sbeval.models.rope import cos_sin
 from sbeval.models.slots import SlotCache, SlotLayer, softmax_decode
 

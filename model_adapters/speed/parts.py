@@ -15,7 +15,7 @@ from sbeval.model_adapters.speed.linear import AlignedLinear
 from sbeval.model_adapters.speed.replacing import replace_modules
 from sbeval.models.config import PLAIN_ACTIVATIONS
 from sbeval.models.kernels.devices import runs_triton
-from sbeval.models.mlp.dense import UNGATED, activate
+from sbeval.models.mlp import UNGATED, activate
 from sbeval.scoring.body import same_but_for_rounding
 
 _MAPS = {"gate_proj", "up_proj", "down_proj"}

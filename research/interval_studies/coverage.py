@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from research.published_results.found import FIXED, NAMES, STREAM, read_tasks, table
+from research.interval_studies.archive import FIXED, NAMES, STREAM, read_tasks, table
 from sbeval.corpora.archives import unpack
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.read.samples import SumsByDocument

@@ -10,8 +10,8 @@ Verdicts are those of `Judged`, intervals those of the command with fewer resamp
 
 import numpy as np
 
+from research.interval_studies.archive import table
 from research.interval_studies.guard import DOCUMENTS, RESAMPLES, SPREAD
-from research.published_results.found import table
 from sbeval.policy import Rule
 from sbeval.reports.analyse.statistics import CONFIDENCE, change_weights, graded_errors, simultaneous_band
 from sbeval.reports.judge import Judged

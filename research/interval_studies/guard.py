@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from research.published_results.found import FIXED, STREAM, read_tasks, table
+from research.interval_studies.archive import FIXED, STREAM, read_tasks, table
 from sbeval.corpora.archives import unpack
 from sbeval.policy import FAIL_IF_WORSE, read_policy
 from sbeval.reports.analyse.statistics import simultaneous_band

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from research.published_results.found import table
+from research.interval_studies.archive import table
 from sbeval.reports.analyse.claims import longest_shown
 from sbeval.reports.analyse.statistics import simultaneous_band
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from research.interval_studies.archive import FIXED, NAMES, STREAM, read_tasks, table
 from research.interval_studies.coverage import REFERENCE_TOKENS, lengths_of
-from research.published_results.found import FIXED, NAMES, STREAM, read_tasks, table
 from sbeval.corpora.archives import unpack
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.results.intervals import RESAMPLES, ratio_interval

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from research.published_results.found import table
+from research.interval_studies.archive import table
 from sbeval.reports.analyse.statistics import mean_interval, score_interval, wilson_interval
 
 DRAWS, SUITES = 10_000, 1000

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from research.published_results.found import table
+from research.interval_studies.archive import table
 from sbeval.results.intervals import ratio_interval
 
 TRIALS, RESAMPLES = 600, 1000

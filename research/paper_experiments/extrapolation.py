@@ -1,6 +1,6 @@
 r"""Trains one small model of every position scheme and evaluates all of them far beyond their training length.
 
-    python -m sbeval.training.tokenised PACKED --out build/demo_data
+    python -m research.training_text.tokenised PACKED --out build/demo_data
     python -m research.paper_experiments.held_out_text stdlib.jsonl.gz
     python -m research.paper_experiments.extrapolation --data build/demo_data --held-out stdlib.jsonl.gz \
         --out build/extrapolation --gpus 4
@@ -25,6 +25,7 @@ from typing import Any
 from research.paper_experiments.job_queue import Job, run_queue
 from sbeval.tasks.recall.sequences import PAIRS
 
+RECIPES = Path(__file__).parent / "recipes"
 LENGTH_TOKENS = 1024
 BATCH_TOKENS = 65536
 SCHEMES = {
@@ -45,7 +46,7 @@ SCHEMES = {
     "rope_window_512": {"sliding_window": 512},
     "rope_window_1024": {"sliding_window": 1024},
 }
-"""The lengths in each scheme's recipe (`sbeval/training/recipes/scheme_*`), which `--shrink` divides."""
+"""The lengths in each scheme's recipe (`recipes/scheme_*`), which `--shrink` divides."""
 LENGTH_KEYS = ("training_length_tokens", "sliding_window", "rope_parameters.original_max_position_embeddings")
 SEEDED = ("stickbreaking", "rope")
 EXTENDED = {"stickbreaking": None, "rope": "dynamic:4"}
@@ -118,8 +119,8 @@ def training(plan: Plan, scheme: str, name: str, rate: float, tokens: int, seed:
         settings |= {f"model.{key}": value for key, value in TINY_MODEL.items()}
         settings |= {f"model.{key}": value // plan.shrink for key, value in lengths.items() if key in LENGTH_KEYS}
         settings |= {"precision": "float32"}
-    command = [sys.executable, "-P", "-m", "sbeval", "train", f"scheme_{scheme}", "--data", str(plan.data)]
-    command += ["--out", str(plan.out / "runs" / name)]
+    command = [sys.executable, "-P", "-m", "sbeval", "train", str(RECIPES / f"scheme_{scheme}.yaml")]
+    command += ["--data", str(plan.data), "--out", str(plan.out / "runs" / name)]
     return [*command, *(part for key, value in settings.items() for part in ("--set", f"{key}={value}"))]
 
 
@@ -190,8 +191,9 @@ def jobs_of(plan: Plan) -> list[Job]:
     jobs: list[Job] = []
     ready: tuple[str, ...] = ()
     if plan.packed is not None:
-        command = [sys.executable, "-P", "-m", "sbeval.training.tokenised", str(plan.packed), "--out", str(plan.data)]
-        command += ["--length", str(plan.length), "--recall-windows", str(32768 if plan.shrink == 1 else 512)]
+        command = [sys.executable, "-m", "research.training_text.tokenised", str(plan.packed)]
+        command += ["--out", str(plan.data), "--length", str(plan.length)]
+        command += ["--recall-windows", str(32768 if plan.shrink == 1 else 512)]
         jobs.append(Job(name="tokenise", command=lambda: command, urgency=9))
         ready = ("tokenise",)
 

@@ -7,7 +7,7 @@
 The models are the shipped ones, trained on the same 524 million tokens at a length of 1024, and the targets those of
 `extrapolation`. Numbers follow from the training length, those of YaRN and SelfExtend for 4, 16 and 64 times of it;
 LongRoPE's factors alone are searched (`longrope_factors`, on other text, at 16 times). `add_results` of
-`research.published_results` takes the archive.
+the tables of docs/results/extrapolation were made from the archive.
 """
 
 import argparse

@@ -3,6 +3,7 @@
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim.
 """
 
+import math
 from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
@@ -104,26 +105,83 @@ def stickbreaking_attention(
             if impl == "reference":
                 from sbeval.attention.impl.reference import reference
 
-                found = reference(q, k, v, scale, attend_current, seq_start, cu_seqlens, cu_seqlens_k, causal)
-                return StickBreakingOutput(*found)
+                results = reference(q, k, v, scale, attend_current, seq_start, cu_seqlens, cu_seqlens_k, causal)
+                return StickBreakingOutput(*results)
             _refuse_tangents(q, k, v)
             from sbeval.attention.impl.blockwise import blockwise
 
-            found = blockwise(
+            results = blockwise(
                 *(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold),
                 *(cu_seqlens_k, newer_remainder, causal),
             )
-            return StickBreakingOutput(*found)
+            return StickBreakingOutput(*results)
     if impl == "triton":
         _refuse_tangents(q, k, v)
         from sbeval.attention.impl.triton import triton_attention
 
-        found = triton_attention(
+        results = triton_attention(
             *(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold),
             *(cu_seqlens_k, newer_remainder, causal),
         )
-        return StickBreakingOutput(*found)
+        return StickBreakingOutput(*results)
     raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
+
+
+def stickbreaking_decode(
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    length_B: Tensor,
+    *,
+    scale: float,
+    attend_current: bool = False,
+    skip_threshold: float | None = None,
+    impl: Implementation = "auto",
+) -> StickBreakingOutput:
+    """Stick-breaking attention of each slot's newest positions, without a gradient.
+
+    On a GPU nothing is read back from the device, so a CUDA graph can record the call and replay it as texts grow.
+
+    Args:
+        q_BHQD: queries, few in each slot.
+        k_BGKD: room for keys; the first `length_B` are attended to, the last Q of which are the queries' positions.
+            The rest must be finite.
+        v_BGKD: room for values, likewise.
+        length_B: integers, at least Q.
+        scale: factor of the logits.
+        attend_current: as in `stickbreaking_attention`, like the next two.
+        skip_threshold: stick below which older keys are skipped.
+        impl: "auto" takes kernels on a GPU and the definition on other devices.
+    """
+    if impl == "triton" or (impl == "auto" and q_BHQD.is_cuda and q_BHQD.dtype != torch.float64):
+        from sbeval.attention.impl.triton.decode_slots import decode_slots
+        from sbeval.attention.impl.triton.function import LOG2_NOTHING_LEFT
+
+        log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
+        q_BHQD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQD, k_BGKD, v_BGKD))
+        with torch.cuda.device(q_BHQD.device) if q_BHQD.is_cuda else nullcontext():
+            arguments = (q_BHQD, k_BGKD, v_BGKD, length_B, scale, attend_current, log2_threshold)
+            return StickBreakingOutput(*decode_slots(*arguments, skipping=skip_threshold is not None))
+    k_BGKD, v_BGKD, start_B = _newest_last(k_BGKD, v_BGKD, length_B)
+    return stickbreaking_attention(
+        *(q_BHQD, k_BGKD, v_BGKD),
+        scale=scale,
+        attend_current=attend_current,
+        seq_start=start_B,
+        skip_threshold=skip_threshold,
+        impl=impl,
+    )
+
+
+def _newest_last(k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns keys and values padded on the left to the longest slot's length, and where each text begins in them."""
+    shortest, longest = map(int, length_B.aminmax())
+    start_B = longest - length_B
+    if shortest == longest:
+        return k_BGKD[:, :, :longest], v_BGKD[:, :, :longest], start_B
+    place_BK = (torch.arange(longest, device=length_B.device) - start_B[:, None]).clamp_min(0)
+    place_BGKD = place_BK[:, None, :, None].long().expand(-1, k_BGKD.shape[1], -1, k_BGKD.shape[3])
+    return k_BGKD.gather(2, place_BGKD), v_BGKD.gather(2, place_BGKD), start_B
 
 
 def check_inputs(

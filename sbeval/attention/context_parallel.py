@@ -38,11 +38,7 @@ class Transfers:
 
 
 class ContextParallel:
-    """The processes that share sequences.
-
-    Args:
-        group: these processes; None means all processes.
-    """
+    """The processes of a `group` that share sequences; None means all processes."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
@@ -76,9 +72,9 @@ class ContextParallel:
 
     def gather_objects(self, item: Any) -> list[Any]:
         """Returns the item of each process, by rank; all must call it."""
-        found: list[Any] = [None] * self.ranks
-        dist.all_gather_object(found, item, group=self.group)
-        return found
+        items: list[Any] = [None] * self.ranks
+        dist.all_gather_object(items, item, group=self.group)
+        return items
 
     def from_rank(self, rank: int, item: Any) -> Any:
         """Returns the item of that rank's process, ignoring those of the others; all must call it."""
@@ -120,17 +116,14 @@ class ContextParallel:
     def with_all_keys(self, attend: Callable[[slice, Tensor, Tensor], Any], k: Tensor, v: Tensor) -> list[Any]:
         """Returns `attend(chunk, keys, values)` for each chunk of this process, with all keys up to the chunk's end.
 
-        Args:
-            attend: causal attention of a chunk's queries, whose positions are the last of the keys.
-            k: [B, G, Q, D] keys of this process; they get gradients from all processes.
-            v: [B, G, Q, D] values.
+        `k` and `v` are this process's, [B, G, Q, D], and get gradients from all processes.
         """
         chunk = k.shape[2] // 2
         keys: Tensor = _Gather.apply(k, self)  # type: ignore[no-untyped-call]
         values: Tensor = _Gather.apply(v, self)  # type: ignore[no-untyped-call]
         return [
-            attend(own, keys[:, :, : start + chunk], values[:, :, : start + chunk])
-            for own, start in zip((slice(0, chunk), slice(chunk, 2 * chunk)), self._starts(chunk), strict=True)
+            attend(rows, keys[:, :, : start + chunk], values[:, :, : start + chunk])
+            for rows, start in zip((slice(0, chunk), slice(chunk, 2 * chunk)), self._starts(chunk), strict=True)
         ]
 
     def _room_for_parts(self, own: Tensor) -> list[Tensor]:
@@ -197,16 +190,16 @@ class _Walk:
             # no process skips a piece: all are at the same place
             return [self.place if self.place < len(pieces) else None for pieces in self.lists]
         wanted = torch.tensor([-1 if mine is None else mine], device=self.q.device)
-        found = [torch.empty_like(wanted) for _ in self.lists]
-        dist.all_gather(found, wanted, group=self.context.group)
-        return [None if index < 0 else index for index in torch.cat(found).tolist()]
+        indices = [torch.empty_like(wanted) for _ in self.lists]
+        dist.all_gather(indices, wanted, group=self.context.group)
+        return [None if index < 0 else index for index in torch.cat(indices).tolist()]
 
     def _next(self) -> int | None:
         pieces = self.lists[self.context.rank]
         if self.skip_threshold is not None:
             older, newer = (
-                bool((self.remainder[:, :, own] >= self.skip_threshold).any())
-                for own in (slice(0, self.chunk), slice(self.chunk, None))
+                bool((self.remainder[:, :, rows] >= self.skip_threshold).any())
+                for rows in (slice(0, self.chunk), slice(self.chunk, None))
             )
             while self.place < len(pieces) and not (newer or (older and pieces[self.place].of_both)):
                 self.place = self.place + 1 if older else len(pieces)
@@ -247,8 +240,8 @@ class _Walk:
 
     def _own(self, piece: Piece) -> tuple[Tensor, ...]:
         first = self.chunk if piece.newer else 0
-        own = slice(first + piece.start, first + piece.stop)
-        return tuple(each[:, :, own] for each in self.kv)
+        rows = slice(first + piece.start, first + piece.stop)
+        return tuple(each[:, :, rows] for each in self.kv)
 
     def _add(self, piece: Piece, kv: Sequence[Tensor]) -> None:
         rows = slice(0 if piece.of_both else self.chunk, 2 * self.chunk)

@@ -48,11 +48,11 @@ def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
         size *= 2
     twice = [chunk_tokens - cut // 2 for cut in (*cuts, *(chunk_tokens + cut for cut in cuts[1:]))]
     once = [chunk_tokens - cut for cut in cuts]
-    found = []
+    asked = []
     older, newer = chunks_of(rank, ranks)
     for chunk in reversed(range(newer)):
         of_newer, of_both = chunk >= ranks, chunk < older
         holder = 2 * ranks - 1 - chunk if of_newer else chunk
         bounds = itertools.pairwise(twice if of_both else once)
-        found += [Piece(holder, of_newer, start, stop, of_both) for stop, start in bounds if start < stop]
-    return found
+        asked += [Piece(holder, of_newer, start, stop, of_both) for stop, start in bounds if start < stop]
+    return asked

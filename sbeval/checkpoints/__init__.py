@@ -7,11 +7,9 @@
 - `files`: are the files whole, and what tensors do they hold?
 - `values`: are a configuration's values of their kinds, and can the files hold so much?
 - `ignored`: which keys of a configuration change nothing at evaluation?
-- `layers`: what do the readers of foreign layouts share?
 - `quiet`: how does transformers say less?
 - `dolomite`: how is dolomite-engine's read?
-- `fla`: how is flash-linear-attention's stick-breaking model read?
-- `forgetting`: how are the Forgetting Transformer and its authors' softmax baselines read?
+- `fla`: how are flash-linear-attention's stick-breaking model and the Forgetting Transformer read?
 - `moduleformer`: how is ModuleFormer read?
 - `moduleformer_model`: what is its model?
 
@@ -54,7 +52,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in __all__:
         for module in ("load", "convert", "facts", "files", "registry"):
-            found = vars(import_module(f"sbeval.checkpoints.{module}"))
-            if name in found:
-                return found[name]
+            names = vars(import_module(f"sbeval.checkpoints.{module}"))
+            if name in names:
+                return names[name]
     raise AttributeError(f"module 'sbeval.checkpoints' has no attribute {name!r}")

@@ -62,11 +62,11 @@ def convert_checkpoint(
     if replace and not is_new(destination):
         set_aside(destination, reads=[] if loaded.folder is None else [loaded.folder])
     _check_empty(destination)  # loading may have taken an hour
-    with written_beside(destination) as part:
-        loaded.model.save_pretrained(part)
+    with written_beside(destination) as unfinished:
+        loaded.model.save_pretrained(unfinished)
         for name in _TOKENIZER_FILES:
             if loaded.folder is not None and (loaded.folder / name).is_file():
-                shutil.copyfile(loaded.folder / name, part / name)
+                shutil.copyfile(loaded.folder / name, unfinished / name)
     return loaded
 
 
@@ -90,8 +90,7 @@ def settle_kv_expand(
         device: where to run.
 
     Returns:
-        "interleave" or "tile", and the mean NLL in nats of both. Equal NLL (heads that are not grouped) gives
-        "interleave".
+        The way, "interleave" where both are alike (heads that are not grouped), and the mean NLL in nats of both.
     """
     ids = tokens.reshape(1, -1).to(device)
     nll: dict[str, float] = {}

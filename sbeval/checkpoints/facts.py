@@ -29,8 +29,8 @@ def training_length_tokens(config: Any) -> int | None:
     rope = rope if isinstance(rope, dict) else {}
     # models with several kinds of layers keep one set of parameters for each
     nested = [value for value in rope.values() if isinstance(value, dict)]
-    for found in [rope, *nested]:
-        if length := positive(found.get("original_max_position_embeddings")):
+    for scaling in [rope, *nested]:
+        if length := positive(scaling.get("original_max_position_embeddings")):
             return length
     for name in ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         if length := positive(getattr(config, name, None)):

@@ -125,7 +125,7 @@ class Weights:
                     names = set(file.keys())
             else:
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-                if not isinstance(tensors, dict) or not all(isinstance(one, Tensor) for one in tensors.values()):
+                if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
                     raise ValueError("it holds something else than tensors by name")
                 self._pickled.update(tensors)
                 names = set(tensors)
@@ -179,6 +179,26 @@ class Weights:
     def left_over(self) -> list[str]:
         """Returns the names nobody took."""
         return sorted(set(self._file_of) - self._taken)
+
+    def refuse_left_over(self, layout: str) -> None:
+        """Raises a UserError where tensors have no place in a layout."""
+        if names := self.left_over():
+            raise UserError(f"these tensors are no part of the {layout} layout: {_some(names)}")
+
+    def check_tied_head(self, embedding: Tensor) -> None:
+        """Takes the head of a model whose head is its embedding, if the files hold one all the same.
+
+        Raises:
+            UserError: it is another than the embedding.
+        """
+        if "lm_head.weight" not in self:
+            return
+        head = self.take("lm_head.weight", tuple(embedding.shape))
+        if head.dtype != embedding.dtype or not torch.equal(head, embedding):
+            raise UserError(
+                "Expected lm_head.weight to be the embedding, since tie_word_embeddings is true or absent, found other "
+                "numbers; mend the configuration"
+            )
 
     def _path(self, name: str) -> Path:
         if name not in self._file_of:

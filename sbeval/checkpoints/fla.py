@@ -1,17 +1,26 @@
-"""Checkpoints of flash-linear-attention's stick-breaking model, without that package."""
+"""Checkpoints of flash-linear-attention's stick-breaking model and the Forgetting Transformer, without their packages.
+
+The latter is its authors' or flash-linear-attention's; the authors' softmax baselines are read as well:
+`transformer-project_fox`, and their "pro" layers without forget gates.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sbeval.checkpoints.files import Weights
-from sbeval.checkpoints.ignored import FLA
-from sbeval.checkpoints.layers import check_tied_head, refuse_left_over
+from sbeval.checkpoints.ignored import FLA, FLA_FORGETTING, FOX, FOX_SOFTMAX
 from sbeval.checkpoints.values import ConfigValues
 from sbeval.models import SbevalConfig
 
-MODEL_TYPE = "stickbreaking_attn"
+STICKBREAKING_TYPE = "stickbreaking_attn"
+FOX_TYPE, FOX_SOFTMAX_TYPE = "forgetting_transformer-project_fox", "transformer-project_fox"
+FORGETTING_TYPE = "forgetting_transformer"
+_HEADS_NORM_EPS = 1e-5  # of queries and keys, in both packages whatever `norm_eps` says
+Names = dict[str, tuple[str, tuple[int, ...]]]
+"""A checkpoint's names and shapes of tensors by this family's names."""
 
 
 def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalConfig, dict[str, Tensor]]:
@@ -45,25 +54,25 @@ def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalCo
     given.refuse_unread(FLA, whole=True)
     tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in fla_names(config).items()}
     if config.tie_word_embeddings:
-        check_tied_head(weights, tensors["model.embed_tokens.weight"])
-    refuse_left_over(weights.left_over(), f"fla {MODEL_TYPE}")
-    return f"fla:{MODEL_TYPE}", config, tensors
+        weights.check_tied_head(tensors["model.embed_tokens.weight"])
+    weights.refuse_left_over(f"fla {STICKBREAKING_TYPE}")
+    return f"fla:{STICKBREAKING_TYPE}", config, tensors
 
 
-def fla_names(config: SbevalConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
+def fla_names(config: SbevalConfig) -> Names:
     """Returns fla's names and shapes of a plain transformer by this family's names."""
     assert config.head_dim is not None
     assert config.num_key_value_heads is not None
     assert isinstance(config.bias, list)
     width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     key_width = config.num_key_value_heads * head_dim
-    names: dict[str, tuple[str, tuple[int, ...]]] = {
+    names: Names = {
         "model.embed_tokens.weight": ("model.embeddings.weight", (config.vocab_size, width)),
         "model.norm.weight": ("model.norm.weight", (width,)),
     }
     if not config.tie_word_embeddings:
         names["lm_head.weight"] = ("lm_head.weight", (config.vocab_size, width))
-    block: dict[str, tuple[str, tuple[int, ...]]] = {
+    block: Names = {
         "input_norm.weight": ("attn_norm.weight", (width,)),
         "post_attention_norm.weight": ("mlp_norm.weight", (width,)),
         "self_attn.o_proj.weight": ("attn.o_proj.weight", (width, width)),
@@ -71,13 +80,145 @@ def fla_names(config: SbevalConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
         "mlp.up_proj.weight": ("mlp.up_proj.weight", (inner, width)),
         "mlp.down_proj.weight": ("mlp.down_proj.weight", (width, inner)),
     }
-    for part, rows in (("q", width), ("k", key_width), ("v", key_width)):
-        block[f"self_attn.{part}_proj.weight"] = (f"attn.{part}_proj.weight", (rows, width))
+    for letter, rows in (("q", width), ("k", key_width), ("v", key_width)):
+        block[f"self_attn.{letter}_proj.weight"] = (f"attn.{letter}_proj.weight", (rows, width))
         if "qkv" in config.bias:
-            block[f"self_attn.{part}_proj.bias"] = (f"attn.{part}_proj.bias", (rows,))
-        if config.qk_norm and part != "v":
-            block[f"self_attn.{part}_norm.weight"] = (f"attn.{part}_norm.weight", (head_dim,))
+            block[f"self_attn.{letter}_proj.bias"] = (f"attn.{letter}_proj.bias", (rows,))
+        if config.qk_norm and letter != "v":
+            block[f"self_attn.{letter}_norm.weight"] = (f"attn.{letter}_norm.weight", (head_dim,))
     for layer in range(config.num_hidden_layers):
         for ours, (theirs, shape) in block.items():
             names[f"model.layers.{layer}.{ours}"] = (f"model.layers.{layer}.{theirs}", shape)
     return names
+
+
+def read_forgetting(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalConfig, dict[str, Tensor]]:
+    """Returns the format's name, this family's configuration and its tensors.
+
+    Raises:
+        UserError: a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
+    """
+    model_type = str(source["model_type"])
+    given = ConfigValues(source)
+    given.one_of("hidden_act", ("swish",), "swish")
+    inner_rows = weights.shape("model.layers.0.mlp.gate_proj.weight")[0]
+    shared: dict[str, Any] = {
+        "vocab_size": given.count("vocab_size", default=32000),
+        "hidden_size": given.count("hidden_size", default=2048),
+        "intermediate_size": inner_rows if model_type == FORGETTING_TYPE else inner_rows // 2,
+        "num_hidden_layers": given.count("num_hidden_layers", default=24),
+        "num_attention_heads": given.count("num_heads", default=32),
+        "num_key_value_heads": given.count("num_kv_heads", default=None),
+        "norm_eps": given.get("norm_eps", float, 1e-6),
+        "tie_word_embeddings": given.get("tie_word_embeddings", bool, False),
+        "pad_token_id": given.token("pad_token_id"),
+        "bos_token_id": given.token("bos_token_id", 1),
+        "eos_token_id": given.token("eos_token_id", 2),
+    }
+    gates, ignored = "full", FLA_FORGETTING
+    if model_type == FORGETTING_TYPE:
+        config = _fla_config(given, shared)
+    else:
+        ignored = FOX_SOFTMAX if model_type == FOX_SOFTMAX_TYPE else FOX
+        gates = "none" if model_type == FOX_SOFTMAX_TYPE else _gates(given)
+        config = _fox_config(given, shared, gates, model_type)
+    given.refuse_unread(ignored, whole=True)
+    tensors = _take(config, gates, model_type, weights)
+    if config.tie_word_embeddings:
+        weights.check_tied_head(tensors["model.embed_tokens.weight"])
+    weights.refuse_left_over(model_type)
+    package = "fla" if model_type == FORGETTING_TYPE else "fox"
+    return f"{package}:{model_type.removesuffix('-project_fox')}", config, tensors
+
+
+def _fla_config(given: ConfigValues, shared: dict[str, Any]) -> SbevalConfig:
+    qk_norm = given.get("qk_norm", bool, False)
+    return SbevalConfig(
+        attention="forgetting",
+        bias=["qkv"] if given.get("qkv_bias", bool, False) else [],
+        qk_norm=qk_norm,
+        qk_norm_per_head=qk_norm,
+        qk_norm_eps=_HEADS_NORM_EPS if qk_norm else None,
+        attention_gate=given.get("use_output_gate", bool, False),
+        training_length_tokens=given.count("max_position_embeddings", default=None),
+        **shared,
+    )
+
+
+def _gates(given: ConfigValues) -> str:
+    return given.one_of("fgate_type", ("full", "bias_only", "fixed", "none"), "full")
+
+
+def _fox_config(given: ConfigValues, shared: dict[str, Any], gates: str, model_type: str) -> SbevalConfig:
+    rotates = given.get("use_rope", bool, model_type == FOX_SOFTMAX_TYPE)
+    base = given.get("rope_base", float, 500000.0)
+    fields: dict[str, Any] = {}
+    if model_type == FOX_SOFTMAX_TYPE:
+        fields["sliding_window"] = given.count("window_size", default=None)
+    else:
+        qk_norm = given.get("qk_norm", bool, False)
+        one_for_all = given.get("qk_norm_share_param_across_head", bool, False)
+        gated = given.get("use_output_gate", bool, False)
+        given.one_of("ogate_act", ("sigmoid",) if gated else ("sigmoid", "silu"), "sigmoid")
+        fields = {
+            "qk_norm": qk_norm,
+            "qk_norm_per_head": qk_norm and not one_for_all,
+            "qk_norm_eps": _HEADS_NORM_EPS if qk_norm else None,
+            "attention_gate": gated,
+            "output_norm": given.get("use_output_norm", bool, False),
+            "key_shift": given.get("use_k_shift", bool, False),
+            "value_shift": given.get("use_v_shift", bool, False),
+        }
+    return SbevalConfig(
+        attention="forgetting" if gates != "none" else "rope" if rotates else "nope",
+        rope_parameters={"rope_type": "default", "rope_theta": base} if rotates else None,
+        training_length_tokens=given.count("max_position_embeddings", default=None),
+        **fields,
+        **shared,
+    )
+
+
+def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -> dict[str, Tensor]:
+    assert config.head_dim is not None
+    assert config.num_key_value_heads is not None
+    names, fox = fla_names(config), model_type != FORGETTING_TYPE
+    width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
+    shared_rows: dict[str, Tensor] = {}
+    for layer in range(config.num_hidden_layers):
+        ours, theirs = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.attn"
+        for letter, part, shifts in (("k", "key", config.key_shift), ("v", "value", config.value_shift)):
+            if shifts:
+                _, shape = names[f"{ours}.{letter}_proj.weight"]
+                names[f"{ours}.{letter}_proj.weight"] = (f"{theirs}.{letter}_proj.linear.weight", shape)
+                shares = (f"{theirs}.{letter}_proj.shift_proj.weight", (config.num_key_value_heads, width))
+                names[f"{ours}.{part}_shift.weight"] = shares
+        for norm in ("q_norm", "k_norm") if config.qk_norm_per_head else ():
+            rows = heads if norm == "q_norm" else config.num_key_value_heads
+            names[f"{ours}.{norm}.weight"] = (f"{theirs}.{norm}.weight", (rows * config.head_dim,))
+        if config.attention_gate:
+            names[f"{ours}.head_gate.weight"] = (f"{theirs}.{'ogate' if fox else 'g'}_proj.weight", (width, width))
+        if config.output_norm:
+            names[f"{ours}.output_norm.weight"] = (f"{theirs}.output_norm.weight", (width,))
+        if gates == "full":
+            gate = "fgate_proj" if fox else "f_proj"
+            names[f"{ours}.forget_gate.weight"] = (f"{theirs}.{gate}.weight", (heads, width))
+        if gates != "none":
+            gate = f"{theirs}.fgate_bias" if gates != "full" else f"{theirs}.{'fgate' if fox else 'f'}_proj.bias"
+            names[f"{ours}.forget_gate.bias"] = (gate, (heads,))
+        if fox:
+            # one map, of which the gate has the first rows
+            mlp = f"model.layers.{layer}.mlp"
+            both = weights.take(f"{mlp}.gate_proj.weight", (2 * inner, width))
+            del names[f"{mlp}.gate_proj.weight"], names[f"{mlp}.up_proj.weight"]
+            shared_rows |= dict(zip((f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), both.chunk(2), strict=True))
+    tensors = shared_rows | {name: weights.take(theirs, shape) for name, (theirs, shape) in names.items()}
+    for name in [name for name in tensors if name.endswith(("q_norm.weight", "k_norm.weight", "output_norm.weight"))]:
+        if config.qk_norm_per_head or name.endswith("output_norm.weight"):
+            tensors[name] = tensors[name].view(-1, config.head_dim)
+    for layer in range(config.num_hidden_layers):
+        ours = f"model.layers.{layer}.self_attn"
+        if gates in ("bias_only", "fixed"):  # gates that do not look at the text
+            tensors[f"{ours}.forget_gate.weight"] = torch.zeros(heads, width)
+        if config.attention_gate and "qkv" in (config.bias if isinstance(config.bias, list) else []):
+            tensors[f"{ours}.head_gate.bias"] = torch.zeros(width)
+    return tensors

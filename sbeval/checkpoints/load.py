@@ -54,12 +54,7 @@ No format where transformers loads the checkpoint itself; no contents where noth
 
 
 def released_format(path_or_id: str | Path, revision: str | None = None) -> FoundFormat:
-    """Finds which format beyond transformers' own a checkpoint has, from its `config.json` alone.
-
-    Args:
-        path_or_id: a folder or a hub id, of which nothing but the configuration is downloaded.
-        revision: branch, tag or commit of a hub id.
-    """
+    """Finds which format beyond transformers' own a checkpoint has, from its `config.json` alone."""
     folder = Path(path_or_id).expanduser()
     if is_hub_id(path_or_id):
         try:

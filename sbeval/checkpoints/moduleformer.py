@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from sbeval.checkpoints.files import Weights
+from sbeval.checkpoints.fla import Names
 from sbeval.checkpoints.ignored import MODULEFORMER
-from sbeval.checkpoints.layers import refuse_left_over
 from sbeval.checkpoints.moduleformer_model import ModuleFormerConfig
 from sbeval.checkpoints.values import ConfigValues
 from sbeval.errors import UserError
@@ -65,20 +65,20 @@ def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str,
     # there an expert's matrix is (in, out)
     tensors = {name: tensor.mT if name.endswith("experts.weight") else tensor for name, tensor in tensors.items()}
     weights.drop(f"transformer.h.{layer}.{name}" for layer in range(config.num_hidden_layers) for name in _BUFFERS)
-    refuse_left_over(weights.left_over(), "ModuleFormer")
+    weights.refuse_left_over("ModuleFormer")
     return MODEL_TYPE, config, tensors
 
 
-def _names(config: ModuleFormerConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _names(config: ModuleFormerConfig) -> Names:
     """From this project's names to the checkpoint's names and shapes."""
     hidden, width = config.hidden_size, config.attention_width
-    names: dict[str, tuple[str, tuple[int, ...]]] = {
+    names: Names = {
         "model.wte.weight": ("transformer.wte.weight", (config.vocab_size, hidden)),
         "lm_head.weight": ("lm_head.weight", (config.vocab_size, hidden)),
     }
     for part in ("weight", "bias"):
         names[f"model.ln_f.{part}"] = (f"transformer.ln_f.{part}", (hidden,))
-    block: dict[str, tuple[str, tuple[int, ...]]] = {}
+    block: Names = {}
     for name in ("attn.k_proj", "attn.v_proj"):
         block[f"{name}.weight"] = (f"{name}.weight", (width, hidden))
         block[f"{name}.bias"] = (f"{name}.bias", (width,))
@@ -92,15 +92,13 @@ def _names(config: ModuleFormerConfig) -> dict[str, tuple[str, tuple[int, ...]]]
     return names
 
 
-def _mixture_names(
-    config: ModuleFormerConfig, name: str, experts: int, width: int
-) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _mixture_names(config: ModuleFormerConfig, name: str, experts: int, width: int) -> Names:
     hidden, gate_width = config.hidden_size, config.gate_width
-    names: dict[str, tuple[str, tuple[int, ...]]] = {
+    names: Names = {
         f"{name}.experts.weight": (f"{name}.experts.weight", (experts, hidden, width)),
         f"{name}.output_experts.weight": (f"{name}.output_experts.weight", (experts, width, hidden)),
     }
-    gates: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
+    gates: dict[str, Names] = {
         "mlp": {
             "hidden.weight": ("w_gate.0.weight", (gate_width, hidden)),
             "hidden.bias": ("w_gate.0.bias", (gate_width,)),

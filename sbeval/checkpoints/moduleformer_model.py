@@ -17,9 +17,8 @@ from sbeval.attention import stickbreaking_attention
 from sbeval.attention.api import Implementation
 from sbeval.errors import UserError
 from sbeval.models.attention import StickBreakingKernels
-from sbeval.models.mlp.dense import activate
-from sbeval.models.mlp.experts import Assignment, Experts
-from sbeval.models.padding import sequence_starts
+from sbeval.models.mlp import Assignment, Experts, activate
+from sbeval.models.positions import sequence_starts
 
 
 class ModuleFormerConfig(PretrainedConfig):  # type: ignore[no-untyped-call]

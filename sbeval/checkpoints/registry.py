@@ -11,10 +11,14 @@ from sbeval.checkpoints.dolomite.config import BLOCK_TYPES, FLAT_TYPES, read_dol
 from sbeval.checkpoints.dolomite.tensors import read_dolomite
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.files import Weights
-from sbeval.checkpoints.fla import MODEL_TYPE as FLA_TYPE
-from sbeval.checkpoints.fla import read_fla
-from sbeval.checkpoints.forgetting import FLA_TYPE as FLA_FORGETTING_TYPE
-from sbeval.checkpoints.forgetting import FOX_SOFTMAX_TYPE, FOX_TYPE, read_forgetting
+from sbeval.checkpoints.fla import (
+    FORGETTING_TYPE,
+    FOX_SOFTMAX_TYPE,
+    FOX_TYPE,
+    STICKBREAKING_TYPE,
+    read_fla,
+    read_forgetting,
+)
 from sbeval.checkpoints.moduleformer import MODEL_TYPE as MODULEFORMER_TYPE
 from sbeval.checkpoints.moduleformer import read_moduleformer
 from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
@@ -63,11 +67,11 @@ FORMATS = (
         takes_kv_expand=True,
     ),
     CheckpointFormat(
-        name="fla", model_types=(FLA_TYPE,), read=lambda source, weights, kv_expand: read_fla(source, weights)
+        name="fla", model_types=(STICKBREAKING_TYPE,), read=lambda source, weights, kv_expand: read_fla(source, weights)
     ),
     CheckpointFormat(
         name="forgetting",
-        model_types=(FOX_TYPE, FOX_SOFTMAX_TYPE, FLA_FORGETTING_TYPE),
+        model_types=(FOX_TYPE, FOX_SOFTMAX_TYPE, FORGETTING_TYPE),
         read=lambda source, weights, kv_expand: read_forgetting(source, weights),
     ),
     CheckpointFormat(

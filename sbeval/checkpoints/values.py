@@ -44,9 +44,7 @@ _ABOVE_ZERO = ("repetition_penalty", "encoder_repetition_penalty", "num_beams", 
 class ConfigValues:
     """The values of a configuration, each checked for its kind as it is asked for; those nobody asked for are named.
 
-    Args:
-        values: the configuration, or a part of it.
-        place: what it is, for messages.
+    `place` is what it is, for messages.
     """
 
     def __init__(self, values: Mapping[str, Any], place: str = "config.json") -> None:
@@ -59,11 +57,6 @@ class ConfigValues:
 
     def get(self, name: str, kind: type[T], default: T | None) -> Any:
         """Returns a value, or the default where the key is absent; null is a value only where None is the default.
-
-        Args:
-            name: of the key.
-            kind: int, float, bool, str, or a list or dict of them.
-            default: for an absent key.
 
         Raises:
             UserError: the value is of another kind.
@@ -96,8 +89,8 @@ class ConfigValues:
 
     def parts(self, name: str) -> "list[ConfigValues]":
         """Returns the values of every object of a list, none where it is absent or null."""
-        found = self.get(name, list[dict[str, Any]], None) or []
-        return [ConfigValues(one, f"{name}[{index}] in {self._place}") for index, one in enumerate(found)]
+        objects = self.get(name, list[dict[str, Any]], None) or []
+        return [ConfigValues(values, f"{name}[{index}] in {self._place}") for index, values in enumerate(objects)]
 
     def one_of(self, name: str, allowed: Sequence[str], default: str) -> str:
         """Returns a value that is one of a few words, or the default where the key is absent."""
@@ -107,12 +100,9 @@ class ConfigValues:
         return value
 
     def refuse_unread(self, ignored: Ignored, *, whole: bool = False) -> None:
-        """Checks that every key was read or is known to change nothing: a number that another one changes would be
-        wrong.
+        """Checks that every key was read or is in `ignored`: a number that another one changes would be wrong.
 
-        Args:
-            ignored: keys that change nothing at evaluation, None with any value, else with one of these.
-            whole: whether this is a whole configuration, into which transformers writes keys of its own.
+        Into a `whole` configuration transformers writes keys of its own.
 
         Raises:
             UserError: naming a key that was not read, its value, and what is supported.
@@ -127,15 +117,15 @@ class ConfigValues:
                     f"{shown(value)}, which may change every number; known are {known}"
                 )
             values = allowed[name]
-            if values is not None and not any(_same(value, one) for one in values):
+            if values is not None and not any(_same(value, supported) for supported in values):
                 raise UserError(
                     f"{name} {shown(value)} in {self._place} is not supported; supported: "
-                    f"{', '.join(json.dumps(one) for one in values)}"
+                    f"{', '.join(json.dumps(supported) for supported in values)}"
                 )
 
     def _wrong(self, name: str, expected: str, value: Any) -> UserError:
-        found = "none" if value is None else shown(value)
-        return UserError(f"Expected {name} in {self._place} to be {expected}, found {found}; mend the configuration")
+        there = "none" if value is None else shown(value)
+        return UserError(f"Expected {name} in {self._place} to be {expected}, found {there}; mend the configuration")
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -144,11 +134,9 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def check_generation(config: Any, embeddings: int) -> None:
-    """Checks a generation configuration, which transformers does not; 2.0 for a count becomes 2, and 2 for a share 2.0.
+    """Checks a generation configuration, which transformers does not, of a model that knows so many tokens.
 
-    Args:
-        config: of a loaded model, changed in place.
-        embeddings: how many tokens the model knows.
+    2.0 for a count becomes 2, and 2 for a share 2.0.
 
     Raises:
         UserError: a value is of another kind than its key's.
@@ -182,23 +170,20 @@ def _other_than(name: str, value: Any, embeddings: int) -> str:
 def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -> None:
     """Refuses a configuration that asks for more than weight files can hold, before anything of that size is made.
 
-    A layer has at least one tensor, and a number takes at least one bit in any quantisation. What is left is checked
-    tensor by tensor.
-
-    Args:
-        config: the contents of a `config.json`.
-        tensors: how many the files hold at most.
-        weight_bytes: size of the files.
+    A layer has at least one of their `tensors`, and a number takes at least one bit in any quantisation. What is left
+    is checked tensor by tensor.
 
     Raises:
         UserError: naming the keys.
     """
-    parts = [config, *(config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict))]
+    models = [config, *(config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict))]
     overrides = config.get("layer_overrides")
-    parts += [{**config, **one} for one in overrides if isinstance(one, dict)] if isinstance(overrides, list) else []
-    for part in parts:
+    models += (
+        [{**config, **layer} for layer in overrides if isinstance(layer, dict)] if isinstance(overrides, list) else []
+    )
+    for model in models:
         for name in (*_LAYERS, *_WIDTHS, *_HEADS, *_ROWS):
-            value = part.get(name)
+            value = model.get(name)
             # some architectures have a list, one size a layer
             if not (value is None or isinstance(value, list) or (fits(value, int) and value > 0)):
                 raise UserError(
@@ -206,30 +191,32 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
                     "the configuration"
                 )
         for name in ("rope_parameters", "rope_scaling"):
-            rope = part.get(name)
+            rope = model.get(name)
             # models with several kinds of layers keep one set of parameters for each
             for values in [rope, *rope.values()] if isinstance(rope, dict) else ():
                 check_rope_values(values if isinstance(values, dict) else {})
         for name in _LAYERS:
-            if fits(layers := part.get(name), int) and layers > tensors:
+            if fits(layers := model.get(name), int) and layers > tensors:
                 raise _too_large(f"{name} {layers}", f"{tensors} tensors")
-        rows = {name: part.get(name) for name in (*_ROWS, *_HEADS, _POSITION_ROWS.get(str(part.get("model_type")), ""))}
-        rows["shared_intermediate_size"] = part.get("shared_intermediate_size")
-        experts, inner = part.get("num_experts"), part.get("intermediate_size")
-        if fits(experts, int) and fits(inner, int) and part.get("model_type") == "sbeval":
+        rows = {
+            name: model.get(name) for name in (*_ROWS, *_HEADS, _POSITION_ROWS.get(str(model.get("model_type")), ""))
+        }
+        rows["shared_intermediate_size"] = model.get("shared_intermediate_size")
+        experts, inner = model.get("num_experts"), model.get("intermediate_size")
+        if fits(experts, int) and fits(inner, int) and model.get("model_type") == "sbeval":
             rows["num_experts times intermediate_size"] = experts * inner
         heads = next((rows[name] for name in _HEADS if fits(rows[name], int)), 1)
         for width_name in _WIDTHS:
-            for name, found in rows.items():
-                width = part.get(width_name)
-                if not (fits(found, int) and fits(width, int)):
+            for name, count in rows.items():
+                width = model.get(width_name)
+                if not (fits(count, int) and fits(width, int)):
                     continue
-                if found * width * (heads if name == "head_dim" else 1) > 8 * weight_bytes:
-                    raise _too_large(f"{name} {found} by {width_name} {width}", f"{weight_bytes} bytes")
+                if count * width * (heads if name == "head_dim" else 1) > 8 * weight_bytes:
+                    raise _too_large(f"{name} {count} by {width_name} {width}", f"{weight_bytes} bytes")
 
 
-def _too_large(found: str, held: str) -> UserError:
+def _too_large(asked: str, held: str) -> UserError:
     return UserError(
-        f"Expected a configuration that fits the weights, found {found}, and weight files of at most {held}; mend the "
+        f"Expected a configuration that fits the weights, found {asked}, and weight files of at most {held}; mend the "
         "configuration or complete the download"
     )

@@ -1,7 +1,7 @@
 """Stored results of context extension: training that takes a GPU a minute takes a CPU hours, so the demo shows them.
 
 The archive holds lm-eval's own result and samples files of the two small models of `docs/results/extrapolation` before
-and after extension to four times their training length (`research/published_results/write_demo_extension.py`).
+and after extension to four times their training length.
 """
 
 import importlib.resources

@@ -4,21 +4,19 @@
 - `presets`: which sizes does the paper have?
 - `decoder`: how do blocks and head become a model?
 - `pretrained`: how is it loaded, initialised and told its kernels?
-- `blocks`: what is one block?
-- `mlp`: what does it do to each position alone?
+- `mlp`: what does a block do to each position alone?
 - `attention`: what stands around the mixers of an attention layer?
-- `heads`: what is done to heads beside attention?
+- `norms`: how are the residual stream, and queries, keys and outputs of heads normed?
+- `positions`: where are the tokens of a forward pass, and where does each padded sequence start?
 - `softmax`: how do the baselines attend?
 - `packed_softmax`: how do they attend within each of several texts in one row?
 - `slots`: where do the keys of texts lie while tokens are generated, and how does a new position attend to them?
 - `flex`: when does FlexAttention compute it?
 - `biases`: what do ALiBi and FIRE add to the logits?
 - `forgetting`: how do forget gates reach the logits, and what comes with them?
-- `rope`: how are positions rotated?
-- `rope_scaling`: how does a scaling hold for one request?
+- `rope`: how are positions rotated, and how does a scaling hold for one request?
 - `extrapolation`: how do RoPE models read beyond their training length without other weights?
 - `learned_positions`: how many positions does a model with learned ones have?
-- `padding`: where does each padded sequence start?
 - `kernels`: kernels beside attention
 
 Importing this package registers `model_type: "sbeval"` with AutoConfig, AutoModel and AutoModelForCausalLM.
@@ -29,8 +27,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from sbeval.models.config import SbevalConfig
 from sbeval.models.decoder import SbevalForCausalLM, SbevalModel
 from sbeval.models.presets import preset
-from sbeval.models.rope import RopeFrequencies
-from sbeval.models.rope_scaling import held_rope_frequencies
+from sbeval.models.rope import RopeFrequencies, held_rope_frequencies
 from sbeval.rope_parameters import parse_rope_scaling
 
 AutoConfig.register("sbeval", SbevalConfig, exist_ok=True)

@@ -5,7 +5,7 @@ E hidden_size.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,11 @@ from sbeval.attention.api import Implementation
 from sbeval.attention.context_parallel import ContextParallel
 from sbeval.models.biases import AlibiBias, FireBias
 from sbeval.models.config import SbevalConfig
-from sbeval.models.extrapolation import ExtrapolatedAttention
-from sbeval.models.forgetting.cached import cached_last
-from sbeval.models.forgetting.decay import ForgetGate, sums_in, with_decay
-from sbeval.models.forgetting.shift import TokenShift
+from sbeval.models.forgetting.layer import ForgetGate, TokenShift, cached_last, sums_in, with_decay
 from sbeval.models.forgetting.whole_text import whole_text_attention
-from sbeval.models.heads.norms import HeadNorm, OwnHeadsNorm, norm_of_queries
+from sbeval.models.norms import HeadNorm, OwnHeadsNorm, norm_of_queries
 from sbeval.models.packed_softmax import packed_softmax_attention
+from sbeval.models.positions import Positions
 from sbeval.models.rope import rotate
 from sbeval.models.slots import SlotCache, softmax_decode
 from sbeval.models.softmax import softmax_attention
@@ -43,30 +41,6 @@ class StickBreakingKernels:
     skip_threshold: float | None = None
 
 
-class Positions(NamedTuple):
-    """Where the new positions of a forward pass are (a tuple, so that accelerate can move it between devices).
-
-    Attributes:
-        position_ids: [B or 1, Q] index of each new token in its own text.
-        seq_start: [B] index of the first key that is no padding, or None without padding.
-        cos_sin: RoPE's cosine and sine, [B or 1, 1, Q, D / 2] each, or None.
-        cu_seqlens: int32 [n + 1], where each of n texts packed into one row begins, or None.
-        packed_lengths: the same as numbers, n of them, for what runs text by text.
-        extrapolated: rotates and attends in the place of layers with RoPE; there is no `cos_sin` beside it.
-    """
-
-    position_ids: Tensor
-    seq_start: Tensor | None
-    cos_sin: tuple[Tensor, Tensor] | None
-    cu_seqlens: Tensor | None = None
-    packed_lengths: tuple[int, ...] | None = None
-    extrapolated: ExtrapolatedAttention | None = None
-
-    def cached_from(self, first_key: int) -> Tensor | None:
-        """`seq_start` counted from the first key a cache still holds."""
-        return None if self.seq_start is None else (self.seq_start - first_key).clamp_min(0)
-
-
 class StickBreakingMixer(nn.Module):
     """Stick-breaking attention with its remainder term."""
 
@@ -85,43 +59,23 @@ class StickBreakingMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
+        heads, options = (q_BHQD, k_BGKD, v_BGKD), self._options()
         if self.context_parallel is not None and self.context_parallel.active:
-            output_BHQD, remainder_BHQ = self.context_parallel.stickbreaking_attention(
-                q_BHQD,
-                k_BGKD,
-                v_BGKD,
-                scale=self.scale,
-                attend_current=self.attend_current,
-                skip_threshold=self.kernels.skip_threshold,
-                impl=self.kernels.impl,
-            )
+            output_BHQD, remainder_BHQ = self.context_parallel.stickbreaking_attention(*heads, **options)
         else:
             output_BHQD, remainder_BHQ = stickbreaking_attention(
-                q_BHQD,
-                k_BGKD,
-                v_BGKD,
-                scale=self.scale,
-                attend_current=self.attend_current,
-                skip_threshold=self.kernels.skip_threshold,
-                seq_start=seq_start_B,
-                cu_seqlens=positions.cu_seqlens,
-                impl=self.kernels.impl,
+                *heads, seq_start=seq_start_B, cu_seqlens=positions.cu_seqlens, **options
             )
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGKD[:, :, -q_BHQD.shape[2] :])
 
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
         """Returns [B, H, Q, D] of the newest positions; `v_BGQD` are their own values, `k` and `v` what slots hold."""
-        output_BHQD, remainder_BHQ = stickbreaking_decode(
-            q_BHQD,
-            k_BGKD,
-            v_BGKD,
-            slots.length_B,
-            scale=self.scale,
-            attend_current=self.attend_current,
-            skip_threshold=self.kernels.skip_threshold,
-            impl=self.kernels.impl,
-        )
+        output_BHQD, remainder_BHQ = stickbreaking_decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, **self._options())
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGQD)
+
+    def _options(self) -> dict[str, Any]:
+        chosen = {"impl": self.kernels.impl, "skip_threshold": self.kernels.skip_threshold}
+        return {"scale": self.scale, "attend_current": self.attend_current, **chosen}
 
     def _with_remainder(self, output_BHQD: Tensor, remainder_BHQ: Tensor, own_v_BGQD: Tensor) -> Tensor:
         if self.remainder == "none":
@@ -156,16 +110,14 @@ class SoftmaxMixer(nn.Module):
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
         context = self.context_parallel
+        options: dict[str, Any] = {"scale": self.scale, "sliding_window": self.sliding_window}
         if context is not None and context.active:
             chunks = context.with_all_keys(
-                lambda own, k, v: softmax_attention(
-                    q_BHQD[:, :, own],
-                    k,
-                    v,
-                    scale=self.scale,
-                    sliding_window=self.sliding_window,
+                lambda chunk, k, v: softmax_attention(
+                    *(q_BHQD[:, :, chunk], k, v),
                     bias=self.bias,
-                    position_ids_BQ=positions.position_ids[:, own],
+                    position_ids_BQ=positions.position_ids[:, chunk],
+                    **options,
                 ),
                 k_BGKD,
                 v_BGKD,
@@ -176,37 +128,24 @@ class SoftmaxMixer(nn.Module):
         if self.forgets and not packed and seq_start_B is None:
             assert self.head_dim is not None
             whole_BHQD = whole_text_attention(
-                q_BHQD,
-                k_BGKD,
-                v_BGKD,
-                head_dim=self.head_dim,
-                scale=self.scale,
-                sliding_window=self.sliding_window,
-                skip_threshold=self.skip_threshold,
+                *(q_BHQD, k_BGKD, v_BGKD), head_dim=self.head_dim, skip_threshold=self.skip_threshold, **options
             )
             if whole_BHQD is not None:
                 return whole_BHQD
         if lengths is not None and packed:
             return packed_softmax_attention(
-                q_BHQD,
-                k_BGKD,
-                v_BGKD,
-                lengths,
-                scale=self.scale,
-                sliding_window=self.sliding_window,
+                *(q_BHQD, k_BGKD, v_BGKD, lengths),
                 bias=self.bias,
                 position_ids_1T=positions.position_ids,
                 cu_seqlens=positions.cu_seqlens,
+                **options,
             )
         return softmax_attention(
-            q_BHQD,
-            k_BGKD,
-            v_BGKD,
-            scale=self.scale,
-            sliding_window=self.sliding_window,
+            *(q_BHQD, k_BGKD, v_BGKD),
             seq_start_B=seq_start_B,
             bias=self.bias,
             position_ids_BQ=positions.position_ids,
+            **options,
         )
 
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
@@ -275,11 +214,9 @@ class Attention(nn.Module):
         older_keys, older_values = cached_last(past_key_values, self.layer_index) if self.looks_back else (None, None)
         plain_k, plain_v = k_BGQD, v_BGQD
         if self.key_shift is not None:
-            older = None if older_keys is None else older_keys[..., -self.head_dim :]
-            k_BGQD = self.key_shift.shifted(k_BGQD, hidden_BQE, positions.position_ids, older)
+            k_BGQD = self.key_shift.shifted(k_BGQD, hidden_BQE, positions.position_ids, older_keys)
         if self.value_shift is not None:
-            older = None if older_values is None else older_values[..., -self.head_dim :]
-            v_BGQD = self.value_shift.shifted(v_BGQD, hidden_BQE, positions.position_ids, older)
+            v_BGQD = self.value_shift.shifted(v_BGQD, hidden_BQE, positions.position_ids, older_values)
         if self.q_norm is not None and self.k_norm is not None:
             q_BHQD, k_BGQD = (
                 norm(x.to(norm.weight.dtype)).to(v_BGQD.dtype)

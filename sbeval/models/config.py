@@ -10,7 +10,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import fits, kind_text
-from sbeval.models.mlp.checks import check_experts
 from sbeval.rope_parameters import any_factor_of_yarn, check_rope_values
 
 ATTENTIONS = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
@@ -184,7 +183,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     def schemes(self) -> list[str]:
         """Attention schemes of the layers, each once, that of most layers (`attention`) first."""
         overrides = self.layer_overrides or []
-        others = {one.get("attention", self.attention) for one in overrides} - {self.attention}
+        others = {fields.get("attention", self.attention) for fields in overrides} - {self.attention}
         return [self.attention, *sorted(others)]
 
     def of_layer(self, index: int) -> "SbevalConfig":
@@ -192,10 +191,10 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         overrides = self.layer_overrides[index] if self.layer_overrides else {}
         if not overrides:
             return self
-        own = copy.copy(self)
+        layer = copy.copy(self)
         for name, value in overrides.items():
-            setattr(own, name, value)
-        return own
+            setattr(layer, name, value)
+        return layer
 
     def validate(self) -> None:
         """Checks what transformers checks before it saves."""
@@ -285,7 +284,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
                 f"remainder={shown(self.remainder)}, "
                 f"attend_current={self.attend_current} with attention={shown(self.attention)}"
             )
-        check_experts(self)
+        self._check_experts()
         if self.rope_parameters is not None:
             rope_type = self.rope_parameters.get("rope_type")
             if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:
@@ -295,6 +294,20 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             raise UserError(
                 f"extended_from must be null or hold exactly {', '.join(_PARENT_KEYS)}, got {shown(self.extended_from)}"
             )
+
+    def _check_experts(self) -> None:
+        assert isinstance(self.bias, list)
+        if self.num_experts is None and (self.num_experts_per_token or self.shared_intermediate_size):
+            raise UserError("num_experts_per_token and shared_intermediate_size are for mixtures: give num_experts")
+        if self.num_experts is not None and not 1 <= (self.num_experts_per_token or 0) <= self.num_experts:
+            raise UserError(
+                f"num_experts_per_token must be at least 1 and at most num_experts {self.num_experts}, got "
+                f"{self.num_experts_per_token}"
+            )
+        if self.balanced_experts and not self.normalize_expert_weights:
+            raise UserError("balanced_experts needs normalize_expert_weights")
+        if self.num_experts is not None and "mlp" in self.bias:
+            raise UserError(f"experts have no bias, got bias={shown(self.bias)}; leave mlp out")
 
 
 _KINDS = {name: kind for name, kind in SbevalConfig.__annotations__.items() if "ClassVar" not in str(kind)}

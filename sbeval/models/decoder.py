@@ -1,4 +1,4 @@
-"""The decoder in Hugging Face's form: `SbevalModel` (the stack of blocks) and `SbevalForCausalLM` (with its head).
+"""The decoder in Hugging Face's form: blocks, their stack (`SbevalModel`), and with its head `SbevalForCausalLM`.
 
 Shape suffixes: B batch, L new positions, E hidden_size, V vocabulary.
 """
@@ -8,18 +8,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from sbeval.errors import UserError
-from sbeval.models.attention import Positions
-from sbeval.models.blocks import DecoderBlock, make_norm
+from sbeval.models.attention import Attention
 from sbeval.models.config import SbevalConfig
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
-from sbeval.models.padding import sequence_starts
+from sbeval.models.mlp import MLP, Mixture
+from sbeval.models.norms import make_norm
+from sbeval.models.positions import Positions, sequence_starts
 from sbeval.models.pretrained import SbevalPreTrainedModel
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin
 from sbeval.models.slots import SlotCache
+
+
+class DecoderBlock(GradientCheckpointingLayer):  # type: ignore[no-untyped-call]
+    """Attention and MLP, each normed before and scaled by the residual multiplier after."""
+
+    def __init__(self, config: SbevalConfig, layer_index: int) -> None:
+        super().__init__()
+        self.residual_multiplier = config.residual_multiplier
+        self.input_norm = make_norm(config)
+        self.self_attn = Attention(config, layer_index)
+        self.post_attention_norm = make_norm(config)
+        self.mlp = MLP(config, config.intermediate_size) if config.num_experts is None else Mixture(config)
+
+    def forward(self, hidden: Tensor, positions: Positions, past_key_values: Cache | None = None) -> Tensor:
+        """[B, L, hidden_size] to the same."""
+        hidden = hidden + self._scaled(self.self_attn(self.input_norm(hidden), positions, past_key_values))
+        return hidden + self._scaled(self.mlp(self.post_attention_norm(hidden)))
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        return branch if self.residual_multiplier is None else branch * self.residual_multiplier
 
 
 class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
@@ -134,13 +156,13 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             cu_seqlens=cu_seqlens,
             packed_lengths=tuple(lengths.tolist()),
         )
-        own = self.config.rope_parameters
-        if own is None:
+        rope = self.config.rope_parameters
+        if rope is None:
             return positions
         frequencies = frequencies or self.held_rope_frequencies
-        if frequencies is None and own["rope_type"] in LENGTH_DEPENDENT:
+        if frequencies is None and rope["rope_type"] in LENGTH_DEPENDENT:
             raise UserError(
-                f"RoPE of type {own['rope_type']!r} depends on a text's length, and packed texts have several; hold "
+                f"RoPE of type {rope['rope_type']!r} depends on a text's length, and packed texts have several; hold "
                 "one set of frequencies with held_rope_frequencies"
             )
         frequencies = frequencies or self.rope_frequencies_for(max(positions.packed_lengths or ()))
@@ -152,14 +174,14 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         return positions._replace(cos_sin=cos_sin(frequencies, positions.position_ids))
 
     def _own_frequencies(self, past: int, length: int) -> RopeFrequencies:
-        own = self.config.rope_parameters
-        assert own is not None
+        rope = self.config.rope_parameters
+        assert rope is not None
         frequencies = self.rope_frequencies_for(length)
-        if past and own["rope_type"] in LENGTH_DEPENDENT:
+        if past and rope["rope_type"] in LENGTH_DEPENDENT:
             cached = self.rope_frequencies_for(past)
             if not torch.equal(cached.inv_freq, frequencies.inv_freq):
                 raise UserError(
-                    f"RoPE of type {own['rope_type']!r} depends on the request's length, and the cached keys were "
+                    f"RoPE of type {rope['rope_type']!r} depends on the request's length, and the cached keys were "
                     f"rotated for {past} tokens, not {length}; pass rope_frequencies=model.rope_frequencies_for("
                     "context length and new tokens) to every call"
                 )
@@ -200,7 +222,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         """Runs the blocks as `SbevalModel.forward` does, then the head.
 
         Args:
-            input_ids: [B, L] tokens.
+            input_ids: [B, L] tokens; for these and others that `SbevalModel.forward` takes, see there.
             attention_mask: [B, cached and new tokens].
             position_ids: [B or 1, L].
             past_key_values: cache to read and extend.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
-from sbeval.models.kernels.optional import OptionalKernel
+from sbeval.models.kernels.devices import OptionalKernel
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """From a logit, batch, head, query and key index to the logit with its bias."""
@@ -82,9 +82,9 @@ def flex_causal_attention(
     """Returns [B, H, L, D] of causal attention over the newest `sliding_window` keys.
 
     Args:
-        q_BHLD: [B, H, L, D] queries.
-        k_BGLD: [B, G, L, D] keys.
-        v_BGLD: [B, G, L, D] values.
+        q_BHLD: queries.
+        k_BGLD: keys.
+        v_BGLD: values.
         scale: factor of the logits.
         sliding_window: keys with j - i < window only.
         score_mod: adds a bias, for up to `whole_blocks(L)` queries; None adds none.
@@ -130,20 +130,9 @@ def flex_with_options(
     tuned: bool,
     windowed: bool,
 ) -> Tensor:
-    """FlexAttention, of a length of whole blocks.
+    """FlexAttention, of a length of whole blocks; `windowed` puts older keys out of sight.
 
     The options stand here as literals, since the compiler expects numbers that it is handed to change.
-
-    Args:
-        q_BHLD: [B, H, L, D] queries.
-        k_BGLD: [B, G, L, D] keys.
-        v_BGLD: [B, G, L, D] values.
-        score_mod: adds a bias.
-        block_mask: which blocks are seen.
-        scale: factor of the logits.
-        enable_gqa: whether there are fewer heads of keys than of queries.
-        tuned: whether the kernel takes the tuned tiles.
-        windowed: whether older keys are out of sight.
     """
     options: Any = {"IS_DIVISIBLE": True}  # which it cannot find out for a length of any number
     if tuned:
@@ -169,12 +158,7 @@ _blocks = functools.lru_cache(maxsize=2)(causal_blocks)
 
 
 class CompiledFlexAttention(OptionalKernel):
-    """`flex_causal_attention` compiled at its first call.
-
-    Args:
-        compiled: `flex_with_options` where it is compiled already.
-        instead: what is done where that fails.
-    """
+    """`flex_causal_attention`, compiled at its first call; `instead` says what is done where that fails."""
 
     def __init__(
         self, compiled: Callable[..., Any] | None = None, instead: str = "going on with blocks of rows"
@@ -208,11 +192,7 @@ _plain_flex_attention = CompiledFlexAttention(instead="going on with its scaled_
 def long_causal_attention(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, *, scale: float) -> Tensor | None:
     """Returns [B, H, L, D] of plain causal attention, or None where PyTorch's other kernels are faster or all there is.
 
-    Args:
-        q_BHLD: [B, H, L, D] queries.
-        k_BHLD: keys; if their shape is not that of the queries, they are left to the other kernels.
-        v_BHLD: values, likewise.
-        scale: factor of the logits.
+    Keys and values of another shape than the queries are left to those.
     """
     if not suits_long_flex(q_BHLD, k_BHLD, v_BHLD):
         return None
@@ -241,10 +221,7 @@ def has_tuned_size(head_dim: int) -> bool:
 def suits_flex(q_BHQD: Tensor, k_BGKD: Tensor, *others: Tensor) -> bool:
     """Whether FlexAttention is the faster one: on a GPU, for whole texts of some length, without gradients.
 
-    Args:
-        q_BHQD: [B, H, Q, D] queries.
-        k_BGKD: [B, G, K, D] keys.
-        others: what the result depends on besides, the values and the parameters of a bias.
+    `others` are what the result depends on besides: the values and the parameters of a bias.
     """
     queries, keys, head_dim = q_BHQD.shape[2], k_BGKD.shape[2], q_BHQD.shape[3]
     kept = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHQD, k_BGKD, *others))

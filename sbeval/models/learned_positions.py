@@ -25,10 +25,6 @@ def checkpoint_learned_positions(pretrained: str, revision: str | None = None) -
     """Returns the learned positions of a checkpoint that transformers knows, None for every other.
 
     The model is built from its configuration alone, without memory for its weights.
-
-    Args:
-        pretrained: checkpoint folder or hub id.
-        revision: of the hub id.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

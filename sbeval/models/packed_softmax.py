@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sbeval.models.kernels.optional import OptionalKernel
+from sbeval.models.kernels.devices import OptionalKernel
 from sbeval.models.softmax import Bias, softmax_attention
 
 LARGEST_HEAD_DIM = 256
@@ -67,11 +67,7 @@ def kernel_arguments(
 
 
 class VarlenAttention(OptionalKernel):
-    """PyTorch's variable-length attention.
-
-    Args:
-        function: another one of the same arguments.
-    """
+    """PyTorch's variable-length attention, or another `function` of the same arguments."""
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
         super().__init__("PyTorch's variable-length attention", "going text by text")
@@ -100,13 +96,8 @@ class VarlenAttention(OptionalKernel):
         function = self._function
         if function is None:
             return None
-
-        def run() -> Tensor:
-            arguments = kernel_arguments(q_1HTD, k_1GTD, v_1GTD, lengths, scale, sliding_window, cu_seqlens)
-            output_THD: Tensor = function(**arguments)
-            return output_THD.transpose(0, 1)[None]
-
-        return self.attempt(run)
+        arguments = (q_1HTD, k_1GTD, v_1GTD, lengths, scale, sliding_window, cu_seqlens)
+        return self.attempt(lambda: function(**kernel_arguments(*arguments)).transpose(0, 1)[None])
 
 
 varlen_attention = VarlenAttention()
@@ -127,14 +118,14 @@ def packed_softmax_attention(
     """Returns [1, H, T, D]: causal attention within each of S texts.
 
     Args:
-        q_1HTD: [1, H, T, D] queries.
-        k_1GTD: [1, G, T, D] keys.
-        v_1GTD: [1, G, T, D] values.
+        q_1HTD: queries.
+        k_1GTD: keys.
+        v_1GTD: values.
         lengths: tokens of each text, S of them, T together; a text may be empty.
         scale: factor of the logits.
         sliding_window: query j sees keys i with j - i < window; None sees all of its text.
         bias: added to the logits.
-        position_ids_1T: [1, T] positions of the tokens in their texts, for a bias that depends on them.
+        position_ids_1T: positions of the tokens in their texts, for a bias that depends on them.
         cu_seqlens: int32 [S + 1] on the tensors' device, where each text begins, if that is at hand.
     """
     if suits_varlen(q_1HTD, bias):
@@ -143,16 +134,8 @@ def packed_softmax_attention(
         )
         if found_1HTD is not None:
             return found_1HTD
-    return text_by_text(
-        q_1HTD,
-        k_1GTD,
-        v_1GTD,
-        lengths,
-        scale=scale,
-        sliding_window=sliding_window,
-        bias=bias,
-        position_ids=position_ids_1T,
-    )
+    options = {"scale": scale, "sliding_window": sliding_window, "bias": bias}
+    return text_by_text(q_1HTD, k_1GTD, v_1GTD, lengths, position_ids_1T, **options)
 
 
 def text_by_text(
@@ -160,22 +143,17 @@ def text_by_text(
     k_1GTD: Tensor,
     v_1GTD: Tensor,
     lengths: Sequence[int],
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    bias: Bias | None = None,
     position_ids: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
-    """Computes what `packed_softmax_attention` returns, one text after the other."""
-    parts = [torch.split(x, list(lengths), dim=2) for x in (q_1HTD, k_1GTD, v_1GTD)]
+    """Returns [1, H, T, D], one text after the other; takes the options of `softmax_attention`."""
+    texts = [torch.split(x, list(lengths), dim=2) for x in (q_1HTD, k_1GTD, v_1GTD)]
     positions = [None] * len(lengths) if position_ids is None else torch.split(position_ids, list(lengths), dim=1)
 
     def mixed() -> list[Tensor]:
         return [
-            softmax_attention(
-                q, k, v, scale=scale, sliding_window=sliding_window, bias=bias, position_ids_BQ=position_ids_BQ
-            )
-            for q, k, v, position_ids_BQ in zip(*parts, positions, strict=True)
+            softmax_attention(q, k, v, position_ids_BQ=position_ids_BQ, **options)
+            for q, k, v, position_ids_BQ in zip(*texts, positions, strict=True)
             if q.shape[2]
         ]
 

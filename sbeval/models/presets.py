@@ -21,45 +21,20 @@ _MIXTURE: dict[str, Any] = {
 }
 
 
-def _experts(number: int, *, chosen: int, width: int) -> dict[str, Any]:
-    return {
-        "num_experts": number,
-        "num_experts_per_token": chosen,
-        "intermediate_size": width,
-        "shared_intermediate_size": width,
-    }
-
-
+_COLUMNS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("tie_word_embeddings", "training_length_tokens"),
+)
+_DENSE = {
+    "350m": (32000, 1024, 2730, 24, 32, False, 2048),
+    "1b": (49152, 1536, 4096, 40, 24, True, 4096),
+    "3b": (50304, 2304, 9216, 40, 36, True, 4096),
+}
+_EXPERTS = ("hidden_size", "num_experts", "num_experts_per_token", "intermediate_size", "shared_intermediate_size")
+_MIXTURES = {"moe-6.5b": (1536, 64, 8, 512, 512), "moe-28.6b": (4096, 72, 12, 768, 768)}
 _SIZES: dict[str, dict[str, Any]] = {
-    "350m": {
-        "vocab_size": 32000,
-        "hidden_size": 1024,
-        "intermediate_size": 2730,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-        "training_length_tokens": 2048,
-    },
-    "1b": {
-        "vocab_size": 49152,
-        "hidden_size": 1536,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 24,
-        "tie_word_embeddings": True,
-        "training_length_tokens": 4096,
-    },
-    "3b": {
-        "vocab_size": 50304,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 36,
-        "tie_word_embeddings": True,
-        "training_length_tokens": 4096,
-    },
-    "moe-6.5b": {**_MIXTURE, "hidden_size": 1536, **_experts(64, chosen=8, width=512)},
-    "moe-28.6b": {**_MIXTURE, "hidden_size": 4096, **_experts(72, chosen=12, width=768)},
+    **{name: dict(zip(_COLUMNS, sizes, strict=True)) for name, sizes in _DENSE.items()},
+    **{name: _MIXTURE | dict(zip(_EXPERTS, sizes, strict=True)) for name, sizes in _MIXTURES.items()},
 }
 
 

@@ -14,8 +14,8 @@ from sbeval.errors import UserError
 from sbeval.models.attention import SoftmaxMixer, StickBreakingKernels, StickBreakingMixer
 from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
-from sbeval.models.heads.norms import HeadNorm, OwnHeadsNorm
-from sbeval.models.mlp.experts import Experts, Mixture
+from sbeval.models.mlp import Experts, Mixture
+from sbeval.models.norms import HeadNorm, OwnHeadsNorm
 from sbeval.models.rope import RopeFrequencies, rope_frequencies
 
 
@@ -111,14 +111,14 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         Raises:
             UserError: the model has no rotary embeddings.
         """
-        own = self.config.rope_parameters
-        if own is None:
+        rope = self.config.rope_parameters
+        if rope is None:
             raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.scheme!r}")
-        base: dict[str, Any] = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
-        parameters = own if scaling is None else {**base, **scaling}
+        base: dict[str, Any] = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        parameters = rope if scaling is None else {**base, **scaling}
         original = (
             original_length_tokens
-            or own.get("original_max_position_embeddings")
+            or rope.get("original_max_position_embeddings")
             or self.config.training_length_tokens
             or self.config.max_position_embeddings
         )

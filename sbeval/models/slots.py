@@ -41,9 +41,7 @@ class Filling:
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's keys and values, [B, G, K, D] each.
 
-    Args:
-        of: the cache it is part of.
-        sliding_window: how many of the newest keys a position sees, and the layer keeps; None means all.
+    A position sees, and the layer keeps, the newest `sliding_window` keys; None means all.
     """
 
     is_compileable = True
@@ -141,10 +139,7 @@ class SlotCache(Cache):
     def fill(self, slots_N: Tensor, length_N: Tensor, begin: int = 0) -> Iterator[None]:
         """Inside it, the model reads prompts padded on the right, and their keys are written into these slots.
 
-        Args:
-            slots_N: int64, one for each prompt.
-            length_N: int64, tokens of each.
-            begin: the first position that the model reads now; earlier ones are in the slots.
+        The arguments are those of `Filling`; positions before `begin` are in the slots.
         """
         self.filling = Filling(slots_N=slots_N, length_N=length_N, begin=begin)
         try:
@@ -170,15 +165,10 @@ class SlotCache(Cache):
 def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, *, scale: float) -> Tensor:
     """Returns [B, H, Q, D]: softmax attention of each slot's newest positions to all its keys.
 
-    Args:
-        q_BHQD: queries.
-        k_BGKD: room for keys.
-        v_BGKD: room for values.
-        length_B: how many keys each slot holds, including the queries' own; at least Q.
-        scale: factor of the logits.
+    `length_B` is how many keys each slot holds, including the queries' own; at least Q.
     """
     if q_BHQD.is_cuda and q_BHQD.dtype != torch.float64:
-        from sbeval.models.kernels.softmax_decode import kernel_softmax_decode
+        from sbeval.models.kernels.slots import kernel_softmax_decode
 
         q_BHQD = q_BHQD if q_BHQD.stride(-1) == 1 else q_BHQD.contiguous()
         return kernel_softmax_decode(q_BHQD, k_BGKD, v_BGKD, length_B, scale)

@@ -58,12 +58,12 @@ def softmax_attention(
     """Returns [B, H, Q, D]; the queries are the last Q of the K positions.
 
     Args:
-        q_BHQD: [B, H, Q, D] queries.
-        k_BGKD: [B, G, K, D] keys.
-        v_BGKD: [B, G, K, D] values.
+        q_BHQD: queries.
+        k_BGKD: keys.
+        v_BGKD: values.
         scale: factor of the logits.
         sliding_window: query j sees keys i with j - i < window; None sees all.
-        seq_start_B: [B] index of the first key that is no padding; rows before it see themselves alone.
+        seq_start_B: index of the first key that is no padding; rows before it see themselves alone.
         bias: added to the logits; must be differentiable where its parameters are.
         position_ids_BQ: [B or 1, Q] positions of the queries in their texts, for a bias that depends on them; None
             counts from the first key.
@@ -118,8 +118,8 @@ def softmax_attention(
         return added.masked_fill(~seen, -torch.inf)[..., :columns]
 
     def block(last: int, columns: int, q_BHRD: Tensor, k: Tensor, v: Tensor, position_BR: Tensor | None) -> Tensor:
-        own = mask(last, q_BHRD.shape[2], columns, position_BR)
-        return _masked_attention(q_BHRD, k[:, :, last - columns : last], v[:, :, last - columns : last], own, scale)
+        shown = mask(last, q_BHRD.shape[2], columns, position_BR)
+        return _masked_attention(q_BHRD, k[:, :, last - columns : last], v[:, :, last - columns : last], shown, scale)
 
     widest = min(keys, _aligned(rows + sliding_window - 1))
     shared = mask(keys, min(rows, queries), widest, None) if by_distance else None
@@ -131,9 +131,9 @@ def softmax_attention(
         columns = min(last, _aligned(stop - start + sliding_window - 1))
         q_BHRD = q_BHQD[:, :, start:stop]
         if shared is not None:
-            own = readable_mask(shared[:, :, start - stop :, widest - columns :])
+            shown = readable_mask(shared[:, :, start - stop :, widest - columns :])
             k, v = k_BHKD[:, :, last - columns : last], v_BHKD[:, :, last - columns : last]
-            outputs.append(_masked_attention(q_BHRD, k, v, own, scale))
+            outputs.append(_masked_attention(q_BHRD, k, v, shown, scale))
             continue
         position_BR = None if position_ids_BQ is None else position_ids_BQ[:, start:stop]
         arguments = (last, columns, q_BHRD, k_BHKD, v_BHKD, position_BR)
@@ -145,12 +145,9 @@ def softmax_attention(
 
 
 def readable_mask(mask: Tensor) -> Tensor:
-    """Returns a mask whose rows all begin at multiples of 16 bytes, as PyTorch's memory-efficient kernel reads them.
+    """Returns a mask [..., rows, columns] whose rows all begin at multiples of 16 bytes, copied where one does not.
 
-    PyTorch itself looks at the strides alone, not at where the first row begins.
-
-    Args:
-        mask: [..., rows, columns]; it is copied only where a row begins elsewhere.
+    PyTorch's memory-efficient kernel reads them so, and looks at the strides alone, not at where the first row begins.
     """
     steps = (mask.storage_offset(), *mask.stride()[:-1])
     if mask.stride(-1) == 1 and not any(step * mask.itemsize % _MASK_BYTES for step in steps):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from sbeval.errors import UserError
-from sbeval.fingerprint.checkpoint import hub_commit
+from sbeval.hub_names import hub_commit
 from sbeval.results.records import LABEL
 from sbeval.settings import Expected, Flag, Lengths, Limit, Name, Names, Options, Settings, Text, WholeNumber, as_whole
 

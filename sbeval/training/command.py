@@ -88,11 +88,11 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
     recipe = TrainRecipe.read(mapping, place="the recipe", source=file.name)
     out = options.out or Path("build/runs") / recipe.name
     from sbeval.keeping.writing import whole_file
-    from sbeval.training.text.arrays import load_arrays
+    from sbeval.training.arrays import load_arrays
 
     load_arrays(folder or Path(recipe.data.folder))  # refused before torch is imported
     from sbeval.training.distributed import is_first_process
-    from sbeval.training.text.own_text import HELD_OUT_FILE, lengths_to_report, name_of_text
+    from sbeval.training.own_text import HELD_OUT_FILE, lengths_to_report, name_of_text
     from sbeval.training.train import train
 
     lengths = lengths_to_report(folder, recipe.length_tokens) if options.report else ()
@@ -110,8 +110,8 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
         return None
     held_out = out / "held_out" / name_of_text(options.text)  # a text is named by its folder
     held_out.mkdir(parents=True, exist_ok=True)
-    with whole_file(held_out / HELD_OUT_FILE, "the text kept out of training", remedy="choose another --out") as part:
-        shutil.copyfile(folder / HELD_OUT_FILE, part)
+    with whole_file(held_out / HELD_OUT_FILE, "the text kept out of training", remedy="choose another --out") as copy:
+        shutil.copyfile(folder / HELD_OUT_FILE, copy)
     return HeldOut(checkpoint, held_out, lengths)
 
 
@@ -218,7 +218,7 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
 
 def _check_parent_and_text(extension: Extension) -> None:
     """Refuses what is not there before torch is imported."""
-    from sbeval.training.text import arrays, own_text
+    from sbeval.training import arrays, own_text
 
     check_name(extension.checkpoint, "a checkpoint to extend", file="config.json")
     if (extension.data / "tokens.npy").is_file():
@@ -253,7 +253,7 @@ def _with_own_text(
 ) -> tuple[Path, dict[str, Any]]:
     """Returns the folder of the text's token arrays, and a recipe's settings with the text's and the changes."""
     from sbeval.corpora.tokenizers import load_tokenizer
-    from sbeval.training.text import own_text
+    from sbeval.training import own_text
 
     text = own_text.OwnText(
         source=options.text,

@@ -48,19 +48,15 @@ STATE_FILE = "pytorch_model_fsdp.bin"
 def prepare(trainer: Trainer, state: Path | None) -> None:
     """Settles how sharded weights are saved; does nothing where they are not sharded.
 
-    Args:
-        trainer: of the run.
-        state: to be resumed.
-
     Raises:
-        UserError: the first version of FSDP, or the state was saved by a run that was sharded otherwise.
+        UserError: the first version of FSDP, or the state to be resumed was saved by a run that was sharded otherwise.
     """
     sharded = bool(trainer.is_fsdp_enabled)
     if state is not None and (state / STATE_FILE).is_file() != sharded:
-        found = "without it" if sharded else "with it"
+        saved = "without it" if sharded else "with it"
         raise UserError(
             f"Expected a run to go on as it was begun, found FSDP {'on' if sharded else 'off'} and {state} saved "
-            f"{found}; launch it {'without' if sharded else 'with'} --fsdp, or choose another --out"
+            f"{saved}; launch it {'without' if sharded else 'with'} --fsdp, or choose another --out"
         )
     if not sharded:
         return
@@ -71,13 +67,9 @@ def prepare(trainer: Trainer, state: Path | None) -> None:
 
 
 def whole_model(trainer: Trainer, kind: type[Any]) -> Any:
-    """Returns the trained model with whole weights in this process's memory.
+    """Returns the trained model with whole weights in this process's memory; `kind` is its class before it was sharded.
 
     All processes must ask; where weights were sharded, only the first gets them.
-
-    Args:
-        trainer: of a run that has ended.
-        kind: class of the model before it was sharded.
     """
     if not trainer.is_fsdp_enabled:
         return trainer.model
@@ -116,12 +108,8 @@ def check_context_parallel(degree: int, length_tokens: int, documents: str) -> N
 
 
 class EachBatchForAGroup(Sampler[int]):
-    """Windows in order, each batch as often as a group has processes, which accelerate gives it to in turn.
-
-    Args:
-        windows: how many there are.
-        batch_windows: of a process.
-        degree: processes of a group.
+    """Windows in order, each batch once for each of the `degree` processes of a group, to whom accelerate gives it in
+    turn.
     """
 
     def __init__(self, windows: int, batch_windows: int, degree: int) -> None:
@@ -150,8 +138,8 @@ def shared_loss(model: Any, degree: int, device: torch.device) -> Callable[[nn.M
     context.active = True
 
     def loss(wrapped: nn.Module, window_tokens: Tensor) -> Tensor:
-        own = context.positions(window_tokens.shape[1] - 1).to(window_tokens.device)
-        logits = wrapped(input_ids=window_tokens[:, own], position_ids=own[None], use_cache=False).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, own + 1].flatten())
+        ours = context.positions(window_tokens.shape[1] - 1).to(window_tokens.device)
+        logits = wrapped(input_ids=window_tokens[:, ours], position_ids=ours[None], use_cache=False).logits
+        return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, ours + 1].flatten())
 
     return loss

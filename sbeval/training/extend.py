@@ -1,6 +1,7 @@
 """`sbeval extend CKPT`: continue training at a longer context (Tan et al. 2025, appendix C.1)."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,13 @@ from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
+from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
 from sbeval.training.distributed import check_context_parallel, is_first_process
-from sbeval.training.document_loss import DocumentMaskedLoss
+from sbeval.training.losses import document_loss, next_token_loss
+from sbeval.training.own_text import OwnText, tokenised_text
 from sbeval.training.recipe import Extension, OptimizationSettings
-from sbeval.training.record import RunParts, extension_record
 from sbeval.training.run import TrainingRun
-from sbeval.training.text.arrays import arrays_parts, load_arrays
-from sbeval.training.text.own_text import OwnText, tokenised_text
-from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows
 
 
@@ -112,23 +111,20 @@ def extend(
                 print(f"{checkpoint}: extended before", flush=True)
             return checkpoint
         set_seed(extension.seed)
-        loss = next_token_loss if extension.documents == "joined" else DocumentMaskedLoss(separator)
+        loss = (
+            next_token_loss
+            if extension.documents == "joined"
+            else functools.partial(document_loss, separator=separator)
+        )
         if extension.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         model = run.train(model, windows, loss)
         if model is None:
             return None
 
-        def record(parts: RunParts) -> dict[str, Any]:
-            return extension_record(
-                extension=extension,
-                parent=parent | {"format": loaded.format},
-                data=data,
-                epochs=windows.epochs,
-                tokens_seen=optimization.steps * optimization.batch_tokens,
-                parameters=model.num_parameters(),
-                parts=parts,
-            )
+        def record() -> dict[str, Any]:
+            facts = {"extension": identity["extension"], "parent": parent | {"format": loaded.format}}
+            return run.record(facts, model, data, windows)
 
         dtype = torch.float32 if extension.precision == "float32" else Weights(folder).dtype()
         run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
@@ -171,11 +167,11 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
     scaling = None if rope_scaling is None else parse_rope_scaling(rope_scaling)
     held = held_rope_frequencies(model, context_tokens, scaling, original_length_tokens=original)
     if scaling is not None:
-        own = getattr(config, "rope_parameters", None)
-        if own is None or "rope_theta" not in own:
+        rope = getattr(config, "rope_parameters", None)
+        if rope is None or "rope_theta" not in rope:
             raise UserError("Expected a RoPE model for --rope-scaling, found one without rotary embeddings; remove it")
-        unscaled = own.get("original_max_position_embeddings", original or config.max_position_embeddings)
-        base = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
+        unscaled = rope.get("original_max_position_embeddings", original or config.max_position_embeddings)
+        base = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
         scaled = base | scaling | {"original_max_position_embeddings": unscaled}
     with held:
         config.max_position_embeddings = context_tokens
@@ -197,17 +193,13 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
 
 
 def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, dict[str, Any]]:
-    """Reads the text to extend on.
-
-    Args:
-        source: a folder of token arrays (`sbeval.training.tokenised`), a file or folder of text, or a hub data set.
-        tokenizer: the checkpoint's.
+    """Reads the text to extend on: token arrays (`arrays`), a file or folder of text, or a hub data set.
 
     Returns:
         [tokens] joined documents, each followed by the separator; the separator's id; where the text comes from.
 
     Raises:
-        UserError: nothing is there, or the arrays were made with another tokenizer.
+        UserError: nothing is there, or the arrays were made with another tokenizer than the checkpoint's.
     """
     (separator,) = separator_ids(tokenizer, None)
     if (source / "tokens.npy").is_file():
@@ -224,13 +216,7 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
 
 
 def check_documents(tokens: NDArray[Any], separator: int, context_tokens: int) -> None:
-    """Refuses text of which no document fills a context.
-
-    Args:
-        tokens: joined documents.
-        separator: id of the token between them.
-        context_tokens: the new context.
-    """
+    """Refuses joined documents of which none fills a context."""
     ends = np.flatnonzero(np.asarray(tokens) == separator)
     longest = int(np.diff(ends, prepend=-1).max()) - 1 if len(ends) else len(tokens)
     if longest < context_tokens:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -33,7 +33,6 @@ RUN_FILES = frozenset({"run.json", "runs.jsonl", "training_log.jsonl", "states",
 """What lies in a run's folder beside its checkpoint."""
 
 Documents = Literal["separate", "joined"]
-SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def _scaling(value: Any) -> str:
@@ -46,7 +45,7 @@ def _scaling(value: Any) -> str:
 class DataSettings(Settings):
     """What a run reads."""
 
-    folder: Text = Field(description="Token arrays, as `sbeval.training.tokenised` writes them.")
+    folder: Text = Field(description="Token arrays.")
     recall_share: Share = Field(default=0.0, description="Share of the windows that are recall text.")
     seed: WholeNumber = Field(default=0, description="Of the order of windows; runs to be compared share it.")
     validation_tokens: WholeNumber = Field(
@@ -197,30 +196,29 @@ class Extension(TrainingSettings):
         return self.context_tokens
 
 
-def load_recipe(kind: type[SettingsT], path: str | Path) -> SettingsT:
-    """Reads a recipe file.
-
-    Args:
-        kind: what it describes, such as `TrainRecipe`.
-        path: a YAML file, or the name of a recipe that ships with the package (`demo_rope`).
-
-    Raises:
-        UserError: no such file, not a mapping, an unknown or missing key, or a value that cannot be.
-    """
-    value, file = read_mapping(path, RECIPE_FOLDER if issubclass(kind, TrainingSettings) else RECIPE_FOLDER / "data")
-    return kind.read(value, place="the recipe", source=file.name)
+def read_recipe(path: str | Path) -> TrainRecipe:
+    """Reads a recipe file, or a shipped recipe by its name, as `read_mapping` does."""
+    value, file = read_mapping(path)
+    return TrainRecipe.read(value, place="the recipe", source=file.name)
 
 
-def read_mapping(path: str | Path, shipped: Path = RECIPE_FOLDER) -> tuple[dict[str, Any], Path]:
-    """Reads a recipe file, or one of those in `shipped` by its name; returns its settings and where they were found.
+def read_mapping(path: str | Path, folder: Path = RECIPE_FOLDER) -> tuple[dict[str, Any], Path]:
+    """Returns the settings of a recipe file, and where it was found.
 
     A recipe with `based_on: NAME` holds what differs from that recipe, nested settings included.
+
+    Args:
+        path: a YAML file, or the name of one beside the recipe that is based on it or shipped (`demo_rope`).
+        folder: of the recipe that is based on this one.
+
+    Raises:
+        UserError: there is no such file, or it holds no mapping.
     """
-    file = _find(path, shipped)
+    file = _find(path, folder)
     value = read_yaml(file, "a recipe")
     if (base := value.pop("based_on", None)) is not None:
         base = read_value(Text, base, name="based_on of the recipe", source=file.name)
-        value = merged(read_mapping(base, shipped)[0], value)
+        value = merged(read_mapping(base, file.parent)[0], value)
     return value, file
 
 
@@ -233,9 +231,12 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def _find(path: str | Path, shipped: Path) -> Path:
-    for candidate in (Path(path), shipped / str(path), shipped / f"{path}.yaml"):
+def _find(path: str | Path, folder: Path) -> Path:
+    for candidate in (
+        Path(path),
+        *(place / f"{path}{end}" for place in (folder, RECIPE_FOLDER) for end in ("", ".yaml")),
+    ):
         if candidate.is_file():
             return candidate
-    known = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
+    known = ", ".join(sorted(file.stem for file in RECIPE_FOLDER.glob("*.yaml")))
     raise UserError(f"no recipe file at {path}: give a YAML file or one of the shipped recipes ({known})")

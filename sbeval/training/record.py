@@ -1,61 +1,30 @@
-"""What a training run leaves behind: its loss curve, its parts, and the record beside the checkpoint."""
+"""What a training run leaves behind: its loss curve, its commands, and the record beside the checkpoint."""
 
-import dataclasses
 import importlib.metadata
 import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes
 from sbeval.keeping.writing import whole_file
-from sbeval.settings import Settings
-from sbeval.training.recipe import TrainRecipe
 
 OTHER_FOLDER = "choose another --out, with space, that you may write to"
+COMMANDS_FILE = "runs.jsonl"
+CURVE_FILE = "training_log.jsonl"
 _KINDS: dict[str, dict[str, Any]] = {  # of what is read again
-    "runs.jsonl": {"command": str, "last_step": int, "seconds": float, "gpu": str | None},
-    "training_log.jsonl": {"step": int},
+    COMMANDS_FILE: {"command": str, "last_step": int, "seconds": float, "gpu": str | None},
+    CURVE_FILE: {"step": int},
 }
 _PACKAGES = ("torch", "triton", "transformers", "accelerate", "tokenizers", "numpy")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunPart:
-    """One command's share of a run.
-
-    Attributes:
-        command: as typed.
-        first_step: steps done before it.
-        last_step: steps done after it; of a command that was killed, those of the last state it saved.
-        seconds: of the whole command.
-        gpu: device name, None on a CPU.
-        peak_memory_bytes: most device memory allocated, None on a CPU; of several processes, the first's.
-        processes: that trained together.
-    """
-
-    command: str
-    first_step: int
-    last_step: int
-    seconds: float
-    gpu: str | None
-    peak_memory_bytes: int | None
-    processes: int = 1
-
-
-class RunParts(NamedTuple):
-    """What a run left: one entry for each command, and the points of its loss curve."""
-
-    runs: list[dict[str, Any]]
-    curve: list[dict[str, Any]]
-
-
 def write_lines(file: Path, values: Sequence[Mapping[str, Any]]) -> None:
     """Writes JSON lines, whole or not at all."""
-    with whole_file(file, "the record of a run", remedy=OTHER_FOLDER) as part:
-        part.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    with whole_file(file, "the record of a run", remedy=OTHER_FOLDER) as unfinished:
+        unfinished.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -85,57 +54,28 @@ def trim_log(log: Path, last_step: int) -> None:
         write_lines(log, [point for point in read_lines(log) if point["step"] <= last_step])
 
 
-def training_record(
-    *,
-    recipe: TrainRecipe,
-    data: Mapping[str, Any],
-    epochs: float,
-    parameters: int,
-    parts: RunParts,
+def record_of(
+    facts: Mapping[str, Any], out: Path, data: Mapping[str, Any], *, parameters: int, tokens_seen: int, epochs: float
 ) -> dict[str, Any]:
-    """Returns how a checkpoint was made: recipe, data, seeds, tokens, hardware, time and loss curve."""
-    return {
-        "name": recipe.name,
-        "recipe": recipe.model_dump(mode="json"),
-        "parameters": parameters,
-        "tokens_seen": recipe.optimization.steps * recipe.optimization.batch_tokens,
-        "epochs": round(epochs, 3),
-        **_common(data, parts),
-    }
+    """Returns how a checkpoint was made.
 
-
-def extension_record(
-    *,
-    extension: Settings,
-    parent: Mapping[str, Any],
-    data: Mapping[str, Any],
-    epochs: float,
-    tokens_seen: int,
-    parameters: int,
-    parts: RunParts,
-) -> dict[str, Any]:
-    """Returns how a checkpoint was extended: its parent, the settings, data, tokens, hardware, time and loss curve."""
+    `facts` of the recipe or the extension come first; `out` holds the run's commands and its loss curve, and `data` is
+    the record of the token arrays.
+    """
+    commands = read_lines(out / COMMANDS_FILE)
     return {
-        "extension": extension.model_dump(mode="json"),
-        "parent": dict(parent),
+        **facts,
         "parameters": parameters,
         "tokens_seen": tokens_seen,
         "epochs": round(epochs, 3),
-        **_common(data, parts),
-    }
-
-
-def _common(data: Mapping[str, Any], parts: RunParts) -> dict[str, Any]:
-    runs, curve = parts
-    return {
         "unique_tokens": data["unique_tokens"],
-        "commands": [part["command"] for part in runs],
-        "runs": runs,
-        "seconds": round(sum(part["seconds"] for part in runs), 1),
-        "gpus": sorted({part["gpu"] for part in runs if part["gpu"]}),
+        "commands": [command["command"] for command in commands],
+        "runs": commands,
+        "seconds": round(sum(command["seconds"] for command in commands), 1),
+        "gpus": sorted({command["gpu"] for command in commands if command["gpu"]}),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "data": dict(data),
-        "loss_curve": curve,
+        "loss_curve": read_lines(out / CURVE_FILE),
     }
 
 

@@ -1,33 +1,37 @@
-"""One training run in its folder: resumed, trained, and left with its record of parts."""
+"""One training run in its folder: resumed, trained and watched, and left with its record."""
 
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
 from sbeval.checkpoints.quiet import without_bars
 from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.keeping.writing import written_beside
-from sbeval.training.distributed import is_first_process, prepare, process_count, whole_model
-from sbeval.training.full_disk import full_disk_named
+from sbeval.results.digits import time_text
+from sbeval.training.distributed import is_first_process, prepare, process_count, smallest_over_processes, whole_model
+from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
+from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import TrainingSettings
-from sbeval.training.record import RunPart, RunParts, read_lines, trim_log, write_lines
-from sbeval.training.run_watch import RunWatch
+from sbeval.training.record import COMMANDS_FILE, CURVE_FILE, read_lines, record_of, trim_log, write_lines
 from sbeval.training.trainer import (
     WindowTrainer,
     last_complete_state,
-    next_token_loss,
+    remove_older_states,
     schedule_factor,
     training_arguments,
 )
 from sbeval.training.windows import TrainingWindows
+
+STEPS_BETWEEN_CLOCKS = 10
+"""Of several processes: reading their clocks waits for the device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,14 +82,18 @@ class TrainingRun:
         first_step = int(state.name.rpartition("-")[2]) if state else 0
         if is_first_process():
             with full_disk_named(self.out):
-                trim_log(self.out / "training_log.jsonl", first_step)
-        parts = self._earlier_parts(first_step)
+                trim_log(self.out / CURVE_FILE, first_step)
+        earlier = self._commands_to(first_step)
+
+        def note(step: int) -> None:
+            write_lines(self.out / COMMANDS_FILE, [*earlier, self._this_command(first_step, step)])
+
         watch = RunWatch(
-            log=self.out / "training_log.jsonl",
+            log=self.out / CURVE_FILE,
             batch_tokens=optimization.batch_tokens,
             max_seconds=self.max_seconds,
             started=self.started,
-            saved=lambda step: write_lines(self.out / "runs.jsonl", [*parts, self._part(first_step, step)]),
+            saved=note,
         )
         kind = type(model)
         trainer = WindowTrainer(
@@ -119,45 +127,44 @@ class TrainingRun:
         if is_first_process():
             last_step = trainer.state.global_step
             with full_disk_named(self.out):
-                write_lines(self.out / "runs.jsonl", [*parts, self._part(first_step, last_step)])
+                note(last_step)
             if watch.out_of_time:
                 print(f"stopped at step {last_step} of {steps} with its state saved; run the same command to go on")
         return None if watch.out_of_time else whole_model(trainer, kind)
 
-    def _earlier_parts(self, first_step: int) -> list[dict[str, Any]]:
+    def _commands_to(self, step: int) -> list[dict[str, Any]]:
         """What earlier commands did, up to the step to resume from."""
-        parts = read_lines(self.out / "runs.jsonl")
-        return [part | {"last_step": min(part["last_step"], first_step)} for part in parts]
+        commands = read_lines(self.out / COMMANDS_FILE)
+        return [command | {"last_step": min(command["last_step"], step)} for command in commands]
 
-    def _part(self, first_step: int, last_step: int) -> dict[str, Any]:
-        part = RunPart(
-            command=self.command,
-            first_step=first_step,
-            last_step=last_step,
-            seconds=round(time.monotonic() - self.started, 1),
-            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
-            processes=process_count(),
+    def _this_command(self, first_step: int, last_step: int) -> dict[str, Any]:
+        """This command's share of the run; of several processes, the memory is the first's."""
+        on_gpu = torch.cuda.is_available()
+        return {
+            "command": self.command,
+            "first_step": first_step,
+            "last_step": last_step,
+            "seconds": round(time.monotonic() - self.started, 1),
+            "gpu": torch.cuda.get_device_name() if on_gpu else None,
+            "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+            "processes": process_count(),
+        }
+
+    def record(
+        self, facts: Mapping[str, Any], model: Any, data: Mapping[str, Any], windows: TrainingWindows
+    ) -> dict[str, Any]:
+        """Returns `record_of` this run."""
+        seen = self.settings.optimization.steps * self.settings.optimization.batch_tokens
+        return record_of(
+            facts, self.out, data, parameters=model.num_parameters(), tokens_seen=seen, epochs=windows.epochs
         )
-        return dataclasses.asdict(part)
 
     def finish(
-        self,
-        model: Any,
-        tokenizer: Any,
-        folder: Path,
-        record: Callable[[RunParts], dict[str, Any]],
-        *,
-        dtype: torch.dtype,
+        self, model: Any, tokenizer: Any, folder: Path, record: Callable[[], dict[str, Any]], *, dtype: torch.dtype
     ) -> None:
         """Writes weights, configuration, tokenizer and record as one Hugging Face folder, which appears whole.
 
-        Args:
-            model: the trained model, left in `dtype`.
-            tokenizer: to lie beside it.
-            folder: the checkpoint, which does not stand there yet.
-            record: makes the record from what the run left.
-            dtype: of the weights.
+        The model is left in `dtype`; `record` says how it was made, asked once its weights are saved.
 
         Raises:
             UserError: the disk is full; the run's states are kept.
@@ -169,9 +176,114 @@ class TrainingRun:
         with full_disk_named(self.out), without_bars(), written_beside(folder) as partial:
             tokenizer.save_pretrained(partial)
             model.to(dtype).save_pretrained(partial)
-            parts = RunParts(read_lines(self.out / "runs.jsonl"), read_lines(self.out / "training_log.jsonl"))
-            found = {**record(parts), "tokenizer_sha256": tokenizer_sha256(load_tokenizer(partial))}
-            text = json.dumps(found, indent=1)
-            (partial / "training_record.json").write_text(text, encoding="utf-8")
+            made = record() | {"tokenizer_sha256": tokenizer_sha256(load_tokenizer(partial))}
+            (partial / "training_record.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
             for file in partial.iterdir():
                 file.chmod(0o644)
+
+
+class RunWatch(TrainerCallback):
+    """Keeps the loss curve, stops in time, and never lets a broken state be saved.
+
+    Args:
+        log: the loss curve's file.
+        batch_tokens: of one step.
+        max_seconds: from `started` (`time.monotonic()`); None never stops.
+        started: when the command started.
+        saved: told in the first process after which step a state was written.
+    """
+
+    def __init__(
+        self, *, log: Path, batch_tokens: int, max_seconds: float | None, started: float, saved: Callable[[int], None]
+    ) -> None:
+        self.trainer: WindowTrainer | None = None
+        self.out_of_time = False
+        self._log = log
+        self._batch_tokens = batch_tokens
+        self._max_seconds = max_seconds
+        self._started = started
+        self._saved = saved
+        self._first_step = 0
+        self._first_step_at = started
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Notes where and when this command's first step begins, and says how many there are."""
+        self._first_step, self._first_step_at = state.global_step, time.monotonic()
+        if state.is_world_process_zero:
+            print(
+                f"steps {state.global_step + 1} to {state.max_steps} of {self._batch_tokens:,} tokens each, "
+                f"the loss every {args.logging_steps:.0f}",
+                flush=True,
+            )
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Stops the run, state saved, when its time is up."""
+        if self._max_seconds is not None and self._time_is_up(args.device, state.global_step):
+            self.out_of_time = state.global_step < state.max_steps
+            control.should_save = control.should_training_stop = True
+        if control.should_save:
+            self._stop_broken(control, weights_too=True)
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        """Adds a point to the loss curve."""
+        if not logs or "loss" not in logs:
+            return
+        if self._stop_broken(control):
+            return
+        if not state.is_world_process_zero:
+            return
+        point = {
+            "step": state.global_step,
+            "tokens": state.global_step * self._batch_tokens,
+            "loss_nats": logs["loss"],
+            "gradient_norm": logs.get("grad_norm"),
+            "learning_rate": logs["learning_rate"],
+            "seconds": round(time.monotonic() - self._started, 2),
+        }
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(point) + "\n")
+        print(
+            f"step {point['step']}/{state.max_steps}  loss {logs['loss']:.4f}  {point['seconds']:.0f} s"
+            f"{self._left(state.max_steps, point['step'])}",
+            flush=True,
+        )
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Marks the state just written as complete, which an interrupted one is not, and removes older ones."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()  # every process has written its part
+        if state.is_world_process_zero:
+            # before the mark: once a state counts as complete, a kill must not leave its run unrecorded
+            self._saved(state.global_step)
+            mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
+            mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
+            remove_older_states(Path(args.output_dir))
+
+    def _left(self, steps: int, done: int) -> str:
+        """Returns ", about 340 s left", by the steps of this command so far; nothing where none is left."""
+        now = time.monotonic()
+        left_seconds = (steps - done) * (now - self._first_step_at) / max(1, done - self._first_step)
+        if self._max_seconds is not None:
+            left_seconds = min(left_seconds, self._max_seconds - (now - self._started))
+        return f", about {time_text(left_seconds)} left" if left_seconds > 0 else ""
+
+    def _time_is_up(self, device: torch.device, step: int) -> bool:
+        assert self._max_seconds is not None
+        left_seconds = self._max_seconds - (time.monotonic() - self._started)
+        if process_count() == 1:
+            return left_seconds < 0
+        # processes must stop at the same step: the first to run out of time decides; asking waits for the device
+        return (
+            step % STEPS_BETWEEN_CLOCKS == 0 and smallest_over_processes(torch.tensor(left_seconds, device=device)) < 0
+        )
+
+    def _stop_broken(self, control: TrainerControl, *, weights_too: bool = False) -> bool:
+        """Stops a run whose loss or weights are no longer finite, its state unsaved; returns whether it is one."""
+        assert self.trainer is not None
+        if weights_too:
+            self.trainer.note_weights()
+        if self.trainer.bad_step() is None:
+            return False
+        control.should_save = False
+        control.should_training_stop = True
+        return True

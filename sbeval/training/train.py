@@ -8,14 +8,13 @@ import torch
 
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
+from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
 from sbeval.training.distributed import is_first_process
+from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import TrainRecipe
-from sbeval.training.record import RunParts, training_record
 from sbeval.training.run import TrainingRun
-from sbeval.training.text.arrays import arrays_parts, load_arrays
-from sbeval.training.text.tokenizer import Tokens
-from sbeval.training.trainer import next_token_loss
+from sbeval.training.tokenizer import Tokens
 from sbeval.training.windows import TrainingWindows
 
 
@@ -91,10 +90,9 @@ def train(
         if model is None:
             return None
 
-        def record(parts: RunParts) -> dict[str, Any]:
-            made = training_record(
-                recipe=recipe, data=arrays.record, epochs=windows.epochs, parameters=model.num_parameters(), parts=parts
-            )
+        def record() -> dict[str, Any]:
+            facts = {"name": recipe.name, "recipe": recipe.model_dump(mode="json")}
+            made = run.record(facts, model, arrays.record, windows)
             # gathered weights lie in the host's memory
             whole = model.to("cuda" if torch.cuda.is_available() else "cpu")
             return made | {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
@@ -129,15 +127,10 @@ def split_validation(tokens: Tokens, recipe: TrainRecipe) -> tuple[Tokens, Token
 
 @torch.no_grad()
 def validation_loss(model: Any, tokens: Tokens, length_tokens: int) -> dict[str, Any] | None:
-    """Returns the mean loss over the disjoint windows of a text.
-
-    Args:
-        model: a causal language model of the transformers kind, left in evaluation mode.
-        tokens: [tokens] the text.
-        length_tokens: model inputs of a window.
+    """Returns the mean loss over the disjoint windows of a text, None without one; leaves the model in evaluation mode.
 
     Returns:
-        `nll` in nats per token, `tokens` scored and their `length_tokens`; None without text.
+        `nll` in nats per token, `tokens` scored and their `length_tokens`.
     """
     if not len(tokens):
         return None

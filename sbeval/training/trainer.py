@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -27,6 +26,7 @@ from sbeval.training.distributed import (
     smallest_over_processes,
 )
 from sbeval.training.full_disk import COMPLETE_MARK
+from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 
 STATES_KEPT = 2
@@ -36,17 +36,6 @@ _TRAINER_FILE = re.compile(
     r"(config|generation_config|trainer_state)\.json|training_args\.bin|(optimizer|scheduler|scaler)\.(pt|bin)|"
     + re.escape(COMPLETE_MARK)
 )
-
-
-def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
-    """Returns the mean negative log-likelihood in nats of each window's tokens after the first.
-
-    Args:
-        model: a causal language model of the transformers kind.
-        window_tokens: [windows, length + 1] token ids.
-    """
-    logits = model(input_ids=window_tokens[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, 1:].flatten())
 
 
 class WindowTrainer(Trainer):
@@ -117,11 +106,9 @@ class WindowTrainer(Trainer):
 
 def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float]:
     """Returns the learning rate's factor as a function of the step."""
-    function = {
-        "cosine": cosine,
-        "warmup_stable_decay": warmup_stable_decay,
-        "extension": extension,
-    }[optimization.schedule]
+    function = {"cosine": cosine, "warmup_stable_decay": warmup_stable_decay, "extension": extension}[
+        optimization.schedule
+    ]
     return functools.partial(function, steps=optimization.steps, warmup_steps=optimization.warmup_steps)
 
 
@@ -135,10 +122,10 @@ def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, pro
     micro_windows = (optimization.micro_batch_tokens or optimization.batch_tokens // processes) // length_tokens
     if micro_windows < 1 or batch_windows % (micro_windows * processes):
         micro = optimization.micro_batch_tokens
-        found = f"batches of {optimization.batch_tokens} tokens" + ("" if micro is None else f" in passes of {micro}")
+        asked = f"batches of {optimization.batch_tokens} tokens" + ("" if micro is None else f" in passes of {micro}")
         raise UserError(
             f"Expected a batch that {processes} processes share evenly in windows of {length_tokens} tokens, found "
-            f"{found}; change batch_tokens, micro_batch_tokens or the number of processes"
+            f"{asked}; change batch_tokens, micro_batch_tokens or the number of processes"
         )
     return micro_windows, batch_windows // (micro_windows * processes)
 
@@ -216,9 +203,9 @@ def remove_older_states(states: Path) -> None:
 
 
 def _complete_states(states: Path) -> list[Path]:
-    found = [folder for folder in states.glob("checkpoint-*") if (folder / COMPLETE_MARK).is_file()]
+    complete = [folder for folder in states.glob("checkpoint-*") if (folder / COMPLETE_MARK).is_file()]
     return sorted(
-        (folder for folder in found if _STATE.fullmatch(folder.name)),
+        (folder for folder in complete if _STATE.fullmatch(folder.name)),
         key=lambda folder: int(folder.name.rpartition("-")[2]),
     )
 
@@ -233,8 +220,8 @@ def _is_a_trainer_s(folder: Path) -> bool:
 
 def _own_part(weight: Tensor) -> Tensor:
     """The part of a weight that lies in this process, all of it where weights are not sharded."""
-    part: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
-    return part.detach()
+    local: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
+    return local.detach()
 
 
 def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
@@ -242,13 +229,7 @@ def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
 
 
 def cosine(step: int, *, steps: int, warmup_steps: int) -> float:
-    """Returns the factor of the peak learning rate: linear warm-up, then half a cosine to zero.
-
-    Args:
-        step: optimizer steps done, from 0.
-        steps: of the whole run.
-        warmup_steps: until the peak.
-    """
+    """Returns the factor of the peak learning rate: linear warm-up, then half a cosine to zero."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return 0.5 * (1.0 + math.cos(math.pi * _share(step, warmup_steps, steps)))

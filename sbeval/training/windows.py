@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sbeval.errors import UserError
-from sbeval.training.text.tokenizer import Tokens
+from sbeval.training.tokenizer import Tokens
 
 
 class TrainingWindows(Dataset[Tensor]):
@@ -30,14 +30,7 @@ class TrainingWindows(Dataset[Tensor]):
     """
 
     def __init__(
-        self,
-        tokens: Tokens,
-        recall: Tokens,
-        *,
-        length_tokens: int,
-        windows: int,
-        recall_share: float,
-        seed: int,
+        self, tokens: Tokens, recall: Tokens, *, length_tokens: int, windows: int, recall_share: float, seed: int
     ) -> None:
         # one offset less than a window keeps the number of windows the same in every epoch
         self.windows_per_epoch = (len(tokens) - length_tokens) // length_tokens

@@ -65,10 +65,7 @@ def worker(rank: int, folder: Path) -> None:
     before = context.transfers.received_bytes, context.transfers.whole_bytes
     near = [each[:, :, own] for each in inputs(torch.float32, 3.0)]
     found["near"] = tuple(context.stickbreaking_attention(*near, skip_threshold=1e-5))
-    found["bytes"] = (
-        context.transfers.received_bytes - before[0],
-        context.transfers.whole_bytes - before[1],
-    )
+    found["bytes"] = (context.transfers.received_bytes - before[0], context.transfers.whole_bytes - before[1])
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -5,13 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_problems import (
-    DEVICE,
-    assert_kernels_within_budget,
-    outputs_and_gradients,
-    problem,
-    relative_error,
-)
+from attention_problems import DEVICE, assert_kernels_within_budget, outputs_and_gradients, problem, relative_error
 
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -179,9 +179,7 @@ def test_starts_may_lie_apart_in_memory(impl: str, keys: int) -> None:
         torch.testing.assert_close(inferred.output, expected["output"])
 
 
-def test_gradients_are_right_where_rows_of_one_block_stopped_at_different_keys(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gradients_are_right_where_rows_of_one_block_stopped_at_different_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in ("forward", "backward"):
         monkeypatch.setattr(f"sbeval.attention.impl.triton.{each}.shared_memory_bytes", lambda tensor: 227 * 1024)
     low = problem(queries=256, head_dim=128, dtype=torch.float16)

@@ -1,5 +1,6 @@
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +97,6 @@ def test_the_log_says_how_grouped_heads_are_shared_and_why(
     assert re.search(line, caplog.text)
 
 
-def test_a_loaded_checkpoint_is_saved_in_this_projects_form(tmp_path: Path) -> None:
-    config, tensors = dolomite(**C, kv_heads=2)
-    loaded = load_checkpoint(save(tmp_path / "theirs", config, tensors))
-    loaded.model.save_pretrained(tmp_path / "ours")
-    again = load_checkpoint(tmp_path / "ours")
-    assert again.format == "sbeval"
-    assert again.training_length_tokens == 64
-    assert_equal_but_for_rounding(logits(again.model), logits(loaded.model))
-
-
 def test_defaults_of_dolomite_apply_to_absent_keys(tmp_path: Path) -> None:
     config, tensors = dolomite(**PLAIN, kv_heads=1)
     for name in ("normalization_function", "activation_function", "attention_head_type", "add_bias"):
@@ -132,40 +123,25 @@ def test_rope_scaling_of_a_softmax_model_is_yarn(tmp_path: Path) -> None:
     }
 
 
-def _mixed(config: dict[str, Any]) -> None:
-    config["sequence_mixer_blocks"] = [
-        config["sequence_mixer_blocks"][0],
-        {**config["sequence_mixer_blocks"][0], "sequence_mixer_type": "mamba2"},
-    ]
+def second_layer(blocks: str, **fields: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of a configuration: the second layer has other fields."""
+    return lambda config: config[blocks].__setitem__(1, {**config[blocks][0], **fields})
 
 
-def _mixture(config: dict[str, Any]) -> None:
-    config["mlp_blocks"] = [config["mlp_blocks"][0], {**config["mlp_blocks"][0], "mlp_type": "Hash"}]
-
-
-def _wider(config: dict[str, Any]) -> None:
-    config["mlp_blocks"] = [config["mlp_blocks"][0], {**config["mlp_blocks"][0], "intermediate_size": 99}]
-
-
-def _other_heads(config: dict[str, Any]) -> None:
-    config["sequence_mixer_blocks"] = [
-        config["sequence_mixer_blocks"][0],
-        {**config["sequence_mixer_blocks"][0], "num_attention_heads": 2, "num_key_value_heads": 2},
-    ]
-
-
-def _activation(config: dict[str, Any]) -> None:
-    config["mlp_blocks"] = [{**block, "activation_function": "mish"} for block in config["mlp_blocks"]]
+MIXERS, MLPS = "sequence_mixer_blocks", "mlp_blocks"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_mixed, "'mamba2' of layer 1"),
-        (_mixture, "'Hash' of layer 1"),
-        (_wider, r"h\.1\.mlp_block\.c_proj\.weight should be \[32, 99\]"),
-        (_other_heads, "num_attention_heads is 4 in layer 0, 2 in layer 1"),
-        (_activation, "'mish'"),
+        (second_layer(MIXERS, sequence_mixer_type="mamba2"), "'mamba2' of layer 1"),
+        (second_layer(MLPS, mlp_type="Hash"), "'Hash' of layer 1"),
+        (second_layer(MLPS, intermediate_size=99), r"h\.1\.mlp_block\.c_proj\.weight should be \[32, 99\]"),
+        (
+            second_layer(MIXERS, num_attention_heads=2, num_key_value_heads=2),
+            "num_attention_heads is 4 in layer 0, 2 in layer 1",
+        ),
+        (second_layer(MLPS, activation_function="mish"), "'mish'"),
         (lambda config: config.update(attention_blocks=[]), "attention_blocks"),
         (lambda config: config.update(num_layers=3), "num_layers is 3"),
         (lambda config: config.update(vocab_size=99), r"wte.weight should be \[99, 32\]"),

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
-from sbeval.models.mlp import experts as mlp_experts
-from sbeval.models.mlp.experts import Assignment, Experts
+from sbeval.models import mlp as mlp_experts
+from sbeval.models.mlp import Assignment, Experts
 from tests.checkpoints.layouts import dolomite, dolomite_logits, save, tokens
 from tests.checkpoints.mixtures import EXPERTS, mixture_output, with_experts
 

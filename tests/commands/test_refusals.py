@@ -39,7 +39,7 @@ SENTENCES = {
     "report models -o out": "found none",
     "demo --text nope": "Expected text at data_path 'nope', found nothing there",
     "train no_such_recipe": "no recipe file at no_such_recipe",
-    "train scheme_rope --data nope": "Expected token arrays in nope, found no tokens.npy",
+    "train demo_rope --data nope": "Expected token arrays in nope, found no tokens.npy",
     "train --text nope": "found nothing at 'nope'",
     f"train --text {CHECKPOINT}/config.json --tokenizer no/such/tokenizer": "Expected a tokenizer at",
     "train --text text.txt --tokenizer nope": "Expected a tokenizer at 'nope', found no such folder",

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from sbeval.corpora import corpus_sha256, local_corpus
 from sbeval.corpora.encode import encode_documents
 from sbeval.corpora.tokens import Layout
-from sbeval.training.text.arrays import arrays_parts, load_arrays
+from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.windows import TrainingWindows
 from tests.fuzz.checkpoints import small_tokenizer
 from tests.fuzz.mutations import changed_bytes, damage, put_in_place_of

@@ -25,7 +25,7 @@ from sbeval.tasks.metadata import TaskOptions
 from sbeval.tasks.perplexity.options import PerplexityOptions
 from sbeval.tasks.recall.options import FlipFlopOptions, MqrarOptions
 from sbeval.tasks.ruler.options import NiahOptions
-from sbeval.training.recipe import Extension, TrainRecipe, load_recipe
+from sbeval.training.recipe import Extension, read_recipe
 from tests.fuzz.mutations import ABSENT, Change, changed_bytes, changed_tree, put_in_place_of, same_kind
 from tests.fuzz.outcomes import Silent
 
@@ -112,7 +112,7 @@ TRAPS = (
 
 
 def _recipe(file: Path, tree: Tree | None) -> Any:
-    recipe = load_recipe(TrainRecipe, file)
+    recipe = read_recipe(file)
     return [recipe.model_dump(mode="json"), SbevalConfig(**recipe.model).to_dict()]
 
 

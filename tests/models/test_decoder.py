@@ -119,13 +119,6 @@ def test_kept_logits_are_those_of_the_full_pass(kept: int | Tensor) -> None:
         assert_close(model(ids, logits_to_keep=kept).logits, model(ids).logits[:, positions])
 
 
-def test_head_logits_of_the_last_hidden_state_are_the_logits() -> None:
-    model, ids = small_model(logits_divisor=2.0), tokens(2, 9)
-    with torch.no_grad():
-        hidden = model.model(ids, use_cache=False).last_hidden_state
-        assert_close(model.head_logits(hidden), model(ids).logits)
-
-
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])
 def test_implementations_give_the_same_logits(impl: str) -> None:
     model, ids = small_model(remainder="head_bias"), tokens(2, 40)

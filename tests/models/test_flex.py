@@ -46,13 +46,7 @@ def test_it_is_the_attention_of_the_definition(
     bias = make_bias(kind, heads[0])
     positions = torch.arange(later, later + length, device=DEVICE)
     expected = softmax_attention(
-        q.double(),
-        k.double(),
-        v.double(),
-        scale=0.3,
-        sliding_window=window,
-        bias=bias,
-        position_ids_BQ=positions[None],
+        q.double(), k.double(), v.double(), scale=0.3, sliding_window=window, bias=bias, position_ids_BQ=positions[None]
     )
     found = ATTENTION(
         q,

@@ -12,10 +12,8 @@ from torch.testing import assert_close
 
 from sbeval.errors import UserError
 from sbeval.models.flex import flex_causal_attention, whole_blocks
-from sbeval.models.forgetting.cached import cached_channels
-from sbeval.models.forgetting.decay import decay_channels, sums_in, with_decay
-from sbeval.models.forgetting.skipping import BLOCK_TOKENS, blocks_from, oldest_blocks
-from sbeval.models.forgetting.whole_text import decay_score_mod
+from sbeval.models.forgetting.layer import cached_channels, decay_channels, sums_in, with_decay
+from sbeval.models.forgetting.whole_text import BLOCK_TOKENS, blocks_from, decay_score_mod, oldest_blocks
 from sbeval.models.packed_softmax import packed_softmax_attention
 from sbeval.models.softmax import softmax_attention
 from tests.models.small import VARIANTS, small_model, tokens

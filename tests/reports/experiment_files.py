@@ -1,17 +1,15 @@
 """Writes the results of whole experiments: position schemes with seeds, context extensions, and probes of recall.
 
-The schemes are those of `sbeval/training/recipes/scheme_*.yaml`, read from there; their curves are made up, of the
+The schemes are those of `research/paper_experiments/recipes`, read from there; their curves are made up, of the
 kinds such models show: falling, flat, broken at the training length, and broken at a multiple of it.
 """
 
 import math
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from result_files import (
     CURVES,
     RULER_TASKS,
@@ -27,13 +25,11 @@ from result_files import (
 )
 
 from sbeval.results.records import ModelRecord, TaskRecord, metric_key
+from sbeval.training.recipe import read_mapping
 
+RECIPES = Path(__file__).parents[2] / "research" / "paper_experiments" / "recipes"
 LENGTHS = [256 << step for step in range(9)]
-SCHEMES = sorted(
-    file.name.removesuffix(".yaml")
-    for file in files("sbeval.training").joinpath("recipes").iterdir()
-    if file.name.startswith("scheme_")
-)
+SCHEMES = sorted(file.name.removesuffix(".yaml") for file in RECIPES.iterdir())
 
 
 def scheme_model(scheme: str, seed: int = 0, **changes: Any) -> ModelRecord:
@@ -220,9 +216,4 @@ def write_extension(folder: Path) -> None:
 
 
 def _recipe(scheme: str) -> dict[str, Any]:
-    content = yaml.safe_load(files("sbeval.training").joinpath("recipes", f"{scheme}.yaml").read_text())
-    base = content.get("based_on")
-    if not base:
-        return dict(content)
-    inherited = _recipe(base)
-    return {**inherited, **content, "model": {**inherited["model"], **content.get("model", {})}}
+    return read_mapping(scheme, RECIPES)[0]

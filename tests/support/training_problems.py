@@ -1,6 +1,7 @@
 """Models, recipes and extensions small enough to train in a second, and token arrays of this project's own sources."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from sbeval.training.recipe import DataSettings, Extension, OptimizationSettings, TrainRecipe
-from sbeval.training.text.tokenizer import encode_all, load_tokenizer, save_tokenizer, train_tokenizer
+from sbeval.training.tokenizer import save_tokenizer, train_tokenizer
 
 LENGTH_TOKENS = 64
 CONTEXT_TOKENS = 128
@@ -66,7 +67,12 @@ def save_tiny_llama(folder: Path, data_folder: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(num_hidden_layers=1, max_position_embeddings=64, eos_token_id=0, **SIZES)
     LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    copy_tokenizer(data_folder, folder)
+
+
+def copy_tokenizer(data_folder: Path, folder: Path) -> None:
+    """Copies the data's tokenizer beside a checkpoint."""
+    shutil.copytree(data_folder / "tokenizer", folder, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")
@@ -80,8 +86,9 @@ def data_folder(tmp_path_factory, source_texts) -> Path:
     """Token arrays of this project's own sources."""
     folder = tmp_path_factory.mktemp("data")
     tokenizer = train_tokenizer(source_texts, SIZES["vocab_size"])
-    ended = [np.append(tokens, np.uint16(0)) for tokens in encode_all(tokenizer, source_texts)]
-    tokens = np.concatenate(ended).astype(np.uint16)
+    tokenizer.encode_special_tokens = True  # as plain text
+    encoded = tokenizer.encode_batch_fast(source_texts, add_special_tokens=False)
+    tokens = np.concatenate([[*encoding.ids, 0] for encoding in encoded]).astype(np.uint16)
     recall = tokens[: 40 * (LENGTH_TOKENS + 1)].reshape(40, LENGTH_TOKENS + 1)
     np.save(folder / "tokens.npy", tokens)
     np.save(folder / "recall.npy", recall)

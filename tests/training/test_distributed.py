@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from training_problems import save_tiny_llama, tiny_extension, tiny_model, tiny_recipe, weights
+from training_problems import copy_tokenizer, save_tiny_llama, tiny_extension, tiny_model, tiny_recipe, weights
 
 from sbeval.errors import UserError
 from sbeval.training.command import extend_command
 from sbeval.training.extend import extend
 from sbeval.training.recipe import OptimizationSettings
-from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.train import train
 from tests.training.training_processes import run_processes
 
@@ -20,7 +19,7 @@ from tests.training.training_processes import run_processes
 def parent(tmp_path_factory, data_folder):
     folder = tmp_path_factory.mktemp("parents") / "parent_rope"
     tiny_model("rope", tie_word_embeddings=True).save_pretrained(folder)
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    copy_tokenizer(data_folder, folder)
     return folder
 
 
@@ -88,7 +87,7 @@ def test_processes_whose_documents_fill_different_numbers_of_batches_wait_for_ea
 def test_processes_that_share_windows_learn_the_same(tmp_path, data_folder):
     parent = tmp_path / "parent"
     tiny_model("stickbreaking").save_pretrained(parent)
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), parent)
+    copy_tokenizer(data_folder, parent)
     options = [str(parent), "--data", str(data_folder), "--context", "128", "--documents", "joined"]
     options += ["--steps", "4", "--batch-tokens", "512", "--micro-batch-tokens", "128", "--warmup-steps", "1"]
     options += ["--learning-rate", "3e-3", "--precision", "float32", "--log-every-steps", "1"]

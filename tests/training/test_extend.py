@@ -6,7 +6,7 @@ import torch
 from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
-from training_problems import CONTEXT_TOKENS, save_tiny_llama, tiny_extension, tiny_model
+from training_problems import CONTEXT_TOKENS, copy_tokenizer, save_tiny_llama, tiny_extension, tiny_model
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from sbeval.checkpoints.load import load_checkpoint
@@ -14,13 +14,11 @@ from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import weights_sha256
 from sbeval.models import SbevalForCausalLM, held_rope_frequencies
 from sbeval.rope_parameters import parse_rope_scaling
+from sbeval.training.arrays import load_arrays
 from sbeval.training.command import extend_command
-from sbeval.training.document_loss import DocumentMaskedLoss, bucketed_loss, segments
 from sbeval.training.extend import extend
+from sbeval.training.losses import bucketed_loss, document_loss, next_token_loss, segments
 from sbeval.training.recipe import OptimizationSettings
-from sbeval.training.text.arrays import load_arrays
-from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
-from sbeval.training.trainer import next_token_loss
 from sbeval.training.windows import TrainingWindows
 
 
@@ -28,7 +26,7 @@ from sbeval.training.windows import TrainingWindows
 def parent(request, tmp_path_factory, data_folder):
     folder = tmp_path_factory.mktemp("parents") / f"parent_{request.param}"
     tiny_model(request.param).save_pretrained(folder)
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    copy_tokenizer(data_folder, folder)
     return folder
 
 
@@ -134,12 +132,12 @@ def test_packed_documents_have_the_loss_and_gradients_of_each_alone(scheme):
         tokens = window_tokens[row : row + 1, start : stop + 1]
         alone = alone + next_token_loss(model, tokens) * (stop - start) / 400
     expected, expected_gradients = loss_and_gradients(model, alone)
-    for whole in (DocumentMaskedLoss(separator=0)(model, window_tokens), bucketed_loss(model, window_tokens, 0)):
+    for whole in (document_loss(model, window_tokens, 0), bucketed_loss(model, window_tokens, 0)):
         found, gradients = loss_and_gradients(model, whole)
         assert found == pytest.approx(expected, rel=1e-5)
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-3, atol=2e-6)
-    assert DocumentMaskedLoss(separator=299)(model, window_tokens).item() != pytest.approx(expected, rel=1e-5)
+    assert document_loss(model, window_tokens, 299).item() != pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["stickbreaking", "rope", "nope"])
@@ -171,7 +169,7 @@ def test_packed_texts_take_no_scaling_that_depends_on_a_length():
 def test_a_document_alone_has_the_ordinary_loss():
     model = tiny_model("stickbreaking")
     window_tokens = torch.randint(1, 300, (3, 65), generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(DocumentMaskedLoss(0)(model, window_tokens), next_token_loss(model, window_tokens))
+    torch.testing.assert_close(document_loss(model, window_tokens, 0), next_token_loss(model, window_tokens))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +243,7 @@ def test_rope_scaling_needs_rope_and_arrays_need_the_same_tokenizer(tmp_path, pa
     if not is_rope(parent):
         with pytest.raises(UserError, match=r"rotary|RoPE"):
             extend_command([*arguments, "--rope-scaling", "dynamic:4"])
-    from sbeval.training.text.tokenizer import train_tokenizer
+    from sbeval.training.tokenizer import save_tokenizer, train_tokenizer
 
     other = tmp_path / "other"
     other.mkdir()
@@ -297,7 +295,7 @@ def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_l
             if "layers" in name and parameter.dim() == 2:
                 parameter.mul_(30)  # attention that depends on positions, and logits that depend on attention
     model.save_pretrained(folder)
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    copy_tokenizer(data_folder, folder)
     checkpoint = extend(tiny_extension(folder, data_folder, rope_scaling="dynamic:4"), tmp_path / "run")
     first = json.loads((checkpoint / "training_record.json").read_text())["loss_curve"][0]["loss_nats"]
     tokens = load_arrays(data_folder).tokens
@@ -305,11 +303,10 @@ def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_l
         tokens, tokens[:0].reshape(0, 0), length_tokens=CONTEXT_TOKENS, windows=24, recall_share=0.0, seed=0
     )
     batch = windows.__getitems__(range(4))
-    loss = DocumentMaskedLoss(separator=0)
     with held_rope_frequencies(model, CONTEXT_TOKENS, parse_rope_scaling("dynamic:4"), original_length_tokens=64):
-        pinned = loss(model, batch).item()
+        pinned = document_loss(model, batch, 0).item()
     assert first == pytest.approx(pinned, rel=1e-5)
-    assert abs(first - pinned) < 0.1 * abs(first - loss(model, batch).item())
+    assert abs(first - pinned) < 0.1 * abs(first - document_loss(model, batch, 0).item())
 
 
 @pytest.fixture
@@ -329,7 +326,7 @@ def released(tmp_path, data_folder, monkeypatch):
     def write(kind):
         torch.manual_seed(0)
         folder = layouts.save(tmp_path / kind.replace(" ", "_"), *layout[kind]())
-        save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+        copy_tokenizer(data_folder, folder)
         return folder
 
     return write
@@ -364,7 +361,7 @@ def test_every_kind_of_scaling_is_trained_and_saved(tmp_path, data_folder, kind,
         save_tiny_llama(tmp_path / "parent", data_folder)
     else:
         tiny_model("rope").save_pretrained(tmp_path / "parent")
-        save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), tmp_path / "parent")
+        copy_tokenizer(data_folder, tmp_path / "parent")
     extended = extend(tiny_extension(tmp_path / "parent", data_folder, rope_scaling=scaling), tmp_path / "run")
     found = load_checkpoint(extended).model.config.rope_parameters
     assert found["rope_type"] == scaling.partition(":")[0]
@@ -375,7 +372,7 @@ def test_every_kind_of_scaling_is_trained_and_saved(tmp_path, data_folder, kind,
 def save_gpt2(folder, data_folder):
     config = GPT2Config(vocab_size=300, n_embd=32, n_layer=1, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0)
     GPT2LMHeadModel(config).save_pretrained(folder)
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    copy_tokenizer(data_folder, folder)
 
 
 def test_a_model_that_learned_its_positions_is_refused_before_anything_is_written(tmp_path, data_folder):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from folders import below, snapshot
 from full_disk import room_for
-from training_problems import tiny_extension, tiny_model, tiny_recipe
+from training_problems import copy_tokenizer, tiny_extension, tiny_model, tiny_recipe
 
 from sbeval.checkpoints import convert_checkpoint
 from sbeval.commands.ending import no_room
@@ -15,7 +15,6 @@ from sbeval.errors import UserError
 from sbeval.keeping.locks import alone_in
 from sbeval.training.extend import extend
 from sbeval.training.recipe import RUN_FILES
-from sbeval.training.text.tokenizer import load_tokenizer, save_tokenizer
 from sbeval.training.train import train
 
 
@@ -36,7 +35,7 @@ def parent(tmp_path_factory, data_folder):
 
 def save_parent(folder, data_folder):
     tiny_model("stickbreaking").save_pretrained(folder)
-    save_tokenizer(load_tokenizer(data_folder / "tokenizer" / "tokenizer.json"), folder)
+    copy_tokenizer(data_folder, folder)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "../models", "/models", "a/b", "States", *sorted(RUN_FILES)])
@@ -58,6 +57,8 @@ def test_another_recipe_is_refused_in_the_folder_of_a_run_even_without_its_state
     before = snapshot(run)
     with pytest.raises(UserError, match=r"found another \(it differs in recipe\.seed\)"):
         train(tiny_recipe(steps=2).changed(seed=1), run, data_folder=data_folder)
+    with pytest.raises(UserError, match=r"differs in recipe\.model\.attention, recipe\.name\)"):
+        train(tiny_recipe("rope", steps=2), run, data_folder=data_folder)
     assert snapshot(run) == before
     (run.parent / "states_kept_elsewhere").rename(run / "states")
 

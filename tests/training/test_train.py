@@ -16,12 +16,11 @@ from transformers.utils import logging as transformers_logging
 
 from sbeval.commands.run import parse
 from sbeval.errors import UserError
+from sbeval.training.arrays import load_arrays
 from sbeval.training.command import train_command
 from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
-from sbeval.training.text.arrays import load_arrays
 from sbeval.training.train import train
 from sbeval.training.trainer import last_complete_state, passes_of_a_step
-from sbeval.training.windows import TrainingWindows
 from tests.training.training_processes import run_processes
 
 
@@ -177,23 +176,6 @@ def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(tmp_path, data_fol
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(resumed).items())
 
 
-def test_models_compared_see_the_same_tokens_in_the_same_order(data_folder):
-    arrays = load_arrays(data_folder)
-    seen = []
-    for attention in ("stickbreaking", "rope"):
-        recipe = tiny_recipe(attention)
-        windows = TrainingWindows(
-            arrays.tokens,
-            arrays.recall,
-            length_tokens=recipe.length_tokens,
-            windows=80,
-            recall_share=recipe.data.recall_share,
-            seed=recipe.data.seed,
-        )
-        seen.append(windows.__getitems__(range(80)))
-    assert torch.equal(*seen)
-
-
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, data_folder):
     recipe = tiny_recipe(steps=12, save_every_steps=1)
     broken = recipe.changed(
@@ -247,12 +229,6 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path, da
         full_disk.setattr("pathlib.Path.write_text", no_room)
         with pytest.raises(UserError, match=r"full disk.*no state had been saved before"):
             train(tiny_recipe(steps=2), tmp_path / "run", data_folder=data_folder)
-
-
-def test_a_folder_of_another_run_is_refused(tmp_path, data_folder):
-    assert train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder, max_seconds=0.0) is None
-    with pytest.raises(UserError, match=r"differs in recipe\.model\.attention, recipe\.name\)"):
-        train(tiny_recipe("rope", steps=2), tmp_path, data_folder=data_folder)
 
 
 def test_the_command_line_refuses_an_unknown_setting(tmp_path):

@@ -1,7 +1,6 @@
 """Checkpoints of dolomite-engine and of lm-engine, its successor.
 
 - `tensors`: how does one become a model of the family?
-- `mlp`: how are the tensors of its MLPs and mixtures of experts read?
 - `config`: what does its configuration say?
 - `layers`: what does it say of each layer?
 """

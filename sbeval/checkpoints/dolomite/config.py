@@ -11,6 +11,7 @@ from sbeval.checkpoints.dolomite.layers import (
     DolomiteMLP,
     block_layers,
     flat_layer,
+    same_in_all_layers,
 )
 from sbeval.checkpoints.ignored import (
     DOLOMITE_BLOCKS,
@@ -19,7 +20,6 @@ from sbeval.checkpoints.ignored import (
     DOLOMITE_ROPE,
     DOLOMITE_YARN,
 )
-from sbeval.checkpoints.layers import same_in_all_layers
 from sbeval.checkpoints.values import ConfigValues
 from sbeval.errors import UserError
 
@@ -126,10 +126,7 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
 def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) -> dict[str, Any]:
     """Returns the fields of this family's configuration that say what layers are.
 
-    Args:
-        source: the configuration read.
-        remainder: what stick-breaking layers do with the rest of a stick.
-        head_norm: whether these layers are normed by head.
+    `remainder` and `head_norm` are those of stick-breaking layers.
 
     Raises:
         UserError: layers differ in more than this family has.
@@ -153,8 +150,8 @@ def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) ->
             }
         )
     # stick-breaking gives a model its name, whichever layer comes first
-    usual = next((one for one in layers if one["attention"] == "stickbreaking"), layers[0])
-    overrides = [{name: value for name, value in one.items() if value != usual[name]} for one in layers]
+    usual = next((layer for layer in layers if layer["attention"] == "stickbreaking"), layers[0])
+    overrides = [{name: value for name, value in layer.items() if value != usual[name]} for layer in layers]
     mixtures = [mlp for mlp in source.mlps if mlp.experts]
     return usual | {
         "num_attention_heads": shared(source.mixers, "heads", "num_attention_heads"),
@@ -195,9 +192,4 @@ def _rope(config: ConfigValues, mixers: list[DolomiteMixer]) -> dict[str, Any]:
             f"Expected factor and original_max_position_embeddings in {name}, since dolomite-engine scales by YaRN "
             f"whatever the type, found {factor} and {original}; mend the configuration"
         )
-    return {
-        "rope_type": "yarn",
-        "rope_theta": theta,
-        "factor": factor,
-        "original_max_position_embeddings": original,
-    }
+    return {"rope_type": "yarn", "rope_theta": theta, "factor": factor, "original_max_position_embeddings": original}

@@ -1,12 +1,14 @@
 """What a dolomite-engine configuration says of each layer, flat or in a list of blocks."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from sbeval.checkpoints.ignored import DOLOMITE_BLOCK
 from sbeval.checkpoints.values import ConfigValues
 from sbeval.errors import UserError, shown
 
+T = TypeVar("T")
 STICKBREAKING_FLAT_TYPES = ("stickbreaking", "sb_dolomite", "moe_stickbreaking")
 MIXTURE_FLAT_TYPES = ("moe_stickbreaking", "moe_dolomite")
 _HEAD_TYPES = ("mha", "mqa", "gqa")
@@ -79,6 +81,22 @@ class DolomiteMLP:
     bias: bool | None = None
 
 
+def same_in_all_layers(values: Sequence[T] | Mapping[int, T], what: str) -> T:
+    """Returns the value that all layers share, or all those of a mapping from layers.
+
+    Raises:
+        UserError: a layer differs from the first.
+    """
+    (first, expected), *others = values.items() if isinstance(values, Mapping) else enumerate(values)
+    for layer, value in others:
+        if value != expected:
+            raise UserError(
+                f"layers that differ in this are not supported: {what} is {shown(expected)} in layer {first}, "
+                f"{shown(value)} in layer {layer}"
+            )
+    return expected
+
+
 def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, DolomiteMLP]:
     """Returns what a flat configuration says of all layers."""
     heads = config.count("n_head", "num_attention_heads", default=12)
@@ -113,9 +131,7 @@ def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, Do
 def block_layers(config: ConfigValues, *, interleaved: bool) -> list[tuple[DolomiteMixer, DolomiteMLP]]:
     """Returns what a configuration with lists of blocks says of each layer.
 
-    Args:
-        config: the whole configuration.
-        interleaved: whether gated MLPs alternate their rows where no key says so.
+    Gated MLPs alternate their rows as `interleaved` says where no key does.
 
     Raises:
         UserError: a block is of a kind that is not supported, or holds a key that is not known.
@@ -159,8 +175,8 @@ def _mixer(block: ConfigValues, layer: int, hidden_size: int, default_heads: int
         fields["sliding_window_tokens"] = None if window is None else window + 1
         fields["exclusive"] = block.get("exclusive_self_attention", bool, False)
         fields["gated"] = block.get("attention_gate", bool, False)
-        own = block.get("qkv_bias", bool, None)
-        fields["qkv_bias"] = bias if own is None else own
+        stated = block.get("qkv_bias", bool, None)
+        fields["qkv_bias"] = bias if stated is None else stated
     block.refuse_unread(DOLOMITE_BLOCK)
     return DolomiteMixer(**fields)
 
@@ -210,15 +226,15 @@ def _head_dim(given: int | None, hidden_size: int, heads: int) -> int:
 
 
 def _key_value_heads(config: ConfigValues, heads: int) -> int:
-    found = config.count("num_key_value_heads", default=None)
-    kind = config.one_of("attention_head_type", _HEAD_TYPES, "gqa" if found else "mqa")
-    expected = {"mha": heads, "mqa": 1}.get(kind, found)
+    stated = config.count("num_key_value_heads", default=None)
+    kind = config.one_of("attention_head_type", _HEAD_TYPES, "gqa" if stated else "mqa")
+    expected = {"mha": heads, "mqa": 1}.get(kind, stated)
     if expected is None:
         raise UserError("attention_head_type gqa needs num_key_value_heads in the configuration")
-    if found not in (None, expected):
+    if stated not in (None, expected):
         raise UserError(
             f"Expected num_key_value_heads {expected} with attention_head_type {kind} and {heads} heads, found "
-            f"{found}; mend the configuration"
+            f"{stated}; mend the configuration"
         )
     if heads % expected:
         raise UserError(f"Expected heads that are a multiple of num_key_value_heads, found {heads} and {expected}")

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from sbeval.checkpoints.dolomite.config import DolomiteConfig, family_layers
-from sbeval.checkpoints.dolomite.mlp import mlp_tensors
+from sbeval.checkpoints.dolomite.layers import DolomiteMLP, same_in_all_layers
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.files import Weights
-from sbeval.checkpoints.layers import check_tied_head, refuse_left_over, same_in_all_layers, tiled_head_order
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig
+from sbeval.models.config import GATED_ACTIVATIONS
 
 # below lm-eval's own logger, whose level is INFO: elsewhere the lines would not be seen
 _LOG = logging.getLogger("lm_eval.sbeval.checkpoints")
@@ -29,11 +29,8 @@ def read_dolomite(
 ) -> tuple[str, SbevalConfig, dict[str, Tensor]]:
     """Returns the format's name, this family's configuration and its tensors.
 
-    Args:
-        source: the configuration read.
-        weights: the checkpoint's tensors.
-        kv_expand: how grouped stick-breaking heads share keys and values: "interleave" (query head q uses q // R),
-            "tile" (q % G), or "auto": by the generation.
+    Grouped stick-breaking heads share keys and values by `kv_expand`: "interleave" (query head q uses q // R), "tile"
+    (q % G), or "auto": by the generation.
 
     Raises:
         UserError: a tensor is missing, misshapen or has no place in the layout.
@@ -97,8 +94,8 @@ def read_dolomite(
         if layer in stickbreaking and remainder != "head_bias" and has_head_bias:
             weights.drop([f"{name}.{mixer}.head_bias"])
     if config.tie_word_embeddings:
-        check_tied_head(weights, tensors["model.embed_tokens.weight"])
-    refuse_left_over(weights.left_over(), f"dolomite {generation}")
+        weights.check_tied_head(tensors["model.embed_tokens.weight"])
+    weights.refuse_left_over(f"dolomite {generation}")
     return f"dolomite:{generation}", config, tensors
 
 
@@ -116,12 +113,12 @@ def _biases(source: DolomiteConfig, weights: Weights, modules: list[tuple[str, s
     for (name, _), mlp in zip(stated["mlp"], source.mlps, strict=True):
         if mlp.experts and (name in weights or mlp.bias):
             raise UserError(f"experts with biases ({name}, add_bias) are not supported; supported are those without")
-    found = {part: [name in weights for name, _ in names] for part, names in stated.items()}
-    for part, names in stated.items():
-        for (name, said), has in zip(names, found[part], strict=True):
+    present = {maps: [name in weights for name, _ in names] for maps, names in stated.items()}
+    for maps, names in stated.items():
+        for (name, said), has in zip(names, present[maps], strict=True):
             if said not in (None, has):
                 raise UserError(f"the configuration says add_bias {said} for {name}, which the checkpoint {_HAS[has]}")
-    return [part for part, has in found.items() if same_in_all_layers(has, f"having a bias of {part}")]
+    return [maps for maps, has in present.items() if same_in_all_layers(has, f"having a bias of {maps}")]
 
 
 def _training_length(source: DolomiteConfig) -> int:
@@ -173,14 +170,15 @@ def _model_tensors(config: SbevalConfig, weights: Weights) -> dict[str, Tensor]:
 
 
 def _norm(config: SbevalConfig, weights: Weights, theirs: str, ours: str) -> dict[str, Tensor]:
-    parts = ("weight", "bias") if config.norm == "layernorm" else ("weight",)
-    return {f"{ours}.{part}": weights.take(f"{theirs}.{part}", (config.hidden_size,)) for part in parts}
+    kinds = ("weight", "bias") if config.norm == "layernorm" else ("weight",)
+    return {f"{ours}.{tensor}": weights.take(f"{theirs}.{tensor}", (config.hidden_size,)) for tensor in kinds}
 
 
 def _head_order(config: SbevalConfig, *, tiled: bool) -> Tensor:
+    """Returns [heads]: which of the checkpoint's query heads each of this family's is, whose groups are interleaved."""
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     assert groups is not None
-    return tiled_head_order(heads, groups) if tiled else torch.arange(heads)
+    return torch.arange(heads).view(heads // groups, groups).T.flatten() if tiled else torch.arange(heads)
 
 
 def _attention_tensors(config: SbevalConfig, weights: Weights, name: str, order_H: Tensor) -> dict[str, Tensor]:
@@ -209,4 +207,50 @@ def _attention_tensors(config: SbevalConfig, weights: Weights, name: str, order_
         for part in ("weight", "bias"):
             norm = weights.take(f"{name}.norm.{part}", (width,))
             tensors[f"head_norm.{part}"] = norm.view(heads, head_dim)[order_H].flatten()
+    return tensors
+
+
+def mlp_tensors(config: SbevalConfig, mlp: DolomiteMLP, weights: Weights, name: str) -> dict[str, Tensor]:
+    """Returns a layer's tensors by this family's names; `name` is the module's in the checkpoint.
+
+    Raises:
+        UserError: a tensor is missing or misshapen.
+    """
+    hidden = config.hidden_size
+    if mlp.experts is None:
+        return _maps(config, weights, (f"{name}.c_fc", f"{name}.c_proj"), (mlp.width,), interleaved=mlp.interleaved)
+    tensors = {"router.weight": weights.take(f"{name}.gate.weight", (mlp.experts, hidden))}
+    if mlp.balanced:
+        tensors["balance"] = weights.take(f"{name}.bias", (mlp.experts,))
+    names = (f"{name}.c_fc", f"{name}.c_proj")
+    tensors |= _maps(config, weights, names, (mlp.experts, mlp.width), interleaved=mlp.interleaved)
+    if mlp.shared_width is not None:
+        names = (f"{name}.c_fc_shared", f"{name}.c_proj_shared")
+        shared = _maps(config, weights, names, (mlp.shared_width,), interleaved=mlp.shared_interleaved)
+        tensors |= {f"shared.{key}": tensor for key, tensor in shared.items()}
+    if mlp.shared_gated:
+        tensors["shared_gate.weight"] = weights.take(f"{name}.shared_expert_gate.weight", (1, hidden))
+    return tensors
+
+
+def _maps(
+    config: SbevalConfig, weights: Weights, names: tuple[str, str], sizes: tuple[int, ...], *, interleaved: bool
+) -> dict[str, Tensor]:
+    """Tensors of an MLP, or of one for each expert, of sizes ([experts,] width)."""
+    assert isinstance(config.bias, list)
+    *experts, width = sizes
+    first, last = names
+    gated = config.activation in GATED_ACTIVATIONS
+    inner, hidden = width * (2 if gated else 1), config.hidden_size
+    tensors = {"down_proj.weight": weights.take(f"{last}.weight", (*experts, hidden, width))}
+    if "mlp" in config.bias:
+        tensors["down_proj.bias"] = weights.take(f"{last}.bias", (*experts, hidden))
+    for part in ("weight", "bias") if "mlp" in config.bias else ("weight",):
+        both = weights.take(f"{first}.{part}", (*experts, inner, hidden) if part == "weight" else (*experts, inner))
+        if not gated:
+            tensors[f"up_proj.{part}"] = both
+            continue
+        rows = both.movedim(len(experts), 0)
+        up, gate = (rows[1::2], rows[::2]) if interleaved else rows.chunk(2)
+        tensors[f"up_proj.{part}"], tensors[f"gate_proj.{part}"] = (x.movedim(0, len(experts)) for x in (up, gate))
     return tensors

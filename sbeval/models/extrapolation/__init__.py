@@ -1,8 +1,7 @@
 """Ways to read beyond the training length that change where RoPE's queries and keys are, and no weights.
 
 - `methods`: which position has each query and key, for every method, and how is one asked for?
-- `attention`: how is the attention of those positions computed, in blocks of rows?
-- `flex`: how does FlexAttention compute it?
+- `attention`: how is the attention of those positions computed?
 """
 
 from sbeval.models.extrapolation.attention import ExtrapolatedAttention

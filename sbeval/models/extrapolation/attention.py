@@ -1,19 +1,29 @@
 """Attention whose queries and keys are rotated for each zone of a method: no tensor of all pairs is ever held.
 
-Shape suffixes: B batch, H query heads, G key/value heads, N query heads of a key head, Q queries, K keys, D head_dim,
-R rows of a block, C keys a block has in a zone.
+FlexAttention takes one call a zone, put together by their log-sum-exps; elsewhere blocks of rows see all zones at once.
+
+Shape suffixes: B batch, H query heads, G key/value heads, L positions, N query heads of a key head, Q queries, K keys,
+D head_dim, R rows of a block, C keys a block has in a zone.
 """
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.functional import pad
 
-from sbeval.models.extrapolation.flex import compiled_zones
 from sbeval.models.extrapolation.methods import Extrapolation, OfPosition, Zone
-from sbeval.models.flex import suits_flex
+from sbeval.models.flex import listed_blocks, suits_flex, whole_blocks
+from sbeval.models.kernels.devices import OptionalKernel
 from sbeval.models.rope import RopeFrequencies, cos_sin, rotate
 from sbeval.models.softmax import MASK_ELEMENTS, softmax_attention
+
+_BLOCK = 128
+Rotated = Callable[[Zone], tuple[Tensor, Tensor]]
+"""From a zone to the queries [B, H, L, D] and keys [B, G, L, D] rotated for it."""
 
 
 class ExtrapolatedAttention(NamedTuple):
@@ -39,14 +49,14 @@ class ExtrapolatedAttention(NamedTuple):
         seq_start_B: Tensor | None = None,
         packed_lengths: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """Returns [B, H, Q, D]; the queries are the last Q of the K positions.
+        """Returns [B, H, Q, D]; the queries are the last Q of the K positions, and neither they nor keys are rotated.
 
         Args:
-            q_BHQD: [B, H, Q, D] queries, not rotated.
-            k_BGKD: [B, G, K, D] keys, not rotated.
-            v_BGKD: [B, G, K, D] values.
+            q_BHQD: queries.
+            k_BGKD: keys.
+            v_BGKD: values.
             scale: factor of the logits.
-            seq_start_B: [B] index of the first key that is no padding; the outputs of rows before it mean nothing.
+            seq_start_B: index of the first key that is no padding; the outputs of rows before it mean nothing.
             packed_lengths: tokens of each of several texts in one row, which do not see each other.
         """
         if packed_lengths is not None and len(packed_lengths) > 1:
@@ -74,13 +84,7 @@ class ExtrapolatedAttention(NamedTuple):
             found = compiled_zones(self.method, rotated, v_BGKD, scale=scale)
             if found is not None:
                 return found
-        return _in_blocks(
-            [(zone, *rotated(zone)) for zone in zones],
-            v_BGKD,
-            position_BQ,
-            position_BK,
-            scale=scale,
-        )
+        return _in_blocks([(zone, *rotated(zone)) for zone in zones], v_BGKD, position_BQ, position_BK, scale=scale)
 
     def _rotated(self, x_BHLD: Tensor, position_BL: Tensor) -> Tensor:
         angles = cos_sin(self.frequencies, position_BL.to(x_BHLD.device))
@@ -90,21 +94,11 @@ class ExtrapolatedAttention(NamedTuple):
 
 
 def _in_blocks(
-    zones: list[tuple[Zone, Tensor, Tensor]],
-    v_BGKD: Tensor,
-    position_BQ: Tensor,
-    position_BK: Tensor,
-    *,
-    scale: float,
+    zones: list[tuple[Zone, Tensor, Tensor]], v_BGKD: Tensor, position_BQ: Tensor, position_BK: Tensor, *, scale: float
 ) -> Tensor:
     """Returns [B, H, Q, D] block by block of rows: in each, one softmax over the keys of all zones.
 
-    Args:
-        zones: each with its queries and keys.
-        v_BGKD: values.
-        position_BQ: int64 [B or 1, Q] on the CPU.
-        position_BK: likewise of the keys.
-        scale: factor of the logits.
+    `zones` are given with their queries and keys; positions are int64 on the CPU.
     """
     (batch, heads, queries, size), device = zones[0][1].shape, v_BGKD.device
     groups, keys = v_BGKD.shape[1:3]
@@ -134,7 +128,106 @@ def _in_blocks(
         logits_BGMC = torch.cat(logits, dim=-1)
         logits_BGNRC = logits_BGMC.view(batch, groups, heads // groups, -1, logits_BGMC.shape[-1])
         weights = logits_BGNRC.masked_fill(~seen_BRC[:, None, None], -torch.inf).softmax(-1).flatten(2, 3)
-        shares = torch.split(weights, [own.stop - own.start for own in columns], dim=-1)
-        mixed = [share @ v_BGKD[:, :, own].to(wide) for share, own in zip(shares, columns, strict=True)]
+        shares = torch.split(weights, [place.stop - place.start for place in columns], dim=-1)
+        mixed = [share @ v_BGKD[:, :, place].to(wide) for share, place in zip(shares, columns, strict=True)]
         outputs.append(torch.stack(mixed).sum(0).view(batch, heads, -1, size).to(v_BGKD.dtype))
     return torch.cat(outputs, dim=2)
+
+
+def zone_blocks(first_Q: Tensor, stop_Q: Tensor) -> BlockMask:
+    """Which blocks of 128 x 128 pairs hold keys from `first` to before `stop` (int32), in full or in part."""
+    blocks = len(first_Q) // _BLOCK
+    first, stop = first_Q.view(blocks, _BLOCK), stop_Q.view(blocks, _BLOCK)
+    begin = torch.arange(blocks, device=first_Q.device) * _BLOCK
+    full = (first.amax(1)[:, None] <= begin) & (stop.amin(1)[:, None] >= begin + _BLOCK)
+    some = (first.amin(1)[:, None] < begin + _BLOCK) & (stop.amax(1)[:, None] > begin)
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key >= first_Q[query]) & (key < stop_Q[query])
+
+    length = len(first_Q)
+    return BlockMask.from_kv_blocks(
+        *listed_blocks(some & ~full),
+        *listed_blocks(full),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=seen,
+        seq_lengths=(length, length),
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _blocks(method: Extrapolation, length: int, device: torch.device) -> tuple[BlockMask, ...]:
+    position_Q = torch.arange(length, device=device)
+    return tuple(zone_blocks(zone.first(position_Q).int(), zone.stop(position_Q).int()) for zone in method.zones)
+
+
+def flex_with_sums(
+    q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, block_mask: BlockMask, scale: float, enable_gqa: bool
+) -> tuple[Tensor, Tensor]:
+    """FlexAttention of a length of whole blocks, with the log-sum-exp [B, H, L] of each query's logits."""
+    options: Any = {"IS_DIVISIBLE": True}  # which it cannot find out for a length of any number
+    output, others = flex_attention(
+        q_BHLD,
+        k_BGLD,
+        v_BGLD,
+        block_mask=block_mask,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        kernel_options=options,
+        return_aux=AuxRequest(lse=True),
+    )
+    assert others.lse is not None
+    return output, others.lse
+
+
+def flex_extrapolated(
+    method: Extrapolation,
+    rotated: Rotated,
+    v_BGLD: Tensor,
+    *,
+    scale: float,
+    attention: Callable[..., tuple[Tensor, Tensor]] | None = None,
+) -> Tensor:
+    """Returns [B, H, L, D] of a whole text without padding.
+
+    `attention` is `flex_with_sums` compiled; None takes it as it is, which holds all pairs.
+    """
+    length = v_BGLD.shape[2]
+    added = whole_blocks(length) - length
+
+    def filled(x_BHLD: Tensor) -> Tensor:
+        # no views, and always in one order of memory: for any other, a kernel would be compiled anew
+        return (pad(x_BHLD, (0, 0, 0, added)) if added else x_BHLD).contiguous().detach()
+
+    v_BGLD = filled(v_BGLD)
+    outputs, sums = [], []
+    for zone, block_mask in zip(method.zones, _blocks(method, length + added, v_BGLD.device), strict=True):
+        q_BHLD, k_BGLD = map(filled, rotated(zone))
+        grouped = q_BHLD.shape[1] != k_BGLD.shape[1]
+        output, sum_BHL = (attention or flex_with_sums)(q_BHLD, k_BGLD, v_BGLD, block_mask, scale, grouped)
+        outputs.append(output[:, :, :length])
+        sums.append(sum_BHL[:, :, :length].float())
+    share_PBHL = torch.stack(sums).softmax(dim=0)
+    # a query without keys in a zone has a share of 0 there
+    mixed = sum(output * share[..., None] for output, share in zip(outputs, share_PBHL, strict=True))
+    assert isinstance(mixed, Tensor)
+    return mixed.to(v_BGLD.dtype)
+
+
+class CompiledZones(OptionalKernel):
+    """`flex_extrapolated` compiled at its first call."""
+
+    def __init__(self) -> None:
+        super().__init__("PyTorch's FlexAttention", "going on with blocks of rows")
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, method: Extrapolation, rotated: Rotated, v_BGLD: Tensor, *, scale: float) -> Tensor | None:
+        """Takes what `flex_extrapolated` takes; returns [B, H, L, D], or None where it cannot be compiled."""
+        if self._compiled is None:
+            # one kernel for all lengths, methods and zones; what is run uncompiled holds all pairs
+            self._compiled = torch.compile(flex_with_sums, dynamic=True, fullgraph=True)
+        compiled = self._compiled
+        return self.attempt(lambda: flex_extrapolated(method, rotated, v_BGLD, scale=scale, attention=compiled))
+
+
+compiled_zones = CompiledZones()

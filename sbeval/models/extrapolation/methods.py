@@ -209,11 +209,11 @@ class Extrapolation:
                     f"{'none' if length_tokens is None else length_tokens}: give training_length in --model_args."
                 )
             return dataclasses.replace(self, training_length_tokens=length_tokens)
-        found = kind.farthest(*self.numbers)
-        if length_tokens is not None and found > length_tokens:
+        farthest = kind.farthest(*self.numbers)
+        if length_tokens is not None and farthest > length_tokens:
             raise UserError(
                 f"Expected extrapolation={self} to stay within the training length of {length_tokens} tokens, found "
-                f"{found}: choose a smaller {kind.numbers[-1]}, or correct training_length."
+                f"{farthest}: choose a smaller {kind.numbers[-1]}, or correct training_length."
             )
         return self
 
@@ -252,8 +252,8 @@ def parse_extrapolation(spec: str) -> Extrapolation | dict[str, Any]:
 
 def _longrope(file: str) -> dict[str, Any]:
     """Returns LongRoPE's scaling (Ding et al. 2024, arXiv 2402.13753) from a file."""
-    found = read_json(Path(file).expanduser(), "LongRoPE's scaling")
-    scaling = dict(found) if isinstance(found, Mapping) else {}
+    content = read_json(Path(file).expanduser(), "LongRoPE's scaling")
+    scaling = dict(content) if isinstance(content, Mapping) else {}
     if not any(_is_factor(scaling.get(name)) for name in ("factor", "attention_factor")):
         raise UserError(
             f"Expected {file!r} to hold transformers' longrope scaling, as in "

@@ -1,14 +1,89 @@
 """Forgetting attention over a whole text by FlexAttention, which adds the bias itself and skips what is forgotten.
 
-Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, C extra channels.
+Forgotten are blocks of keys whose weight cannot matter any more, whatever the keys are.
+
+Adaptive computation pruning (Lin et al. 2025, arXiv 2504.06949) bounds every logit by the largest norms of queries and
+keys of a text. Here the norms are those of the two blocks, and a query's own key, whose decay is 0, says how much
+weight there is at least. If query j has own logit s_j, keys of blocks 0 to c have at most the share
+
+    sum over blocks of n exp(scale max|q| max|k| + S_j - S_i - s_j)
+
+of the weight; i is the newest of a block's n keys. Blocks are skipped while it is at most half the threshold for all
+queries of a block: outputs change by at most the threshold times the largest value.
+
+Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, R blocks of queries, C blocks of
+keys, or D and the extra channels.
 """
 
+import math
+
+import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from sbeval.models.flex import ScoreMod, compiled_flex_attention, suits_flex, whole_blocks
-from sbeval.models.forgetting.decay import sums_in
-from sbeval.models.forgetting.skipping import blocks_from, oldest_blocks
+from sbeval.models.forgetting.layer import sums_in
+
+BLOCK_TOKENS = 128
+LARGEST_MASK = 1 << 27
+"""Most pairs of blocks, over all heads: some 16 bytes each. Above it, none is skipped."""
+
+
+def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: float, threshold: float) -> Tensor | None:
+    """Returns [B, H, R]: the oldest block of keys that each block of queries needs; None where all are visited.
+
+    `threshold` is the largest change of an output, as a share of the largest value; `sums_BHL` never rise.
+    """
+    length = q_BHLD.shape[2]
+    blocks = -(-length // BLOCK_TOKENS)
+    if threshold <= 0 or blocks < 2 or sums_BHL.shape[0] * sums_BHL.shape[1] * blocks**2 > LARGEST_MASK:
+        return None
+
+    def by_block(x_BHL: Tensor, fill: float) -> Tensor:
+        padded = pad(x_BHL, (0, blocks * BLOCK_TOKENS - length), value=fill)
+        return padded.view(*x_BHL.shape[:-1], blocks, BLOCK_TOKENS)
+
+    q_BHLD, k_BHLD = q_BHLD.float(), k_BGLD.float().repeat_interleave(q_BHLD.shape[1] // k_BGLD.shape[1], 1)
+    query_BHR, key_BHC = (by_block(x.norm(dim=-1), 0.0).amax(-1) for x in (q_BHLD, k_BHLD))
+    own_BHR = by_block(scale * (q_BHLD * k_BHLD).sum(-1), torch.inf).amin(-1)
+    sums_BHRN = by_block(sums_BHL, -torch.inf)
+    # a block's first query has forgotten least; the last key of a block of keys is forgotten least
+    newest_BHC = sums_BHL[..., [min(length, (block + 1) * BLOCK_TOKENS) - 1 for block in range(blocks)]]
+    log_share_BHRC = (
+        math.log(BLOCK_TOKENS)
+        + abs(scale) * query_BHR[..., None] * key_BHC[..., None, :]
+        + (sums_BHRN[..., 0] - own_BHR)[..., None]
+        - newest_BHC[..., None, :]
+    )
+    spent_BHRC = log_share_BHRC.logcumsumexp(-1) <= math.log(threshold / 2)
+    index = torch.arange(blocks, device=q_BHLD.device)
+    return (spent_BHRC & (index < index[:, None])).sum(-1)
+
+
+def blocks_from(oldest_BHR: Tensor, length: int) -> BlockMask:
+    """Returns which blocks of 128 x 128 pairs are seen: from the oldest needed one to the query's own.
+
+    `length` is a multiple of 128.
+    """
+    blocks = oldest_BHR.shape[2]
+    index = torch.arange(blocks, device=oldest_BHR.device)
+    full_BHR = (index - oldest_BHR).to(torch.int32)
+    full_BHRC = (oldest_BHR[..., None] + index).clamp_max(blocks - 1).to(torch.int32)
+    own_BHRC = ((index[:, None] + index) % blocks).to(torch.int32).expand(full_BHRC.shape).contiguous()
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query >= key
+
+    return BlockMask.from_kv_blocks(
+        torch.ones_like(full_BHR),
+        own_BHRC,
+        full_BHR,
+        full_BHRC,
+        BLOCK_SIZE=BLOCK_TOKENS,
+        mask_mod=seen,
+        seq_lengths=(length, length),
+    )
 
 
 def whole_text_attention(
@@ -25,8 +100,8 @@ def whole_text_attention(
 
     Args:
         q_BHLC: queries from `with_decay`.
-        k_BGLC: keys from `with_decay`.
-        v_BGLC: values from `with_decay`.
+        k_BGLC: keys.
+        v_BGLC: values.
         head_dim: how many channels are not the bias.
         scale: factor of the logits.
         sliding_window: keys with j - i < window only, of which none is skipped; None sees all.

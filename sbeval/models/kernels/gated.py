@@ -20,16 +20,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _kernel(
-    gate,
-    up,
-    out,
-    width,
-    readable,
-    out_width,
-    gate_stride,
-    up_stride,
-    ACTIVATION: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gate, up, out, width, readable, out_width, gate_stride, up_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -70,18 +61,9 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
         block = min(_BLOCK, triton.next_power_of_2(out_width))
         with torch.cuda.device(gate.device) if gate.is_cuda else contextlib.nullcontext():
             _kernel[(len(gate_NF), -(-out_width // block))](
-                gate_NF,
-                up_NF,
-                out_NW,
-                width,
-                max(width, min(out_width, _readable(gate_NF), _readable(up_NF))),
-                out_width,
-                gate_NF.stride(0),
-                up_NF.stride(0),
-                ACTIVATION=activation,
-                BLOCK=block,
-                num_warps=4,
-            )
+                gate_NF, up_NF, out_NW, width, max(width, min(out_width, _readable(gate_NF), _readable(up_NF))),
+                out_width, gate_NF.stride(0), up_NF.stride(0), ACTIVATION=activation, BLOCK=block, num_warps=4,
+            )  # fmt: skip
     return out_NW.view(*gate.shape[:-1], out_width)
 
 

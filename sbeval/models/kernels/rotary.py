@@ -20,27 +20,10 @@ _PAIRS_A_PROGRAM = 2048
 
 @triton.jit
 def _kernel(
-    x,
-    y,
-    cos,
-    sin,
-    heads,
-    length,
-    pairs,
-    head_dim,
-    x_batch,
-    x_head,
-    x_row,
-    y_batch,
-    y_head,
-    y_row,
-    angle_batch,
-    angle_row,
-    REST: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEADS: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
+    x, y, cos, sin, heads, length, pairs, head_dim,
+    x_batch, x_head, x_row, y_batch, y_head, y_row, angle_batch, angle_row,
+    REST: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
     batch = tl.program_id(2).to(tl.int64)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None, None]
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[None, :, None]
@@ -91,24 +74,12 @@ def kernel_rotate(x_BHLD: Tensor, cos_BLF: Tensor, sin_BLF: Tensor) -> Tensor:
     grid = (-(-length // block_rows), -(-heads // block_heads), batch)
     with torch.cuda.device(x_BHLD.device) if x_BHLD.is_cuda else contextlib.nullcontext():
         _kernel[grid](
-            x_BHLD,
-            y_BHLD,
-            cos_BLF,
-            sin_BLF,
-            heads,
-            length,
-            pairs,
-            head_dim,
-            *x_BHLD.stride()[:3],
-            *y_BHLD.stride()[:3],
-            cos_BLF.stride(0) if len(cos_BLF) > 1 else 0,
-            cos_BLF.stride(1),
+            x_BHLD, y_BHLD, cos_BLF, sin_BLF, heads, length, pairs, head_dim,
+            *x_BHLD.stride()[:3], *y_BHLD.stride()[:3],
+            cos_BLF.stride(0) if len(cos_BLF) > 1 else 0, cos_BLF.stride(1),
             REST=triton.next_power_of_2(rest) if rest else 0,
-            ROWS=block_rows,
-            HEADS=block_heads,
-            PAIRS=block_pairs,
-            num_warps=4,
-        )
+            ROWS=block_rows, HEADS=block_heads, PAIRS=block_pairs, num_warps=4,
+        )  # fmt: skip
     return y_BHLD
 
 

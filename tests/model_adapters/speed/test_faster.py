@@ -14,7 +14,7 @@ from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.model_adapters.speed.linear import AlignedLinear, align_linears
 from sbeval.model_adapters.speed.parts import FusedGatedMLP, fuse_mlps
 from sbeval.models import SbevalForCausalLM
-from sbeval.models.mlp.experts import Mixture
+from sbeval.models.mlp import Mixture
 from tests.model_adapters.small import ARCHITECTURES, odd
 
 TOKENS = torch.arange(40)[None]

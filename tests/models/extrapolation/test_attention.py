@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation, attention
-from sbeval.models.extrapolation.flex import compiled_zones, flex_extrapolated, zone_blocks
+from sbeval.models.extrapolation.attention import compiled_zones, flex_extrapolated, zone_blocks
 from sbeval.models.rope import RopeFrequencies, cos_sin, rotate
 from sbeval.models.softmax import softmax_attention
 from tests.models.extrapolation.definitions import definition

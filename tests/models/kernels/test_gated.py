@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sbeval.models.config import PLAIN_ACTIVATIONS
 from sbeval.models.kernels.gated import kernel_gated
-from sbeval.models.mlp.dense import activate
+from sbeval.models.mlp import activate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU the kernel runs in Triton's interpreter
 ULPS = 0.5 if torch.cuda.is_available() else 1.0  # the interpreter cuts fp32 to bf16 instead of rounding it

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sbeval.models.kernels.slots import kernel_write
-from sbeval.models.kernels.softmax_decode import kernel_softmax_decode
+from sbeval.models.kernels.slots import kernel_softmax_decode, kernel_write
 from sbeval.models.slots import softmax_decode
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -29,17 +29,10 @@ from sbeval.attention.impl.triton.sticks import (
 
 @triton.jit
 def tile_weights(z, block, stick, kept, kept_block, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Weights of a tile.
+    """Weights of the tile `block`, from logits `z` [M, N] times log2 e in column order.
 
-    Args:
-        z: [M, N] logits times log2 e, column order.
-        block: which tile this is.
-        stick: [M, 2, 2] what reaches the next older tile.
-        kept: [M, 2, 2] what the forward pass kept of each row's stick.
-        kept_block: [M, 2, 2] the tile which that stick reaches.
-        M: rows.
-        N: keys.
-        ASSEMBLY: whether inline assembly runs.
+    `stick` reaches the next older tile; `kept` is what the forward pass kept of each row's stick, and `kept_block` the
+    tile which that stick reaches, [M, 2, 2] each.
 
     Returns:
         The share each key takes of what reaches it, and the weights, both as four tensors (`in_groups`), and what
@@ -58,19 +51,9 @@ def tile_weights(z, block, stick, kept, kept_block, M: tl.constexpr, N: tl.const
 def logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, M: tl.constexpr, N: tl.constexpr):
     """Gradient [M, N] of a tile's logits, and `older` with this tile.
 
-    Args:
-        s0: share that each key takes of what reaches it, with s1, s2 and s3.
-        s1: see s0.
-        s2: see s0.
-        s3: see s0.
-        w0: weights, with w1, w2 and w3.
-        w1: see w0.
-        w2: see w0.
-        w3: see w0.
-        d_weight: [M, N] gradient of the weights, column order.
-        older: [M, 2, 2] sum over all older keys, and the remainder, of weight times gradient.
-        M: rows.
-        N: keys.
+    `s0` to `s3` are the shares that keys take of what reaches them, `w0` to `w3` their weights, `d_weight` [M, N] the
+    gradient of these in column order, and `older` [M, 2, 2] the sum over all older keys, and the remainder, of weight
+    times gradient.
     """
     g0, g1, g2, g3 = in_groups(d_weight, M, N)
     t0, t1, t2, t3 = w0 * g0, w1 * g1, w2 * g2, w3 * g3
@@ -205,32 +188,14 @@ def backward(
     stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Launches the backward kernel.
+    """Launches the backward kernel; returns gradients of q, k and v, in their dtypes.
 
-    Args:
-        q: [B, H, Q, D] as in the forward pass; k and v [B, G, K, D].
-        k: see q.
-        v: see q.
-        d_output: [B, H, Q, D], last dimension contiguous.
-        d_remainder: [B, H, Q] fp32, contiguous.
-        remainder: what the forward pass returned.
-        stick: what the forward pass kept.
-        stop: what the forward pass kept.
-        scale: factor of the logits.
-        attend_current: whether a query attends its own position.
-        seq_start: as in the forward pass.
-        row_start: as in the forward pass.
-        causal: as in the forward pass.
-
-    Returns:
-        Gradients of q, k and v, in their dtypes.
+    The inputs are those of `forward` and what it returned; `d_output` is [B, H, Q, D] with its last dimension
+    contiguous, `d_remainder` [B, H, Q] fp32 and contiguous.
     """
     batch, heads, queries, head_dim = q.shape
     launch = backward_parameters(
-        head_dim=head_dim,
-        queries=queries,
-        element_bytes=q.element_size(),
-        shared_memory_bytes=shared_memory_bytes(q),
+        head_dim=head_dim, queries=queries, element_bytes=q.element_size(), shared_memory_bytes=shared_memory_bytes(q)
     )
     dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     dk = torch.zeros(k.shape, dtype=torch.float32, device=q.device)

@@ -115,13 +115,8 @@ def backward_parameters(
 def heads_at_once(*, heads: int, bytes_a_head: int, blocks: int, cache_bytes: int) -> int:
     """How many heads programs work on together: about as many as the cache holds, enough to keep the machine filled.
 
-    All rounds have about as many heads: a few left for a last round would leave the machine half empty.
-
-    Args:
-        heads: heads of all sequences of the batch.
-        bytes_a_head: what is read and written over and over for one head.
-        blocks: programs a head.
-        cache_bytes: second-level cache of the device, 0 where there is none.
+    All rounds have about as many heads: a few left for a last round would leave the machine half empty. `blocks` are
+    the programs of a head; `cache_bytes` is 0 where there is no second-level cache.
     """
     fitting = max(1, cache_bytes // (2 * max(bytes_a_head, 1)), -(-PROGRAMS_TOGETHER // max(blocks, 1)))
     rounds = max(1, round(heads / fitting))

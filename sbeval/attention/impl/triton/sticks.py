@@ -122,8 +122,8 @@ def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY
         stick: [M, 2, 2] what newer tiles leave.
         largest: [M, 4] largest product of eight keys so far: above LARGEST_PRODUCT the weights are wrong. They are NaN,
             and so is the stick, where an infinite product met a factor of 0.
-        M: see the module.
-        N: see the module.
+        M: rows.
+        N: keys.
         ASSEMBLY: whether inline assembly runs.
 
     Returns:
@@ -199,14 +199,7 @@ def _sums_before_groups(total, start, M: tl.constexpr, G: tl.constexpr):
 def sums_of_older(x0, x1, x2, x3, older_tiles, M: tl.constexpr, N: tl.constexpr):
     """For each key the sum over all older keys, as four [M, 4, G], and [M, 2, 2] that of all keys.
 
-    Args:
-        x0: summands, with x1, x2 and x3 as `in_groups` gives them.
-        x1: see x0.
-        x2: see x0.
-        x3: see x0.
-        older_tiles: [M, 2, 2] the sum over the tiles before.
-        M: see the module.
-        N: see the module.
+    The summands `x0` to `x3` are as `in_groups` gives them; `older_tiles` [M, 2, 2] is the sum over the tiles before.
     """
     total = (x0 + x1) + (x2 + x3)
     thread = tl.sum(total, 2).reshape(M, 2, 2)

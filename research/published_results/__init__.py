@@ -1,1 +1,0 @@
-"""Writes the pages of `docs/results` from their archives of result files."""

@@ -1,0 +1,235 @@
+"""A person's own text as token arrays, in the cache folder by the content of text and tokenizer.
+
+There is no recall text in them. Where there are documents enough, every `HELD_OUT_EVERY`th is kept out of training and
+lies beside them in `held_out.jsonl`.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from sbeval.corpora import Corpus, Document, corpus_sha256, hub_corpus, hub_text, local_corpus, text_name
+from sbeval.corpora.split import counts_tokens, split_corpus
+from sbeval.corpora.store import batches
+from sbeval.corpora.tokenizers import all_cores, load_tokenizer, tokenizer_sha256
+from sbeval.errors import UserError
+from sbeval.keeping.cache import cache_folder
+from sbeval.keeping.writing import writing_to, written_beside
+from sbeval.training.arrays import load_arrays
+from sbeval.training.tokenizer import save_tokenizer, token_dtype, train_tokenizer
+
+HELD_OUT_EVERY = 20
+HELD_OUT_FILE = "held_out.jsonl"
+TRAINED_VOCABULARY = 4096
+_TRAINED_ON_CHARACTERS = 20_000_000
+_FORMAT = "training1"
+_VOCABULARY_MULTIPLE = 64
+_MOST_WARMUP_STEPS = 200
+_LENGTH_STEPS = (0.25, 0.5, 1, 2, 4, 8, 16)
+_LEAST_BLOCKS = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OwnText:
+    """A text to train on.
+
+    Attributes:
+        source: file, folder, or name of a hub data set.
+        split: how documents are cut into smaller ones, None for as they are.
+        field: field or column that holds the text.
+        dataset_config: configuration of the hub data set.
+        dataset_split: its split.
+    """
+
+    source: str
+    split: str | None = None
+    field: str | None = None
+    dataset_config: str | None = None
+    dataset_split: str | None = None
+
+
+def check_text(text: OwnText, *, has_tokenizer: bool) -> None:
+    """Refuses a text that is not there or cannot be split as asked, before a tokenizer is loaded.
+
+    Raises:
+        UserError: naming it.
+    """
+    if text.split is not None and counts_tokens(text.split) and not has_tokenizer:
+        raise UserError(f"Expected --tokenizer with --split {text.split!r}, found none: name one, or split otherwise")
+    text_corpus(dataclasses.replace(text, split=None))
+
+
+def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:
+    """Returns the documents of a file, a folder or a hub data set, split by the tokens that a tokenizer counts.
+
+    Raises:
+        UserError: there is no such text, or it cannot be read.
+    """
+    path = Path(text.source).expanduser()
+    if path.exists():
+        corpus = local_corpus(path, name=text_name(path.resolve()), text_field=text.field or "text")
+    elif text.source.count("/") == 1 and not text.source.startswith((".", "/", "~")):
+        source = hub_text(text.source, config=text.dataset_config, split=text.dataset_split, text_field=text.field)
+        corpus = hub_corpus(source, name=text.source)
+    else:
+        raise UserError(
+            f"Expected a file, a folder or the name of a hub data set (owner/name) with text, found nothing at "
+            f"{text.source!r}: check the path"
+        )
+    return corpus if text.split is None else split_corpus(corpus, text.split, tokenizer)
+
+
+def tokenised_text(text: OwnText, tokenizer: Any, *, holding_out: bool) -> Path:
+    """Returns the folder of a text's token arrays, made where they are not there yet.
+
+    Without a tokenizer a byte-level BPE is trained on the text; `holding_out` keeps documents out of the arrays.
+
+    Raises:
+        UserError: the text cannot be read, the tokenizer has no EOS token, or the folder cannot be written.
+    """
+    from filelock import FileLock
+
+    corpus = text_corpus(text, tokenizer)
+    kind = f"bpe{TRAINED_VOCABULARY}" if tokenizer is None else tokenizer_sha256(tokenizer)
+    content = corpus_sha256(corpus)
+    key = sha256(f"{content} {kind} {holding_out}".encode()).hexdigest()[:20]
+    folder = cache_folder("training") / f"{_FORMAT}-{key}"
+    with writing_to(folder.parent, "token arrays"), FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            with written_beside(folder) as unfinished:
+                _write(unfinished, corpus, content, tokenizer, holding_out=holding_out)
+    return folder
+
+
+def name_of_text(source: str) -> str:
+    """Returns the name of a file, a folder or a hub data set, as models trained on it and its figures are called."""
+    path = Path(source).expanduser()
+    return text_name(path.resolve()) if path.exists() else source.rpartition("/")[2]
+
+
+def say_what_is_kept_out(folder: Path) -> None:
+    """Prints how many documents are not trained on, given the folder of a text's token arrays."""
+    record = load_arrays(folder).record
+    if (kept_out := record["held_out"]["documents"]) and os.environ.get("RANK", "0") == "0":
+        every = record["documents"] + kept_out
+        print(
+            f"{kept_out} of {every} documents are kept out of training, every {HELD_OUT_EVERY}th, for --report",
+            flush=True,
+        )
+
+
+def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
+    """Returns what a recipe takes from its text: where that is, vocabulary and special tokens, and no recall text."""
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    vocabulary = -(-len(tokenizer) // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+    return {
+        "model": {"vocab_size": vocabulary, "bos_token_id": begin, "eos_token_id": tokenizer.eos_token_id},
+        "data": {"folder": text.source, "recall_share": 0.0},
+    }
+
+
+def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the optimization settings that are null in a recipe, and so follow from the folder of its text's token
+    arrays.
+    """
+    sections = {key: mapping.get(key) for key in ("model", "data", "optimization")}
+    model, data, optimization = (settings if isinstance(settings, dict) else {} for settings in sections.values())
+    length, batch = model.get("training_length_tokens"), optimization.get("batch_tokens")
+    kept_out = data.get("validation_tokens", 0)
+    if not all(isinstance(size, int) for size in (length, batch, kept_out)) or not length or not batch:
+        return {}  # the recipe's reader says what is wrong with them
+    # offsets are drawn within a window
+    windows = (load_arrays(folder).record["unique_tokens"] - kept_out - length) // length
+    filled = {}
+    total = optimization.get("total_tokens")
+    if total is None:
+        total = filled["total_tokens"] = max(0, windows * length // batch * batch)
+    if optimization.get("warmup_steps", 0) is None and isinstance(total, int):
+        filled["warmup_steps"] = min(_MOST_WARMUP_STEPS, total // batch // 10)
+    return {"optimization": filled}
+
+
+def lengths_to_report(folder: Path, length_tokens: int) -> tuple[int, ...]:
+    """Returns the context lengths in tokens to evaluate a trained model at, as far as the text kept out reaches.
+
+    Raises:
+        UserError: too little was kept out.
+    """
+    held_out = load_arrays(folder).record["held_out"]
+    longest = (held_out["tokens"] + held_out["documents"]) // _LEAST_BLOCKS
+    lengths = [length for step in _LENGTH_STEPS if (length := int(length_tokens * step)) <= longest]
+    if length_tokens not in lengths:
+        raise UserError(
+            f"Expected at least {_LEAST_BLOCKS * length_tokens} tokens kept out of training for --report, found "
+            f"{held_out['tokens']}: one document in {HELD_OUT_EVERY} is kept out, so give more text, cut it into "
+            "documents with --split paragraph, or leave --report out"
+        )
+    return tuple(lengths)
+
+
+def _write(folder: Path, corpus: Corpus, content: str, tokenizer: Any, *, holding_out: bool) -> None:
+    if tokenizer is None:
+        texts = (document.text for document in _beginning(corpus))
+        save_tokenizer(train_tokenizer(texts, TRAINED_VOCABULARY), folder / "tokenizer")
+        tokenizer = load_tokenizer(folder / "tokenizer")
+    else:
+        tokenizer.save_pretrained(folder / "tokenizer")
+    if (end := tokenizer.eos_token_id) is None:
+        raise UserError(
+            "Expected a tokenizer with an end-of-text token (eos_token) to put between documents, found none: name "
+            "another --tokenizer, or leave it out to have one trained on the text"
+        )
+    dtype = token_dtype(len(tokenizer))
+    enough = len(list(itertools.islice(corpus.documents(), HELD_OUT_EVERY))) == HELD_OUT_EVERY
+    counts, kept_out = {"documents": 0, "unique_tokens": 0}, {"documents": 0, "tokens": 0}
+    digest = sha256()
+    with ExitStack() as stack:
+        stack.enter_context(all_cores())
+        held_out: IO[str] = stack.enter_context((folder / HELD_OUT_FILE).open("w", encoding="utf-8"))
+        raw: IO[bytes] = stack.enter_context((folder / "tokens").open("wb"))
+        numbers = itertools.count(1)
+        for batch in batches(corpus.documents()):
+            encoded = tokenizer([document.text for document in batch], add_special_tokens=False, verbose=False)
+            for document, ids, number in zip(batch, encoded["input_ids"], numbers, strict=False):
+                if holding_out and enough and number % HELD_OUT_EVERY == 0:
+                    held_out.write(json.dumps({"text": document.text}) + "\n")
+                    kept_out = {"documents": kept_out["documents"] + 1, "tokens": kept_out["tokens"] + len(ids)}
+                    continue
+                tokens = np.asarray([*ids, end], np.int32)
+                digest.update(tokens.tobytes())
+                raw.write(tokens.astype(dtype).tobytes())
+                counts["documents"] += 1
+                counts["unique_tokens"] += len(tokens)
+    array = np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=dtype, shape=(counts["unique_tokens"],))
+    array[:] = np.memmap(folder / "tokens", dtype=dtype, mode="r")
+    array.flush()
+    (folder / "tokens").unlink()
+    np.save(folder / "recall.npy", np.empty((0, 1), dtype))
+    record = {
+        "source": corpus.name,
+        "detail": corpus.detail,
+        "corpus_sha256": content,
+        **counts,
+        "tokens_sha256": digest.hexdigest(),
+        "held_out": kept_out,
+    }
+    (folder / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+def _beginning(corpus: Corpus) -> Iterator[Document]:
+    """Yields the first documents, as far as a tokenizer is trained on them."""
+    characters = 0
+    for document in corpus.documents():
+        yield document._replace(text=document.text[:_TRAINED_ON_CHARACTERS])
+        characters += len(document.text)
+        if characters >= _TRAINED_ON_CHARACTERS:
+            return

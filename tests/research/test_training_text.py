@@ -1,0 +1,64 @@
+import bisect
+import heapq
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from research.training_text.prepare import DataRecipe, prepare
+from research.training_text.tokenised import tokenise
+from sbeval.training.arrays import load_arrays
+
+
+def write_wheel(folder, name, version, files):
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+
+
+@pytest.fixture
+def wheels(tmp_path, source_texts):
+    own = {f"own/module_{index}.py": text for index, text in enumerate(source_texts)}
+    copied = {"other/copy.py": source_texts[0], "other/_vendor/x.py": source_texts[1] + "\n# changed\n" * 9}
+    library = {"other/stolen.py": Path(bisect.__file__).read_text()}
+    write_wheel(tmp_path / "wheels", "own_package", "1.0", own)
+    write_wheel(tmp_path / "wheels", "other", "2.1", copied | library)
+    return tmp_path / "wheels"
+
+
+@pytest.fixture
+def library(tmp_path):
+    folder = tmp_path / "library"
+    folder.mkdir()
+    for module in (bisect, heapq):
+        shutil.copy(module.__file__, folder)
+    return folder
+
+
+def test_text_goes_from_wheels_to_arrays_without_what_is_held_out(tmp_path, wheels, library, source_texts):
+    recipe = DataRecipe(packages=("own-package==1.0", "other==2.1"), package_bytes_max=10**7, vocabulary=400)
+    packed = tmp_path / "data.tar"
+    record = prepare(recipe, wheels, [library], packed)
+    assert record["held_out"]["before"]["training_files_sharing_a_span"] >= 1
+    assert record["held_out"]["after"]["training_files_sharing_a_span"] == 0
+    assert record["held_out"]["after"]["share_of_held_out_spans"] == 0
+    assert record["files"] <= len(source_texts)
+
+    tokenise(packed, tmp_path / "arrays", length_tokens=64, recall_windows=8, seed=0)
+    arrays = load_arrays(tmp_path / "arrays")
+    assert int((arrays.tokens == 0).sum()) == record["files"]
+    assert len(arrays.tokens) == record["unique_tokens"] == arrays.record["unique_tokens"]
+    assert arrays.recall.shape == (8, 65)
+    assert arrays.tokens.max() < 400
+
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(arrays.tokenizer)
+    end = int(np.argmax(arrays.tokens == 0))
+    text = tokenizer.decode(arrays.tokens[:end].tolist())
+    assert text in source_texts
+    assert tokenizer("x = 4821973").input_ids[-7:] == [tokenizer.convert_tokens_to_ids(digit) for digit in "4821973"]
+    assert tokenizer("x").input_ids[0] != tokenizer.bos_token_id

@@ -1,0 +1,215 @@
+"""A person's own text, from a folder to a trained model: which tokens are trained on, and what is kept out."""
+
+import itertools
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from corpus_problems import random_text, tiny_tokenizer
+
+from sbeval.checkpoints.load import load_checkpoint
+from sbeval.commands.cli import app
+from sbeval.corpora.tokenizers import load_tokenizer
+from sbeval.errors import UserError
+from sbeval.training.arrays import load_arrays
+from sbeval.training.command import train_command
+from sbeval.training.own_text import OwnText, lengths_to_report, tokenised_text
+
+SMALL = {
+    "model.hidden_size": 32,
+    "model.intermediate_size": 48,
+    "model.num_hidden_layers": 1,
+    "model.num_attention_heads": 2,
+    "model.training_length_tokens": 32,
+    "optimization.batch_tokens": 128,
+    "optimization.total_tokens": 512,
+    "precision": "float32",
+}
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    return [random_text(40 + index, index) for index in range(50)]
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path: Path) -> str:
+    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    return str(tmp_path / "tokenizer")
+
+
+def small(*options: str, **changes: object) -> list[str]:
+    settings = {**SMALL, **{name.replace("__", "."): value for name, value in changes.items()}}
+    return [*options, *itertools.chain(*(("--set", f"{key}={value}") for key, value in settings.items()))]
+
+
+def write_text(folder: Path, texts: list[str]) -> Path:
+    folder.mkdir()
+    for index, text in enumerate(texts):
+        (folder / f"{index:03d}.txt").write_text(text)
+    return folder
+
+
+def write_jsonl(folder: Path, texts: list[str]) -> Path:
+    folder.mkdir()
+    (folder / "own.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder / "own.jsonl"
+
+
+def write_parquet(folder: Path, texts: list[str]) -> Path:
+    folder.mkdir()
+    pq.write_table(pa.table({"text": texts}), folder / "own.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("write", [write_text, write_jsonl, write_parquet])
+def test_arrays_hold_every_document_but_each_twentieth_with_its_end(write, tmp_path, texts) -> None:
+    tokenizer = tiny_tokenizer()
+    folder = tokenised_text(OwnText(source=str(write(tmp_path / "own", texts))), tokenizer, holding_out=True)
+    kept = [text for number, text in enumerate(texts, start=1) if number % 20]
+    expected = [token for text in kept for token in [*tokenizer.encode(text), tokenizer.eos_token_id]]
+    arrays = load_arrays(folder)
+    assert arrays.tokens.tolist() == expected
+    assert arrays.record["unique_tokens"] == len(expected)
+    held_out = [json.loads(line)["text"] for line in (folder / "held_out.jsonl").read_text().splitlines()]
+    assert held_out == [texts[19], texts[39]]
+    assert load_tokenizer(arrays.tokenizer).get_vocab() == tokenizer.get_vocab()
+    whole = load_arrays(tokenised_text(OwnText(source=str(tmp_path / "own")), tokenizer, holding_out=False))
+    assert len(whole.tokens) > len(arrays.tokens)
+
+
+def test_a_data_set_of_the_hub_is_read_and_one_that_cannot_be_reached_is_named(tmp_path, texts, monkeypatch) -> None:
+    def load_dataset(path: str, config: str | None, *, split: str) -> datasets.Dataset:
+        if path != "someone/poems" or config is not None or split != "validation":
+            raise ConnectionError("offline")
+        return datasets.Dataset.from_dict({"body": texts})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    poems = OwnText(source="someone/poems", field="body", dataset_split="validation")
+    found = load_arrays(tokenised_text(poems, tiny_tokenizer(), holding_out=False)).record
+    assert (found["source"], found["documents"]) == ("someone/poems", 50)
+    with pytest.raises(UserError, match=r"'train' of 'someone/prose' from the Hugging Face hub.*offline"):
+        tokenised_text(OwnText(source="someone/prose"), tiny_tokenizer(), holding_out=False)
+
+
+def test_a_vocabulary_beyond_16_bits_is_kept_in_32(tmp_path) -> None:
+    tokenizer = load_tokenizer_with(70_000, tmp_path)
+    (tmp_path / "own.txt").write_text("the <t69000> fox")
+    tokens = load_arrays(tokenised_text(OwnText(source=str(tmp_path / "own.txt")), tokenizer, holding_out=False)).tokens
+    assert tokens.dtype == np.uint32
+    assert tokens.max() > 1 << 16
+    assert tokens.tolist() == [*tokenizer.encode("the <t69000> fox"), tokenizer.eos_token_id]
+
+
+def load_tokenizer_with(added: int, folder: Path):
+    tiny_tokenizer().save_pretrained(folder / "large")
+    tokenizer = load_tokenizer(folder / "large")
+    tokenizer.add_tokens([f"<t{number}>" for number in range(added)])
+    return tokenizer
+
+
+def test_one_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(
+    tmp_path, texts, tokenizer_folder, capsys
+) -> None:
+    text = write_text(tmp_path / "own", texts)
+    command = ["--text", str(text), "--tokenizer", tokenizer_folder, "--out", str(tmp_path / "run")]
+    train_command(small(*command, "--max-seconds", "0"))
+    assert not (tmp_path / "run" / "own").exists()
+    train_command(small(*command))
+    loaded = load_checkpoint(tmp_path / "run" / "own")
+    assert loaded.training_length_tokens == 32
+    assert 0 <= loaded.model.config.vocab_size - len(tiny_tokenizer()) < 64
+    assert loaded.model.config.vocab_size % 64 == 0
+    assert loaded.model.config.eos_token_id == tiny_tokenizer().eos_token_id
+    record = json.loads((tmp_path / "run" / "own" / "training_record.json").read_text())
+    assert record["data"]["source"] == "own"
+    assert record["tokens_seen"] == 512
+    train_command(small(*command))
+    assert "trained before" in capsys.readouterr().out
+    (text / "000.txt").write_text("other words")
+    with pytest.raises(UserError, match=r"it differs in inputs\.tokens\.npy, tokens_sha256"):
+        train_command(small(*command))
+
+
+def test_without_a_tokenizer_one_is_trained_and_without_a_length_the_run_is_one_epoch(tmp_path, texts) -> None:
+    text = write_text(tmp_path / "own", texts)
+    assert (
+        train_command(small("--text", str(text), "--out", str(tmp_path / "run"), optimization__total_tokens="null"))
+        is None
+    )
+    record = json.loads((tmp_path / "run" / "own" / "training_record.json").read_text())
+    assert 0.7 < record["epochs"] <= 1
+    assert load_tokenizer(tmp_path / "run" / "own").eos_token == "<|endoftext|>"
+
+
+def test_another_recipe_takes_the_text_s_vocabulary_and_no_recall_text(tmp_path, texts, tokenizer_folder) -> None:
+    command = ["demo_rope", "--text", str(write_text(tmp_path / "own", texts)), "--tokenizer", tokenizer_folder]
+    train_command(small(*command, "--out", str(tmp_path / "run"), optimization__warmup_steps=1))
+    assert load_checkpoint(tmp_path / "run" / "demo_rope").attention == "rope"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "nowhere"], "a hub data set .*found nothing at 'nowhere'"),
+        (["--text", "own.txt", "--split", "9 tokens"], "--tokenizer with --split '9 tokens'"),
+        (["--text", "own.txt", "--split", "paragraphs"], "split to be paragraph"),
+        (["--text", "own.txt", "--tokenizer", "no/such/folder"], "a tokenizer at 'no/such/folder'"),
+        (["--text", "own.txt", "--data", "arrays"], "--text or --data, found both"),
+        (["demo_rope", "--report"], "--report with --text"),
+        ([], "a recipe or --text, found neither"),
+        (small("--text", "own.txt", "--report"), "tokens kept out of training for --report, found 0"),
+        (["--text", "own.txt", "--set", "model.training_length_tokens=8192"], "at least one step of 16384 tokens"),
+        (["demo_data"], "shipped recipes"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_sentence(arguments, message, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.txt").write_text(random_text(300, 0))
+    with pytest.raises(UserError, match=message):
+        train_command(arguments)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["own.txt"]
+
+
+def test_a_tokenizer_without_an_end_is_named(tmp_path) -> None:
+    (tmp_path / "own.txt").write_text("words")
+    tokenizer = load_tokenizer_with(0, tmp_path)
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="end-of-text token"):
+        tokenised_text(OwnText(source=str(tmp_path / "own.txt")), tokenizer, holding_out=False)
+    assert not list((tmp_path / "cache" / "training").glob("*/tokens*"))
+
+
+def test_lengths_to_report_reach_as_far_as_the_text_kept_out(tmp_path, texts) -> None:
+    folder = tokenised_text(
+        OwnText(source=str(write_text(tmp_path / "own", texts))), tiny_tokenizer(), holding_out=True
+    )
+    held_out = load_arrays(folder).record["held_out"]
+    assert held_out["documents"] == 2
+    lengths = lengths_to_report(folder, 16)
+    assert lengths[:3] == (4, 8, 16)
+    assert lengths[-1] <= (held_out["tokens"] + 2) // 4 < 2 * lengths[-1]
+
+
+def test_a_folder_of_text_becomes_a_model_and_a_page_in_one_command(
+    tmp_path, tokenizer_folder, capfd, monkeypatch
+) -> None:
+    text = write_text(tmp_path / "own", [random_text(60, index) for index in range(60)])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = ["train", "--text", str(text), "--tokenizer", tokenizer_folder, "--out", str(tmp_path / "run")]
+    app([*command, "--report", *small()], standalone_mode=False)
+    said = capfd.readouterr().out
+    page = tmp_path / "run" / "report" / "index.html"
+    assert said.splitlines()[-1] == f"Next: open {page.resolve().as_uri()} in a browser"
+    assert said.count(page.name) == 1
+    table = (tmp_path / "run" / "report" / "results.csv").read_text()
+    assert {row.split(",")[0] for row in table.splitlines()[1:]}  # rows there are
+    assert "own" in table
+    assert "own_text" not in table
+    assert "held_out" not in table
+    assert "3 of 60 documents are kept out of training" in said
+    assert [line for line in said.splitlines() if line.startswith("Next:")] == said.splitlines()[-1:]
