@@ -1,6 +1,5 @@
-"""From results to the report's summary and sections, before any page exists; a new section is a line of `SECTIONS`."""
+"""From results to the report's summary and sections, before any page exists; a new kind is a line of `KINDS`."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from sbeval.reports.analyse.claims import all_claims
@@ -9,40 +8,40 @@ from sbeval.reports.analyse.one_number.models import curve_numbers, tabulate_num
 from sbeval.reports.analyse.overview import HEADER, Overview, caveats, side_by_side
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import choose_baseline
-from sbeval.reports.analyse.suite import suite_rows
 from sbeval.reports.figures.theme import choose_looks
+from sbeval.reports.kinds.answers import KIND as SAMPLES
+from sbeval.reports.kinds.curves import KIND as CURVES
+from sbeval.reports.kinds.inputs import KIND as INPUTS
+from sbeval.reports.kinds.needles import KIND as NEEDLES
+from sbeval.reports.kinds.numbers import KIND as NUMBERS
+from sbeval.reports.kinds.positions import KIND as POSITIONS
+from sbeval.reports.kinds.recall import KIND as RECALL
+from sbeval.reports.kinds.ruler import KIND as RULER
+from sbeval.reports.kinds.runs import NOTES, PROVENANCE, SPEED
+from sbeval.reports.kinds.spans import KIND as SPANS
+from sbeval.reports.kinds.steps import KIND as STEPS
+from sbeval.reports.kinds.suite import KIND as TABLES
 from sbeval.reports.read.results import Results
-from sbeval.reports.sections.curves import curves_section
-from sbeval.reports.sections.inputs import inputs_section
-from sbeval.reports.sections.needles import needles_section
-from sbeval.reports.sections.numbers import numbers_section
-from sbeval.reports.sections.positions import positions_section
-from sbeval.reports.sections.recall import recall_section
-from sbeval.reports.sections.ruler import ruler_section
-from sbeval.reports.sections.runs import notes_section, provenance_section, speed_section
-from sbeval.reports.sections.samples import samples_section
-from sbeval.reports.sections.section import Material, Publish, Report, Section
-from sbeval.reports.sections.spans import spans_section
-from sbeval.reports.sections.steps import steps_section
-from sbeval.reports.sections.tables import tables_section
+from sbeval.reports.section import Material, Publish, Report
 from sbeval.reports.table import Cell, Table, row, texts
 
-SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
-    curves_section,
-    positions_section,
-    needles_section,
-    ruler_section,
-    recall_section,
-    spans_section,
-    steps_section,
-    numbers_section,
-    inputs_section,
-    samples_section,
-    tables_section,
-    speed_section,
-    provenance_section,
-    notes_section,
+KINDS = (
+    CURVES,
+    POSITIONS,
+    NEEDLES,
+    RULER,
+    RECALL,
+    SPANS,
+    STEPS,
+    NUMBERS,
+    INPUTS,
+    SAMPLES,
+    TABLES,
+    SPEED,
+    PROVENANCE,
+    NOTES,
 )
+"""Every kind of measurement, in the order of the page."""
 _CARDS_AT_MOST = 6
 
 
@@ -70,11 +69,10 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         claims=claims,
         ruler=ruler,
         numbers=numbers,
-        ordinary=suite_rows(results),
         folder=folder,
         publish=publish,
     )
-    sections = [build(material) for build in SECTIONS]
+    sections = [kind.section(material) for kind in KINDS]
     overview = side_by_side(models, claims, numbers)
     missing = {label: missing_tasks(ruler.scores, label) for label in material.looks_of(ruler.scores["setting"])}
     many = len(models) > _CARDS_AT_MOST

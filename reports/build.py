@@ -7,11 +7,14 @@ from pathlib import Path
 
 from sbeval.errors import UserError
 from sbeval.reports.analyse.selection import check_labels, pool_seeds, restrict
-from sbeval.reports.assemble import assemble
+from sbeval.reports.assemble import KINDS, assemble
 from sbeval.reports.figures.images import ImageWriter
 from sbeval.reports.read.files import Notes, find_result_files
-from sbeval.reports.read.results import Results, tabulate
+from sbeval.reports.read.measurements import tabulate_measurements
+from sbeval.reports.read.models import group_models, note_other_inputs
+from sbeval.reports.read.results import Results
 from sbeval.reports.read.runs import read_run
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
 from sbeval.reports.write.exports import TABLE_FILES, write_tables
 from sbeval.reports.write.html import write_page
 from sbeval.reports.write.manifest import MANIFEST, add_manifest, refuse_others
@@ -19,10 +22,11 @@ from sbeval.results.outputs import alone_in, written_beside
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
 PAGE = "index.html"
+READERS = (SAMPLE_SCORES, DOCUMENT_SUMS, *(reader for kind in KINDS for reader in kind.readers))
 
 
 def load_results(paths: Iterable[Path | str], *, labels: Mapping[str, str] | None = None) -> Results:
-    """Reads every run below `paths` into one tidy table.
+    """Reads every run below `paths` into one tidy table, and what the readers bring beside it.
 
     Raises:
         UserError: a path does not exist, or no file holds results.
@@ -33,7 +37,14 @@ def load_results(paths: Iterable[Path | str], *, labels: Mapping[str, str] | Non
     if not runs:
         reasons = "; ".join(f"{note.path}: {note.reason.rstrip('.')}" for note in notes if note.path)
         raise UserError(f"Expected a result file of lm-eval with results, found none that can be used: {reasons}.")
-    return tabulate(runs, notes, labels=labels)
+    models = tuple(group_models(runs, labels))
+    note_other_inputs(models, notes)
+    return Results(
+        models=models,
+        measurements=tabulate_measurements(models, notes),
+        by_reader={reader: reader.read(models, notes) for reader in READERS},
+        notes=notes,
+    )
 
 
 def build_report(

@@ -15,8 +15,7 @@ from sbeval.reports.analyse.one_number.compared import ComparedEffective, compar
 from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.results import Results
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS
 from sbeval.results.digits import with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sbeval.reports.analyse.statistics import score_interval
 from sbeval.reports.read.fields import context_metric
-from sbeval.reports.read.rows import TaskKey
+from sbeval.reports.read.results import TaskKey
 from sbeval.reports.read.samples import SampleScores
 
 NEEDLE_COLUMNS = ["setting", "task", "context_length_tokens", "depth_percent", "score", "low", "high", "samples"]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.read.positions import Bin, SumsByPosition, scored_targets
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import records
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 
 

@@ -9,8 +9,7 @@ import pandas as pd
 
 from sbeval.reports.analyse.paired import task_difference
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.results import Results
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.runs import EvaluationRun, InputLimit
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 

@@ -10,7 +10,7 @@ from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.small_multiples import Panel, small_multiples
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.rows import by_model
+from sbeval.reports.read.results import by_model
 
 METRICS = {
     "nll": ("NLL (nats per token)", "linear", ".3f"),

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import records
 
 WIDTH_PIXELS = 380
 _MEAN_HEIGHT_PIXELS = 70

@@ -10,7 +10,7 @@ from sbeval.reports.figures.curves import count_text, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import LARGEST_NATS
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import records
 
 _TOOLTIP = {
     "setting": "model",

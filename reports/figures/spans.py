@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import records
 
 SHARES = {"span50": "50% of the weight", "span90": "90%", "span99": "99%"}
 REMAINDER = "remaining stick"

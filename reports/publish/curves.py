@@ -12,8 +12,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from sbeval.errors import UserError
-from sbeval.reports.read.results import Results
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import Results, records
 
 Tracker = Literal["wandb", "trackio"]
 STEP = "context_length_tokens"

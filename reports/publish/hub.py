@@ -14,8 +14,7 @@ import yaml
 
 from sbeval.errors import UserError
 from sbeval.reports.read.fields import shown_name
-from sbeval.reports.read.results import Results
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.runs import TaskResult
 from sbeval.results.outputs import is_new, set_aside, written_beside
 

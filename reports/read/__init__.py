@@ -10,6 +10,5 @@
 - `answers`: a few samples as a person reads them
 - `positions`: NLL by position
 - `spans`: attention spans
-- `rows`: what a reader is, and how training seeds become one row
-- `results`: all of it together
+- `results`: what a reader is, and all that readers bring together
 """

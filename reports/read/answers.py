@@ -11,7 +11,7 @@ from sbeval.foreign_files import parse_json, usable_number
 from sbeval.reports.read.fields import is_length, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.rows import Reader, TaskKey
+from sbeval.reports.read.results import Reader, TaskKey
 from sbeval.results.records import metric_key
 
 SAMPLES_READ = 3

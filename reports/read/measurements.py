@@ -11,7 +11,7 @@ from sbeval.foreign_files import usable_number
 from sbeval.reports.read.fields import is_length, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import records
 from sbeval.reports.read.runs import UNLIMITED, EvaluationRun, TaskResult, input_limit
 from sbeval.results.records import TaskRecord, metric_key, parse_metric_key
 

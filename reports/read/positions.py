@@ -15,7 +15,7 @@ from sbeval.reports.read.fields import shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.measurements import interval_ends, typed_frame
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.rows import Reader, averaging
+from sbeval.reports.read.results import Reader, averaging
 from sbeval.reports.read.sample_lines import read_lines
 
 POSITION_COLUMNS = [

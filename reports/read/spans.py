@@ -11,7 +11,7 @@ from sbeval.foreign_files import usable_number
 from sbeval.reports.read.fields import context_metric, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.rows import Reader
+from sbeval.reports.read.results import Reader
 
 SPAN_COLUMNS = [
     *("setting", "task", "context_length_tokens", "layer", "head"),

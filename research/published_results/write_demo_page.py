@@ -21,11 +21,11 @@ from research.published_results.figures import keep, report_figures
 from research.published_results.found import FIXED, NAMES, STREAM, number, read_tasks, signed, table
 from sbeval.corpora.archives import unpack
 from sbeval.reports.analyse.claims import LengthClaims, length_claims
+from sbeval.reports.kinds.runs import rebuilt_command
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, read_run
 from sbeval.reports.read.samples import SumsByDocument
-from sbeval.reports.sections.runs import rebuilt_command
 from sbeval.results.intervals import UNEVEN_COVERAGE, ratio_interval
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"

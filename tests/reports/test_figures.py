@@ -23,7 +23,7 @@ from sbeval.reports.figures.curves import curve_figure
 from sbeval.reports.figures.labels import end_labels, nice_domain, spread
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look, choose_looks
-from sbeval.reports.sections.section import Figure
+from sbeval.reports.section import Figure
 from sbeval.reports.table import Table
 from sbeval.reports.write.html import environment
 

@@ -10,7 +10,7 @@ from sbeval.reports.analyse.statistics import wilson_interval
 from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.assemble import assemble
 from sbeval.reports.read.runs import text_length
-from sbeval.reports.sections.section import Section
+from sbeval.reports.section import Section
 
 
 def write(folder: Path, attention: str, longest: int | None, value: float, **changes: Any) -> None:

@@ -13,8 +13,8 @@ from result_files import CURVES, LENGTHS, model_record, perplexity_task, write_r
 from sbeval.reports import build_report, load_results
 from sbeval.reports.analyse.names import in_words, name_list
 from sbeval.reports.assemble import assemble
-from sbeval.reports.sections.runs import run_facts
-from sbeval.reports.sections.section import Figure, Report
+from sbeval.reports.kinds.runs import run_facts
+from sbeval.reports.section import Figure, Report
 
 PARTED = ("stick-breaking", "stick-breaking, extended", "RoPE")
 

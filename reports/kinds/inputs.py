@@ -8,12 +8,12 @@ from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.analyse.statistics import score_interval
-from sbeval.reports.analyse.suite import SuiteRow
+from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.figures.curves import length_domain, length_rows, training_marks
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.sections.section import Figure, Material, Section, listed
+from sbeval.reports.section import Figure, Kind, Material, Section, listed
 
 _SHOWN = 4
 _TOOLTIP = {"setting": "model", "length_text": "input", "value_text": "value", "interval_text": "95% interval"}
@@ -23,10 +23,11 @@ _COLUMNS = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high"
 def inputs_section(material: Material) -> Section | None:
     """Builds the section from the rows of ordinary tasks, None where no task was run at several lengths."""
     groups: dict[tuple[str, str, str], list[SuiteRow]] = {}
-    for row in material.ordinary:
+    ordinary = suite_rows(material.results)
+    for row in ordinary:
         if any(row.limit):
             groups.setdefault((row.task, row.metric, row.filter_name), []).append(row)
-    looks = material.looks_of(label for row in material.ordinary for label in row.cells)
+    looks = material.looks_of(label for row in ordinary for label in row.cells)
     figures: list[Figure] = []
     shown: set[str] = set()
     for (task, metric, chosen_filter), own in groups.items():
@@ -104,3 +105,6 @@ def _figure(
         description=f"{title}. {finding}",
     )
     return material.figure({"score": spec}, f"inputs-{safe_stem(title)}", title=title, finding=finding, folded=folded)
+
+
+KIND = Kind(section=inputs_section)

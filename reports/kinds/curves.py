@@ -12,10 +12,10 @@ from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel, perplexity_panels
 from sbeval.reports.figures.curves import METRIC_WORDS, METRICS, curve_figure
 from sbeval.reports.figures.theme import Look
+from sbeval.reports.kinds.differences import difference_row, difference_table, differences_figure
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.rows import by_model
-from sbeval.reports.sections.differences import difference_row, difference_table, differences_figure
-from sbeval.reports.sections.section import Figure, Material, Section, listed
+from sbeval.reports.read.results import by_model
+from sbeval.reports.section import Figure, Kind, Material, Section, listed
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
@@ -186,3 +186,6 @@ def _cell(found: Mapping[str, Any] | None, digits: str, mark: str) -> Cell:
         return Cell(value, interval=interval)
     seeds = f"seeds {found['seed_low']:{digits}} to {found['seed_high']:{digits}}"
     return Cell(value, interval=interval, small=(seeds,), in_files=Cell(value, interval=interval).plain)
+
+
+KIND = Kind(section=curves_section)

@@ -12,7 +12,7 @@ from sbeval.reports.figures.curves import curve_tooltip, length_domain, length_r
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.sections.section import Figure, Material, Section
+from sbeval.reports.section import Figure, Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
 _TASKS = {
@@ -177,3 +177,6 @@ def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, lab
         interval="95% interval",
         folded=f"Numbers: {title}",
     )
+
+
+KIND = Kind(section=recall_section)

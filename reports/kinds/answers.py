@@ -8,7 +8,7 @@ from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.read.answers import ANSWERS, Answer
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.samples import DOCUMENT_SUMS
-from sbeval.reports.sections.section import Material, Section
+from sbeval.reports.section import Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Row, Table, row, texts
 from sbeval.results.digits import change_text, decimals
 
@@ -136,3 +136,6 @@ def _answer_cell(answer: Answer | None) -> Cell:
     text, score = answer.text or "(nothing)", answer.score
     right, wrong = score is not None and score >= 1, score is not None and score <= 0
     return Cell(text, verdict="better" if right else "worse" if wrong else None, quiet=not answer.text)
+
+
+KIND = Kind(section=samples_section, readers=(ANSWERS,))

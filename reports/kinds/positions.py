@@ -21,8 +21,8 @@ from sbeval.reports.figures.positions import position_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import LARGEST_NATS, length_text
 from sbeval.reports.read.positions import POSITION_SUMS, POSITIONS, UNLOGGED, Bin, SumsByPosition
-from sbeval.reports.read.rows import records
-from sbeval.reports.sections.section import Figure, Material, Section, listed
+from sbeval.reports.read.results import records
+from sbeval.reports.section import Figure, Kind, Material, Section, listed
 
 # kinds of RoPE scaling whose frequencies depend on the length of the request
 _FOLLOWS_REQUEST = ("dynamic", "longrope")
@@ -216,3 +216,6 @@ def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: 
             f"to {shown(last['nll'])} around {length_text(int(last['last']))}"
         )
     return f"{METRIC_WORDS[metric]}: {listed(parts)}"
+
+
+KIND = Kind(section=positions_section, readers=(POSITIONS, POSITION_SUMS))

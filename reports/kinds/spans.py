@@ -12,9 +12,9 @@ from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.spans import span_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import records
 from sbeval.reports.read.spans import SPANS
-from sbeval.reports.sections.section import Figure, Material, Section
+from sbeval.reports.section import Figure, Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
 _MOST_CELLS = 6000
@@ -190,3 +190,6 @@ def _table(spans: pd.DataFrame, labels: Sequence[str]) -> Table:
         rows=tuple(rows),
         folded=f"Numbers: {caption}",
     )
+
+
+KIND = Kind(section=spans_section, readers=(SPANS,))

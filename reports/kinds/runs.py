@@ -11,7 +11,7 @@ from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.reports.read.runs import EvaluationRun, TaskResult
-from sbeval.reports.sections.section import Fact, Fold, Link, Material, Section
+from sbeval.reports.section import Fact, Fold, Kind, Link, Material, Section
 from sbeval.reports.table import Cell, Row, Table, row, texts
 
 _SPEED_HEADER = (
@@ -214,3 +214,6 @@ def _own_share(share: Mapping[str, float] | None) -> str:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+SPEED, PROVENANCE, NOTES = (Kind(section=build) for build in (speed_section, provenance_section, notes_section))

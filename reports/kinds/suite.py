@@ -9,9 +9,9 @@ import pandas as pd
 from sbeval import paper as the_paper
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.recall import is_drawn
-from sbeval.reports.analyse.suite import SuiteRow
-from sbeval.reports.read.rows import records
-from sbeval.reports.sections.section import Material, Section
+from sbeval.reports.analyse.suite import SuiteRow, suite_rows
+from sbeval.reports.read.results import records
+from sbeval.reports.section import Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 from sbeval.results.digits import with_interval
 from sbeval.results.records import parse_metric_key
@@ -99,7 +99,7 @@ def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
 
 def tables_section(material: Material) -> Section | None:
     """Builds the section from the rows of ordinary tasks and the rest, None where no such task was run."""
-    measurements, ordinary = material.results.measurements, material.ordinary
+    measurements, ordinary = material.results.measurements, suite_rows(material.results)
     labels = [model.label for model in material.results.models]
     tables = [_ordinary_table(ordinary, labels, material.baseline)] if ordinary else []
     tables += [_published_table(published, labels) for published in published_tables(measurements)]
@@ -196,3 +196,6 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
         ),
         explanation=_BESIDE_SCORE,
     )
+
+
+KIND = Kind(section=tables_section)

@@ -11,7 +11,7 @@ from sbeval.reports.analyse.panels import Panel
 from sbeval.reports.figures.differences import difference_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.sections.section import Figure, Material, listed
+from sbeval.reports.section import Figure, Material, listed
 from sbeval.reports.table import Cell, Row, Table, row, texts
 from sbeval.results.digits import change_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS

@@ -6,7 +6,7 @@ from sbeval.reports.analyse.one_number.models import NLL_CHANGE, CurveNumber
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.sections.section import Material, Section
+from sbeval.reports.section import Kind, Material, Section
 from sbeval.reports.table import Cell, Row, Table, row, texts
 
 
@@ -66,3 +66,6 @@ def _score_row(one: CurveNumber) -> Row:
 
 def _lengths(one: CurveNumber) -> str:
     return f"{length_text(one.area.from_tokens)} to {length_text(one.area.to_tokens)}"
+
+
+KIND = Kind(section=numbers_section)

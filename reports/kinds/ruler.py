@@ -28,9 +28,9 @@ from sbeval.reports.analyse.ruler import (
 from sbeval.reports.figures.curves import score_figure, score_grid
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.rows import TaskKey, records
+from sbeval.reports.read.results import TaskKey, records
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
-from sbeval.reports.sections.section import Figure, Material, Section, listed
+from sbeval.reports.section import Figure, Kind, Material, Section, listed
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
 
@@ -244,3 +244,6 @@ def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
         folded="Numbers: RULER, task by task",
         explanation=f"Not RULER's score, and in no average: {ALIAS_WORDS}." if apart(scores) else "",
     )
+
+
+KIND = Kind(section=ruler_section)

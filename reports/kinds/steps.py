@@ -11,7 +11,7 @@ from sbeval.reports.figures.steps import step_figure
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.runs import argument
-from sbeval.reports.sections.section import Figure, Material, Section
+from sbeval.reports.section import Figure, Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
 _CHECKPOINT = re.compile(r"(?P<training>.+)/checkpoint-(?P<step>[0-9]{1,12})/?")
@@ -92,3 +92,6 @@ def _shown(value: float | None) -> Cell | str:
 
 def _stem(training: str, task: str) -> str:
     return f"steps-{safe_stem(training.rpartition('/')[2])}-{safe_stem(task)}"
+
+
+KIND = Kind(section=steps_section)

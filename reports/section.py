@@ -11,10 +11,9 @@ from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.findings import Finding
 from sbeval.reports.analyse.one_number.models import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
-from sbeval.reports.analyse.suite import SuiteRow
 from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.read.files import Notes
-from sbeval.reports.read.results import Results
+from sbeval.reports.read.results import Reader, Results
 from sbeval.reports.table import Table
 
 _OPENING = ("curves", "ruler", "recall", "inputs", "positions")
@@ -162,7 +161,6 @@ class Material:
         claims: what the lengths show, by model label, corpus and protocol.
         ruler: RULER's scores and effective lengths.
         numbers: one number for each curve of each model.
-        ordinary: the rows of ordinary tasks.
         folder: where the page will stand, for links to the result files.
         publish: writes a figure's image files.
     """
@@ -174,7 +172,6 @@ class Material:
     claims: Mapping[ClaimKey, LengthClaims]
     ruler: RulerScores
     numbers: Sequence[CurveNumber]
-    ordinary: Sequence[SuiteRow]
     folder: Path
     publish: Publish
 
@@ -208,6 +205,19 @@ class Material:
             wide=wide,
             folded=folded,
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """A kind of measurement, or another part of the page.
+
+    Attributes:
+        section: builds its section, None where nothing of the kind was measured.
+        readers: read what it needs beside the tidy table.
+    """
+
+    section: Callable[[Material], Section | None]
+    readers: tuple[Reader[Any], ...] = ()
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.figures.heatmaps import heatmap_figure
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.samples import SAMPLE_SCORES
-from sbeval.reports.sections.section import Figure, Material, Section
+from sbeval.reports.section import Figure, Kind, Material, Section
 
 _SHOWN = 3
 
@@ -65,3 +65,6 @@ def _finding(label: str, cells: pd.DataFrame) -> str:
     first, last = int(means.index[0]), int(means.index[-1])
     words = f"{in_words(label)} finds {means.iloc[0]:.0%} at {length_text(first)}"
     return words if last == first else f"{words} and {means.iloc[-1]:.0%} at {length_text(last)}"
+
+
+KIND = Kind(section=needles_section)

@@ -1,0 +1,16 @@
+"""One file a kind of measurement, or a part of the page: it reads, analyses, draws its figures and says its section.
+
+- `curves`: perplexity against context length
+- `differences`: what the same targets gain or lose beyond the training length
+- `positions`: NLL by position
+- `needles`: needles by depth and length
+- `ruler`: RULER against length
+- `recall`: recall probes
+- `spans`: attention spans
+- `steps`: checkpoints of one training, over its steps
+- `numbers`: one number for each curve
+- `inputs`: ordinary tasks at several input lengths
+- `answers`: single documents and answers
+- `suite`: ordinary tasks side by side, and the paper's tables
+- `runs`: what each run cost, where every number comes from, and what was left out
+"""
