@@ -9,18 +9,18 @@ from sbeval.reports.analyse.overview import HEADER, Overview, caveats, side_by_s
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import choose_baseline
 from sbeval.reports.figures.theme import choose_looks
-from sbeval.reports.kinds.answers import KIND as SAMPLES
-from sbeval.reports.kinds.curves import KIND as CURVES
-from sbeval.reports.kinds.inputs import KIND as INPUTS
-from sbeval.reports.kinds.needles import KIND as NEEDLES
-from sbeval.reports.kinds.numbers import KIND as NUMBERS
-from sbeval.reports.kinds.positions import KIND as POSITIONS
-from sbeval.reports.kinds.recall import KIND as RECALL
-from sbeval.reports.kinds.ruler import KIND as RULER
-from sbeval.reports.kinds.runs import NOTES, PROVENANCE, SPEED
-from sbeval.reports.kinds.spans import KIND as SPANS
-from sbeval.reports.kinds.steps import KIND as STEPS
-from sbeval.reports.kinds.suite import KIND as TABLES
+from sbeval.reports.kinds.answers import SAMPLES
+from sbeval.reports.kinds.curves import CURVES
+from sbeval.reports.kinds.inputs import INPUTS
+from sbeval.reports.kinds.needles import NEEDLES
+from sbeval.reports.kinds.numbers import NUMBERS
+from sbeval.reports.kinds.positions import POSITIONS
+from sbeval.reports.kinds.recall import RECALL
+from sbeval.reports.kinds.ruler import RULER
+from sbeval.reports.kinds.runs import LEFT_OUT, PROVENANCE, SPEED
+from sbeval.reports.kinds.spans import SPANS
+from sbeval.reports.kinds.steps import STEPS
+from sbeval.reports.kinds.suite import TABLES
 from sbeval.reports.read.results import Results
 from sbeval.reports.section import Material, Publish, Report
 from sbeval.reports.table import Cell, Table, row, texts
@@ -39,7 +39,7 @@ KINDS = (
     TABLES,
     SPEED,
     PROVENANCE,
-    NOTES,
+    LEFT_OUT,
 )
 """Every kind of measurement, in the order of the page."""
 _CARDS_AT_MOST = 6

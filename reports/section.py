@@ -11,6 +11,7 @@ from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.findings import Finding
 from sbeval.reports.analyse.one_number.models import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
+from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.results import Reader, Results
@@ -184,10 +185,8 @@ class Material:
         self,
         variants: Mapping[str, Mapping[str, Any]],
         stem: str,
+        caption: Caption,
         *,
-        title: str,
-        finding: str,
-        explanation: str = "",
         findings: Mapping[str, str] | None = None,
         wide: bool = False,
         folded: bool = False,
@@ -195,9 +194,9 @@ class Material:
         """Has the first variant's image files written under a name, and returns the figure."""
         image, downloads = self.publish(next(iter(variants.values())), stem)
         return Figure(
-            title=title,
-            finding=finding,
-            explanation=explanation,
+            title=caption.title,
+            finding=caption.finding,
+            explanation=caption.explanation,
             variants=variants,
             findings=findings or {},
             image=image,

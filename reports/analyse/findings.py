@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sbeval.reports.analyse.claims import TOO_FEW, LengthClaims, LengthDifference
-from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.panels import CORPUS_WORDS
-from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.fields import in_words, length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.results.digits import change_text, with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS

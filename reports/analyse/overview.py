@@ -5,13 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import difference_text
-from sbeval.reports.analyse.names import name_list
 from sbeval.reports.analyse.one_number.areas import Area
 from sbeval.reports.analyse.one_number.effective import effective_nll_length
 from sbeval.reports.analyse.one_number.models import NLL_CHANGE, CurveNumber
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
-from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.fields import length_text, name_list
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_LOG_DEVIATION
 

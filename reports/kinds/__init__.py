@@ -3,10 +3,12 @@
 - `curves`: perplexity against context length
 - `differences`: what the same targets gain or lose beyond the training length
 - `positions`: NLL by position
+- `position_sums`: its bins, its sums by document, and paired bands over both
 - `needles`: needles by depth and length
 - `ruler`: RULER against length
 - `recall`: recall probes
 - `spans`: attention spans
+- `span_grids`: spans of every layer and head
 - `steps`: checkpoints of one training, over its steps
 - `numbers`: one number for each curve
 - `inputs`: ordinary tasks at several input lengths

@@ -1,98 +1,124 @@
-"""The section on perplexity against context length: panels, and the numbers behind them as tables."""
+"""Perplexity against context length: panels, and the numbers behind them as tables."""
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
+from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
-from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel, perplexity_panels
-from sbeval.reports.figures.curves import METRIC_WORDS, METRICS, curve_figure
+from sbeval.reports.figures.curves import METRIC_WORDS, length_figure
+from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.kinds.differences import difference_row, difference_table, differences_figure
-from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.fields import in_words, length_text
 from sbeval.reports.read.results import by_model
 from sbeval.reports.section import Figure, Kind, Material, Section, listed
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
+_METRICS = {
+    "nll": ("NLL (nats per token)", "linear", ".3f"),
+    "token_perplexity": ("perplexity per token (log scale)", "log", ",.2f"),
+    "bits_per_byte": ("bits per byte", "linear", ".3f"),
+}
+"""A metric's axis, its scale and the digits of its numbers."""
+_TOOLTIP = {
+    "setting": "model",
+    "length_text": "context",
+    "value_text": "value",
+    "interval_text": "95% interval",
+    "tokens_text": "scored tokens",
+    "clusters_text": "documents",
+}
 _SIDE_BY_SIDE_LINES = 6
 
 
-def curves_section(material: Material) -> Section | None:
-    """Builds the section, None where no perplexity was measured against context length."""
+def _section(material: Material) -> Section | None:
+    """Returns None where no perplexity was measured against context length."""
     panels = perplexity_panels(material.results.measurements, material.results.models)
     if not panels:
         return None
     looks = [material.looks_of(panel.labels) for panel in panels]
     metrics = [metric for metric in METRIC_WORDS if any(metric in panel.tables for panel in panels)]
+    figures: list[Figure] = []
+    tables: list[Table] = []
+    for panel, drawn in zip(panels, looks, strict=True):
+        claims = {
+            label: material.claims.get((label, panel.corpus, panel.protocol), LengthClaims()) for label in panel.labels
+        }
+        compared = {label: claim for label, claim in claims.items() if claim.differences}
+        wide = len(panel.labels) > _SIDE_BY_SIDE_LINES
+        first = not figures
+        figures.append(_curve_figure(material, panel, drawn, wide=wide))
+        if compared:
+            folded = wide and not first
+            figures.append(differences_figure(material, panel, compared, drawn, wide=wide, folded=folded))
+        tables.append(_table(panel, claims))
+        if compared and "nll" in panel.tables:
+            tables.append(difference_table(panel, compared))
     return Section(
         identifier="curves",
         title="Perplexity against context length",
         lead=_lead(panels),
-        figures=tuple(
-            figure
-            for place, (panel, own) in enumerate(zip(panels, looks, strict=True))
-            for figure in _figures(material, panel, own, first=place == 0)
-        ),
+        figures=tuple(figures),
         metrics={metric: METRIC_WORDS[metric] for metric in metrics},
         legend=_legend(material.looks, looks),
-        tables=tuple(table for panel in panels for table in _tables(panel, material.claims)),
+        tables=tuple(tables),
     )
 
 
-def _figures(material: Material, panel: Panel, looks: Mapping[str, Look], *, first: bool) -> list[Figure]:
-    """Returns the curves and, where lengths were compared in pairs, the differences beside them."""
-    wide = len(panel.labels) > _SIDE_BY_SIDE_LINES
-    curves = _curve_figure(material, panel, looks, wide=wide)
-    own = {label: panel_claim(material.claims, panel, label) for label in panel.labels}
-    claims = {label: claim for label, claim in own.items() if claim.differences}
-    if not claims:
-        return [curves]
-    return [curves, differences_figure(material, panel, claims, looks, wide=wide, folded=wide and not first)]
+CURVES = Kind(section=_section)
 
 
 def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *, wide: bool) -> Figure:
-    findings = {metric: panel_finding(panel, material.training_lengths, metric) for metric in panel.tables}
     words = PROTOCOL_WORDS.get(panel.protocol, "")
-    variants = {
-        metric: curve_figure(
-            rows,
-            metric=metric,
-            looks=looks,
-            training_lengths=material.training_lengths,
+    captions = {
+        metric: Caption(
             title=panel.title,
+            finding=panel_finding(panel, material.training_lengths, metric),
+            explanation=" ".join([words, *panel.remarks]).strip(),
             subtitle=words,
-            description=f"{panel.title}. {findings[metric]}",
         )
-        for metric, rows in panel.tables.items()
+        for metric in panel.tables
+    }
+    variants = {
+        metric: curve_figure(panel, metric, captions[metric], looks, material.training_lengths) for metric in captions
     }
     first = next(iter(variants))
-    figure = material.figure(
-        variants,
-        f"{panel.stem}-{first}",
-        title=panel.title,
-        finding=findings[first],
-        findings=findings,
-        explanation=" ".join([words, *panel.remarks]).strip(),
-        wide=wide,
-    )
+    findings = {metric: caption.finding for metric, caption in captions.items()}
+    figure = material.figure(variants, f"{panel.stem}-{first}", captions[first], findings=findings, wide=wide)
     if first == "nll" and "token_perplexity" in variants:
         material.publish(variants["token_perplexity"], f"{panel.stem}-token_perplexity")
     return figure
 
 
+def curve_figure(
+    panel: Panel, metric: str, caption: Caption, looks: Mapping[str, Look], training_lengths: Mapping[str, int]
+) -> dict[str, Any]:
+    """Returns the Vega-Lite specification of one of a panel's metrics."""
+    axis_title, scale, number_format = _METRICS[metric]
+    return length_figure(
+        panel.tables[metric],
+        caption,
+        looks=looks,
+        training_lengths=training_lengths,
+        number_format=number_format,
+        tooltip=_TOOLTIP | {"value_text": axis_title.removesuffix(" (log scale)")},
+        y_title=axis_title,
+        y_scale=scale,
+        y_format="~g" if scale == "log" else None,
+    )
+
+
 def _legend(looks: Mapping[str, Look], drawn: Sequence[Mapping[str, Look]]) -> dict[str, Look]:
     """Shows a model dashed where every figure does."""
-    legend = {}
-    for label, look in looks.items():
-        own = [figure[label].dashed for figure in drawn if label in figure]
-        if own:
-            legend[label] = dataclasses.replace(look, dashed=all(own))
-    return legend
+    dashed = {label: [figure[label].dashed for figure in drawn if label in figure] for label in looks}
+    return {
+        label: dataclasses.replace(look, dashed=all(dashed[label])) for label, look in looks.items() if dashed[label]
+    }
 
 
 def _lead(panels: Sequence[Panel]) -> str:
@@ -110,56 +136,50 @@ def _lead(panels: Sequence[Panel]) -> str:
 
 def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str) -> str:
     """States in one sentence what a metric's lines do beyond the training length."""
-    rows, parts = panel.tables[metric], []
+    sentences = []
     digits = ",.1f" if metric == "token_perplexity" else ".2f"
     for label in panel.labels:
-        own = rows[rows["setting"] == label].sort_values("context_length_tokens")
-        if own.empty:
+        rows = panel.tables[metric]
+        curve = rows[rows["setting"] == label].sort_values("context_length_tokens")
+        if curve.empty:
             continue
-        name, trained = in_words(label), training_lengths.get(label)
-        within = own[own["context_length_tokens"] <= trained] if trained else own.iloc[:1]
-        start, end = (within if len(within) else own).iloc[-1], own.iloc[-1]
-        if int(start["context_length_tokens"]) == int(end["context_length_tokens"]):
-            parts.append(f"{name} {start['value']:{digits}} at {length_text(int(start['context_length_tokens']))}")
-            continue
-        parts.append(
-            f"{name} goes from {start['value']:{digits}} at {length_text(int(start['context_length_tokens']))} "
-            f"to {end['value']:{digits}} at {length_text(int(end['context_length_tokens']))}"
-        )
-    return f"{METRIC_WORDS[metric]}: {listed(parts)}"
+        trained = training_lengths.get(label)
+        within = curve[curve["context_length_tokens"] <= trained] if trained else curve.iloc[:1]
+        start, end = (within if len(within) else curve).iloc[-1], curve.iloc[-1]
+        places = [
+            f"{point['value']:{digits}} at {length_text(int(point['context_length_tokens']))}" for point in (start, end)
+        ]
+        words = places[0] if places[0] == places[1] else f"goes from {places[0]} to {places[1]}"
+        sentences.append(f"{in_words(label)} {words}")
+    return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
 
 
-def _tables(panel: Panel, claims: Mapping[ClaimKey, LengthClaims]) -> list[Table]:
-    """Returns the panel's numbers, one row a model, and the paired differences to the training length.
+def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
+    """Returns the panel's numbers, one row a model.
 
     On the page a model's differences stand below its numbers; in the files they are a table of their own.
     """
     metric, measured = next(iter(panel.tables.items()))
-    digits = METRICS[metric][2]
+    digits = _METRICS[metric][2]
     lengths = sorted(int(length) for length in measured["context_length_tokens"].unique())
-    compared = {
-        label: claim
-        for label in panel.labels
-        if (claim := claims.get((label, panel.corpus, panel.protocol))) is not None and claim.differences
-    }
     rows = []
     by_label = by_model(measured)
-    for label in panel.labels:
-        own = {int(found["context_length_tokens"]): found for found in by_label.get(label, [])}
-        mark = f" {DOUBTFUL}" if panel_claim(claims, panel, label).doubtful else ""
-        rows.append(row(Cell(name=label), [_cell(own.get(length), digits, mark) for length in lengths]))
-        if label in compared and metric == "nll":
-            rows.append(difference_row(compared[label], lengths))
+    for label, claim in claims.items():
+        known = {int(number["context_length_tokens"]): number for number in by_label.get(label, [])}
+        mark = f" {DOUBTFUL}" if claim.doubtful else ""
+        rows.append(row(Cell(name=label), [_cell(known.get(length), digits, mark) for length in lengths]))
+        if claim.differences and metric == "nll":
+            rows.append(difference_row(claim, lengths))
     explanation = "Small print: 95% interval."
-    if any(panel_claim(claims, panel, label).doubtful for label in panel.labels):
+    if any(claim.doubtful for claim in claims.values()):
         explanation += f" {DOUBTFUL}: {DOUBTFUL_WORDS}."
-    if any(found.page_only for found in rows):
+    if any(line.page_only for line in rows):
         explanation += (
             " A second line is the paired difference to the training length on the same targets, with its simultaneous "
             "95% band."
         )
     caption = f"{panel.title}: {METRIC_WORDS[metric]}"
-    numbers = Table(
+    return Table(
         stem=panel.stem,
         caption=caption,
         header=texts("model", *map(length_text, lengths)),
@@ -168,24 +188,15 @@ def _tables(panel: Panel, claims: Mapping[ClaimKey, LengthClaims]) -> list[Table
         interval="95% interval",
         folded=f"Numbers: {caption}",
     )
-    return [numbers, difference_table(panel, compared)] if compared and "nll" in panel.tables else [numbers]
 
 
-def panel_claim(claims: Mapping[ClaimKey, LengthClaims], panel: Panel, label: str) -> LengthClaims:
-    """Returns what a panel's lengths show for one model; nothing where they were not compared."""
-    return claims.get((label, panel.corpus, panel.protocol), LengthClaims())
-
-
-def _cell(found: Mapping[str, Any] | None, digits: str, mark: str) -> Cell:
-    if found is None:
+def _cell(number: Mapping[str, Any] | None, digits: str, mark: str) -> Cell:
+    if number is None:
         return NOT_MEASURED
-    value, low, high = (f"{found[column]:{digits}}" for column in ("value", "ci95_low", "ci95_high"))
-    interval = None if math.isnan(found["ci95_low"]) else (low, high)
+    value, low, high = (f"{number[column]:{digits}}" for column in ("value", "ci95_low", "ci95_high"))
+    interval = None if math.isnan(number["ci95_low"]) else (low, high)
     value += mark if interval else ""
-    if not found.get("seeds", 0) > 1:
+    if not number.get("seeds", 0) > 1:
         return Cell(value, interval=interval)
-    seeds = f"seeds {found['seed_low']:{digits}} to {found['seed_high']:{digits}}"
+    seeds = f"seeds {number['seed_low']:{digits}} to {number['seed_high']:{digits}}"
     return Cell(value, interval=interval, small=(seeds,), in_files=Cell(value, interval=interval).plain)
-
-
-KIND = Kind(section=curves_section)

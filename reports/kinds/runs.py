@@ -28,7 +28,7 @@ _TASKS_AT_MOST = 2
 _NOT_RECORDED = "not recorded"
 
 
-def speed_section(material: Material) -> Section:
+def _speed(material: Material) -> Section:
     """Builds the section on tokens a second, peak memory and time."""
     table = Table(
         stem="speed",
@@ -72,7 +72,7 @@ def _minutes(run: EvaluationRun) -> str:
         return _NOT_RECORDED
 
 
-def provenance_section(material: Material) -> Section:
+def _provenance(material: Material) -> Section:
     """Builds the section with one fold a run."""
     folds = [_fold(model, run, material.folder) for model in material.results.models for run in model.runs]
     return Section(
@@ -83,7 +83,7 @@ def provenance_section(material: Material) -> Section:
     )
 
 
-def notes_section(material: Material) -> Section | None:
+def _left_out(material: Material) -> Section | None:
     """Builds the section on what was left out, None where nothing was."""
     if not material.results.notes:
         return None
@@ -96,6 +96,9 @@ def notes_section(material: Material) -> Section | None:
             for note in material.results.notes
         ),
     )
+
+
+SPEED, PROVENANCE, LEFT_OUT = Kind(section=_speed), Kind(section=_provenance), Kind(section=_left_out)
 
 
 def run_facts(run: EvaluationRun) -> dict[str, str]:
@@ -214,6 +217,3 @@ def _own_share(share: Mapping[str, float] | None) -> str:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-SPEED, PROVENANCE, NOTES = (Kind(section=build) for build in (speed_section, provenance_section, notes_section))

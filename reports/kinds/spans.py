@@ -1,24 +1,37 @@
-"""The section on effective attention spans: their mean against length, and every head of every model."""
+"""Effective attention spans: of every layer and head as results hold them, and their means against context length."""
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.analyse.names import in_words
+from sbeval.foreign_files import usable_number
 from sbeval.reports.analyse.panels import safe_stem
-from sbeval.reports.figures.attention import MEASURES, attention_figure
-from sbeval.reports.figures.curves import length_domain, length_rows, training_marks
-from sbeval.reports.figures.lines import Axes, line_figure
-from sbeval.reports.figures.spans import span_figure
+from sbeval.reports.figures.curves import SHARES, length_domain, length_figure, length_rows, training_marks
+from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lines import Axes, Multiple, small_multiples
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.results import records
-from sbeval.reports.read.spans import SPANS
+from sbeval.reports.kinds.span_grids import span_grids
+from sbeval.reports.read.fields import context_metric, in_words, length_text, shown_name
+from sbeval.reports.read.files import Notes
+from sbeval.reports.read.models import EvaluatedModel
+from sbeval.reports.read.results import Reader, records
 from sbeval.reports.section import Figure, Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
+_PLACE = ["setting", "task", "context_length_tokens", "layer", "head"]
+_NUMBERS = ["span50", "span90", "span99", "remainder", "first_token", "entropy"]
 _MOST_CELLS = 6000
 _SHOWN = 2
+_MEASURES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "span50": ("keys that hold half the weight", ",.1f", {"y_scale": "log", "y_format": "~s"}),
+    "first_token": ("weight on the first token", ".3f", SHARES),
+    "entropy": ("entropy of the weights (nats)", ".2f", {}),
+    "remainder": ("remaining stick", ".3f", SHARES),
+}
+"""Column to its words, the format of its numbers and its axis."""
 _MEANS = {
     "span50": ("half of the weight", ",.1f"),
     "span90": ("90% of the weight", ",.1f"),
@@ -28,19 +41,63 @@ _MEANS = {
 }
 
 
-def spans_section(material: Material) -> Section | None:
-    """Builds the section, None where no run looked at spans."""
-    spans = material.results[SPANS]
+def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
+    """Returns one row a layer, head and context length; spans in keys, NaN where there is none.
+
+    Of several runs of one model the first of `EvaluatedModel.task_runs` counts, length by length.
+    """
+    rows: list[list[Any]] = []
+    for model in models:
+        seen: dict[str, set[int]] = defaultdict(set)
+        for _, task in model.task_runs():
+            name = shown_name(task.name)
+            for key, heads in task.metrics.items():
+                metric, length = context_metric(key) or ("", 0)
+                if metric == "attention_span" and isinstance(heads, list) and length not in seen[name]:
+                    seen[name].add(length)
+                    rows += [[model.label, name, length, *head] for head in map(_head, heads) if head]
+    return pd.DataFrame(rows, columns=_PLACE + _NUMBERS)
+
+
+def _head(written: object) -> list[float]:
+    # results of earlier versions end with the remaining stick
+    if (
+        not isinstance(written, list)
+        or len(written) not in (6, 8)
+        or any(type(place) is not int for place in written[:2])
+    ):
+        return []
+    numbers = [math.nan if (number := usable_number(value)) is None else number for value in written[2:]]
+    return [*written[:2], *numbers, *[math.nan] * (8 - len(written))]
+
+
+def _one_seed(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes) -> pd.DataFrame:
+    """Keeps one seed of each group: heads of different seeds have nothing to do with each other."""
+    labels = rows["setting"].map(lambda label: pooled_label.get(label, label))
+    kept: dict[str, str] = {}
+    for original, label in zip(rows["setting"], labels, strict=True):
+        kept.setdefault(label, original)
+    for label in dict.fromkeys(labels[rows["setting"] != labels.map(kept)]):
+        notes.add(None, f"{label}: attention spans are shown for one of its seeds, since heads cannot be averaged.")
+    return rows.assign(setting=labels)[(rows["setting"] == labels.map(kept)).to_numpy()].reset_index(drop=True)
+
+
+HEADS = Reader(read=_tabulate, pool=_one_seed)
+
+
+def _section(material: Material) -> Section | None:
+    """Returns None where no run looked at spans."""
+    spans = material.results[HEADS]
     if spans.empty:
         return None
     # a softmax head gives all its weight to keys: it has no stick of which nothing remains
     sticks = spans.groupby("setting")["remainder"].transform("max") > 0
     spans = spans.assign(remainder=spans["remainder"].where(sticks))
     looks = material.looks_of(spans["setting"])
-    figures = [_why_figure(material, spans, looks), _means_figure(material, spans, looks)]
+    means = spans.groupby(["setting", "context_length_tokens"], sort=False)[_NUMBERS].mean().reset_index()
+    figures = [_why_figure(material, means, looks), _means_figure(material, means, looks)]
     for label in looks:
-        own = spans[spans["setting"] == label]
-        figures.append(_heads_figure(material, label, own, folded=len(figures) > _SHOWN))
+        figures.append(_heads_figure(material, label, spans[spans["setting"] == label], folded=len(figures) > _SHOWN))
     return Section(
         identifier="spans",
         title="Effective attention span",
@@ -52,94 +109,93 @@ def spans_section(material: Material) -> Section | None:
         ),
         figures=tuple(figures),
         legend=looks,
-        tables=(_table(spans, list(looks)),),
+        tables=(_table(means, list(looks)),),
     )
 
 
-def _why_figure(material: Material, spans: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
-    means = spans.groupby(["setting", "context_length_tokens"], sort=False)[list(MEASURES)].mean().reset_index()
-    title = "Where the weight goes"
-    parts = []
+SPANS = Kind(section=_section, readers=(HEADS,))
+
+
+def _value_of(means: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Returns the means of one column, where it is known, as the numbers of lines without a band."""
+    known = means.dropna(subset=[column])
+    return known.assign(value=known[column], ci95_low=math.nan, ci95_high=math.nan)
+
+
+def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
+    sentences = []
     for label in looks:
-        own = means[(means["setting"] == label) & means["entropy"].notna()].sort_values("context_length_tokens")
-        if len(own):
-            first, last = own.iloc[0], own.iloc[-1]
-            ends = [length_text(int(row["context_length_tokens"])) for row in (first, last)]
+        known = means[(means["setting"] == label) & means["entropy"].notna()].sort_values("context_length_tokens")
+        if len(known):
+            first, last = known.iloc[0], known.iloc[-1]
+            start, end = (length_text(int(mean["context_length_tokens"])) for mean in (first, last))
             sink = f"first token's weight {first['first_token']:.1%} to {last['first_token']:.1%}"
             change = f"entropy {first['entropy']:.2f} to {last['entropy']:.2f} nats, {sink}"
-            parts.append(f"{in_words(label)} from {ends[0]} to {ends[1]}: {change}")
-    finding = "; ".join(parts[:4]) + "." if parts else "Entropies were not measured: spans and sticks alone."
-    spec = attention_figure(
-        means, looks=looks, training_lengths=material.training_lengths, title=title, description=f"{title}. {finding}"
+            sentences.append(f"{in_words(label)} from {start} to {end}: {change}")
+    nothing = "Entropies were not measured: spans and sticks alone."
+    caption = Caption(
+        title="Where the weight goes",
+        finding="; ".join(sentences[:4]) + "." if sentences else nothing,
+        explanation="The same queries at every length, each at the end of its window. A line that bends where windows "
+        "pass the training length shows what breaks.",
+        subtitle="mean over heads, by context length",
     )
-    explanation = (
-        "The same queries at every length, each at the end of its window. A line that bends where windows pass the "
-        "training length shows what breaks."
+    marks = training_marks(material.training_lengths, looks)
+    shared: dict[str, Any] = {"x_title": None, "x_octaves": 2, "x_domain": length_domain(means, marks), "y_title": None}
+    multiples = []
+    for column, (words, number_format, axis) in _MEASURES.items():
+        known = _value_of(means, column)
+        if len(known):
+            rows = length_rows(known, [label for label in looks if label in set(known["setting"])], number_format)
+            multiples.append(Multiple(name=words, rows=rows, axes=Axes(**shared, **axis)))
+    tooltip = {"setting": "model", "length_text": "context", "value_text": "mean over heads"}
+    spec = small_multiples(
+        multiples, caption, columns=2, height=180, width=300, looks=looks, marks=marks, tooltip=tooltip
     )
-    return material.figure(
-        {"attention": spec}, "attention", title=title, finding=finding, explanation=explanation, wide=True
-    )
+    return material.figure({"attention": spec}, "attention", caption, wide=True)
 
 
-def _means_figure(material: Material, spans: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
-    means = spans.groupby(["setting", "context_length_tokens"], sort=False)["span90"].mean().rename("value")
-    rows = means.reset_index().assign(ci95_low=float("nan"), ci95_high=float("nan")).dropna(subset=["value"])
-    order = [label for label in looks if (rows["setting"] == label).any()]
-    parts = []
-    for label in order:
-        last = rows[rows["setting"] == label].sort_values("context_length_tokens").iloc[-1]
-        parts.append(
-            f"{in_words(label)} {last['value']:,.0f} keys at {length_text(int(last['context_length_tokens']))}"
-        )
-    title, finding = "Span at 90%, mean over heads", "; ".join(parts[:4]) + "."
-    marks = training_marks(material.training_lengths, order)
-    spec = line_figure(
-        length_rows(rows, order, ",.1f"),
-        axes=Axes(
-            x_title="context length (tokens, log scale)",
-            x_domain=length_domain(rows, marks),
-            y_title="keys (log scale)",
-            y_scale="log",
-            y_format="~s",
-        ),
-        looks={label: looks[label] for label in order},
-        marks=marks,
-        tooltip={"setting": "model", "length_text": "context", "value_text": "keys"},
-        title=title,
+def _means_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
+    known = _value_of(means, "span90")
+    sentences = []
+    for label in looks:
+        if (known["setting"] == label).any():
+            last = known[known["setting"] == label].sort_values("context_length_tokens").iloc[-1]
+            length = length_text(int(last["context_length_tokens"]))
+            sentences.append(f"{in_words(label)} {last['value']:,.0f} keys at {length}")
+    caption = Caption(
+        title="Span at 90%, mean over heads",
+        finding="; ".join(sentences[:4]) + ".",
+        explanation="A line that rises with the context belongs to heads that look everywhere.",
         subtitle="keys until 90% of a query's weight",
-        description=f"{title}. {finding}",
     )
-    explanation = "A line that rises with the context belongs to heads that look everywhere."
-    return material.figure({"span90": spec}, "span-means", title=title, finding=finding, explanation=explanation)
+    spec = length_figure(
+        known,
+        caption,
+        looks=looks,
+        training_lengths=material.training_lengths,
+        number_format=",.1f",
+        tooltip={"setting": "model", "length_text": "context", "value_text": "keys"},
+        y_title="keys (log scale)",
+        y_scale="log",
+        y_format="~s",
+    )
+    return material.figure({"span90": spec}, "span-means", caption)
 
 
 def _heads_figure(material: Material, label: str, heads: pd.DataFrame, *, folded: bool) -> Figure:
     lengths = sorted(int(length) for length in heads["context_length_tokens"].unique())
     shown = _shown_lengths(lengths, len(heads) // len(lengths))
-    title, finding = (
-        f"{label}: span of every head",
-        _finding(label, heads[heads["context_length_tokens"] == lengths[-1]]),
-    )
-    left_out = [length_text(length) for length in lengths if length not in shown]
-    explanation = "One row a context length, one column a share of the weight; an empty cell gave weight to no key."
-    if left_out:
-        explanation += f" Not drawn: {', '.join(left_out)}."
-    spec = span_figure(
-        heads,
-        lengths=shown,
-        title=title,
+    left_out = ", ".join(length_text(length) for length in lengths if length not in shown)
+    caption = Caption(
+        title=f"{label}: span of every head",
+        finding=_finding(label, heads[heads["context_length_tokens"] == lengths[-1]]),
+        explanation="One row a context length, one column a share of the weight; an empty cell gave weight to no key."
+        + (f" Not drawn: {left_out}." if left_out else ""),
         subtitle="keys, counted back from the newest",
-        description=f"{title}. {finding}",
     )
-    return material.figure(
-        {"span": spec},
-        f"span-{safe_stem(label)}",
-        title=title,
-        finding=finding,
-        explanation=explanation,
-        wide=True,
-        folded=folded,
-    )
+    spec = span_grids(heads, shown, caption)
+    return material.figure({"span": spec}, f"span-{safe_stem(label)}", caption, wide=True, folded=folded)
 
 
 def _shown_lengths(lengths: Sequence[int], heads: int) -> list[int]:
@@ -163,25 +219,15 @@ def _finding(label: str, heads: pd.DataFrame) -> str:
     )
 
 
-def _table(spans: pd.DataFrame, labels: Sequence[str]) -> Table:
-    lengths = sorted(int(length) for length in spans["context_length_tokens"].unique())
+def _table(means: pd.DataFrame, labels: Sequence[str]) -> Table:
+    lengths = sorted(int(length) for length in means["context_length_tokens"].unique())
     rows = []
     for label in labels:
-        own = spans[spans["setting"] == label]
-        for field, (words, number_format) in _MEANS.items():
-            if own[field].isna().all():
-                continue
-            means = {
-                int(mean["context_length_tokens"]): mean[field]
-                for mean in records(own.groupby("context_length_tokens")[field].mean().reset_index())
-            }
-            cells = [
-                NOT_MEASURED
-                if length not in means or means[length] != means[length]
-                else format(means[length], number_format)
-                for length in lengths
-            ]
-            rows.append(row(Cell(f", {words}", name=label), cells))
+        at_length = {int(mean["context_length_tokens"]): mean for mean in records(means[means["setting"] == label])}
+        for column, (words, number_format) in _MEANS.items():
+            known = {length: mean[column] for length, mean in at_length.items() if not math.isnan(mean[column])}
+            cells = [format(known[length], number_format) if length in known else NOT_MEASURED for length in lengths]
+            rows += [row(Cell(f", {words}", name=label), cells)] if known else []
     caption = "Attention: keys, weights, entropy and remaining stick, mean over heads"
     return Table(
         stem="spans",
@@ -190,6 +236,3 @@ def _table(spans: pd.DataFrame, labels: Sequence[str]) -> Table:
         rows=tuple(rows),
         folded=f"Numbers: {caption}",
     )
-
-
-KIND = Kind(section=spans_section, readers=(SPANS,))

@@ -1,13 +1,17 @@
-"""The section on checkpoints of one training: NLL at each context length against the training step."""
+"""Checkpoints of one training: NLL at each context length against the training step."""
 
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
 from sbeval.reports.analyse.panels import safe_stem
-from sbeval.reports.figures.steps import step_figure
+from sbeval.reports.figures.curves import length_rows
+from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.theme import series_looks
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.runs import argument
@@ -15,24 +19,26 @@ from sbeval.reports.section import Figure, Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
 _CHECKPOINT = re.compile(r"(?P<training>.+)/checkpoint-(?P<step>[0-9]{1,12})/?")
-_METRIC = "nll"
+_NAMED_STEPS = 8
 
 
-def steps_section(material: Material) -> Section | None:
-    """Builds the section, None where no two checkpoints are of one training and measured alike."""
+def _section(material: Material) -> Section | None:
+    """Returns None where no two checkpoints are of one training and measured alike."""
     figures: list[Figure] = []
     tables: list[Table] = []
+    measured = material.results.measurements
+    nll = measured[measured["metric"] == "nll"].dropna(subset=["value", "context_length_tokens"])
     for training, steps in _trainings(material.results.models).items():
-        measured = material.results.measurements
-        own = measured[(measured["metric"] == _METRIC) & measured["setting"].isin(steps)]
-        own = own.dropna(subset=["value", "context_length_tokens"])
-        own = own[own["value"].map(lambda value: value == value)]
-        for task, of_task in own.groupby("task", sort=False):
-            rows = of_task.assign(step=of_task["setting"].map(steps), context=of_task["context_length_tokens"])
+        of_training = nll[nll["setting"].isin(steps)]
+        for task, of_task in of_training.groupby("task", sort=False):
+            rows = of_task.assign(step=of_task["setting"].map(steps))
             rows = rows.drop_duplicates(["step", "context_length_tokens"]).sort_values("step")
             if rows["step"].nunique() > 1:
-                figures.append(_figure(material, training, str(task), rows))
-                tables.append(_table(training, str(task), rows))
+                folder = training.rpartition("/")[2]
+                name, stem = f"{shown_name(folder)}: {task}", f"steps-{safe_stem(folder)}-{safe_stem(str(task))}"
+                caption = Caption(title=name, finding=_finding(rows), subtitle="NLL at each context length")
+                figures.append(material.figure({"nll": _figure(rows, caption)}, stem, caption))
+                tables.append(_table(rows, stem, name))
     if not figures:
         return None
     return Section(
@@ -44,54 +50,64 @@ def steps_section(material: Material) -> Section | None:
     )
 
 
+STEPS = Kind(section=_section)
+
+
 def _trainings(models: Sequence[EvaluatedModel]) -> dict[str, dict[str, int]]:
     """Returns folder of a training to its checkpoints: label to step, which counts from 1."""
-    found: dict[str, dict[str, int]] = defaultdict(dict)
+    trainings: dict[str, dict[str, int]] = defaultdict(dict)
     for model in models:
         match = _CHECKPOINT.fullmatch(argument(model.runs[0].model_args, "pretrained") or "")
         if match is not None and int(match["step"]) > 0:
-            found[match["training"]][model.label] = int(match["step"])
-    return found
+            trainings[match["training"]][model.label] = int(match["step"])
+    return trainings
 
 
-def _figure(material: Material, training: str, task: str, rows: pd.DataFrame) -> Figure:
+def _finding(rows: pd.DataFrame) -> str:
     first, last = int(rows["step"].min()), int(rows["step"].max())
     changes = []
     for length, of_length in rows.groupby("context_length_tokens"):
         ends = of_length.set_index("step")["value"]
         if first in ends and last in ends:
             changes.append(f"{length_text(int(str(length)))} {ends[first]:.3f} to {ends[last]:.3f}")
-    finding = f"From step {first:,} to {last:,}, NLL in nats: {', '.join(changes) or 'no length at both'}."
-    title = f"{shown_name(training.rpartition('/')[2])}: {task}"
-    spec = step_figure(rows, title=title, subtitle="NLL at each context length", description=f"{title}. {finding}")
-    return material.figure({_METRIC: spec}, _stem(training, task), title=title, finding=finding)
+    return f"From step {first:,} to {last:,}, NLL in nats: {', '.join(changes) or 'no length at both'}."
 
 
-def _table(training: str, task: str, rows: pd.DataFrame) -> Table:
-    lengths = sorted(int(length) for length in rows["context_length_tokens"].unique())
-    values = {
-        (int(step), int(length)): float(value)
-        for step, length, value in zip(rows["step"], rows["context_length_tokens"], rows["value"], strict=True)
-    }
-    steps = sorted({step for step, _ in values})
-    caption = f"NLL in nats over training steps, {shown_name(training.rpartition('/')[2])}: {task}"
-    return Table(
-        stem=_stem(training, task),
-        caption=caption,
-        header=texts("step", *map(length_text, lengths)),
-        rows=tuple(
-            row(Cell(f"{step:,}"), [_shown(values.get((step, length))) for length in lengths]) for step in steps
+def _figure(rows: pd.DataFrame, caption: Caption) -> dict[str, Any]:
+    order = [length_text(length) for length in sorted(int(length) for length in rows["context_length_tokens"].unique())]
+    steps = sorted(int(step) for step in rows["step"].unique())
+    named = steps if len(steps) <= _NAMED_STEPS else steps[:: -(-len(steps) // _NAMED_STEPS)]
+    labelled = rows.assign(setting=rows["context_length_tokens"].map(lambda length: length_text(int(length))))
+    drawn = length_rows(labelled, order, ".4f", column="step")
+    for point in drawn:
+        point["length_text"] = f"step {point['x']:,}"
+    return line_figure(
+        drawn,
+        caption,
+        axes=Axes(
+            x_title="training step (log scale)",
+            x_domain=(steps[0], steps[-1]),
+            x_values=tuple(named),
+            y_title="NLL (nats per token)",
         ),
-        folded=f"Numbers: {caption}",
+        looks=series_looks(order),
+        marks={},
+        tooltip={"setting": "context", "length_text": "step", "value_text": "NLL"},
     )
 
 
-def _shown(value: float | None) -> Cell | str:
-    return NOT_MEASURED if value is None else f"{value:.4f}"
-
-
-def _stem(training: str, task: str) -> str:
-    return f"steps-{safe_stem(training.rpartition('/')[2])}-{safe_stem(task)}"
-
-
-KIND = Kind(section=steps_section)
+def _table(rows: pd.DataFrame, stem: str, name: str) -> Table:
+    lengths = sorted(int(length) for length in rows["context_length_tokens"].unique())
+    columns = (rows[column] for column in ("step", "context_length_tokens", "value"))
+    values = {(int(step), int(length)): f"{value:.4f}" for step, length, value in zip(*columns, strict=True)}
+    caption = f"NLL in nats over training steps, {name}"
+    return Table(
+        stem=stem,
+        caption=caption,
+        header=texts("step", *map(length_text, lengths)),
+        rows=tuple(
+            row(Cell(f"{step:,}"), [values.get((step, length), NOT_MEASURED) for length in lengths])
+            for step in sorted({step for step, _ in values})
+        ),
+        folded=f"Numbers: {caption}",
+    )

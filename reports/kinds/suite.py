@@ -1,6 +1,7 @@
-"""The section of tables: ordinary tasks side by side, the paper's tables with this report's numbers beside them."""
+"""Tables: ordinary tasks side by side, the paper's tables with this report's numbers beside them."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +9,8 @@ import pandas as pd
 
 from sbeval import paper as the_paper
 from sbeval.reports.analyse.panels import safe_stem
-from sbeval.reports.analyse.recall import is_drawn
 from sbeval.reports.analyse.suite import SuiteRow, suite_rows
+from sbeval.reports.kinds.recall import is_drawn
 from sbeval.reports.read.results import records
 from sbeval.reports.section import Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
@@ -17,7 +18,6 @@ from sbeval.results.digits import with_interval
 from sbeval.results.records import parse_metric_key
 
 _AVERAGE, _NOT_AVERAGED = "Avg.", "Wikitext"
-_BESIDE_SCORE = "Measures beside the share of answers found, such as teacher-forced ones; each column is one length."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +38,7 @@ class PublishedTable:
 
 
 def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> list[PublishedTable]:
-    """Returns the paper's tables of which a column was measured and a published value is held.
-
-    Args:
-        measurements: the tidy table.
-        paper: what holds `published_values()` and `measured_columns()`.
-    """
+    """Returns the paper's tables of which a column was measured and a published value is held."""
     tables = []
     columns = paper.measured_columns()
     for number in sorted({column.table for column in columns}):
@@ -69,14 +64,6 @@ def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> l
     return tables
 
 
-def best(values: Sequence[float | None], *, higher_is_better: bool) -> float | None:
-    """Returns the best of the numbers there are, None for fewer than two."""
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return None
-    return max(known) if higher_is_better else min(known)
-
-
 def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
     """Returns model to the measured number of a column, in the column's unit; the mean where it takes several tasks."""
     if len(tasks := column.task.split("+")) > 1:
@@ -91,36 +78,38 @@ def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
     rows = rows[rows["filter"].fillna("none") == column.filter]
     if column.shots is not None:
         rows = rows[(rows["few_shot"] == column.shots).fillna(False)]
-    found: dict[str, float] = {}
-    for one in records(rows):  # the newest first, where a task was run with several bounds on its inputs
-        found.setdefault(one["setting"], float(one["value"]) * column.scale)
-    return found
+    numbers: dict[str, float] = {}
+    for number in records(rows):  # the newest first, where a task was run with several bounds on its inputs
+        numbers.setdefault(number["setting"], float(number["value"]) * column.scale)
+    return numbers
 
 
-def tables_section(material: Material) -> Section | None:
-    """Builds the section from the rows of ordinary tasks and the rest, None where no such task was run."""
+def _section(material: Material) -> Section | None:
+    """Returns None where no such task was run."""
     measurements, ordinary = material.results.measurements, suite_rows(material.results)
     labels = [model.label for model in material.results.models]
     tables = [_ordinary_table(ordinary, labels, material.baseline)] if ordinary else []
     tables += [_published_table(published, labels) for published in published_tables(measurements)]
-    ruler = measurements[measurements["family"] == "ruler"]
+    ruler = measurements[(measurements["family"] == "ruler") & (measurements["metric"] != "score")]
     recall = measurements[measurements["family"] == "recall"]
-    others = recall[[not is_drawn(metric) for metric in recall["metric"]]]
-    forced = pd.concat([ruler[ruler["metric"] != "score"], others])
-    tables += [_beside_table(task, forced[forced["task"] == task], labels) for task in dict.fromkeys(forced["task"])]
+    beside = pd.concat([ruler, recall[[not is_drawn(metric) for metric in recall["metric"]]]])
+    tables += [_beside_table(task, beside[beside["task"] == task], labels) for task in dict.fromkeys(beside["task"])]
     if not tables:
         return None
     lead = f"Best in bold; differences are to {material.baseline}." if ordinary and len(labels) > 1 else ""
     return Section(identifier="tables", title="Tables", lead=lead, tables=tuple(tables))
 
 
+TABLES = Kind(section=_section)
+
+
 def _ordinary_table(ordinary: Sequence[SuiteRow], labels: Sequence[str], baseline: str) -> Table:
-    shown = [label for label in labels if any(label in own.cells for own in ordinary)]
+    shown = [label for label in labels if any(label in task.cells for task in ordinary)]
     return Table(
         stem="tasks",
         caption="Ordinary tasks",
         header=texts("task", *[Cell(name=label) for label in shown]),
-        rows=tuple(row(own.name, [_ordinary_cell(own, label, baseline) for label in shown]) for own in ordinary),
+        rows=tuple(row(task.name, [_ordinary_cell(task, label, baseline) for label in shown]) for task in ordinary),
         explanation=(
             "Small print: standard error, and the difference to the baseline with its 95% interval. It is paired over "
             "the same questions where both runs logged their samples; where marked unpaired, the runs are taken as "
@@ -129,47 +118,41 @@ def _ordinary_table(ordinary: Sequence[SuiteRow], labels: Sequence[str], baselin
     )
 
 
-def _ordinary_cell(own: SuiteRow, label: str, baseline: str) -> Cell:
-    if label not in own.cells:
+def _ordinary_cell(task: SuiteRow, label: str, baseline: str) -> Cell:
+    if label not in task.cells:
         return NOT_MEASURED
-    cell = own.cells[label]
-    small = [] if cell.stderr != cell.stderr else [f"± {cell.stderr:.4f}"]
-    if (difference := own.difference(label, baseline)) is not None:
+    cell = task.cells[label]
+    small = [] if math.isnan(cell.stderr) else [f"± {cell.stderr:.4f}"]
+    if (difference := task.difference(label, baseline)) is not None:
         unpaired = "" if difference.samples else " unpaired"
         small.append(f"{with_interval(difference.estimate, difference.low, difference.high)}{unpaired}")
     return Cell(
         f"{cell.value:.4f}" if abs(cell.value) < 10 else f"{cell.value:,.2f}",
-        bold=label in own.best,
+        bold=label in task.best,
         small=tuple(small),
         in_files=f"{cell.value:.4f}",
     )
 
 
 def _published_table(published: PublishedTable, labels: Sequence[str]) -> Table:
-    lower = [column for column in published.columns if column.lower().startswith("wikitext")]
-    everything = [*published.published.values(), *published.measured.values()]
-    tops = {
-        column: best([values.get(column) for values in everything], higher_is_better=column not in lower)
-        for column in published.columns
+    rows = [(Cell(f"paper: {name}"), values) for name, values in published.published.items()]
+    rows += [(Cell(name=label), published.measured[label]) for label in labels if label in published.measured]
+    tops = {}
+    for column in published.columns:
+        best = min if column.lower().startswith("wikitext") else max
+        tops[column] = best(values[column] for _, values in rows if column in values)
+    cells = {
+        heading: [
+            Cell(f"{values[column]:.1f}", bold=values[column] == tops[column]) if column in values else NOT_MEASURED
+            for column in published.columns
+        ]
+        for heading, values in rows
     }
-    named = [(Cell(f"paper: {name}"), values) for name, values in published.published.items()]
-    named += [(Cell(name=label), published.measured[label]) for label in labels if label in published.measured]
     return Table(
         stem=f"paper-table-{published.number}",
         caption=f"The paper's Table {published.number}",
         header=texts("model", *published.columns),
-        rows=tuple(
-            row(
-                heading,
-                [
-                    Cell(f"{values[column]:.1f}", bold=values[column] == tops[column])
-                    if column in values
-                    else NOT_MEASURED
-                    for column in published.columns
-                ],
-            )
-            for heading, values in named
-        ),
+        rows=tuple(row(heading, of_row) for heading, of_row in cells.items()),
         explanation="Published values and this report's, in the paper's units; best in bold.",
     )
 
@@ -177,10 +160,10 @@ def _published_table(published: PublishedTable, labels: Sequence[str]) -> Table:
 def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> Table:
     counts = sorted({int(count) for count in measured["context_length_tokens"].dropna()})
     columns: list[int | None] = [*counts] or [None]
-    found: dict[tuple[str, str], dict[int | None, float]] = {}
-    for one in records(measured):
-        length = None if pd.isna(one["context_length_tokens"]) else int(one["context_length_tokens"])
-        found.setdefault((one["setting"], one["metric"]), {})[length] = one["value"]
+    values: dict[tuple[str, str], dict[int | None, float]] = {}
+    for number in records(measured):
+        length = None if pd.isna(number["context_length_tokens"]) else int(number["context_length_tokens"])
+        values.setdefault((number["setting"], number["metric"]), {})[length] = number["value"]
     return Table(
         stem=f"beside-{safe_stem(task)}",
         caption=f"Beside the score: {task}",
@@ -188,14 +171,13 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
         rows=tuple(
             row(
                 Cell(f" {metric}", name=label),
-                [f"{values[count]:.4g}" if count in values else NOT_MEASURED for count in columns],
+                [f"{known[count]:.4g}" if count in known else NOT_MEASURED for count in columns],
             )
             for label in labels
             for metric in dict.fromkeys(measured["metric"])
-            if (values := found.get((label, metric))) is not None
+            if (known := values.get((label, metric))) is not None
         ),
-        explanation=_BESIDE_SCORE,
+        explanation=(
+            "Measures beside the share of answers found, such as teacher-forced ones; each column is one length."
+        ),
     )
-
-
-KIND = Kind(section=tables_section)

@@ -7,8 +7,5 @@
 - `measurements`: the tidy table, one row a number
 - `sample_lines`: what do the lines of a samples file hold, and what do they lack?
 - `samples`: sums by document, and scores of single samples
-- `answers`: a few samples as a person reads them
-- `positions`: NLL by position
-- `spans`: attention spans
 - `results`: what a reader is, and all that readers bring together
 """

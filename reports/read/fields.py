@@ -8,7 +8,7 @@ import dataclasses
 import re
 import typing
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from sbeval.foreign_files import fits, usable_number
@@ -117,3 +117,21 @@ def length_text(tokens: int) -> str:
         if tokens >= unit and tokens % unit == 0:
             return f"{tokens // unit}{name}"
     return f"{tokens:,}"
+
+
+_UNCLEAR = re.compile(r"[,;]|: | and ")
+
+
+def in_words(label: str) -> str:
+    """Returns a name as it stands in a sentence: one with a comma in quotes, so that lists of names stay lists."""
+    if not _UNCLEAR.search(label):
+        return label
+    return f"\N{LEFT DOUBLE QUOTATION MARK}{label}\N{RIGHT DOUBLE QUOTATION MARK}"
+
+
+def name_list(labels: Iterable[str], *, at_most: int | None = None) -> str:
+    """Joins names; of more than `at_most` the last are counted."""
+    names = [in_words(label) for label in labels]
+    if at_most is not None and len(names) > at_most:
+        names = [*names[: at_most - 1], f"{len(names) - at_most + 1} others"]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

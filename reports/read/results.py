@@ -39,7 +39,7 @@ class Results:
 
     Attributes:
         models: the lines of the figures, in the order shown.
-        measurements: one row a number, columns `MEASUREMENT_COLUMNS`; NaN where missing.
+        measurements: one row a number, columns `measurements.COLUMNS`; NaN where missing.
         by_reader: each reader to what it brought.
         notes: what was left out and why.
     """

@@ -11,8 +11,7 @@ from result_files import model_record, perplexity_task, position_task, write_run
 from sbeval.reports import build_report
 from sbeval.reports.analyse.claims import length_claims, longest_shown
 from sbeval.reports.analyse.overview import DOUBTFUL
-from sbeval.reports.analyse.positions import doubtful_positions, position_bands
-from sbeval.reports.read.positions import SumsByPosition
+from sbeval.reports.kinds.position_sums import SumsByPosition, position_bands
 from sbeval.reports.read.samples import SumsByDocument
 
 
@@ -201,7 +200,7 @@ def test_intervals_by_position_over_uneven_documents_are_doubtful() -> None:
             )
             for _ in range(2)
         )
-        assert doubtful_positions(own) is expected
+        assert own.doubtful is expected
         bands, obstacle = position_bands(own, base)
         assert not obstacle
         assert [band.doubtful for band in bands.values()] == [expected, expected]

@@ -16,16 +16,20 @@ from result_files import CURVES, LENGTHS, model_record, perplexity_task, positio
 
 from sbeval.reports import load_results
 from sbeval.reports.analyse.panels import perplexity_panels
-from sbeval.reports.analyse.positions import PositionBand, difference_to_baseline
 from sbeval.reports.analyse.statistics import wilson_interval
 from sbeval.reports.assemble import assemble
-from sbeval.reports.figures.curves import curve_figure
-from sbeval.reports.figures.labels import end_labels, nice_domain, spread
+from sbeval.reports.figures.labels import Caption, end_labels, nice_domain, spread
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look, choose_looks
+from sbeval.reports.kinds.curves import curve_figure
+from sbeval.reports.kinds.position_sums import PositionBand
+from sbeval.reports.kinds.positions import difference_to_baseline
 from sbeval.reports.section import Figure
 from sbeval.reports.table import Table
 from sbeval.reports.write.html import environment
+
+
+CAPTION = Caption(title="", finding="")
 
 
 def figures(folder: Path) -> dict[str, Figure]:
@@ -52,8 +56,7 @@ def test_every_value_named_along_an_axis_is_drawn() -> None:
     axes = Axes(x_title=None, x_domain=(256, 1024), y_title=None, y_scale="symlog", y_values=values, y_format="~g")
     looks = {"a": Look(light="#000000", dark="#ffffff", shape="circle", dashed=False)}
     rows = [{"setting": "a", "x": x, "y": y} for x, y in ((256, -0.15), (1024, 3.4))]
-    words = dict.fromkeys(("title", "subtitle", "description"), "")
-    drawn = vl_convert.vegalite_to_svg(line_figure(rows, axes=axes, looks=looks, marks={}, tooltip={}, **words))
+    drawn = vl_convert.vegalite_to_svg(line_figure(rows, CAPTION, axes=axes, looks=looks, marks={}, tooltip={}))
     labels = re.findall(r">([^<>]+)</text>", drawn.replace("\N{MINUS SIGN}", "-"))
     assert {*labels} >= {f"{value:g}" for value in values}
 
@@ -110,15 +113,7 @@ def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: P
     write_run(tmp_path / "b", model_record("stickbreaking"), [perplexity_task("stream", [2.2, 2.1, 1.8], lengths=some)])
     results = load_results([tmp_path])
     (panel,) = perplexity_panels(results.measurements, results.models)
-    spec = curve_figure(
-        panel.tables["nll"],
-        metric="nll",
-        looks=choose_looks(results.models),
-        training_lengths={},
-        title="",
-        subtitle="",
-        description="",
-    )
+    spec = curve_figure(panel, "nll", CAPTION, choose_looks(results.models), {})
     found = points(spec, "demo-sb")
     assert [length for length, value in found.items() if value is None] == [1024, 2048]
     assert set(found) == {256, 512, 1024, 2048, 4096}
@@ -140,7 +135,7 @@ def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything: dict[s
 def test_the_difference_to_a_baseline_is_taken_bin_by_bin() -> None:
     rows = [("a", 1, 8, 3.0), ("a", 9, 16, 2.0), ("b", 1, 8, 3.5), ("b", 9, 16, 1.5), ("b", 17, 32, 1.0)]
     table = pd.DataFrame(rows, columns=["setting", "first", "last", "nll"])
-    found = difference_to_baseline(table, "a", {"b": {(1, 8): PositionBand(low=0.4, high=0.6, documents=30)}})
+    found = difference_to_baseline(table, "a", {"b": {(1, 8): PositionBand(low=0.4, high=0.6)}})
     assert found[["setting", "first", "nll"]].to_numpy().tolist() == [["b", 1, 0.5], ["b", 9, -0.5]]
     assert found["ci95_low"].tolist() == pytest.approx([0.4, math.nan], nan_ok=True)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from result_files import CURVES, LENGTHS, model_record, perplexity_task, write_run
 
 from sbeval.reports import build_report, load_results
-from sbeval.reports.analyse.names import in_words, name_list
 from sbeval.reports.assemble import assemble
 from sbeval.reports.kinds.runs import run_facts
+from sbeval.reports.read.fields import in_words, name_list
 from sbeval.reports.section import Figure, Report
 
 PARTED = ("stick-breaking", "stick-breaking, extended", "RoPE")
