@@ -11,7 +11,6 @@ from sbeval.reports.analyse.selection import choose_baseline
 from sbeval.reports.figures.theme import choose_looks
 from sbeval.reports.kinds.answers import SAMPLES
 from sbeval.reports.kinds.curves import CURVES
-from sbeval.reports.kinds.inputs import INPUTS
 from sbeval.reports.kinds.needles import NEEDLES
 from sbeval.reports.kinds.numbers import NUMBERS
 from sbeval.reports.kinds.positions import POSITIONS
@@ -20,7 +19,7 @@ from sbeval.reports.kinds.ruler import RULER
 from sbeval.reports.kinds.runs import LEFT_OUT, PROVENANCE, SPEED
 from sbeval.reports.kinds.spans import SPANS
 from sbeval.reports.kinds.steps import STEPS
-from sbeval.reports.kinds.suite import TABLES
+from sbeval.reports.kinds.suite import INPUTS, TABLES
 from sbeval.reports.read.results import Results
 from sbeval.reports.section import Material, Publish, Report
 from sbeval.reports.table import Cell, Table, row, texts

@@ -44,10 +44,10 @@ class Figure:
     explanation: str
     variants: Mapping[str, Mapping[str, Any]]
     image: str
-    findings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    downloads: tuple[str, ...] = ()
-    wide: bool = False
-    folded: bool = False
+    findings: Mapping[str, str]
+    downloads: tuple[str, ...]
+    wide: bool
+    folded: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,8 +217,3 @@ class Kind:
 
     section: Callable[[Material], Section | None]
     readers: tuple[Reader[Any], ...] = ()
-
-
-def listed(parts: Sequence[str]) -> str:
-    """Joins what is said about each line to one sentence; of more than four lines the last are counted."""
-    return "; ".join(parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more lines"]) + "."

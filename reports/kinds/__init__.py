@@ -11,8 +11,7 @@
 - `span_grids`: spans of every layer and head
 - `steps`: checkpoints of one training, over its steps
 - `numbers`: one number for each curve
-- `inputs`: ordinary tasks at several input lengths
 - `answers`: single documents and answers
-- `suite`: ordinary tasks side by side, and the paper's tables
+- `suite`: ordinary tasks side by side and by input length, and the paper's tables
 - `runs`: what each run cost, where every number comes from, and what was left out
 """

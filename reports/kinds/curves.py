@@ -13,9 +13,9 @@ from sbeval.reports.figures.curves import METRIC_WORDS, length_figure
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.kinds.differences import difference_row, difference_table, differences_figure
-from sbeval.reports.read.fields import in_words, length_text
+from sbeval.reports.read.fields import in_words, length_text, listed
 from sbeval.reports.read.results import by_model
-from sbeval.reports.section import Figure, Kind, Material, Section, listed
+from sbeval.reports.section import Figure, Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from sbeval.foreign_files import usable_number
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.read.fields import shown_name
-from sbeval.reports.read.files import Notes
+from sbeval.reports.read.files import Notes, read_lines
 from sbeval.reports.read.measurements import DECIMAL, TEXT, WHOLE, interval_ends, typed_frame
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, TaskKey, averaging
-from sbeval.reports.read.sample_lines import read_lines
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 
 _OF_THE_RUN = dict.fromkeys(("setting", "task", "corpus", "corpus_sha256"), TEXT) | {"context_length_tokens": WHOLE}

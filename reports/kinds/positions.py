@@ -14,9 +14,9 @@ from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.kinds.position_sums import BINS, POSITION_SUMS, UNLOGGED, Bin, PositionBand, position_bands
-from sbeval.reports.read.fields import LARGEST_NATS, in_words, length_text, name_list
+from sbeval.reports.read.fields import LARGEST_NATS, in_words, length_text, listed, name_list
 from sbeval.reports.read.results import records
-from sbeval.reports.section import Figure, Kind, Material, Section, listed
+from sbeval.reports.section import Figure, Kind, Material, Section
 
 # kinds of RoPE scaling whose frequencies depend on the length of the request
 _FOLLOWS_REQUEST = ("dynamic", "longrope")

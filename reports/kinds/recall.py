@@ -13,7 +13,7 @@ from sbeval.reports.figures.curves import SHARES, length_domain, length_rows, tr
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import in_words, length_text
+from sbeval.reports.read.fields import first_listed, in_words, length_text
 from sbeval.reports.section import Figure, Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
@@ -173,7 +173,7 @@ def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> 
         else:
             words = f"solves up to {_count(solved, counted)} ({scores[last]:.1%} at {_count(last, counted)})"
         sentences.append(f"{in_words(label)} {words}")
-    return "; ".join(sentences[:4]) + (f"; {len(sentences) - 4} more lines." if len(sentences) > 4 else ".")
+    return first_listed(sentences)
 
 
 def _count(number: int, counted: str | None) -> str:

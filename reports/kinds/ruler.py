@@ -35,10 +35,10 @@ from sbeval.reports.figures.curves import (
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, Multiple, small_multiples
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import in_words, length_text
+from sbeval.reports.read.fields import first_listed, in_words, length_text, listed
 from sbeval.reports.read.results import TaskKey
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
-from sbeval.reports.section import Figure, Kind, Material, Section, listed
+from sbeval.reports.section import Figure, Kind, Material, Section
 from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
 
 
@@ -122,7 +122,7 @@ def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> st
             last = [values[longest] for values in scores if longest in values]
             half = f"{sum(value >= 0.5 for value in last)} of {len(last)} tasks"
             sentences.append(f"{in_words(label)} scores at least 50% in {half} at {length_text(longest)}")
-    return "; ".join(sentences[:4]) + (f"; {len(sentences) - 4} more lines." if len(sentences) > 4 else ".")
+    return first_listed(sentences)
 
 
 def _means_table(ruler: RulerScores, labels: Sequence[str]) -> Table:

@@ -8,7 +8,7 @@ import dataclasses
 import re
 import typing
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sbeval.foreign_files import fits, usable_number
@@ -135,3 +135,13 @@ def name_list(labels: Iterable[str], *, at_most: int | None = None) -> str:
     if at_most is not None and len(names) > at_most:
         names = [*names[: at_most - 1], f"{len(names) - at_most + 1} others"]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def listed(sentences: Sequence[str]) -> str:
+    """Joins what is said about each line to one sentence; of more than four lines the last are counted."""
+    return "; ".join(sentences if len(sentences) <= 4 else [*sentences[:3], f"{len(sentences) - 3} more lines"]) + "."
+
+
+def first_listed(sentences: Sequence[str]) -> str:
+    """Joins the first four of what is said about each line; the others are counted behind them."""
+    return "; ".join(sentences[:4]) + (f"; {len(sentences) - 4} more lines." if len(sentences) > 4 else ".")

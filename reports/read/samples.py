@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from sbeval.foreign_files import fits, usable_number
 from sbeval.reports.read.fields import context_metric, shown_name
-from sbeval.reports.read.files import Notes
+from sbeval.reports.read.files import Notes, read_lines
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, averaging
 from sbeval.reports.read.runs import InputLimit, TaskResult, input_limit
-from sbeval.reports.read.sample_lines import read_lines
 
 
 class SumsByDocument:

@@ -22,8 +22,8 @@ from sbeval.reports import load_results
 from sbeval.reports.analyse.selection import pool_seeds
 from sbeval.reports.assemble import assemble
 from sbeval.reports.kinds.position_sums import BINS, POSITION_SUMS
-from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
 from sbeval.reports.kinds.spans import HEADS
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
 from sbeval.reports.write.exports import write_tables
 from sbeval.reports.write.html import write_page
 from sbeval.results.records import TaskRecord

@@ -28,7 +28,6 @@ from sbeval.reports.section import Figure
 from sbeval.reports.table import Table
 from sbeval.reports.write.html import environment
 
-
 CAPTION = Caption(title="", finding="")
 
 
