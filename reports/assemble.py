@@ -21,8 +21,7 @@ from sbeval.reports.kinds.spans import SPANS
 from sbeval.reports.kinds.steps import STEPS
 from sbeval.reports.kinds.suite import INPUTS, TABLES
 from sbeval.reports.read.results import Results
-from sbeval.reports.section import Material, Publish, Report
-from sbeval.reports.table import Cell, Table, row, texts
+from sbeval.reports.section import Cell, Material, Publish, Report, Table, row, texts
 
 KINDS = (
     CURVES,

@@ -1,10 +1,14 @@
-"""Builds a report: result files in, a page, figures and tables out."""
+"""Builds a report: result files in, a page, figures and tables out; again whenever results appear."""
 
 import contextlib
 import datetime
-from collections.abc import Iterable, Mapping
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from sbeval.ending import AskedToEnd
 from sbeval.errors import UserError
 from sbeval.reports.analyse.selection import check_labels, pool_seeds, restrict
 from sbeval.reports.assemble import KINDS, assemble
@@ -22,6 +26,7 @@ from sbeval.results.outputs import alone_in, written_beside
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
 PAGE = "index.html"
+_Fingerprint = dict[Path, tuple[int, int]]
 READERS = (SAMPLE_SCORES, DOCUMENT_SUMS, *(reader for kind in KINDS for reader in kind.readers))
 
 
@@ -109,3 +114,62 @@ def check_output_folder(folder: Path | str) -> None:
         UserError: something of such a name is there, or was changed since a report wrote it.
     """
     refuse_others(Path(folder), (*TABLE_FILES, PAGE))
+
+
+def watch(
+    paths: Iterable[Path | str],
+    build: Callable[[], Path | None],
+    *,
+    interval_seconds: float = 5.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Path | None]:
+    """Yields what `build` returns after every build; builds when a result file appears or changes.
+
+    Args:
+        paths: folders or files to look at.
+        build: builds the report, such as a call of `build_report` with all its options.
+        interval_seconds: time between looks.
+        sleep: waits that long.
+    """
+    given = [Path(path) for path in paths]
+    last: _Fingerprint = {}
+    while True:
+        now = _fingerprint(given)
+        if now and now != last:
+            last = now
+            yield build()
+        sleep(interval_seconds)
+
+
+def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
+    """Returns every result file below the paths with its size and time of change."""
+    sizes: _Fingerprint = {}
+    for path in paths:
+        files = [path] if path.is_file() else path.rglob("*.json") if path.is_dir() else []
+        for file in files:
+            try:
+                status = file.stat()
+            except OSError:
+                continue
+            sizes[file] = (status.st_size, status.st_mtime_ns)
+    return sizes
+
+
+def keep_building(paths: list[Path], build: Callable[[], Path]) -> None:
+    """Builds a page whenever a results file below the paths appears, until Ctrl-C."""
+    print("Watching for results files; Ctrl-C ends it.", flush=True)
+
+    def build_or_say_why_not() -> Path | None:
+        try:
+            return build()
+        except UserError as error:  # a results file may be half written
+            print(error, file=sys.stderr, flush=True)
+            return None
+
+    try:
+        for _ in watch(paths, build_or_say_why_not):
+            pass
+    except AskedToEnd as ended:
+        if ended.signal is not signal.SIGINT:
+            raise
+        print("Watching ended.")

@@ -11,13 +11,12 @@ from source_tree import ROOMS, layer, modules
 MODULES = modules()
 # within reports: build -> {assemble -> kinds, write} -> section -> figures -> analyse -> read
 READING = {"analyse", "read"}
-SECTION = {"section", "table", "figures"} | READING
+SECTION = {"section", "figures"} | READING
 REPORT_ARROWS = {
     "read": set(),
     "analyse": {"read"},
-    "figures": READING,
-    "table": set(),
-    "section": SECTION,
+    "figures": {"read"},
+    "section": {"figures"} | READING,
     "kinds": SECTION,
     "assemble": {"kinds"} | SECTION,
     "write": SECTION,
@@ -25,7 +24,6 @@ REPORT_ARROWS = {
     "publish": {"build"} | READING,
     "compare": {"build"} | READING,
     "gate": {"compare", "build"} | READING,
-    "watch": set(),
 }
 MAY_NAME_ROOMS = {"sbeval.cli", "sbeval.plugin"}
 SPEED = [name for name in MODULES if name.startswith("sbeval.model_adapters.speed")]

@@ -16,8 +16,7 @@ from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, TaskKey
 from sbeval.reports.read.samples import DOCUMENT_SUMS
-from sbeval.reports.section import Kind, Material, Section
-from sbeval.reports.table import NOT_MEASURED, Cell, Row, Table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Row, Section, Table, row, texts
 from sbeval.results.digits import change_text, decimals
 from sbeval.results.records import metric_key
 

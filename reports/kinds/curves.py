@@ -15,8 +15,7 @@ from sbeval.reports.figures.theme import Look
 from sbeval.reports.kinds.differences import difference_row, difference_table, differences_figure
 from sbeval.reports.read.fields import in_words, length_text, listed
 from sbeval.reports.read.results import by_model
-from sbeval.reports.section import Figure, Kind, Material, Section
-from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _METRICS = {

@@ -13,8 +13,7 @@ from sbeval.reports.figures.labels import SYMLOG_CONSTANT, Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import in_words, length_text, listed
-from sbeval.reports.section import Figure, Material
-from sbeval.reports.table import Cell, Row, Table, row, texts
+from sbeval.reports.section import Cell, Figure, Material, Row, Table, row, texts
 from sbeval.results.digits import change_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 

@@ -6,8 +6,7 @@ from sbeval.reports.analyse.one_number.models import NLL_CHANGE, CurveNumber
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.section import Kind, Material, Section
-from sbeval.reports.table import Cell, Row, Table, row, texts
+from sbeval.reports.section import Cell, Kind, Material, Row, Section, Table, row, texts
 
 
 def _section(material: Material) -> Section | None:

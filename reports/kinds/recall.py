@@ -14,8 +14,7 @@ from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import first_listed, in_words, length_text
-from sbeval.reports.section import Figure, Kind, Material, Section
-from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
 
 _SOLVED = 0.99
 _METRIC = re.compile(r"(?P<metric>exact_match|answer_nll|chance)(?:_(?P<pairs>\d+)_(?P<unit>pairs|tokens))?")

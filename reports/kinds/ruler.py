@@ -38,8 +38,7 @@ from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import first_listed, in_words, length_text, listed
 from sbeval.reports.read.results import TaskKey
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
-from sbeval.reports.section import Figure, Kind, Material, Section
-from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
 
 
 def _section(material: Material) -> Section | None:

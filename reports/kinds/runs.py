@@ -11,8 +11,7 @@ from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.reports.read.runs import EvaluationRun, TaskResult
-from sbeval.reports.section import Fact, Fold, Kind, Link, Material, Section
-from sbeval.reports.table import Cell, Row, Table, row, texts
+from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Row, Section, Table, row, texts
 
 _SPEED_HEADER = (
     "model",

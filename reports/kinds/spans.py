@@ -18,8 +18,7 @@ from sbeval.reports.read.fields import context_metric, in_words, length_text, sh
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, records
-from sbeval.reports.section import Figure, Kind, Material, Section
-from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
 
 _PLACE = ["setting", "task", "context_length_tokens", "layer", "head"]
 _NUMBERS = ["span50", "span90", "span99", "remainder", "first_token", "entropy"]

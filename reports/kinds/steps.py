@@ -15,8 +15,7 @@ from sbeval.reports.figures.theme import series_looks
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.runs import argument
-from sbeval.reports.section import Figure, Kind, Material, Section
-from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
 
 _CHECKPOINT = re.compile(r"(?P<training>.+)/checkpoint-(?P<step>[0-9]{1,12})/?")
 _NAMED_STEPS = 8

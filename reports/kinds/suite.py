@@ -17,8 +17,7 @@ from sbeval.reports.figures.labels import Caption
 from sbeval.reports.kinds.recall import is_drawn
 from sbeval.reports.read.fields import in_words, length_text, listed
 from sbeval.reports.read.results import records
-from sbeval.reports.section import Figure, Kind, Material, Section
-from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
 from sbeval.results.digits import with_interval
 from sbeval.results.records import parse_metric_key
 

@@ -24,8 +24,7 @@ from sbeval.reports.figures.theme import Look, choose_looks
 from sbeval.reports.kinds.curves import curve_figure
 from sbeval.reports.kinds.position_sums import PositionBand
 from sbeval.reports.kinds.positions import difference_to_baseline
-from sbeval.reports.section import Figure
-from sbeval.reports.table import Table
+from sbeval.reports.section import Figure, Table
 from sbeval.reports.write.html import environment
 
 CAPTION = Caption(title="", finding="")
