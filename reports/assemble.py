@@ -46,11 +46,7 @@ _CARDS_AT_MOST = 6
 def assemble(results: Results, *, baseline: str | None, publish: Publish, folder: Path) -> Report:
     """Builds the summary and every section that the results allow.
 
-    Args:
-        results: the tidy table, and what readers found.
-        baseline: model that differences are taken against, None to choose.
-        publish: writes a figure's image files.
-        folder: where the page will stand, for links to the result files.
+    `baseline` is chosen where it is None; `folder` is where the page will stand, for links to the result files.
     """
     models = results.models
     claims = all_claims(results)

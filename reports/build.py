@@ -107,9 +107,6 @@ def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
 def check_output_folder(folder: Path | str) -> None:
     """Refuses a folder where a page or table would take the place of something that no report wrote.
 
-    Args:
-        folder: where a report is to go. Files in it that have other names stay as they are.
-
     Raises:
         UserError: something of such a name is there, or was changed since a report wrote it.
     """
@@ -123,14 +120,7 @@ def watch(
     interval_seconds: float = 5.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Path | None]:
-    """Yields what `build` returns after every build; builds when a result file appears or changes.
-
-    Args:
-        paths: folders or files to look at.
-        build: builds the report, such as a call of `build_report` with all its options.
-        interval_seconds: time between looks.
-        sleep: waits that long.
-    """
+    """Yields what `build` returns, whenever a result file below `paths` appears or changes."""
     given = [Path(path) for path in paths]
     last: _Fingerprint = {}
     while True:

@@ -255,9 +255,7 @@ class Alike:
 def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
     """Returns the averages that can be drawn: over all the tasks, and over those every model ran where these differ.
 
-    Args:
-        scores: rows with columns setting and ruler_task.
-        tasks: the tasks to be averaged; models that ran none of them are left aside.
+    Models that ran none of the tasks are left aside.
     """
     own = scores[scores["ruler_task"].isin(tasks)]
     ran = {str(model): frozenset(rows["ruler_task"]) for model, rows in own.groupby("setting", sort=False)}

@@ -89,9 +89,7 @@ def choose_baseline(models: Iterable[EvaluatedModel], asked: str | None) -> str:
 def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Results:
     """Returns the results with one model for each group of seeds; the measurements gain `SEED_COLUMNS`.
 
-    Args:
-        results: every model by itself.
-        labels: names to show in place of a group's own.
+    `labels` are names to show in place of a group's own.
     """
     groups = seed_groups(results.models)
     if not groups:

@@ -34,10 +34,10 @@ def length_figure(
     Args:
         table: columns setting, context_length_tokens, value, ci95_low, ci95_high and, where known, tokens and clusters.
         caption: what is said about it.
-        looks: how to draw each model; those that are not in the table are left out.
-        training_lengths: model to its training length in tokens, where known.
+        looks: of models; those that are not in the table are left out.
+        training_lengths: in tokens, where known.
         number_format: of the numbers in the tooltip.
-        tooltip: field of a row to its name in the tooltip.
+        tooltip: field of a row to its name.
         x_title: what the axis counts.
         **y_axis: fields of `Axes` for the measured quantity.
     """

@@ -80,11 +80,7 @@ def difference_to_baseline(
 ) -> pd.DataFrame:
     """Subtracts the baseline's NLL in every bin both have; the baseline itself is left out.
 
-    Args:
-        table: columns setting, first, last, nll; one row a bin of positions.
-        baseline: the model subtracted.
-        bands: model to the bands of its paired differences. Without one a difference has no interval: those of the
-            two levels say nothing about it.
+    Without a band a difference has no interval: those of the two levels say nothing about it.
     """
     base = table[table["setting"] == baseline].set_index(["first", "last"])["nll"]
     others = table[table["setting"] != baseline].copy()
@@ -249,16 +245,7 @@ def _figure(
     perplexity: bool = False,
     difference: bool = False,
 ) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of NLL against position.
-
-    Args:
-        material: of the report.
-        table: columns setting, first, last, nll, ci95_low, ci95_high, tokens, clusters; one row a bin of positions.
-        looks: how to draw each model.
-        caption: what is said about it.
-        perplexity: True to draw exp(NLL) on a log axis.
-        difference: True where `nll` holds differences to a baseline.
-    """
+    """Draws NLL against position, or exp(NLL) on a log axis, or differences to a baseline."""
     order = [label for label in looks if label in set(table["setting"])]
     rows = [_row(row, perplexity, end_digits=".3f" if difference else ",.2f") for row in records(table)]
     positions = [row["x"] for row in rows]

@@ -16,14 +16,7 @@ _SHORTEST_SIDE_PIXELS, _LONGEST_SIDE_PIXELS, _CELL_PIXELS = 96, 190, 16
 
 
 def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one model's spans.
-
-    Args:
-        heads: columns context_length_tokens, layer, head, span50, span90, span99 (keys), remainder; a head without
-            weight stays empty.
-        lengths: context lengths shown, one row each.
-        caption: what is said about it.
-    """
+    """Returns the Vega-Lite specification of one model's spans, one row a length; a head without weight stays empty."""
     sticks = bool((heads["remainder"].fillna(0) > 0).any())
     fields = {**_SHARES, **({"remainder": _REMAINDER} if sticks else {})}
     width, height = (_side(int(heads[name].nunique())) for name in ("head", "layer"))

@@ -29,10 +29,6 @@ _POSITIVE = (
 def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[RecordT | None, list[str]]:
     """Builds a record from the fields that have the right types.
 
-    Args:
-        kind: the record's class.
-        written: what the results file holds.
-
     Returns:
         The record, None where a field that it cannot do without is missing or has another type; and the names of the
         fields left out.
@@ -85,12 +81,7 @@ _NUMBERED_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+", re.IGNORECASE)
 
 
 def telling_name(name: str, pretrained: str) -> str:
-    """Returns a checkpoint's name; where that is `checkpoint` or the like, the name of a folder above that says more.
-
-    Args:
-        name: the last part of the checkpoint's path, as recorded.
-        pretrained: the path.
-    """
+    """Returns a checkpoint's name; where that is `checkpoint` or the like, that of a folder above that says more."""
     parts = [part for part in pretrained.replace("\\", "/").split("/") if part not in ("", ".", "..")]
     numbered = _NUMBERED_FOLDER.fullmatch(name) is not None
     if not parts or parts[-1] != name or not (numbered or _PLAIN_FOLDER.fullmatch(name)):

@@ -56,11 +56,8 @@ def _samples_allowed(task: TaskResult) -> float:
 def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None = None) -> list[EvaluatedModel]:
     """Groups runs into models and names each shortly and uniquely.
 
-    A model's name is its checkpoint's, followed by the facts in which it differs from others of that name.
-
-    Args:
-        runs: all runs of the report.
-        labels: names to show in place of these names; a key may be the name computed here or the checkpoint's own.
+    A model's name is its checkpoint's, followed by the facts in which it differs from others of that name. A key of
+    `labels` may be the name computed here or the checkpoint's own.
     """
     groups: dict[ModelKey, list[EvaluationRun]] = defaultdict(list)
     oldest_first = sorted(runs, key=lambda run: (run.date, str(run.path)))
