@@ -12,12 +12,21 @@ import pandas as pd
 import pytest
 import vl_convert
 from experiment_files import mqrar_task, write_everything
-from result_files import CURVES, LENGTHS, model_record, perplexity_task, position_task, ruler_task, write_run
+from result_files import (
+    CURVES,
+    LENGTHS,
+    Task,
+    model_record,
+    perplexity_task,
+    position_task,
+    reported,
+    ruler_task,
+    write_run,
+)
 
 from sbeval.reports import load_results
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.statistics import wilson_interval
-from sbeval.reports.assemble import assemble
 from sbeval.reports.figures.labels import Caption, end_labels, nice_domain, spread
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look, choose_looks
@@ -31,8 +40,7 @@ CAPTION = Caption(title="", finding="")
 
 
 def figures(folder: Path) -> dict[str, Figure]:
-    report = assemble(load_results([folder]), baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
-    return {figure.title: figure for section in report.sections for figure in section.figures}
+    return {figure.title: figure for section in reported(folder).sections for figure in section.figures}
 
 
 @pytest.fixture(scope="module")
@@ -155,29 +163,26 @@ def test_text_is_escaped_in_elements_and_attributes_alike() -> None:
 
 
 def tables(folder: Path) -> dict[str, Table]:
-    report = assemble(load_results([folder]), baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
-    return {table.stem: table for table in report.tables}
+    return {table.stem: table for table in reported(folder).tables}
 
 
 def words(table: Table) -> list[str]:
     return [cell.plain for cells in ((table.header), *table.rows_in_files) for cell in cells]
 
 
-def test_measures_beside_the_score_have_a_table_of_their_own(tmp_path: Path) -> None:
-    name, metrics, metadata, samples = ruler_task("sb_niah_single_1", 2000)
-    metrics |= {"retrieval_gain@0001024,none": 3.25, "retrieval_gain@0004096,none": 0.5}
-    write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    table = tables(tmp_path)["beside-sb_niah_single_1"]
-    assert {"demo-sb retrieval_gain", "3.25", "4,096"} <= set(words(table))
-
-
-def test_measures_of_recall_that_have_no_figure_stand_in_a_table(tmp_path: Path) -> None:
-    name, metrics, metadata, samples = mqrar_task(64)
-    metrics |= {"retrieval_gain_32_pairs@0000768,none": 2.125}
-    write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    (table,) = (table for stem, table in tables(tmp_path).items() if stem.startswith("beside-"))
-    assert "demo-sb retrieval_gain_32_pairs" in words(table)
-    assert not any("exact_match" in text for text in words(table))
+@pytest.mark.parametrize(
+    ("task", "metric", "elsewhere"),
+    [
+        (ruler_task("sb_niah_single_1", 2000), "retrieval_gain@0001024,none", "score"),
+        (mqrar_task(64), "retrieval_gain_32_pairs@0000768,none", "exact_match"),
+    ],
+)
+def test_measures_that_have_no_figure_stand_in_a_table(tmp_path: Path, task: Task, metric: str, elsewhere: str) -> None:
+    name, metrics, metadata, samples = task
+    write_run(tmp_path, model_record("stickbreaking"), [(name, {**metrics, metric: 3.25}, metadata, samples)])
+    cells = words(tables(tmp_path)[f"beside-{name}"])
+    assert {f"demo-sb {metric.partition('@')[0]}", "3.25"} <= set(cells)
+    assert not any(elsewhere in text for text in cells)
 
 
 def test_one_figure_shows_where_the_weight_of_every_model_goes(everything: dict[str, Figure]) -> None:
