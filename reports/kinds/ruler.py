@@ -227,7 +227,7 @@ def _difference_cell(pair: PairedDifference | None) -> Cell:
 def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
     lengths = sorted(int(length) for length in scores["context_length_tokens"].unique())
     by_task = {
-        (label, task): by_length(rows, label) for (label, task), rows in scores.groupby(["setting", "ruler_task"])
+        (label, task): by_length(rows, str(label)) for (label, task), rows in scores.groupby(["setting", "ruler_task"])
     }
     rows = [
         row(

@@ -15,8 +15,8 @@ from sbeval.reports.read.results import records
 from sbeval.reports.read.runs import UNLIMITED, EvaluationRun, InputLimit, TaskResult, input_limit
 from sbeval.results.records import TaskRecord, metric_key, parse_metric_key
 
-TEXT, DECIMAL, WHOLE = "object", "float64", "Int64"
-_TIME = "time"
+TEXT, DECIMAL, WHOLE, _TIME = "text", "decimal", "whole", "time"
+"""What a column holds."""
 
 
 class Measurement(NamedTuple):
@@ -146,8 +146,12 @@ def typed_frame(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> 
     """Returns the columns of rows as a table; `kinds` says what each holds."""
     frame = pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in kinds})
     for name, kind in kinds.items():
-        if kind != TEXT:
-            frame[name] = pd.to_datetime(frame[name], utc=True) if kind == _TIME else frame[name].astype(kind)
+        if kind == DECIMAL:
+            frame[name] = frame[name].astype("float64")
+        elif kind == WHOLE:
+            frame[name] = frame[name].astype("Int64")
+        elif kind == _TIME:
+            frame[name] = pd.to_datetime(frame[name], utc=True)
     return frame
 
 
