@@ -16,11 +16,13 @@ FIRST ?= 0
 KILLS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs fuzz test-browser test-ray kills surroundings check lint types tree editor bench clean
+.PHONY: help setup demo test test-machines census docs fuzz test-browser test-ray kills surroundings check lint types tree editor bench clean
 
 help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
 	@echo "make test          run the tests; TESTS=... names some, TEST_WORKERS=... sets the processes"
+	@echo "make test-machines run the tests that multiply matrices as other processors would; ROWS=... names some rows"
+	@echo "make census        count files, lines and modules of the product"
 	@echo "make fuzz          read N=10000 damaged files of every kind; SEED=... and FIRST=... choose which"
 	@echo "make test-browser  run the tests of the page in headless chromium"
 	@echo "make test-ray      run the tests of sweeps on a Ray cluster of three nodes on this machine"
@@ -49,6 +51,12 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) $(TESTS)
+
+test-machines: $(INSTALLED)
+	$(BIN)/python tests/machines.py --workers $(TEST_WORKERS) $(ROWS)
+
+census: $(INSTALLED)
+	@$(BIN)/python tests/census.py
 
 # A broken link fails. The packages are installed once, beside those of the tests.
 docs: $(DOCS_INSTALLED) tree

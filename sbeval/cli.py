@@ -234,7 +234,8 @@ def demo(
         stored_page = _build_report([Path(stored)], output / "extension", title, labels=labels, replace=replace)
         print(f"The page of stored results is {stored_page.resolve()}", flush=True)
     page = _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
-    say_next(f"open {page.resolve().as_uri()} in a browser; your own model: {EVALUATE.format('FOLDER')}")
+    yours = EVALUATE.format("FOLDER").replace("sbeval", _load("sbeval.demo.evaluation", "program")(), 1)
+    say_next(f"open {page.resolve().as_uri()} in a browser; your own model: {yours}")
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")

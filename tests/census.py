@@ -1,4 +1,4 @@
-"""How large the product is and how it hangs together; `python -m tests.census` prints it, and CI does.
+"""How large the product is and how it hangs together; `python tests/census.py` prints it, and CI does.
 
 `tests/test_census.py` holds the numbers to what they were at most.
 """

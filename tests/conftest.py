@@ -14,15 +14,24 @@ import venv
 import zipfile
 from pathlib import Path
 
+import hypothesis
 import pytest
+import shifted_memory
 from source_tree import ROOT
 
-if not Path("/dev/nvidiactl").exists():
+if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
     os.environ.setdefault("TRITON_INTERPRET", "1")
     with contextlib.suppress(ModuleNotFoundError, AttributeError):  # no triton, or one with other private names
         from tests import quick_interpreter
 
         quick_interpreter.install()
+
+# a busy or slow machine is no failure
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
+
+if os.environ.get("SBEVAL_TEST_MEMORY") == "shifted":  # a row of tests/machines.py
+    shifted_memory.install()
 
 # processes that tests start as `forkserver` have these from the first of them on, which takes seconds
 multiprocessing.set_forkserver_preload(["sbeval.model_adapters.lm", "sbeval.training.train"])

@@ -242,7 +242,7 @@ def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], *, numbers: boo
         "condition": {"test": f"datum.score < {_LIGHT_TEXT_BELOW}", "value": "#ffffff"},
         "value": "#101418",
     }
-    text = {"mark": {"type": "text", "fontSize": 10}, "encoding": {"text": {"field": "percent"}, "color": letters}}
+    text = {"mark": {"type": "text", "fontSize": 12}, "encoding": {"text": {"field": "percent"}, "color": letters}}
     return {
         "width": _WIDTH_PIXELS,
         "height": (_CELL_HEIGHT_PIXELS if numbers else _CELL_HEIGHT_PIXELS // 2) * max(_FEWEST_ROWS, len(depths)),

@@ -89,7 +89,7 @@ def _grid(
     axis = {"domain": False, "ticks": False, "labelOverlap": True, "labelAngle": 0}
     x_axis, y_axis = (axis if shown else {**axis, "labels": False} for shown in named)
     return {
-        "title": {"text": title, "fontSize": 11.5, "fontWeight": 500, "offset": 5, "anchor": "start", "frame": "group"},
+        "title": {"text": title, "fontSize": 12, "fontWeight": 500, "offset": 5, "anchor": "start", "frame": "group"},
         "width": size[0],
         "height": size[1],
         "data": {"values": list(rows)},

@@ -195,7 +195,7 @@ def page(folder: Path) -> str:
         f"nothing skipped, no `--limit`, {seconds:.0f} s in all. NLL in "
         "nats per token; brackets are 95% intervals over source documents. Written by "
         "`research/published_results/write_demo_page.py` from `results.tar.xz`. `make demo` runs a small part of this "
-        "on a CPU, too little for intervals.",
+        "on a CPU.",
         "",
         "## What context does",
         "",

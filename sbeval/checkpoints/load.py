@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sbeval.checkpoints.facts import KvExpand, checkpoint_format, training_length_tokens
@@ -19,6 +19,7 @@ from sbeval.hub_names import is_hub_id
 from sbeval.models import SbevalConfig
 
 Model = TypeVar("Model", bound=PreTrainedModel)
+_ALIGNMENT_BYTES = 64  # where torch's own allocator places tensors on a CPU
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,16 +127,28 @@ def _described(
 
 
 def build(kind: type[Model], config: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> Model:
-    """Returns a model with these tensors, none missing and none too many."""
+    """Returns a model with these tensors, none missing and none too many; empties `tensors`."""
     with torch.device("meta"):
         model = kind(config)
-    owned = {name: _alone(tensor.to(dtype)) for name, tensor in tensors.items()}
+    owned = {name: _alone(tensors.pop(name).to(dtype)) for name in list(tensors)}  # a mapped file goes as it is copied
     if config.tie_word_embeddings:
         owned["lm_head.weight"] = owned["model.embed_tokens.weight"]
     model.load_state_dict(owned, strict=True, assign=True)
     model.tie_weights()
     model.config.dtype = dtype
+    align_weights(model)
     return model
+
+
+def align_weights(model: nn.Module) -> None:
+    """Moves a CPU's weights that lie elsewhere, as in a mapped file, to multiples of 64 bytes, one at a time.
+
+    Products of matrices add in another order where a matrix begins elsewhere, so the last digits of a number would
+    depend on the length of a file's header.
+    """
+    for weight in (*model.parameters(), *model.buffers()):
+        if weight.device.type == "cpu" and type(weight.data) is Tensor and weight.data_ptr() % _ALIGNMENT_BYTES:
+            weight.data = weight.data.clone()
 
 
 def _alone(tensor: Tensor) -> Tensor:
@@ -174,8 +187,10 @@ def load_whole(auto_class: Any, name: str, **arguments: Any) -> Any:
     """
     found = auto_class.from_pretrained(name, output_loading_info=True, **{**arguments, "ignore_mismatched_sizes": True})
     if not isinstance(found, tuple):  # code that a checkpoint brings along may load in its own way
+        align_weights(found)
         return found
     model, info = found
+    align_weights(model)
     for tensor, shape, expected in sorted(info["mismatched_keys"]):
         raise UserError(f"{tensor} should be {list(expected)} by the configuration, but is {list(shape)}")
     missing = sorted(info["missing_keys"])

@@ -4,6 +4,8 @@ import datetime
 import importlib.resources
 import json
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,18 +35,14 @@ class DemoTask:
 
 
 def lengths(longest_multiple: int) -> tuple[int, ...]:
-    """Returns a quarter of the training length and its doublings up to a multiple of the training length."""
+    """Returns half the training length and its doublings up to a multiple of the training length."""
     longest = TRAINING_LENGTH_TOKENS * longest_multiple
-    doublings = (TRAINING_LENGTH_TOKENS // 4 * 2**power for power in range(longest.bit_length()))
+    doublings = (TRAINING_LENGTH_TOKENS // 2 * 2**power for power in range(longest.bit_length()))
     return tuple(length for length in doublings if length <= longest)
 
 
-# ON_CPU is sized for five minutes on two cores. Few files of the standard library are long enough for more than 16x
-# inside one file; joined ones go on to 64x.
-ON_CPU = (
-    DemoTask(name="sb_stdlib_stream", context_lengths=lengths(16), blocks=1),
-    DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths(16), blocks=5),
-)
+# Intervals take 20 documents.
+ON_CPU = (DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths(4), blocks=40),)
 ON_GPU = (
     DemoTask(name="sb_stdlib_stream", context_lengths=lengths(64), blocks=24),
     DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths(16), blocks=120),
@@ -82,10 +80,15 @@ def evaluate(
     steps = [(checkpoint, task) for checkpoint in checkpoints for task in tasks]
     for number, (checkpoint, task) in enumerate(steps, start=1):
         print(f"\n[{number}/{len(steps)}] {checkpoint.name} on {task.name}; the same as")
-        print(shlex.join(command(checkpoint, task, text, device)), flush=True)
+        print(program(), shlex.join(command(checkpoint, task, text, device)[1:]), flush=True)
         with saved_whole(str(run / checkpoint.name)) as output:
             _evaluate_one(checkpoint, task, text, output, device)
     return run
+
+
+def program() -> str:
+    """Returns what a shell takes for `sbeval`: the name where it finds one, else the path that was called."""
+    return "sbeval" if shutil.which("sbeval") else shlex.quote(sys.argv[0])
 
 
 def shipped_checkpoints() -> list[Path]:

@@ -12,6 +12,7 @@ from sbeval.demo import evaluation, extension
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from sbeval.reports import build_report
+from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import metric_key
 
 
@@ -85,14 +86,15 @@ def test_the_shown_command_is_what_lm_eval_understands(attention: str, device: s
     assert (chosen.tasks, chosen.limit) == ([task.name], task.blocks)
 
 
-@pytest.mark.parametrize(("tasks", "multiple"), [(evaluation.ON_CPU, 16), (evaluation.ON_GPU, 64)], ids=["CPU", "GPU"])
-def test_lengths_go_from_a_quarter_of_the_training_length_to_its_multiple(
+@pytest.mark.parametrize(("tasks", "multiple"), [(evaluation.ON_CPU, 4), (evaluation.ON_GPU, 64)], ids=["CPU", "GPU"])
+def test_lengths_go_from_half_the_training_length_to_its_multiple(
     tasks: tuple[evaluation.DemoTask, ...], multiple: int
 ) -> None:
     lengths = sorted({length for task in tasks for length in task.context_lengths})
-    assert lengths[0] * 4 == evaluation.TRAINING_LENGTH_TOKENS
+    assert lengths[0] * 2 == evaluation.TRAINING_LENGTH_TOKENS
     assert lengths[-1] == evaluation.TRAINING_LENGTH_TOKENS * multiple
     for task in tasks:
+        assert task.blocks >= MINIMUM_CLUSTERS
         assert evaluation.TRAINING_LENGTH_TOKENS in task.context_lengths
         assert all(task.context_lengths[-1] % length == 0 for length in task.context_lengths)
 

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import assert_equal_but_for_rounding
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import (
@@ -97,8 +98,8 @@ def test_results_do_not_depend_on_the_order_of_requests(own: bool, scaling: str)
     backwards = [request(length) for length in reversed(lengths)]
     for first, second in zip(forwards, reversed(backwards), strict=True):
         assert torch.equal(first, second)
-    state = torch.equal(logits(model, 40), logits(own_twin(llama()) if own else llama(), 40))
-    assert state, "something of a request stayed in the model"
+    # or something of a request stayed in the model
+    assert_equal_but_for_rounding(logits(model, 40), logits(own_twin(llama()) if own else llama(), 40))
 
 
 def test_dynamic_by_one_changes_lengths_beyond_training_and_only_those() -> None:
@@ -117,7 +118,7 @@ def test_the_original_length_given_wins_over_the_configuration() -> None:
         held_rope_frequencies(model, 24, scaling, original_length_tokens=8),
         held_rope_frequencies(shorter, 24, scaling),
     ):
-        assert torch.equal(logits(model, 24), logits(shorter, 24))
+        assert_equal_but_for_rounding(logits(model, 24), logits(shorter, 24))
     assert model.config.max_position_embeddings == TRAINED
 
 
@@ -209,4 +210,4 @@ def test_this_family_is_loaded_by_the_automatic_class_with_its_scaling(tmp_path:
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.config.rope_parameters == model.config.rope_parameters
-    assert torch.equal(logits(loaded, 40), logits(model, 40))
+    assert_equal_but_for_rounding(logits(loaded, 40), logits(model, 40))

@@ -55,7 +55,7 @@
   const pen = document.createElement("canvas").getContext("2d");
   const namesBeside = (spec, width) => {
     const [low, high] = spec.layer.at(-1).encoding.x.scale.domain;
-    pen.font = `500 12px ${themes.light.font}`;
+    pen.font = `500 13px ${themes.light.font}`;
     return (spec.datasets?.ends ?? []).map((end) => {
       const free = Math.min(0.95, Math.log(high / end.label_x) / Math.log(high / low));
       const beyond = Math.min(260, pen.measureText(end.setting).width) + 22 - free * width;
