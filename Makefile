@@ -53,10 +53,10 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) $(TESTS)
 
 test-machines: $(INSTALLED)
-	$(BIN)/python tests/machines.py --workers $(TEST_WORKERS) $(ROWS)
+	$(BIN)/python tests/measures/machines.py --workers $(TEST_WORKERS) $(ROWS)
 
 census: $(INSTALLED)
-	@$(BIN)/python tests/census.py
+	@$(BIN)/python tests/measures/census.py
 
 # A broken link fails. The packages are installed once, beside those of the tests.
 docs: $(DOCS_INSTALLED) tree

@@ -9,15 +9,21 @@
 - `assemble`: which kinds there are, and what all of them are made from
 - `write`: what a report leaves on disk
 - `publish`: results on the hub and in experiment trackers
-- `compare`: two models on identical targets
+- `pairs`: paired differences between two models
+- `judge`: is one of them worse than the other?
 - `gate`: a policy over several tasks at once
 
 Imports run one way: build -> write, assemble -> kinds -> figures -> analyse -> read.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from sbeval.reports.build import build_report, check_output_folder, load_results, watch
-from sbeval.reports.compare import Comparison, compare
-from sbeval.reports.gate import Gate, Rule, gate
+from sbeval.reports.gate import Gate, gate
+from sbeval.reports.judge import Comparison, compare
+
+if TYPE_CHECKING:
+    from sbeval.policy import Rule
 
 __all__ = [
     "Comparison",
@@ -30,3 +36,11 @@ __all__ = [
     "load_results",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Rule":
+        import sbeval.policy  # loads pydantic, which a page does without
+
+        return sbeval.policy.Rule
+    raise AttributeError(f"module 'sbeval.reports' has no attribute {name!r}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import find
-from sbeval.reports.analyse.one_number.models import curve_numbers, tabulate_numbers
+from sbeval.reports.analyse.one_number import curve_numbers, tabulate_numbers
 from sbeval.reports.analyse.overview import HEADER, Overview, caveats, side_by_side
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import choose_baseline

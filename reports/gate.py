@@ -1,8 +1,6 @@
 """A policy over several tasks at once: which change of which number may a candidate show against a reference?
 
-A rule names a task, a length and the largest change for the worse. It passes where the whole interval of the paired
-difference is within that, it fails where the whole interval is beyond it, and elsewhere there is not enough data. The
-intervals of all rules hold at once in 95 % of cases: those of one task by a simultaneous band, tasks by Bonferroni's
+The bands of all rules hold at once in 95 % of cases: those of one task by a simultaneous band, tasks by Bonferroni's
 inequality. So the chance that any verdict of a file is wrong is at most 5 % (`research/interval_studies/gates.py`).
 """
 
@@ -10,80 +8,25 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sbeval.errors import UserError
-from sbeval.reports.analyse.compare_lengths import NATS, Measured, compare_documents
-from sbeval.reports.analyse.one_number.areas import octave_weights
 from sbeval.reports.analyse.paired import PairedDifference, metric_differences, ruler_differences
-from sbeval.reports.analyse.statistics import CONFIDENCE
+from sbeval.reports.analyse.statistics import CONFIDENCE, octave_weights
 from sbeval.reports.analyse.suite import usual_direction
-from sbeval.reports.compare import Side, measured, pair_of_models
+from sbeval.reports.judge import OVER_OCTAVES, Judged, Verdict, compare, compare_sides, judge, pair_of_models, rules_of
+from sbeval.reports.pairs import NATS, Difference, Side, scored, text_differences
 from sbeval.reports.read.fields import context_metric, length_text
-from sbeval.reports.read.samples import SAMPLE_SCORES, MetricKey, SampleScores
-from sbeval.results.digits import with_interval
-from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
+from sbeval.reports.read.samples import MetricKey, SampleScores
 
-MEAN, RULER = "mean", "ruler"
-_FEW = f"intervals need {MINIMUM_CLUSTERS} documents or samples that both have"
+if TYPE_CHECKING:
+    from sbeval.policy import Rule
+
+EVERYTHING, RULER, MEAN = "*", "ruler", "mean"
 _USUAL_METRICS = ("score", "exact_match")
-Verdict = Literal["pass", "fail", "not enough data"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """One rule of a policy.
-
-    Attributes:
-        task: a task as results name it; `RULER` for the mean over RULER's tasks.
-        length: context length in tokens; `MEAN` for the mean over octaves, of NLL beyond the training length.
-        largest_change: largest change for the worse, in nats per token or a score's own unit.
-        metric: of a task that is scored by sample.
-    """
-
-    task: str
-    largest_change: float
-    length: int | str | None = None
-    metric: str | None = None
-
-    @property
-    def tokens(self) -> int | None:
-        """The context length, None for the mean and for a task without one."""
-        return self.length if isinstance(self.length, int) else None
-
-    @property
-    def name(self) -> str:
-        """What the rule is about, in a few words."""
-        place = f" at {length_text(self.tokens)}" if self.tokens else ", mean over octaves" if self.length else ""
-        return f"{self.task}{f' {self.metric}' if self.metric else ''}{place}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
-    """A rule with what the data say about it.
-
-    Attributes:
-        rule: the rule.
-        change: how much worse the candidate is, above zero for worse; NaN where nothing is known.
-        low: lower end of the interval that holds at once with those of all rules.
-        high: its upper end.
-        reason: why there is no interval, or what is doubtful about it; empty for neither.
-    """
-
-    rule: Rule
-    change: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    reason: str = ""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the change is certainly within what the rule allows, or certainly not."""
-        if self.high <= self.rule.largest_change:
-            return "pass"
-        return "fail" if self.low > self.rule.largest_change else "not enough data"
+_EXIT_CODES = {"pass": 0, "fail": 1, "not enough data": 3}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,21 +40,17 @@ class Gate:
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of any rule, a failure before too little data."""
-        found = [one.verdict for one in self.judged]
-        return "fail" if "fail" in found else "not enough data" if "not enough data" in found else "pass"
+        verdicts = [judged.verdict for judged in self.judged]
+        return "fail" if "fail" in verdicts else "not enough data" if "not enough data" in verdicts else "pass"
 
     def text(self) -> str:
         """Returns the verdicts as lines for a terminal."""
-        lines = [f"{self.candidate} against {self.reference}; above zero is worse; 95% intervals that hold at once"]
-        for one in self.judged:
-            change = "" if math.isnan(one.change) else f": {with_interval(one.change, one.low, one.high)}"
-            lines.append(f"{one.verdict}: {one.rule.name}{change}, at most {one.rule.largest_change:+g} allowed")
-            lines += [f"  {one.reason}"] if one.reason else []
-        return "\n".join([*lines, f"all rules: {self.verdict}"])
+        first = f"{self.candidate} against {self.reference}; above zero is worse; 95% intervals that hold at once"
+        return "\n".join([first, *(judged.text for judged in self.judged), f"all rules: {self.verdict}"])
 
 
 def gate(
-    rules: Sequence[Rule],
+    rules: Sequence["Rule"],
     reference: Path | str,
     candidate: Path | str,
     *,
@@ -120,115 +59,146 @@ def gate(
 ) -> Gate:
     """Judges a candidate by a policy; arguments but the first are those of `compare`.
 
-    Args:
-        rules: what is asked of the candidate.
-        reference: what the candidate is compared with.
-        candidate: the one to be judged.
-        paths: results in which names are looked up.
-        labels: names to show in place of the checkpoints' own.
-
     Raises:
         UserError: a name does not stand for one model, or a rule has to name its metric or must not.
     """
     sides = pair_of_models(reference, candidate, paths=paths, labels=labels)
-    tasks = list(dict.fromkeys(rule.task for rule in rules))
-    confidence = 1 - (1 - CONFIDENCE) / len(tasks)
-    by_rule: dict[Rule, Judged] = {}
+    asked = list(dict.fromkeys(rules))
+    tasks = list(dict.fromkeys(rule.task for rule in asked if rule.task != EVERYTHING))
+    compared = {}
+    for rule in asked:
+        if rule.task == EVERYTHING:
+            if rule.length or rule.metric:
+                raise UserError(f"Expected task and largest_change alone for {EVERYTHING}, found more: name the task.")
+            compared[rule] = compare_sides(sides, rule, other_groups=len(tasks))
+    groups = len(tasks) + max((comparison.groups for comparison in compared.values()), default=0)
+    confidence = 1 - (1 - CONFIDENCE) / groups
+    by_rule = {rule: comparison.verdicts for rule, comparison in compared.items()}
     for task in tasks:
-        own = [rule for rule in dict.fromkeys(rules) if rule.task == task]
-        by_rule |= {one.rule: one for one in _judge_task(task, own, sides, confidence)}
-    return Gate(reference=sides[0].shown, candidate=sides[1].shown, judged=tuple(by_rule[rule] for rule in rules))
+        rules_of_task = [rule for rule in asked if rule.task == task]
+        by_rule |= {judged.rule: [judged] for judged in _judge_task(task, rules_of_task, sides, confidence)}
+    judged = [judged for rule in rules for judged in by_rule[rule]]
+    return Gate(reference=sides[0].shown, candidate=sides[1].shown, judged=tuple(judged))
 
 
-def _judge_task(task: str, rules: Sequence[Rule], sides: tuple[Side, Side], confidence: float) -> list[Judged]:
-    texts = [[one for one in measured(side) if one.task == task] for side in sides]
+def _name(rule: "Rule") -> str:
+    place = f" at {length_text(rule.tokens)}" if rule.tokens else f", {OVER_OCTAVES}" if rule.length else ""
+    return f"{rule.task}{f' {rule.metric}' if rule.metric else ''}{place}"
+
+
+def _judge_task(task: str, rules: Sequence["Rule"], sides: tuple[Side, Side], confidence: float) -> list[Judged]:
+    texts = [[text for text in side.texts() if text.task == task] for side in sides]
     if any(texts):
-        return _judge_text(rules, texts, confidence)
-    logged = [
-        {name: scores for (label, name), scores in side.results[SAMPLE_SCORES].items() if label == side.label}
-        for side in sides
-    ]
+        differences, obstacles = text_differences(*texts, confidence=confidence)
+        return [_judge_text(rule, differences, obstacles) for rule in rules]
+    logged = [side.samples() for side in sides]
     if task == RULER:
-        found, _ = ruler_differences(logged[1], logged[0], confidence=confidence)
-        return [_scored(rule, found.get(rule.tokens), higher_is_better=True) for rule in rules]
-    if any(task not in side for side in logged):
-        return [Judged(rule=rule, reason="one of the two has no logged samples of this task") for rule in rules]
-    return _judge_scores(rules, (logged[0][task], logged[1][task]), sides, confidence)
+        ruler, _ = ruler_differences(logged[1], logged[0], confidence=confidence)
+        return [_judge_score(rule, ruler.get(rule.tokens), True) for rule in rules]
+    if any(task not in scores for scores in logged):
+        return [judge(rule, _name(rule), None, "one of the two has no logged samples of this task") for rule in rules]
+    return _judge_scores(rules, logged[0][task], logged[1][task], sides[1], confidence)
 
 
-def _judge_text(rules: Sequence[Rule], texts: Sequence[Sequence[Measured]], confidence: float) -> list[Judged]:
-    lengths, obstacles = compare_documents(*texts, confidence=confidence)
-    found = {one.context_length_tokens: one for one in lengths}
-    judged = []
-    for rule in rules:
-        one = found.get(rule.tokens) if rule.length is not None else None
-        if rule.metric not in (None, "nll"):
-            raise UserError(f"Expected no metric for {rule.task}, found {rule.metric}: its NLL is what is compared.")
-        if one is None or one.unit != NATS:
-            reason = " ".join(obstacles) or ("the tokenizers differ" if one else "not measured at this length by both")
-            judged.append(Judged(rule=rule, reason=reason))
-        else:
-            doubt = f"doubtful: the documents differ much in size, so that 95% are {UNEVEN_COVERAGE}"
-            reason = _FEW if math.isnan(one.low) else doubt if one.doubtful else ""
-            judged.append(Judged(rule=rule, change=one.estimate, low=one.low, high=one.high, reason=reason))
-    return judged
+def _judge_text(rule: "Rule", differences: Sequence[Difference], obstacles: Sequence[str]) -> Judged:
+    if rule.metric not in (None, "nll"):
+        raise UserError(f"Expected no metric for {rule.task}, found {rule.metric}: its NLL is what is compared.")
+    here = [number for number in differences if rule.length and number.context_length_tokens == rule.tokens]
+    if here and here[-1].unit == NATS:
+        return judge(rule, _name(rule), here[-1])
+    reason = "the tokenizers differ" if here else "not measured at this length by both"
+    return judge(rule, _name(rule), None, " ".join(obstacles) or reason)
+
+
+def _judge_score(rule: "Rule", paired: PairedDifference | None, higher_is_better: bool | None) -> Judged:
+    if paired is None:
+        return judge(rule, _name(rule), None, "not measured on the same samples by both")
+    if higher_is_better is None:
+        return judge(rule, _name(rule), None, "it is not recorded which way is better")
+    return judge(rule, _name(rule), scored(paired, rule.task, higher_is_better))
 
 
 def _judge_scores(
-    rules: Sequence[Rule], scores: tuple[SampleScores, SampleScores], sides: tuple[Side, Side], confidence: float
+    rules: Sequence["Rule"], reference: SampleScores, candidate: SampleScores, side: Side, confidence: float
 ) -> list[Judged]:
     """Compares sums of metrics, one a rule, so that one band holds for all rules of the task."""
-    summands = [_summands(rule, scores) for rule in rules]
-    known = [place for place, own in enumerate(summands) if own]
-    metrics = list(dict.fromkeys(metric for own in summands for metric in own))
-    weights_MK = np.array([[summands[place].get(metric, 0.0) for place in known] for metric in metrics])
-    found: dict[int, PairedDifference] = {}
+    both = [metric for metric in reference.scores if metric in candidate.scores]
+    summands = {rule: _summands(rule, _metric_name(rule, reference), both) for rule in rules}
+    known = [rule for rule in rules if summands[rule]]
+    metrics = list(dict.fromkeys(metric for rule in known for metric in summands[rule]))
+    weights_MK = np.array([[summands[rule].get(metric, 0.0) for rule in known] for metric in metrics])
+    differences: dict[Rule, PairedDifference] = {}
     if known:
-        differences = metric_differences(scores[1], scores[0], metrics, weights_MK=weights_MK, confidence=confidence)
-        found = dict(zip(known, differences, strict=False))
+        paired = metric_differences(candidate, reference, metrics, weights_MK=weights_MK, confidence=confidence)
+        differences = dict(zip(known, paired, strict=False))
+    rows = side.results.measurements
     judged = []
-    for place, rule in enumerate(rules):
-        name = _metric_name(rule, scores)
-        rows = sides[1].results.measurements
+    for rule in rules:
+        name = _metric_name(rule, reference)
         ways = rows[(rows["task"] == rule.task) & (rows["metric"] == name)]["higher_is_better"].dropna()
         better = usual_direction(name) if ways.empty else bool(ways.iloc[0])
-        judged.append(_scored(rule, found.get(place), higher_is_better=better))
+        judged.append(_judge_score(rule, differences.get(rule), better))
     return judged
 
 
-def _summands(rule: Rule, scores: tuple[SampleScores, SampleScores]) -> dict[MetricKey, float]:
+def _summands(rule: "Rule", name: str, both: Iterable[MetricKey]) -> dict[MetricKey, float]:
     """Returns the metrics that make a rule's number, with their weights; empty where one of the two lacks them."""
-    name, _, wanted = (rule.metric or _metric_name(rule, scores)).partition(",")
-    both = [metric for metric in scores[0].scores if metric in scores[1].scores]
-    own: dict[int | None, MetricKey] = {}
+    wanted = (rule.metric or "").partition(",")[2]
+    by_length: dict[int | None, MetricKey] = {}
     for metric, chosen in both:
         plain, length = context_metric(metric) or (metric, None)
         if plain == name and chosen == (wanted or chosen):
-            own.setdefault(length, (metric, chosen))
+            by_length.setdefault(length, (metric, chosen))
     if rule.length != MEAN:
-        return {own[rule.tokens]: 1.0} if rule.tokens in own else {}
-    lengths = sorted(length for length in own if length is not None)
+        return {by_length[rule.tokens]: 1.0} if rule.tokens in by_length else {}
+    lengths = sorted(length for length in by_length if length is not None)
     if len(lengths) < 2:
         return {}
-    return {own[length]: float(weight) for length, weight in zip(lengths, octave_weights(lengths), strict=True)}
+    return {by_length[length]: float(weight) for length, weight in zip(lengths, octave_weights(lengths), strict=True)}
 
 
-def _metric_name(rule: Rule, scores: tuple[SampleScores, SampleScores]) -> str:
+def _metric_name(rule: "Rule", scores: SampleScores) -> str:
     if rule.metric is not None:
         return rule.metric.partition(",")[0]
-    names = list(dict.fromkeys((context_metric(metric) or (metric,))[0] for metric, _ in scores[0].scores))
+    names = list(dict.fromkeys((context_metric(metric) or (metric,))[0] for metric, _ in scores.scores))
     usual = [name for name in _USUAL_METRICS if name in names]
     if not usual and len(names) != 1:
         raise UserError(f"Expected a metric for {rule.task}, found none: name one of {', '.join(names)}.")
     return (usual or names)[0]
 
 
-def _scored(rule: Rule, found: PairedDifference | None, *, higher_is_better: bool | None) -> Judged:
-    if found is None or higher_is_better is None:
-        absent = (
-            "not measured on the same samples by both" if found is None else "it is not recorded which way is better"
+def judge_command(
+    pair: tuple[str, str],
+    paths: list[Path],
+    labels: dict[str, str],
+    *,
+    fail_if_worse: bool,
+    least_effect: float | None,
+    policy: Path | None,
+) -> int:
+    """Prints the comparison of two models, or with a policy its verdicts.
+
+    Returns:
+        The exit code: 1 where the candidate is worse and that is to fail, or a rule fails; 3 where no rule fails and
+        one has not enough data.
+
+    Raises:
+        UserError: options that make no sense together, and what `compare` and `gate` raise.
+    """
+    if policy is not None:
+        if fail_if_worse or least_effect is not None:
+            option = "--fail-if-worse" if fail_if_worse else "--least-effect"
+            raise UserError(f"Expected --gate alone, found {option} too: the rules of the file say what counts.")
+        judged = gate(rules_of(policy), *pair, paths=paths, labels=labels)
+        print(judged.text())
+        return _EXIT_CODES[judged.verdict]
+    if least_effect is not None and not 0 <= least_effect < math.inf:
+        raise UserError(f"Expected --least-effect of 0 or more, found {least_effect:g}: give a number such as 0.02.")
+    comparison = compare(*pair, paths=paths, labels=labels, least_effect=least_effect)
+    print(comparison.text())
+    if fail_if_worse and not comparison.judged:
+        raise UserError(
+            "Expected results on 20 documents or more with --fail-if-worse, found fewer, so that nothing is certain: "
+            "evaluate more text."
         )
-        return Judged(rule=rule, reason=absent)
-    low, high = (-found.high, -found.low) if higher_is_better else (found.low, found.high)
-    change = -found.estimate if higher_is_better else found.estimate
-    return Judged(rule=rule, change=change, low=low, high=high, reason=_FEW if math.isnan(low) else "")
+    return int(fail_if_worse and comparison.worse)

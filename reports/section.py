@@ -13,7 +13,7 @@ import pandas as pd
 
 from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.findings import Finding
-from sbeval.reports.analyse.one_number.models import CurveNumber
+from sbeval.reports.analyse.one_number import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.theme import Look, within

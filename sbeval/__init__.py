@@ -17,7 +17,6 @@
 - `model_adapters`: lm-eval's side of a model, `sb`
 - `reports`: results files in, a page out
 - `report_options`: which options has `sbeval report` beside those of its page?
-- `compare_command`: what does `sbeval report --compare` print, and how does it end?
 - `cli`: what does the command `sbeval` offer?
 - `__main__`: how does it start?
 - `ending`: how does it end?

@@ -152,8 +152,7 @@ def report(
         if given := [name for name, value in unused.items() if value]:
             raise UserError(f"Expected a page or a comparison, found --compare with {', '.join(given)}: leave one out.")
         chosen = {"fail_if_worse": fail_if_worse, "least_effect": least_effect, "policy": gate}
-        reports = importlib.import_module("sbeval.reports")
-        if code := _load("sbeval.compare_command", "compare_command")(reports, compare, paths or [], labels, **chosen):
+        if code := _load("sbeval.reports.gate", "judge_command")(compare, paths or [], labels, **chosen):
             raise typer.Exit(code)
         return
     if fail_if_worse or least_effect is not None or gate is not None:
@@ -167,7 +166,7 @@ def report(
         if any(where.values()):
             datasets = _pairs(hub_dataset or [], "--hub-dataset TASK=OWNER/NAME")
             chosen = {"labels": labels, "only": only or [], "datasets": datasets, "replace": replace}
-            _load("sbeval.reports.publish.command", "publish")(paths, **where, **chosen)
+            _load("sbeval.reports.publish", "publish")(paths, **where, **chosen)
         if watch:  # the last line of all others names it
             print(f"The page is {page.resolve()}", flush=True)
         return page

@@ -15,8 +15,8 @@ import zipfile
 from pathlib import Path
 
 import hypothesis
+import other_machines
 import pytest
-import shifted_memory
 from source_tree import ROOT
 
 if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
@@ -30,8 +30,8 @@ if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES")
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
-if os.environ.get("SBEVAL_TEST_MEMORY") == "shifted":  # a row of tests/machines.py
-    shifted_memory.install()
+if os.environ.get("SBEVAL_TEST_MEMORY") == "shifted":  # a row of tests/measures/machines.py
+    other_machines.shift_weights()
 
 # processes that tests start as `forkserver` have these from the first of them on, which takes seconds
 multiprocessing.set_forkserver_preload(["sbeval.model_adapters.lm", "sbeval.training.train"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from fresh_process import run
-from rounding import assert_equal_but_for_rounding
+from other_machines import assert_equal_but_for_rounding
 from typer.testing import CliRunner, Result
 
 from sbeval.checkpoints import load_checkpoint

@@ -22,8 +22,9 @@ REPORT_ARROWS = {
     "write": SECTION,
     "build": {"write", "assemble", "kinds"} | SECTION,
     "publish": {"build"} | READING,
-    "compare": {"build"} | READING,
-    "gate": {"compare", "build"} | READING,
+    "pairs": READING,
+    "judge": {"pairs", "build"} | READING,
+    "gate": {"judge", "pairs"} | READING,
 }
 MAY_NAME_ROOMS = {"sbeval.cli", "sbeval.plugin"}
 SPEED = [name for name in MODULES if name.startswith("sbeval.model_adapters.speed")]

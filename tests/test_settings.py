@@ -38,7 +38,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "SweepRun": {"name": "x", "tasks": ["t"]},
     "Sweep": {"checkpoints": [{"pretrained": "a"}], "runs": [{"name": "x", "tasks": ["t"]}]},
     "DataSettings": {"folder": "f"},
-    "PolicyRule": {"task": "t", "largest_change": 0.1},
+    "Rule": {"task": "t", "largest_change": 0.1},
     "Policy": {"rules": [{"task": "t", "largest_change": 0.1}]},
     "OptimizationSettings": OPTIMIZATION,
     "TrainRecipe": {

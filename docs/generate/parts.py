@@ -12,7 +12,7 @@ import typer
 
 from sbeval.cli import app
 from sbeval.model_adapters.options import AdapterOptions
-from sbeval.policy import PolicyRule
+from sbeval.policy import Rule
 from sbeval.results.schema import FIELDS_OF, fields_of
 from sbeval.settings import Settings, described
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
@@ -70,7 +70,7 @@ def sweep_file() -> str:
 
 def gate_file() -> str:
     """Returns a table of the keys of a rule of a gate."""
-    return _keys("key", PolicyRule)
+    return _keys("key", Rule)
 
 
 def tasks() -> str:

@@ -10,6 +10,4 @@
 - `ruler`: what are RULER's averages and effective lengths?
 - `suite`: how do ordinary tasks compare?
 - `paired`: how do two models differ on the same samples?
-- `compare_lengths`: how do two models differ at each length, for a comparison in the terminal?
-- `compare_scores`: the same of scores
 """

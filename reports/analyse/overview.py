@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.findings import difference_text
-from sbeval.reports.analyse.one_number.areas import Area
-from sbeval.reports.analyse.one_number.effective import effective_nll_length
-from sbeval.reports.analyse.one_number.models import NLL_CHANGE, CurveNumber
+from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
 from sbeval.reports.read.fields import length_text, name_list

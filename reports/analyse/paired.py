@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.reports.analyse.one_number.areas import octave_weights
 from sbeval.reports.analyse.ruler import TASKS, short_name
-from sbeval.reports.analyse.statistics import CONFIDENCE, graded_errors, simultaneous_band
+from sbeval.reports.analyse.statistics import CONFIDENCE, graded_errors, octave_weights, simultaneous_band
 from sbeval.reports.read.fields import context_metric
 from sbeval.reports.read.samples import MetricKey, SampleKey, SampleScores
-from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 # scores such as the share of five answers found differ by few values; a log-likelihood differs by as many as samples
 _MOST_GRADES = 21
@@ -129,7 +127,6 @@ def _differences(
         differences_CK * weights_C[:, None],
         weights_C,
         confidence=confidence,
-        minimum_clusters=MINIMUM_CLUSTERS,
         least_errors_K=graded_errors(differences_CK, weights_C) if graded else None,
     )
     ends = [np.clip(end, -1, 1) if graded else end for end in (band.lows, band.highs)]

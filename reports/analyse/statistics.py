@@ -10,21 +10,14 @@ Legend: C clusters, K differences, B resamples, W weights a cluster: 1, or one f
 """
 
 import dataclasses
+from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from sbeval.results.intervals import (
-    MINIMUM_CLUSTERS,
-    PRECISION,
-    RESAMPLES,
-    linearised_errors,
-    quantile_error,
-    resampled_until,
-    uneven,
-)
+from sbeval.results.intervals import MINIMUM_CLUSTERS, RESAMPLES, linearised_errors, resampled, uneven
 
 CONFIDENCE = 0.95
 _NO_SPREAD = 1e-3
@@ -57,8 +50,6 @@ def simultaneous_band(
     seed: int = 0,
     confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
-    precision: float = PRECISION,
-    minimum_clusters: int = MINIMUM_CLUSTERS,
     least_errors_K: NDArray[np.float64] | None = None,
 ) -> Band:
     """Estimates sum(differences) / sum(weights) for each column, with a max-t band over the columns.
@@ -69,9 +60,7 @@ def simultaneous_band(
             difference, [C, K], zero where a cluster has no part in a difference.
         seed: seed of the resampling.
         confidence: how often the whole band covers all true differences.
-        resamples: B at most.
-        precision: standard error that resampling may leave in the widest half width; 0 takes all resamples.
-        minimum_clusters: below this many clusters there is no band.
+        resamples: B.
         least_errors_K: standard errors below which none is believed, see `graded_errors`; None for no such bound.
     """
     clusters, count = differences_CK.shape
@@ -80,7 +69,7 @@ def simultaneous_band(
         return Band(estimates=empty, lows=empty, highs=empty, clusters=0)
     weights_CW = weights.reshape(clusters, -1)
     estimates_K = differences_CK.sum(axis=0) / weights_CW.sum(axis=0)
-    if clusters < max(2, minimum_clusters):
+    if clusters < MINIMUM_CLUSTERS:
         return Band(estimates=estimates_K, lows=empty, highs=empty, clusters=clusters)
     residuals_CK = differences_CK - estimates_K * weights_CW
     errors_K = linearised_errors(np.ones((1, clusters)), residuals_CK, weights_CW)[1][0]
@@ -94,10 +83,7 @@ def simultaneous_band(
         t_BK = np.abs(shifts_BK) / np.where(varying_K, own_BK, 1.0)
         return np.asarray(np.max(np.where(varying_K, t_BK, 0.0), axis=1))
 
-    def settled(largest_B: NDArray[np.float64]) -> bool:
-        return quantile_error(largest_B, confidence) * float(believed_K.max()) <= precision
-
-    largest_B = resampled_until(settled, largest, clusters, resamples=resamples, seed=seed)
+    largest_B = resampled(largest, clusters, resamples=resamples, seed=seed)
     normal = NormalDist().inv_cdf((1 + confidence) / 2)
     width_K = max(float(np.quantile(largest_B, confidence)), normal) * believed_K
     return Band(
@@ -179,3 +165,29 @@ def mean_interval(values: ArrayLike, lows: ArrayLike, highs: ArrayLike) -> tuple
     value, low, high = (np.asarray(one, np.float64) for one in (values, lows, highs))
     below, above = (np.sqrt(((value - end) ** 2).sum()) / len(value) for end in (low, high))
     return float(value.mean() - below), float(value.mean() + above)
+
+
+def octave_weights(lengths: Sequence[int]) -> NDArray[np.float64]:
+    """Returns the weight of each length in the area by trapezoids over log length; they add up to 1.
+
+    Args:
+        lengths: two or more context lengths in tokens, ascending.
+    """
+    halves = np.diff(np.log2(np.asarray(lengths, np.float64))) / 2
+    sides = np.concatenate([[0.0], halves, [0.0]])
+    weights_K: NDArray[np.float64] = (sides[1:] + sides[:-1]) / (2 * halves.sum())
+    return weights_K
+
+
+def change_weights(lengths: Sequence[int], reference_tokens: int | None) -> NDArray[np.float64] | None:
+    """Returns the weights [K] that make the mean change beyond a reference length; None where no length is beyond it.
+
+    They add up to 0: each length beyond the reference counts as in `octave_weights`, the reference is subtracted.
+    """
+    if reference_tokens is None or reference_tokens not in lengths[:-1]:
+        return None
+    weights_K = np.zeros(len(lengths))
+    start = list(lengths).index(reference_tokens)
+    weights_K[start:] = octave_weights(lengths[start:])
+    weights_K[start] -= 1
+    return weights_K

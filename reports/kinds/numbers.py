@@ -2,7 +2,7 @@
 
 import math
 
-from sbeval.reports.analyse.one_number.models import NLL_CHANGE, CurveNumber
+from sbeval.reports.analyse.one_number import NLL_CHANGE, CurveNumber
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import length_text

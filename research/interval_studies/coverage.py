@@ -1,4 +1,4 @@
-"""What 95 % intervals and bands over documents cover, and how far a seed of the resampling moves them.
+"""What 95 % intervals and bands over documents cover.
 
     OMP_NUM_THREADS=1 python -m research.interval_studies.coverage docs/results/demo/results.tar.xz
 
@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from research.published_results.found import FIXED, NAMES, STREAM, read_tasks, table
 from sbeval.corpora.archives import unpack
-from sbeval.reports.analyse.statistics import Band, simultaneous_band
-from sbeval.reports.read.fields import length_text
+from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.read.samples import SumsByDocument
 from sbeval.results.intervals import UNEVEN_LOG_DEVIATION, ratio_interval
 
-TRIALS, RESAMPLES, SEEDS = 800, 1000, 30
+TRIALS, RESAMPLES = 800, 1000
 LOG_DEVIATIONS = (0.1, 0.5, 0.8, 1.0, 1.2, 1.5, 1.8)
 REFERENCE_TOKENS = 1024
 
@@ -81,29 +80,6 @@ def real(sums: dict[tuple[str, str], SumsByDocument]) -> list[str]:
     return table(["task", "model", "log deviation of sizes", "20 files", "40", "60", "115"], rows)
 
 
-def reproduced(sums: dict[tuple[str, str], SumsByDocument]) -> list[str]:
-    """How far the widest half width and an interval's lower end move over seeds of the resampling."""
-    rows = []
-    for (model, task), own in sums.items():
-        if task not in (FIXED, STREAM):
-            continue
-        differences, tokens = lengths_of(own)
-        at_2k = [length for length in own.lengths if length != REFERENCE_TOKENS].index(2 * REFERENCE_TOKENS)
-
-        def half(band: Band, column: int = at_2k) -> float:
-            return float(band.highs[column] - band.lows[column]) / 2
-
-        few = [half(simultaneous_band(differences, tokens, seed=seed, resamples=2000)) for seed in range(SEEDS)]
-        now = [half(simultaneous_band(differences, tokens, seed=seed)) for seed in range(SEEDS)]
-        column = own.lengths.index(REFERENCE_TOKENS)
-        nll, sizes = own.nll_nats[:, column], own.tokens[:, column]
-        ends = [float(ratio_interval(nll, sizes, seed=seed).low or np.nan) for seed in range(SEEDS)]
-        shown = (f"{min(few):.4f} to {max(few):.4f}", f"{min(now):.4f} to {max(now):.4f}")
-        rows.append([f"`{task}`", NAMES[model], *shown, f"{min(ends):.4f} to {max(ends):.4f}"])
-    at = f"half width at {length_text(2 * REFERENCE_TOKENS)}"
-    return table(["task", "model", f"{at}, 2,000 resamples", f"{at}, as reports do", "lower end of NLL at 1K"], rows)
-
-
 def main(archive: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         with tarfile.open(archive) as packed:
@@ -113,8 +89,6 @@ def main(archive: Path) -> None:
     print("\n".join(simulated()))
     print(f"Bands over all lengths against 1K cover, of {TRIALS} draws of real files:\n")
     print("\n".join(real(sums)))
-    print(f"Over {SEEDS} seeds of the resampling, nats a token:\n")
-    print("\n".join(reproduced(sums)))
 
 
 if __name__ == "__main__":

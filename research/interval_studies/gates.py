@@ -12,9 +12,9 @@ import numpy as np
 
 from research.interval_studies.guard import DOCUMENTS, RESAMPLES, SPREAD
 from research.published_results.found import table
-from sbeval.reports.analyse.one_number.areas import change_weights
-from sbeval.reports.analyse.statistics import CONFIDENCE, graded_errors, simultaneous_band
-from sbeval.reports.gate import Judged, Rule
+from sbeval.policy import Rule
+from sbeval.reports.analyse.statistics import CONFIDENCE, change_weights, graded_errors, simultaneous_band
+from sbeval.reports.judge import Judged
 
 DRAWS = 1000
 LENGTHS = [256 << step for step in range(7)]
@@ -34,12 +34,9 @@ def perplexity_verdicts(random: np.random.Generator, beyond_limit: float, confid
     shared = random.normal(0, SPREAD, (DOCUMENTS, 1))
     change_CK = true_K + shared + random.normal(0, SPREAD, (DOCUMENTS, len(LENGTHS)))
     nats = np.column_stack([change_CK, change_CK @ weights_K]) * tokens[:, None]
-    band = simultaneous_band(nats, tokens, confidence=confidence, resamples=RESAMPLES, precision=0)
+    band = simultaneous_band(nats, tokens, confidence=confidence, resamples=RESAMPLES)
     places = [LENGTHS.index(TRAINED_TOKENS), len(LENGTHS) - 1, len(LENGTHS)]
-    return [
-        Judged(rule=Rule(task="text", largest_change=limit), low=band.lows[place], high=band.highs[place]).verdict
-        for limit, place in zip(limits, places, strict=True)
-    ]
+    return [verdict(limit, band.lows[place], band.highs[place]) for limit, place in zip(limits, places, strict=True)]
 
 
 def answer_verdicts(random: np.random.Generator, beyond_limit: float, confidence: float) -> list[str]:
@@ -49,9 +46,14 @@ def answer_verdicts(random: np.random.Generator, beyond_limit: float, confidence
     drawn = random.choice([1.0, -1.0, 0.0], (SAMPLES, 1), p=[*shares, 1 - CHANGED_ANSWERS])
     ones = np.ones(SAMPLES)
     least = graded_errors(drawn, ones)
-    options = {"confidence": confidence, "resamples": RESAMPLES, "precision": 0.0, "least_errors_K": least}
+    options = {"confidence": confidence, "resamples": RESAMPLES, "least_errors_K": least}
     band = simultaneous_band(drawn, ones, **options)  # type: ignore[arg-type]
-    return [Judged(rule=Rule(task="answers", largest_change=LIMIT_SHARE), low=band.lows[0], high=band.highs[0]).verdict]
+    return [verdict(LIMIT_SHARE, band.lows[0], band.highs[0])]
+
+
+def verdict(limit: float, low: float, high: float) -> str:
+    """Judges one change by a rule."""
+    return Judged(rule=Rule(task="x", largest_change=limit), name="x", low=low, high=high, allowed=limit).verdict
 
 
 def verdicts(random: np.random.Generator, tasks: int, beyond_limit: float) -> list[str]:

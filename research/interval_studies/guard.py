@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 
 from research.published_results.found import FIXED, STREAM, read_tasks, table
 from sbeval.corpora.archives import unpack
-from sbeval.reports.analyse.compare_lengths import Measured, compare_documents
-from sbeval.reports.analyse.one_number.compared import compare_effective
+from sbeval.policy import FAIL_IF_WORSE, read_policy
 from sbeval.reports.analyse.statistics import simultaneous_band
-from sbeval.reports.compare import LEAST_EFFECT
+from sbeval.reports.judge import judge
+from sbeval.reports.pairs import Measured, effective_differences, text_differences
 
 DRAWS, RESAMPLES, DOCUMENTS, LENGTHS = 500, 2000, 40, 7
 SEEDS = ("", "_seed1", "_seed2")
+(RULE,) = read_policy(FAIL_IF_WORSE)
+LEAST_EFFECT = RULE.largest_change
 TRAINED_TOKENS = 1024
 JOINT = 1 - 0.05 / 3
 """How often each group holds of two protocols and an effective length."""
@@ -53,7 +55,7 @@ def lowest_ends(random: np.random.Generator, levels: Sequence[float], worse: Seq
         nats = (true + shared + random.normal(0, SPREAD, (DOCUMENTS, LENGTHS))) * tokens[:, None]
         nats = np.column_stack([nats, nats @ BEYOND_K])
         for level in levels:
-            band = simultaneous_band(nats, tokens, confidence=level, resamples=RESAMPLES, precision=0)
+            band = simultaneous_band(nats, tokens, confidence=level, resamples=RESAMPLES)
             highest[level] = max(highest[level], float(band.lows.max()))
     return highest
 
@@ -114,14 +116,14 @@ def seeds(folder: Path) -> list[str]:
                 ]
                 for run in pair
             ]
-            alone, joint = (compare_documents(*measured, confidence=level)[0] for level in (0.95, JOINT))
+            alone, joint = (text_differences(*measured, confidence=level)[0] for level in (0.95, JOINT))
             failed["each group at 95%"] += any(one.worse for one in alone)
             failed["all groups at once"] += any(one.worse for one in joint)
             failed[f"beyond {LEAST_EFFECT:g}"] += any(one.low > LEAST_EFFECT for one in joint)
-            effective = compare_effective(*measured, least_effect=LEAST_EFFECT, confidence=JOINT)
+            effective = effective_differences(*measured, least_effect=LEAST_EFFECT, confidence=JOINT)
             shorter = any(one.worse for one in effective)
             failed["shorter effective length"] += shorter
-            failed["as the command"] += shorter or any(one.worse_by(LEAST_EFFECT) for one in joint)
+            failed["as the command"] += shorter or any(judge(RULE, "", one).verdict == "fail" for one in joint)
         rows.append([scheme, *(f"{count} of 6" for count in failed.values())])
     return table(["seeds of", *failed], rows)
 

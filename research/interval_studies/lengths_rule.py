@@ -41,7 +41,7 @@ def signs_of(
 ) -> dict[tuple[int, int], int]:
     """Returns -1 for a pair whose later length is measurably lower, 1 for higher, 0 for neither; one band for all."""
     differences = np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1)
-    band = simultaneous_band(differences, tokens, resamples=RESAMPLES, precision=0)
+    band = simultaneous_band(differences, tokens, resamples=RESAMPLES)
     ends = zip(pairs, band.lows, band.highs, strict=True)
     return {pair: -1 if high < 0 else 1 if low > 0 else 0 for pair, low, high in ends}
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.corpora.windows import Window, position_bins
-from sbeval.results.intervals import PRECISION, RatioEstimate, ratio_interval
+from sbeval.results.intervals import RatioEstimate, ratio_interval
 from sbeval.tasks.perplexity.lengths import SettledLengths
 from sbeval.tasks.perplexity.metrics import Shown
 from sbeval.tasks.perplexity.stream import Stream
@@ -37,10 +37,7 @@ class Position(Stream):
 
         def means(samples: list[list[list[BinRow]]]) -> Shown:
             sums = [_cluster_sums(rows) for rows in zip(*samples, strict=True)]
-            # its figure has many wide intervals, shown to hundredths
-            self._found = [
-                ratio_interval(nats, tokens, seed=self.options.seed, precision=10 * PRECISION) for nats, tokens in sums
-            ]
+            self._found = [ratio_interval(nats, tokens, seed=self.options.seed) for nats, tokens in sums]
             bins = position_bins(self.lengths.scored[0])
             return Shown(
                 [first, last, ratio.estimate, int(tokens.sum())]

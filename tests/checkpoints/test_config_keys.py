@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers
-from rounding import assert_equal_but_for_rounding
+from other_machines import assert_equal_but_for_rounding
 from torch import Tensor
 
 from sbeval.checkpoints import ignored, load_checkpoint

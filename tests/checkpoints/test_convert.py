@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from folders import snapshot
-from rounding import assert_equal_but_for_rounding
+from other_machines import assert_equal_but_for_rounding
 
 from sbeval.checkpoints import convert_checkpoint, load_checkpoint, settle_kv_expand
 from sbeval.errors import UserError

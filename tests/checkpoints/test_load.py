@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from rounding import assert_equal_but_for_rounding
+from other_machines import assert_equal_but_for_rounding
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close

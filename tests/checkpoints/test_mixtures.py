@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounding import assert_equal_but_for_rounding
+from other_machines import assert_equal_but_for_rounding
 from torch import Tensor
 from torch.testing import assert_close
 

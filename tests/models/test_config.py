@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rounding import assert_equal_but_for_rounding
+from other_machines import assert_equal_but_for_rounding
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from sbeval.errors import UserError

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from rounding import assert_equal_but_for_rounding
+from other_machines import assert_equal_but_for_rounding
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import (

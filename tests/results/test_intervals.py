@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbeval.results.intervals import MINIMUM_CLUSTERS, quantile_error, ratio_interval, resampled_until, uneven
+from sbeval.results.intervals import MINIMUM_CLUSTERS, ratio_interval, resampled, uneven
 
 
 def clusters(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -87,29 +87,14 @@ def test_a_paired_difference_is_tighter_than_two_intervals() -> None:
     assert paired.high - paired.low < (single.high - single.low) / 4  # type: ignore[operator]
 
 
-def test_many_clusters_need_no_more_memory_and_the_same_seed_repeats() -> None:
-    nll, tokens = clusters(3000, 1)
-    found = ratio_interval(nll, tokens, seed=9, resamples=1000)
-    assert found == ratio_interval(nll, tokens, seed=9, resamples=1000)
-    assert found != ratio_interval(nll, tokens, seed=10, resamples=1000)
-
-
-@pytest.mark.parametrize("scale", [0.05, 0.4])
-def test_intervals_of_other_seeds_differ_by_one_thousandth_at_most(scale: float) -> None:
-    nll, tokens = clusters(40, 2)
-    found = [ratio_interval(scale * nll, tokens, seed=seed) for seed in range(8)]
-    shown = np.array([[one.low, one.high] for one in found], float).round(3)
-    assert np.ptp(shown, axis=0).max() <= 0.001 + 1e-9
-    few = [ratio_interval(0.4 * nll, tokens, seed=seed, resamples=2000).low for seed in range(8)]
-    assert np.ptp(np.array(few, float).round(3)) > 0.001 + 1e-9
-
-
-def test_resamples_that_are_dealt_anew_spread_like_resamples_of_their_own() -> None:
-    """64,000 resamples are four deals of the same counts; their quantiles over seeds err as independent ones would."""
-    nll, tokens = clusters(30, 3)
-    ends = [ratio_interval(nll, tokens, seed=seed, resamples=64_000, precision=0).high for seed in range(40)]
-    alone = [ratio_interval(nll, tokens, seed=seed, resamples=16_000, precision=0).high for seed in range(40)]
-    assert np.std(alone) / np.std(ends) == pytest.approx(2, rel=0.35)  # type: ignore[arg-type]
+@pytest.mark.parametrize("count", [40, 400])
+def test_the_same_seed_repeats_and_another_moves_the_ends_by_a_few_percent_of_the_half_width(count: int) -> None:
+    nll, tokens = clusters(count, 2)
+    assert ratio_interval(nll, tokens, seed=9) == ratio_interval(nll, tokens, seed=9)
+    ends = np.array([ratio_interval(nll, tokens, seed=seed)[1:3] for seed in range(8)], float)
+    moves = np.ptp(ends, axis=0) / np.diff(ends.mean(axis=0))
+    assert (moves > 0).all()
+    assert (moves < 0.06).all()
 
 
 @pytest.mark.parametrize("count", [25, 400, 20_000])
@@ -120,35 +105,13 @@ def test_every_resample_draws_as_many_clusters_as_there_are(count: int) -> None:
         seen.append(counts_BC)
         return counts_BC[:, 0]
 
-    values = resampled_until(lambda values: True, statistic, count, resamples=3000, seed=1)
-    counts = np.concatenate([part[:, :25] for part in seen])
-    assert all((part.sum(axis=1) == count).all() for part in seen)
+    values = resampled(statistic, count, resamples=3000, seed=1)
+    counts = np.concatenate([chunk[:, :25] for chunk in seen])
+    assert all((chunk.sum(axis=1) == count).all() for chunk in seen)
     assert len(values) == len(counts) == 3000
     # a count is binomial: its mean is 1, its variance 1 - 1 / C
     assert counts.mean(axis=0) == pytest.approx(np.ones(25), abs=0.1)
     assert counts.var(axis=0) == pytest.approx(np.full(25, 1 - 1 / count), abs=0.2)
-
-
-def test_many_clusters_take_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbeval.results.intervals._MOST_DRAWS", 10_000_000)
-
-    def resampled(count: int) -> int:
-        return len(resampled_until(lambda values: False, lambda counts: counts[:, 0], count, resamples=50_000, seed=0))
-
-    assert [resampled(count) for count in (20, 1000, 10_000)] == [50_000, 10_000, 4000]
-
-
-def test_few_resamples_are_enough_where_the_interval_is_narrow() -> None:
-    nll, tokens = clusters(40, 2)
-    narrow = [ratio_interval(nll / 1000, tokens, seed=0, resamples=most) for most in (10_000, 64_000)]
-    assert narrow[0] == narrow[1]
-
-
-def test_the_error_of_a_quantile_is_what_repeated_draws_show() -> None:
-    random = np.random.default_rng(0)
-    draws = random.normal(size=(300, 4000))
-    claimed = np.mean([quantile_error(draw, 0.95) for draw in draws])
-    assert claimed == pytest.approx(np.quantile(draws, 0.95, axis=1).std(), rel=0.15)
 
 
 @pytest.mark.parametrize(("deviation", "expected"), [(0.1, False), (0.8, False), (1.3, True), (2.0, True)])

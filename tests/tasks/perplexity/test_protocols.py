@@ -15,7 +15,7 @@ from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, ma
 import sbeval.tasks
 from sbeval.corpora import store
 from sbeval.errors import UserError
-from sbeval.results.intervals import PRECISION, ratio_interval
+from sbeval.results.intervals import ratio_interval
 from sbeval.results.records import TaskRecord, parse_metric_key
 
 LENGTHS = [8, 16, 64]
@@ -235,7 +235,6 @@ def test_positions_have_intervals_over_the_documents_of_their_targets(corpus: Pa
         expected = ratio_interval(
             *([sums[name][column] for name in names] for column in range(2)),
             seed=found["record"]["seed"],
-            precision=10 * PRECISION,
         )
         assert count == len(sums) == expected.clusters
         assert mean == pytest.approx(expected.estimate, rel=1e-5)

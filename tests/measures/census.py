@@ -1,4 +1,4 @@
-"""How large the product is and how it hangs together; `python tests/census.py` prints it, and CI does.
+"""How large the product is and how it hangs together; `python tests/measures/census.py` prints it, and CI does.
 
 `tests/test_census.py` holds the numbers to what they were at most.
 """
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from source_tree import ROOMS, modules  # noqa: E402  (the folder has to be on the path first)

@@ -1,10 +1,11 @@
-"""Weights at other places in memory, as another machine, or another file's header, would put them."""
+"""What is otherwise on another machine: where weights lie in memory, and the last digits of numbers."""
 
 import itertools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 OFFSETS_BYTES = (0, 8, 40)  # past a multiple of 64, where torch itself places a tensor
 
@@ -17,7 +18,7 @@ def shifted(tensor: Tensor, offset_bytes: int) -> Tensor:
     return copy.copy_(tensor)
 
 
-def install() -> None:
+def shift_weights() -> None:
     """Gives every new parameter of a module on a CPU the next of the offsets, for the rest of this process."""
     offsets = itertools.cycle(OFFSETS_BYTES)
     register = nn.Module.register_parameter
@@ -31,3 +32,12 @@ def install() -> None:
         register(self, name, param)
 
     nn.Module.register_parameter = register_shifted  # type: ignore[method-assign]
+
+
+def assert_equal_but_for_rounding(computed: Tensor, expected: Tensor) -> None:
+    """Checks that fp32 logits of a model and of its copy are equal but for the order of additions.
+
+    A product of matrices adds in another order where a copy's weights begin elsewhere in memory, and on other
+    processors; a copy that is another model differs a thousand times as much.
+    """
+    assert_close(computed, expected, rtol=1e-5, atol=1e-5)

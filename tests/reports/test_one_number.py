@@ -1,15 +1,20 @@
+import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from document_sums import LENGTHS, sums
 from hypothesis import given
 from hypothesis import strategies as st
+from result_files import CURVES, model_record, perplexity_task, write_run
 
+from sbeval.reports import build_report
 from sbeval.reports.analyse.claims import LengthClaims, LengthDifference, longest_shown
-from sbeval.reports.analyse.one_number.areas import change_weights, nll_area, octave_weights, score_area
-from sbeval.reports.analyse.one_number.effective import effective_nll_length
+from sbeval.reports.analyse.one_number import effective_nll_length, nll_area, score_area
+from sbeval.reports.analyse.statistics import change_weights, octave_weights
 from sbeval.reports.read.samples import SumsByDocument
 
 lengths = st.lists(st.integers(1, 2**20), min_size=2, max_size=12, unique=True).map(sorted)
@@ -146,3 +151,23 @@ def test_a_loss_too_small_to_count_leaves_the_upper_end_open() -> None:
     assert found is not None
     assert found.high == 1024
     assert effective_nll_length(LengthClaims(obstacle="too few")) is None
+
+
+def test_a_report_holds_one_number_a_curve_in_its_overview_its_tables_and_a_file(tmp_path: Path) -> None:
+    for attention in ("stickbreaking", "rope"):
+        task = perplexity_task("fixed_target", CURVES[attention])
+        write_run(tmp_path / "results" / attention, model_record(attention), [task])
+    folder = build_report([tmp_path / "results"], tmp_path / "report", image_formats=()).parent
+    numbers = pd.read_csv(folder / "numbers.csv").set_index(["setting", "metric"])
+    for name, attention in (("demo-sb", "stickbreaking"), ("demo-rope", "rope")):
+        beyond = CURVES[attention][2:]
+        middles = [(left + right) / 2 - beyond[0] for left, right in itertools.pairwise(beyond)]
+        change = numbers.loc[(name, "nll_change")]
+        assert change["value"] == pytest.approx(sum(middles) / len(middles), abs=0.02)
+        assert change["ci95_low"] < change["value"] < change["ci95_high"]
+        assert (change["from_tokens"], change["to_tokens"]) == (1024, 65536)
+    assert numbers.loc[("demo-rope", "effective_nll_length")]["ci95_high"] == 1024
+    summary = (folder / "summary.md").read_text()
+    assert "1K \\[1K, 1K\\]" in summary
+    assert len(list((folder / "latex").glob("numbers-nll.tex"))) == 1
+    assert "One number a curve" in (folder / "index.html").read_text()

@@ -1,0 +1,261 @@
+"""One number for a whole curve: the mean over octaves, and the effective length of perplexity.
+
+The mean over octaves is the area under the curve over log length, divided by its width. Of NLL it is the mean change
+beyond the training length, on identical targets: for each document, the area from the training length to the longest
+length, less NLL at the training length. Of scores it is the mean score from the shortest to the longest length. Both
+are weighted means over lengths, so that the intervals of single numbers hold for them too.
+
+The effective length is that of the summary, `LengthClaims.lowers_to_tokens`. The true one is the last length whose own
+step lowers NLL before any step raises it. The band holds all true steps at once in 95 % of cases, and then the true
+length lies between two ends: a step that the band does not decide may be a loss, which gives the shortest, or a gain,
+which gives the longest.
+
+Shape suffixes: K lengths, C documents or samples.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
+from sbeval.reports.analyse.paired import scores_by_length
+from sbeval.reports.analyse.ruler import TASKS, RulerScores, by_length, short_name
+from sbeval.reports.analyse.statistics import change_weights, mean_interval, octave_weights, score_interval
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.results import Results
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleKey, SumsByDocument
+from sbeval.results.digits import with_interval
+from sbeval.results.intervals import ratio_interval, uneven
+
+NLL_CHANGE, SCORE, EFFECTIVE = "nll_change", "score", "effective_nll_length"
+COLUMNS = [
+    *("setting", "task", "metric", "unit", "from_tokens", "to_tokens", "value", "ci95_low", "ci95_high"),
+    *("units", "doubtful"),
+]
+_RECALL_METRIC = "exact_match"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Area:
+    """A mean over octaves.
+
+    Attributes:
+        from_tokens: shortest length it is taken over.
+        to_tokens: longest one.
+        estimate: in nats per token, or a score.
+        low: lower end of the 95% interval, NaN where there is none.
+        high: upper end.
+        units: documents or samples it rests on; None where samples were not logged.
+        doubtful: whether the documents' sizes are so uneven that the interval covers less often than it says.
+    """
+
+    from_tokens: int
+    to_tokens: int
+    estimate: float
+    low: float
+    high: float
+    units: int | None
+    doubtful: bool = False
+
+    @property
+    def text(self) -> str:
+        """Such as "+0.120 [+0.100, +0.140]", for a change."""
+        return with_interval(self.estimate, self.low, self.high).replace("-", "\N{MINUS SIGN}")
+
+
+def nll_area(sums: SumsByDocument, reference_tokens: int | None) -> Area | None:
+    """Returns the mean change of NLL beyond the reference, in nats per token, on documents with identical targets.
+
+    Args:
+        sums: sums by document.
+        reference_tokens: the training length, or the longest length below it that was evaluated.
+
+    Returns:
+        None where no length beyond the reference has a target that the others have too.
+    """
+    weights_K = change_weights(sums.lengths, reference_tokens)
+    same_C = (sums.tokens == sums.tokens[:, :1]).all(axis=1) & (sums.tokens[:, 0] > 0)
+    if weights_K is None or reference_tokens is None or not same_C.any():
+        return None
+    tokens_C = sums.tokens[same_C, 0]
+    change = ratio_interval(sums.nll_nats[same_C] @ weights_K, tokens_C, seed=0)
+    return Area(
+        from_tokens=reference_tokens,
+        to_tokens=sums.lengths[-1],
+        estimate=change.estimate,
+        low=math.nan if change.low is None else change.low,
+        high=math.nan if change.high is None else change.high,
+        units=change.clusters,
+        doubtful=uneven(tokens_C),
+    )
+
+
+def score_area(
+    means: Mapping[int, float], samples: Sequence[Mapping[int, Mapping[SampleKey, float]]] = ()
+) -> Area | None:
+    """Returns the mean score over octaves, each task weighing the same.
+
+    Args:
+        means: context length to the mean score over all tasks.
+        samples: for each task, context length to (sample to its score); the interval rests on the samples that have all
+            lengths of `means`, and there is none where a task has no such sample.
+
+    Returns:
+        None for fewer than two lengths.
+    """
+    lengths = sorted(means)
+    if len(lengths) < 2:
+        return None
+    weights_K = octave_weights(lengths)
+    estimate = float(weights_K @ [means[length] for length in lengths])
+    tasks = [_task_area(scores, lengths, weights_K) for scores in samples]
+    known = [task for task in tasks if task is not None]
+    low, high, count = math.nan, math.nan, 0
+    # else some samples were not logged, or those logged are not those the score is of
+    if len(known) == len(tasks) > 0 and abs(estimate - np.mean([task[0] for task in known])) < 1e-6:
+        low, high = mean_interval(*zip(*(task[:3] for task in known), strict=True))
+        count = sum(task[3] for task in known)
+    ends = (lengths[0], lengths[-1])
+    return Area(from_tokens=ends[0], to_tokens=ends[1], estimate=estimate, low=low, high=high, units=count or None)
+
+
+def _task_area(
+    scores: Mapping[int, Mapping[SampleKey, float]], lengths: Sequence[int], weights_K: NDArray[np.float64]
+) -> tuple[float, float, float, int] | None:
+    """Returns the mean over octaves of the samples that have all lengths, its interval, and their number."""
+    shared = set.intersection(*(set(scores.get(length, {})) for length in lengths))
+    if len(shared) < 2:
+        return None
+    areas_C = np.array([[scores[length][key] for length in lengths] for key in sorted(shared)]) @ weights_K
+    mean, count = float(areas_C.mean()), len(areas_C)
+    low, high = score_interval(mean, areas_C.std(ddof=1) / count**0.5, count)
+    return mean, float(low), float(high), count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EffectiveNllLength:
+    """How far more context lowers NLL, in tokens; None for no length, where not even the first step is a gain.
+
+    Attributes:
+        tokens: the longest length whose own step is measurably a gain, before any measurable loss.
+        low: lower end of the 95% interval.
+        high: upper end; where it is the longest length evaluated, nothing is known beyond.
+    """
+
+    tokens: int | None
+    low: int | None
+    high: int | None
+
+    @property
+    def text(self) -> str:
+        """Such as "16K [4K, 64K]"."""
+        return f"{_text(self.tokens)} [{_text(self.low)}, {_text(self.high)}]"
+
+
+def effective_nll_length(claim: LengthClaims, *, least_loss: float = 0.0) -> EffectiveNllLength | None:
+    """Returns the effective length with its interval, None where nothing is claimed.
+
+    Args:
+        claim: what the lengths show.
+        least_loss: nats per token by which a step has to raise NLL for certain to count as a loss.
+    """
+    if claim.obstacle or not claim.steps:
+        return None
+    gains = [step.high < 0 for step in claim.steps]
+    losses = [step.low > least_loss for step in claim.steps]
+    sure = gains.index(False) if False in gains else len(gains)
+    open_to = losses.index(True) if True in losses else len(losses)
+    return EffectiveNllLength(
+        tokens=claim.lowers_to_tokens,
+        low=claim.lengths[sure] if sure else None,
+        high=claim.lengths[open_to] if open_to else None,
+    )
+
+
+def _text(tokens: int | None) -> str:
+    return "none" if tokens is None else length_text(tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CurveNumber:
+    """One number for one curve of one model.
+
+    Attributes:
+        setting: the model's label.
+        task: the task, or "RULER, mean of N tasks".
+        metric: `NLL_CHANGE` or `SCORE`.
+        area: the mean over octaves.
+        corpus: of `NLL_CHANGE`, name of the text.
+        effective: of `NLL_CHANGE`, how far more context lowers NLL; None where nothing is claimed.
+    """
+
+    setting: str
+    task: str
+    metric: str
+    area: Area
+    corpus: str = ""
+    effective: EffectiveNllLength | None = None
+
+
+def curve_numbers(
+    results: Results, claims: Mapping[ClaimKey, LengthClaims], ruler: RulerScores
+) -> tuple[CurveNumber, ...]:
+    """Returns the numbers of all models: perplexity under `fixed_target` first, then RULER, then recall tasks."""
+    order = {model.label: place for place, model in enumerate(results.models)}
+    kinds = (_perplexity(results, claims), _ruler(results, ruler), _recall(results))
+    return tuple(number for kind in kinds for number in sorted(kind, key=lambda number: order[number.setting]))
+
+
+def _perplexity(results: Results, claims: Mapping[ClaimKey, LengthClaims]) -> Iterator[CurveNumber]:
+    rows = results.measurements[results.measurements["protocol"] == "fixed_target"]
+    for label, task, corpus in dict.fromkeys(rows[["setting", "task", "corpus"]].itertuples(index=False, name=None)):
+        sums, claim = results[DOCUMENT_SUMS].get((label, task)), claims.get((label, corpus, "fixed_target"))
+        area = nll_area(sums, claim.reference_tokens) if sums is not None and claim is not None else None
+        if area is not None and claim is not None:
+            effective = effective_nll_length(claim)
+            yield CurveNumber(
+                setting=label, task=task, metric=NLL_CHANGE, area=area, corpus=corpus, effective=effective
+            )
+
+
+def _ruler(results: Results, ruler: RulerScores) -> Iterator[CurveNumber]:
+    for label in dict.fromkeys(ruler.overall["setting"]):
+        rows = ruler.scores[(ruler.scores["setting"] == label) & ruler.scores["ruler_task"].isin(TASKS)]
+        logged = {short_name(task): results[SAMPLE_SCORES].get((label, task)) for task in dict.fromkeys(rows["task"])}
+        samples = [scores_by_length(scores, SCORE) for scores in logged.values() if scores is not None]
+        area = score_area(by_length(ruler.overall, label), samples if len(samples) == len(logged) else ())
+        if area is not None:
+            name = f"RULER, mean of {len(logged)} {'task' if len(logged) == 1 else 'tasks'}"
+            yield CurveNumber(setting=label, task=name, metric=SCORE, area=area)
+
+
+def _recall(results: Results) -> Iterator[CurveNumber]:
+    table = results.measurements
+    rows = table[(table["family"] == "recall") & (table["metric"] == _RECALL_METRIC)]
+    rows = rows.dropna(subset=["context_length_tokens"])
+    for label, task in dict.fromkeys(rows[["setting", "task"]].itertuples(index=False, name=None)):
+        logged = results[SAMPLE_SCORES].get((label, task))
+        samples = [scores_by_length(logged, _RECALL_METRIC)] if logged is not None else []
+        area = score_area(by_length(rows[rows["task"] == task], label), samples)
+        if area is not None:
+            yield CurveNumber(setting=label, task=f"{task}, exact answers", metric=SCORE, area=area)
+
+
+def tabulate_numbers(numbers: tuple[CurveNumber, ...]) -> pd.DataFrame:
+    """Returns one row a number, columns `COLUMNS`: areas, and effective lengths in tokens, NaN where there is none."""
+    rows: list[tuple[object, ...]] = []
+    for number in numbers:
+        area, effective = number.area, number.effective
+        unit = "nats per token" if number.metric == NLL_CHANGE else "score"
+        values: list[tuple[object, ...]] = [(number.metric, unit, area.estimate, area.low, area.high)]
+        if effective is not None:
+            values.append((EFFECTIVE, "tokens", effective.tokens, effective.low, effective.high))
+        for metric, its_unit, *estimates in values:
+            kind = (number.setting, number.task, metric, its_unit, area.from_tokens, area.to_tokens)
+            rows.append((*kind, *estimates, area.units, area.doubtful))
+    kinds = dict.fromkeys(["value", "ci95_low", "ci95_high"], "float64") | {"units": "Int64"}
+    return pd.DataFrame(rows, columns=COLUMNS).astype(kinds)

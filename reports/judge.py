@@ -1,0 +1,275 @@
+"""Is a candidate worse than a reference? What says so of one number, and of everything that two models share.
+
+A rule passes where the whole band of how much worse the candidate is lies within what it allows, it fails where the
+whole band is beyond that, and elsewhere there is not enough data. `compare` asks the rule that ships
+(`sbeval/fail_if_worse.yaml`) of every number, `gate` asks the rules of a policy.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sbeval.errors import UserError
+from sbeval.reports.analyse.statistics import CONFIDENCE
+from sbeval.reports.build import load_results
+from sbeval.reports.pairs import (
+    OCTAVES,
+    ORDINARY,
+    SCORE,
+    Difference,
+    Side,
+    effective_differences,
+    score_differences,
+    text_differences,
+)
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.results import Results
+from sbeval.results.digits import with_interval
+from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
+
+if TYPE_CHECKING:
+    from sbeval.policy import Rule
+
+BEYOND, OVER_OCTAVES = "mean change beyond the training length", "mean over octaves"
+_FEW = f"intervals need {MINIMUM_CLUSTERS} documents or samples that both have"
+_DOUBTFUL = f"the documents differ much in size, so that 95% are {UNEVEN_COVERAGE}"
+Verdict = Literal["pass", "fail", "not enough data"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A number with what the data say about it.
+
+    Attributes:
+        rule: what is asked of it.
+        name: what it is, in a few words.
+        change: how much worse the candidate is, above zero for worse; NaN where nothing is known.
+        low: lower end of the band that holds at once with those of all rules.
+        high: its upper end.
+        allowed: largest change for the worse.
+        reason: why there is no band, or what is doubtful about it; empty for neither.
+    """
+
+    rule: "Rule"
+    name: str
+    change: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    allowed: float
+    reason: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the change is certainly within what is allowed, or certainly not."""
+        return "pass" if self.high <= self.allowed else "fail" if self.low > self.allowed else "not enough data"
+
+    @property
+    def text(self) -> str:
+        """The verdict as a line or two."""
+        change = "" if math.isnan(self.change) else f": {with_interval(self.change, self.low, self.high)}"
+        reason = f"\n  {self.reason}" if self.reason else ""
+        return f"{self.verdict}: {self.name}{change}, at most {self.allowed:+g} allowed{reason}"
+
+
+def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "") -> Judged:
+    """Judges a number by a rule; without a number, for a reason, there is not enough data."""
+    if number is None:
+        return Judged(rule=rule, name=name, allowed=rule.largest_change, reason=reason)
+    change, low, high = number.change
+    few, doubtful = math.isnan(low), number.doubtful
+    most = max(rule.largest_change, rule.share_of_rise * number.reference_rise)
+    return Judged(
+        rule=rule,
+        name=name,
+        change=change,
+        low=low,
+        high=high,
+        allowed=0.0 if number.unit == OCTAVES else most,
+        reason=_FEW if few else f"doubtful: {_DOUBTFUL}" if doubtful else "",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Everything two models were compared on.
+
+    Attributes:
+        reference: name of the first model.
+        candidate: name of the second model.
+        rule: what counts as worse.
+        lengths: one entry a text, protocol and length, and one for the mean over octaves.
+        effective: one entry a text with identical targets.
+        scores: one entry a length of RULER, and one an ordinary task.
+        obstacles: what could not be compared, and why.
+    """
+
+    reference: str
+    candidate: str
+    rule: "Rule"
+    lengths: tuple[Difference, ...]
+    effective: tuple[Difference, ...]
+    scores: tuple[Difference, ...]
+    obstacles: tuple[str, ...]
+
+    @property
+    def verdicts(self) -> list[Judged]:
+        """What the rule says of every number; effective lengths may not lose any octave for certain."""
+        numbers = (*self.lengths, *self.effective, *self.scores)
+        return [judge(self.rule, _full_name(number), number) for number in numbers]
+
+    @property
+    def groups(self) -> int:
+        """How many bands hold at once."""
+        return len({number.group for number in (*self.lengths, *self.effective, *self.scores)})
+
+    @property
+    def judged(self) -> bool:
+        """Whether anything has a band, without which nothing is known to be worse or not."""
+        return not all(math.isnan(number.low) for number in (*self.lengths, *self.scores))
+
+    @property
+    def worse(self) -> bool:
+        """Whether the candidate is certainly worse somewhere by more than the rule allows."""
+        return any(judged.verdict == "fail" for judged in self.verdicts)
+
+    def text(self) -> str:
+        """Returns the comparison as lines for a terminal."""
+        lines = [
+            f"{self.candidate} minus {self.reference}, paired; 95% bands that hold for all numbers at once",
+            f"(worse: the whole band is beyond {self.rule.largest_change:g}, and beyond {self.rule.share_of_rise:.0%} "
+            "of what the reference itself loses from its training length to there)",
+        ]
+        for group, numbers in _by_group(self.lengths).items():
+            documents = "1 document" if numbers[0].count == 1 else f"{numbers[0].count} documents"
+            lines += ["", f"{group} ({numbers[0].unit}, {documents}; above zero is worse)"]
+            if math.isnan(numbers[0].low):
+                lines.append(f"  no intervals and no verdicts: they take {MINIMUM_CLUSTERS} documents")
+            if numbers[0].doubtful:
+                lines.append(f"  doubtful bands: {_DOUBTFUL}")
+            lines += map(self._line, numbers)
+        for number in self.effective:
+            lines += ["", number.name + ("  worse" if number.worse else "")]
+        for group, numbers in _by_group(self.scores).items():
+            counted = "" if group == ORDINARY else f", {numbers[0].count} samples"
+            lines += ["", f"{group} (score{counted}; verdicts follow each score's own direction)"]
+            lines += map(self._line, numbers)
+        lines += ["", *self.obstacles] if self.obstacles else []
+        return "\n".join(lines)
+
+    def _line(self, number: Difference) -> str:
+        words = "better" if number.better else "worse by too little to count" if number.worse else ""
+        words = "worse" if judge(self.rule, "", number).verdict == "fail" else words
+        place = _place(number)
+        place = f"{place:>6}" if number.context_length_tokens else place
+        return f"  {place}  {with_interval(number.estimate, number.low, number.high)}  {words}".rstrip()
+
+
+def _place(number: Difference) -> str:
+    if number.context_length_tokens:
+        return length_text(number.context_length_tokens)
+    if number.name:
+        return f"{number.name} ({number.count} samples)"
+    return OVER_OCTAVES if number.unit == SCORE else BEYOND
+
+
+def _full_name(number: Difference) -> str:
+    return number.name or f"{number.group}, {_place(number)}"
+
+
+def _by_group(numbers: Iterable[Difference]) -> dict[str, list[Difference]]:
+    groups: dict[str, list[Difference]] = {}
+    for number in numbers:
+        groups.setdefault(number.group, []).append(number)
+    return groups
+
+
+def compare(
+    reference: Path | str,
+    candidate: Path | str,
+    *,
+    paths: Iterable[Path | str] = (),
+    labels: Mapping[str, str] | None = None,
+    least_effect: float | None = None,
+) -> Comparison:
+    """Compares two models; bands hold at once over all texts, protocols, lengths and tasks.
+
+    Args:
+        reference: a folder or file with the results of one model, or the name of a model in `paths`.
+        candidate: likewise, the one to be judged.
+        paths: results in which names are looked up.
+        labels: names to show in place of the checkpoints' own.
+        least_effect: what a whole band has to exceed to count as worse, in each number's own unit; None for 0.02.
+
+    Raises:
+        UserError: a name or folder does not stand for one model, or the two share nothing that can be compared.
+    """
+    (rule,) = rules_of()
+    if least_effect is not None:
+        rule = rule.changed(largest_change=least_effect)
+    return compare_sides(pair_of_models(reference, candidate, paths=paths, labels=labels), rule)
+
+
+def rules_of(policy: Path | None = None) -> Sequence["Rule"]:
+    """Returns the rules of a policy, of the one that ships if None."""
+    from sbeval.policy import FAIL_IF_WORSE, read_policy  # loads pydantic, which a page does without
+
+    return read_policy(policy or FAIL_IF_WORSE)
+
+
+def pair_of_models(
+    reference: Path | str, candidate: Path | str, *, paths: Iterable[Path | str], labels: Mapping[str, str] | None
+) -> tuple[Side, Side]:
+    """Finds the two models of a comparison; arguments and errors are those of `compare`."""
+    given = list(paths)
+    shared = load_results(given, labels=labels) if given else None
+    (first, first_label), (second, second_label) = (_model(name, shared, labels) for name in (reference, candidate))
+    alike = first_label == second_label and first is not second
+    return (
+        Side(first, first_label, f"{first_label} ({reference})" if alike else first_label),
+        Side(second, second_label, f"{second_label} ({candidate})" if alike else second_label),
+    )
+
+
+def _model(name: Path | str, shared: Results | None, labels: Mapping[str, str] | None) -> tuple[Results, str]:
+    known = shared.models if shared else ()
+    for model in known:
+        if shared is not None and str(name) in (model.label, model.record.name):
+            return shared, model.label
+    if not Path(name).exists():
+        names = ", ".join(model.label for model in known) or "none given"
+        raise UserError(f"Expected a folder of results or the name of a model ({names}), found {str(name)!r}.")
+    results = load_results([name], labels=labels)
+    if len(results.models) != 1:
+        names = ", ".join(model.label for model in results.models)
+        raise UserError(f"Expected the results of one model in {name}, found {names}; give them apart or by name.")
+    return results, results.models[0].label
+
+
+def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int = 0) -> Comparison:
+    """Compares two models, with bands that hold at once with those of other groups."""
+    texts = [side.texts() for side in sides]
+
+    def compared(confidence: float) -> Comparison:
+        lengths, obstacles = text_differences(*texts, confidence=confidence)
+        effective = effective_differences(*texts, least_effect=rule.largest_change, confidence=confidence)
+        scores, further = score_differences(*sides, confidence=confidence)
+        return Comparison(
+            reference=sides[0].shown,
+            candidate=sides[1].shown,
+            rule=rule,
+            lengths=tuple(lengths),
+            effective=tuple(effective),
+            scores=tuple(scores),
+            obstacles=(*obstacles, *further),
+        )
+
+    comparison = compared(CONFIDENCE)
+    if not comparison.lengths and not comparison.scores:
+        reasons = " ".join(comparison.obstacles) or "they have no text, protocol or task in common."
+        raise UserError(
+            f"Expected {sides[0].shown} and {sides[1].shown} to share results that can be compared in pairs: {reasons}"
+        )
+    groups = comparison.groups + other_groups
+    return comparison if groups == 1 else compared(1 - (1 - CONFIDENCE) / groups)

@@ -1,0 +1,299 @@
+"""Paired differences between two models: NLL on identical targets, effective lengths, scores on the same samples.
+
+Every difference is the candidate minus the reference. The bands of a group's differences hold at once.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from sbeval.reports.analyse.claims import length_claims
+from sbeval.reports.analyse.one_number import effective_nll_length
+from sbeval.reports.analyse.paired import PairedDifference, ruler_differences, task_difference
+from sbeval.reports.analyse.statistics import change_weights, simultaneous_band
+from sbeval.reports.analyse.suite import SuiteRow, divided_tasks, suite_rows
+from sbeval.reports.read.results import Results, records
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleScores, SumsByDocument
+from sbeval.results.intervals import MINIMUM_CLUSTERS
+
+NATS, BITS, SCORE, OCTAVES = "nats per token", "bits per byte", "score", "octaves"
+ORDINARY = "ordinary tasks"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """One number of the candidate minus that of the reference.
+
+    Attributes:
+        group: what it shares a band with: a text and protocol, RULER's mean, `ORDINARY`, or a text's effective length.
+        name: task and metric of an ordinary task, both effective lengths; else empty.
+        context_length_tokens: None for a number without one, and for the mean over octaves: of NLL beyond the
+            reference's training length, less the difference there.
+        unit: `NATS`, `BITS` where the tokenizers differ, `SCORE`, or `OCTAVES` of effective lengths.
+        estimate: the difference.
+        low: lower end of its band; NaN where there are too few documents.
+        high: upper end.
+        count: documents or samples compared.
+        higher_is_better: which way is better.
+        reference_rise: by how much the reference's NLL is above that at its training length, 0 where it is not.
+        doubtful: whether the documents' sizes are so uneven that the band covers less often than it says.
+    """
+
+    group: str
+    name: str = ""
+    context_length_tokens: int | None = None
+    unit: str
+    estimate: float
+    low: float
+    high: float
+    count: int
+    higher_is_better: bool = False
+    reference_rise: float = 0.0
+    doubtful: bool = False
+
+    @property
+    def change(self) -> tuple[float, float, float]:
+        """How much worse the candidate is, with the ends of its band; above zero is worse."""
+        if self.higher_is_better:
+            return -self.estimate, -self.high, -self.low
+        return self.estimate, self.low, self.high
+
+    @property
+    def worse(self) -> bool:
+        """Whether the whole band is on the worse side of zero."""
+        return self.change[1] > 0
+
+    @property
+    def better(self) -> bool:
+        """Whether the whole band is on the better side of zero."""
+        return self.change[2] < 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Per-document sums of one model's task, with what makes two of them comparable."""
+
+    corpus: str
+    corpus_sha256: str | None
+    protocol: str
+    tokenizer_sha256: str | None
+    sums: SumsByDocument | None
+    training_length_tokens: int | None = None
+    task: str = ""
+
+
+class Side(NamedTuple):
+    """One of two models: the results it stands in, its label there, and the name to show."""
+
+    results: Results
+    label: str
+    shown: str
+
+    def texts(self) -> list[Measured]:
+        """Returns the sums of every text and protocol."""
+        rows = self.results.measurements[self.results.measurements["setting"] == self.label]
+        rows = rows[(rows["family"] == "perplexity") & (rows["protocol"] != "position")]
+        return [
+            Measured(
+                task=str(row["task"]),
+                corpus=str(row["corpus"]),
+                corpus_sha256=_text(row["corpus_sha256"]),
+                protocol=str(row["protocol"]),
+                tokenizer_sha256=_text(row["tokenizer_sha256"]),
+                sums=self.results[DOCUMENT_SUMS].get((self.label, row["task"])),
+                training_length_tokens=self.results.model(self.label).record.training_length_tokens,
+            )
+            for row in records(rows.drop_duplicates(["task", "corpus_sha256", "protocol"]))
+        ]
+
+    def samples(self) -> dict[str, SampleScores]:
+        """Returns the scores of every task's samples."""
+        logged = self.results[SAMPLE_SCORES]
+        return {task: scores for (label, task), scores in logged.items() if label == self.label}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def text_differences(
+    reference: Iterable[Measured], candidate: Iterable[Measured], *, confidence: float
+) -> tuple[list[Difference], list[str]]:
+    """Compares all texts and protocols two models share; also says what could not be compared, and why."""
+    known: dict[tuple[str, str], Measured] = {}
+    for measured in reference:  # the same text first, then whatever goes by its name
+        known[measured.corpus_sha256 or measured.corpus, measured.protocol] = measured
+        known.setdefault((measured.corpus, measured.protocol), measured)
+    differences: list[Difference] = []
+    obstacles: list[str] = []
+    for second in candidate:
+        by_name = known.get((second.corpus, second.protocol))
+        first = known.get((second.corpus_sha256 or second.corpus, second.protocol), by_name)
+        compared = [] if first is None else _text_differences(first, second, confidence)
+        if isinstance(compared, str):
+            obstacles.append(f"{second.corpus}, {second.protocol}: not compared, because {compared}.")
+        else:
+            differences += compared
+    return differences, obstacles
+
+
+def _text_differences(first: Measured, second: Measured, confidence: float) -> list[Difference] | str:
+    """Returns the differences at every length both have and over octaves, or why there are none."""
+    if first.sums is None or second.sums is None:
+        return "samples were not logged (--log_samples)"
+    if first.corpus_sha256 != second.corpus_sha256:
+        return "the texts differ (corpus hash)"
+    lengths = [length for length in first.sums.lengths if length in second.sums.lengths]
+    if not lengths:
+        return "no context length is shared"
+    documents = [name for name in second.sums.clusters if name in set(first.sums.clusters)]
+    if not documents:
+        return "no document is shared"
+    same_tokens = first.tokenizer_sha256 == second.tokenizer_sha256
+    scale = 1.0 if same_tokens else math.log(2)
+    sizes = [sums.tokens if same_tokens else sums.bytes for sums in (first.sums, second.sums)]
+    own, other = (
+        np.ix_([sums.clusters.index(name) for name in documents], [sums.lengths.index(length) for length in lengths])
+        for sums in (first.sums, second.sums)
+    )
+    size_CK = sizes[0][own]
+    same_C = (size_CK == sizes[1][other]).all(axis=1) & (size_CK == size_CK[:, :1]).all(axis=1) & (size_CK[:, 0] > 0)
+    if not same_C.any():
+        return "no document has identical targets"
+    differences_CK = (second.sums.nll_nats[other] - first.sums.nll_nats[own])[same_C]
+    # the reference's own NLL at every length it has, on the same documents
+    compared = own[0][same_C, 0]
+    levels_K = first.sums.nll_nats[compared].sum(axis=0) / scale / sizes[0][compared].sum(axis=0)
+    trained = [length for length in first.sums.lengths if length <= (first.training_length_tokens or 0)]
+    rises_K = levels_K[own[1][0]] - (levels_K[len(trained) - 1] if trained else math.inf)
+    places: list[int | None] = [*lengths]
+    within = [length for length in trained if length in lengths]
+    weights_K = change_weights(lengths, within[-1] if within else None)
+    if weights_K is not None:
+        differences_CK = np.column_stack([differences_CK, differences_CK @ weights_K])
+        rises_K = np.append(rises_K, levels_K[own[1][0]] @ weights_K)
+        places.append(None)
+    band = simultaneous_band(differences_CK / scale, size_CK[same_C, 0], confidence=confidence)
+    return [
+        Difference(
+            group=f"{second.corpus}, {second.protocol}",
+            context_length_tokens=length,
+            unit=NATS if same_tokens else BITS,
+            estimate=float(band.estimates[column]),
+            low=float(band.lows[column]),
+            high=float(band.highs[column]),
+            count=band.clusters,
+            reference_rise=max(0.0, float(rises_K[column])),
+            doubtful=band.doubtful,
+        )
+        for column, length in enumerate(places)
+    ]
+
+
+def effective_differences(
+    reference: Iterable[Measured], candidate: Iterable[Measured], *, least_effect: float, confidence: float
+) -> list[Difference]:
+    """Compares effective lengths on texts with identical targets; both intervals hold at once.
+
+    In the candidate only a step that loses more than the least effect ends it. No length at all counts as one token.
+    """
+    known = {text.corpus_sha256 or text.corpus: text for text in reference if text.protocol == "fixed_target"}
+    differences = []
+    for second in candidate:
+        first = known.get(second.corpus_sha256 or second.corpus) if second.protocol == "fixed_target" else None
+        if first is None:
+            continue
+        each = 1 - (1 - confidence) / 2
+        # steps need no training length, and without one there is no second band to compute
+        claims = [length_claims(text.sums, None, confidence=each) for text in (first, second)]
+        base, own = (
+            effective_nll_length(claim, least_loss=loss) for claim, loss in zip(claims, (0, least_effect), strict=True)
+        )
+        if base is not None and own is not None and claims[0].lengths == claims[1].lengths:
+            name = f"{first.corpus}: effective length {own.text}, against {base.text}"
+            ends = [(own.tokens, base.tokens), (own.low, base.high), (own.high, base.low)]
+            estimate, low, high = (math.log2(mine or 1) - math.log2(other or 1) for mine, other in ends)
+            differences.append(
+                Difference(
+                    group=f"{first.corpus}: effective length",
+                    name=name,
+                    unit=OCTAVES,
+                    estimate=estimate,
+                    low=low,
+                    high=high,
+                    count=claims[0].clusters,
+                    higher_is_better=True,
+                )
+            )
+    return differences
+
+
+def score_differences(reference: Side, candidate: Side, *, confidence: float) -> tuple[list[Difference], list[str]]:
+    """Compares RULER's mean and ordinary tasks; also says what could not be compared, and why."""
+    ruler, tasks = ruler_differences(candidate.samples(), reference.samples(), confidence=confidence)
+    group = f"RULER, mean over {len(tasks)} {'task' if len(tasks) == 1 else 'tasks'}"
+    differences = [
+        scored(paired, group, True, length=length) for length, paired in ruler.items() if not math.isnan(paired.low)
+    ]
+    obstacles = [_too_few("RULER", paired) for paired in list(ruler.values())[:1] if math.isnan(paired.low)]
+    rows = _shared_rows(reference, candidate)
+    logged = [candidate.label in own.samples and reference.label in base.samples for own, base in rows]
+    obstacles += [
+        f"{own.name}: not compared, because samples were not logged."
+        for (own, _), has_samples in zip(rows, logged, strict=True)
+        if not has_samples
+    ]
+    for own, base in itertools.compress(rows, logged):
+        paired = task_difference(
+            own.samples[candidate.label],
+            base.samples[reference.label],
+            (own.metric, own.filter_name),
+            confidence=1 - (1 - confidence) / sum(logged),
+        )
+        if paired is None:
+            obstacles.append(f"{own.name}: not compared, because the runs share no question.")
+        elif math.isnan(paired.low):
+            obstacles.append(_too_few(own.name, paired))
+        else:
+            differences.append(scored(paired, ORDINARY, bool(own.higher_is_better), name=own.name))
+    return differences, obstacles
+
+
+def _shared_rows(reference: Side, candidate: Side) -> list[tuple[SuiteRow, SuiteRow]]:
+    """Returns the candidate's rows of ordinary tasks, each with the reference's."""
+    divided = divided_tasks(reference.results) | divided_tasks(candidate.results)
+    own, base = (
+        {
+            (row.name, row.task, row.metric, row.filter_name): row
+            for row in suite_rows(side.results, divided)
+            if side.label in row.cells
+        }
+        for side in (candidate, reference)
+    )
+    return [(row, base[key]) for key, row in own.items() if key in base and row.higher_is_better is not None]
+
+
+def scored(
+    paired: PairedDifference, group: str, higher_is_better: bool, *, name: str = "", length: int | None = None
+) -> Difference:
+    """Returns a difference of scores with its direction."""
+    return Difference(
+        group=group,
+        name=name,
+        context_length_tokens=length,
+        unit=SCORE,
+        estimate=paired.estimate,
+        low=paired.low,
+        high=paired.high,
+        count=paired.samples,
+        higher_is_better=higher_is_better,
+    )
+
+
+def _too_few(name: str, paired: PairedDifference) -> str:
+    count = paired.samples
+    return f"{name}: not compared, because only {count} samples are shared and intervals need {MINIMUM_CLUSTERS}."

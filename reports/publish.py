@@ -1,0 +1,229 @@
+"""Results where others look for them: the hub's evaluation result files, and curves in experiment trackers.
+
+The hub's format is https://huggingface.co/docs/hub/eval-results: `.eval_results/*.yaml` in a model's repository, a list
+of entries, each a number of one data set of the hub. A tracker has one run a model and one step a context length. Both
+trackers are optional packages. Neither is asked for an account: wandb heeds `WANDB_MODE=offline`, and trackio keeps
+runs on this machine.
+"""
+
+import importlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pandas as pd
+import yaml
+
+from sbeval.errors import UserError
+from sbeval.reports.analyse.selection import restrict
+from sbeval.reports.build import load_results
+from sbeval.reports.read.fields import shown_name
+from sbeval.reports.read.results import Results, records
+from sbeval.reports.read.runs import TaskResult
+from sbeval.results.outputs import is_new, set_aside, written_beside
+
+FOLDER = ".eval_results"
+STEP = "context_length_tokens"
+Tracker = Literal["wandb", "trackio"]
+_OFFLINE = {"wandb": " with WANDB_MODE=offline", "trackio": ""}
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# an NLL at a length by other names: these follow from it
+_DERIVED = ("token_perplexity", "byte_perplexity", "word_perplexity", "nll_change")
+_UNITS = {"nll": "NLL in nats a token, lower is better", "bits_per_byte": "bits a byte, lower is better"}
+
+
+def publish(
+    paths: Iterable[Path],
+    *,
+    hub_results: Path | None = None,
+    wandb: str | None = None,
+    trackio: str | None = None,
+    datasets: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    only: Iterable[str] = (),
+    replace: bool = False,
+) -> None:
+    """Publishes results, every training seed by itself, and says what was written.
+
+    Args:
+        paths: folders walked for result files, or result files.
+        hub_results: folder for the hub's evaluation result files, None for none.
+        wandb: project of Weights & Biases, None for none.
+        trackio: project of trackio, None for none.
+        datasets: names of tasks to data sets of the hub, for tasks whose results name none.
+        labels: names to show in place of the checkpoints' own.
+        only: names or patterns of models and tasks; everything if empty.
+        replace: move what lies in the way of `hub_results` aside.
+
+    Raises:
+        UserError: nothing to publish, a package is missing, or something cannot be written.
+    """
+    results = restrict(load_results(paths, labels=labels), only)
+    if hub_results is not None:
+        written = write_hub_results(results, hub_results, datasets=datasets or {}, replace=replace)
+        print(f"files for the hub, {len(written.files)} in all, are in {hub_results}, a folder for each model")
+        if written.without_dataset:
+            print(
+                f"left out, since their results name no data set of the hub: {', '.join(written.without_dataset)} "
+                "(--hub-dataset TASK=OWNER/NAME names one)"
+            )
+    trackers: dict[Tracker, str | None] = {"wandb": wandb, "trackio": trackio}
+    for tracker, project in trackers.items():
+        if project is not None:
+            print(f"{tracker} has the curves of {', '.join(log_curves(results, tracker, project=project))}")
+
+
+class HubFiles(NamedTuple):
+    """The files written, one a model and task, and the tasks that name no data set of the hub, which are left out."""
+
+    files: tuple[Path, ...]
+    without_dataset: tuple[str, ...]
+
+
+def write_hub_results(
+    results: Results, folder: Path, *, datasets: Mapping[str, str], replace: bool = False
+) -> HubFiles:
+    """Writes `MODEL/.eval_results/TASK.yaml` below a folder: a model's folder is uploaded to its repository.
+
+    Args:
+        results: models and their numbers.
+        folder: a folder that does not exist yet, or is empty.
+        datasets: names of tasks to ids of data sets, for tasks whose results name none.
+        replace: where the folder holds something, move that aside.
+
+    Raises:
+        UserError: a name in `datasets` is no task here, an id is none of a data set, the folder holds something, or no
+            task has a data set.
+    """
+    if not replace and not is_new(folder):
+        raise UserError(
+            f"Expected a new or empty folder for the hub's files, found something in {folder}: name another, or move "
+            "it aside with --replace."
+        )
+    known = {shown_name(task.name): task for model in results.models for _, task in reversed(model.task_runs())}
+    for name, dataset in datasets.items():
+        if name not in known:
+            raise UserError(f"Expected the name of a task, found {name!r}; the tasks are {', '.join(known)}.")
+        if not _HUB_ID.fullmatch(dataset):
+            raise UserError(f"Expected the id of a data set (owner/name) for {name}, found {dataset!r}: correct it.")
+    entries: dict[Path, list[dict[str, Any]]] = defaultdict(list)
+    without: set[str] = set()
+    for row in records(results.measurements):
+        task = str(row["task"])
+        if row["metric"] in _DERIVED or pd.isna(row["value"]):
+            continue
+        named = datasets.get(task) or dataset_of(known[task])
+        if named is None:
+            without.add(task)
+        else:
+            file = Path(_file_name(row["setting"]), FOLDER, f"{_file_name(task)}.yaml")
+            entries[file].append(_entry(row, named))
+    if not entries:
+        raise UserError(
+            f"Expected tasks whose text is a data set of the hub, found none ({', '.join(sorted(without))}): name one "
+            "with --hub-dataset TASK=OWNER/NAME."
+        )
+    if replace and not is_new(folder):
+        set_aside(folder)
+    with written_beside(folder) as new:
+        for file, listed in entries.items():
+            (new / file).parent.mkdir(parents=True, exist_ok=True)
+            (new / file).write_text(yaml.safe_dump(listed, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return HubFiles(tuple(folder / file for file in entries), tuple(sorted(without)))
+
+
+def dataset_of(task: TaskResult) -> str | None:
+    """Returns the id of the data set of the hub whose text a task reads, None where its results name none."""
+    named = _HUB_ID.match((task.dataset if task.record is None else task.record.corpus_detail) or "")
+    return named[0] if named else None
+
+
+def _entry(row: Mapping[str, Any], dataset: str) -> dict[str, Any]:
+    length = row["context_length_tokens"]
+    at = "" if pd.isna(length) else f"@{int(length)}"
+    return {
+        "dataset": {"id": dataset, "task_id": f"{row['task']}/{row['metric']}{at}"},
+        "value": float(row["value"]),
+        "date": row["run_date"].isoformat(),
+        "notes": "; ".join(_notes(row)),
+    }
+
+
+def _notes(row: Mapping[str, Any]) -> Iterable[str]:
+    if not pd.isna(row["context_length_tokens"]):
+        yield f"context length {int(row['context_length_tokens']):,} tokens"
+    if row["metric"] in _UNITS:
+        yield _UNITS[row["metric"]]
+    if not pd.isna(row["ci95_low"]):
+        yield f"95% interval [{row['ci95_low']:.4f}, {row['ci95_high']:.4f}] over {int(row['clusters'])} documents"
+    elif not pd.isna(row["stderr"]):
+        yield f"standard error {row['stderr']:.4f}"
+    if not pd.isna(row["few_shot"]):
+        yield f"{int(row['few_shot'])}-shot"
+    if not pd.isna(row["limit_samples"]):
+        yield f"{int(row['limit_samples'])} samples (--limit)"
+    yield "measured with sbeval and lm-evaluation-harness"
+
+
+def _file_name(name: object) -> str:
+    """Returns a name as one that a folder or file can have anywhere."""
+    return re.sub(r"[^\w.-]+", "-", str(name)).strip("-.") or "model"
+
+
+def curves_of(results: Results) -> dict[str, dict[int, dict[str, float]]]:
+    """Returns, by model and context length in tokens, every number that has a length.
+
+    A number is named `TASK/METRIC`; the ends of its interval are `TASK/METRIC_ci95_low` and `..._high`. What is missing
+    is left out.
+    """
+    curves: dict[str, dict[int, dict[str, float]]] = {}
+    for row in records(results.measurements.dropna(subset=[STEP, "value"])):
+        numbers = curves.setdefault(row["setting"], {}).setdefault(int(row[STEP]), {})
+        name = f"{row['task']}/{row['metric']}"
+        numbers[name] = float(row["value"])
+        for end in ("ci95_low", "ci95_high"):
+            if not pd.isna(row[end]):
+                numbers[f"{name}_{end}"] = float(row[end])
+    return {model: dict(sorted(lengths.items())) for model, lengths in curves.items()}
+
+
+def log_curves(results: Results, tracker: Tracker, *, project: str) -> list[str]:
+    """Logs the curves of every model as a run of the tracker's project, with the context length as the step.
+
+    Returns:
+        The models logged.
+
+    Raises:
+        UserError: the package is not installed, no number has a context length, or the tracker fails.
+    """
+    curves = curves_of(results)
+    if not curves:
+        raise UserError(f"Expected numbers with a context length for --{tracker}, found none: evaluate sb_ tasks.")
+    try:
+        package = importlib.import_module(tracker)
+    except ImportError as error:
+        raise UserError(
+            f"Expected the package {tracker} for --{tracker}, found none: pip install 'sbeval[{tracker}]'."
+        ) from error
+    for model, lengths in curves.items():
+        facts = {name: fact for name, fact in results.model(model).record.to_json().items() if fact is not None}
+        try:
+            run = package.init(project=project, name=model, config=facts)
+            # wandb logs to the run it returns, trackio to the one it began
+            log_to = run if tracker == "wandb" else package
+            try:
+                if tracker == "wandb":
+                    run.define_metric(STEP)
+                    run.define_metric("*", step_metric=STEP)
+                for length, numbers in lengths.items():
+                    log_to.log({STEP: length, **numbers}, step=length)
+            finally:
+                log_to.finish()
+        except Exception as error:  # the trackers raise classes of their own, and those of their transports
+            raise UserError(
+                f"Expected --{tracker} to log {model}, found that it fails ({type(error).__name__}: {error}): correct "
+                f"the project, log in, or log on this machine{_OFFLINE[tracker]}."
+            ) from error
+    return list(curves)
