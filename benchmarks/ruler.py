@@ -204,7 +204,7 @@ def print_fill(length: int, metadata: dict[str, Any]) -> None:
             own = {**metadata, "context_lengths": [length], "num_samples": FILLED_SAMPLES, "scripts": rule}
             task = TaskManager(include_path=str(folder), include_defaults=False, metadata=own).load([name])
             (task,) = task["tasks"].values()
-            fits = task.fitter(length, Frame()).fit(range(FILLED_SAMPLES)).values()
+            fits = task.fitted.fitter(length, Frame()).fit(range(FILLED_SAMPLES)).values()
             filled = [fit.prompt_tokens / (length - task.generated_tokens) for fit in fits]
             row[f"filled_{rule or 'here'}"] = [round(min(filled), 3), round(max(filled), 3)]
             if depths := [percent for fit in fits for percent in fit.depths_percent]:

@@ -1,5 +1,6 @@
 """The `sbeval` command: the rooms of the package put together, each imported when its sub-command runs."""
 
+import functools
 import importlib
 import importlib.metadata
 import shlex
@@ -44,7 +45,7 @@ def run(arguments: _Arguments = None) -> None:
     """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set."""
     if not arguments or {"-h", "--help"} & {*arguments}:
         own = _load("sbeval.model_adapters.options", "AdapterOptions")
-        print(_load("sbeval.lm_eval_command", "help_text")(own, _load("sbeval.tasks.help", "metadata_keys")()))
+        print(_load("sbeval.lm_eval_command", "help_text")(own, _load("sbeval.tasks.asked", "metadata_keys")()))
         return
     _load("sbeval.lm_eval_command", "run")(arguments, _check)
 
@@ -72,12 +73,11 @@ def sweep(
     metadata: Annotated[
         str | None, typer.Option(metavar="JSON", help="With --suite: metadata for the tasks, as lm_eval's.")
     ] = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(metavar="N|auto", help="Runs at a time on this machine, a GPU each, longest first."),
+    only: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="Run this one alone: CHECKPOINT/RUN, or a RUN of all.")
     ] = None,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS|local", help="Run on a Ray cluster (the extra sbeval[ray]).")
+        str | None, typer.Option(metavar="ADDRESS|local", help="Several at a time, on Ray (the extra sbeval[ray]).")
     ] = None,
     follow: Annotated[
         str | None,
@@ -85,24 +85,25 @@ def sweep(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs, and only say what would be run.")] = False,
     replace: _Replace = False,
+    workers: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a suite over several checkpoints, one results file a run; what is complete is skipped.
 
     A run that fails does not end the others: it is named at the end, with exit code 1.
     """
     options: dict[str, Any] = {"output": output, "context_lengths": context_lengths, "limit": limit}
-    options |= {"model_args": model_args, "metadata": metadata, "follow": follow}
+    options |= {"model_args": model_args, "metadata": metadata, "follow": follow, "workers": workers}
     settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
         _check(_load("sbeval.lm_eval_command", "asked_by")(config))
 
-    chosen = {"dry_run": dry_run, "check": check, "replace": replace, "workers": workers, "ray": ray}
-
-    def go(settings: Any) -> Any:
-        return _load("sbeval.sweep", "run_sweep")(settings, **chosen)
-
+    go = functools.partial(
+        _load("sbeval.sweep", "run_sweep"), only=only, dry_run=dry_run, check=check, replace=replace, ray=ray
+    )
     following = settings.follow is not None
+    if following and only is not None:
+        raise UserError("Expected --run or a training to follow, found both: leave one out.")
     if _load("sbeval.sweep.follow", "follow")(settings, go, once=dry_run) if following else go(settings):
         raise typer.Exit(1)
 
@@ -184,7 +185,7 @@ def inspect(arguments: _Arguments = None) -> None:
     def share(*windows: Any, **options: Any) -> Any:
         return _load("sbeval.model_adapters.sharing", "share_windows")(*windows, **options)
 
-    _load("sbeval.inspection.options", "inspect_command")(arguments or ["--help"], _check, share)
+    _load("sbeval.inspection.command", "inspect_command")(arguments or ["--help"], _check, share)
 
 
 @app.command()
@@ -275,7 +276,6 @@ def _check(asked: Any) -> bool:
         check_early = _load("sbeval.model_adapters.options", "check_early")
         check_early(asked.model_args, device=asked.device, batch_size=asked.batch_size)
     _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
-    _load("sbeval.tasks.ruler.corpora", "check_corpora")(asked.tasks, asked.metadata)
     return not _load("sbeval.tasks.packaged", "are_all_here")(asked.tasks, asked.folders)
 
 

@@ -2,8 +2,7 @@
 
 - `base`: what do all tasks have in common?
 - `packaged`: which tasks are there, of what kind, and which models can answer them?
-- `asked`: what of a run's options can be refused before torch is imported?
-- `help`: which keys does the help of `sbeval run` list?
+- `asked`: what does a task's YAML say of its options and corpus, and what of a run can be refused before torch loads?
 - `metadata`: what may a user choose with `--metadata`?
 - `tokens`: which tokenizer does the model have, and how many tokens has a text?
 - `draws`: how does a name alone decide what is random?

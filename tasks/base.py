@@ -46,10 +46,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         metadata["sbeval"] = record.to_json()
 
     def chosen_samples(self, **selection: Any) -> Numbered:
-        """Returns number and document of the samples that this process runs.
-
-        Args:
-            selection: `limit`, `samples`, `rank` and `world_size`, as lm-eval gives them.
+        """Returns number and document of the samples that this process runs, at least one, as lm-eval selects them.
 
         Raises:
             UserError: there are none.
@@ -60,12 +57,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         return chosen
 
     def keep_samples(self, samples: Mapping[int, Mapping[str, Any]], count: int) -> None:
-        """Sets the documents once samples are made; those of other processes stay empty.
-
-        Args:
-            samples: what was made, by index, at least one.
-            count: how many there are in all.
-        """
+        """Sets all `count` documents once samples are made, by index; those of other processes stay empty."""
         blank = dict.fromkeys(next(iter(samples.values())))
         self.keep_documents(samples.get(index, {**blank, "index": index}) for index in range(count))
 

@@ -9,8 +9,9 @@ import functools
 import hashlib
 import math
 import random
+import string
 import uuid
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +47,10 @@ def seeded_ranks(numbers: NDArray[np.int64], *name: object) -> NDArray[np.uint64
 
 def seed_of(*name: object) -> int:
     """Returns 128 bits that a name alone decides."""
-    return int.from_bytes(hashlib.sha256("\x1f".join(str(part) for part in name).encode()).digest()[:16], "big")
+    return int.from_bytes(hashlib.sha256("\x1f".join(str(item) for item in name).encode()).digest()[:16], "big")
 
 
 NeedleType = Literal["words", "numbers", "uuids"]
-NEEDLE_TYPES: tuple[NeedleType, ...] = get_args(NeedleType)
 
 _DIGITS = 7
 
@@ -63,6 +63,12 @@ def word_lists() -> tuple[list[str], list[str], list[str]]:
     words = RandomWord()
     nouns, adjectives, verbs = (words.filter(include_categories=[kind]) for kind in ("noun", "adjective", "verb"))
     return nouns, adjectives, verbs
+
+
+def short_nouns() -> list[str]:
+    """Returns the nouns of 4 to 9 small letters."""
+    nouns, _, _ = word_lists()
+    return [noun for noun in nouns if 4 <= len(noun) <= 9 and set(noun) <= set(string.ascii_lowercase)]
 
 
 def draw(kind: NeedleType, rng: random.Random) -> str:

@@ -24,11 +24,18 @@ SAMPLES_SEED = 42
 _LEAST_LIKENESS = 0.85
 
 
+def doublings(first: int, last: int) -> tuple[int, ...]:
+    """Returns context lengths from `first` to `last` tokens, each twice the one before."""
+    return tuple(first << power for power in range((last // first).bit_length()))
+
+
 class TaskOptions(Settings):
     """Options of every task here."""
 
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Fields that the task's name decides, so that no option changes them."""
+    default_lengths: ClassVar[tuple[int, ...]]
+    """Context lengths in tokens where none are asked for, ascending."""
 
     context_lengths: Lengths | None = Field(
         default=None,
@@ -43,66 +50,52 @@ class TaskOptions(Settings):
 
     @classmethod
     def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:
-        """Reads the options of one task: its definition, what is set for all tasks, and its own entry on top.
-
-        Args:
-            task: its name.
-            metadata: lm-eval's metadata, the model's arguments among it.
-            definition: options that the task's YAML sets.
+        """Reads the options of one task: what its YAML sets, what is set for all tasks, and its own entry on top.
 
         Raises:
             UserError: a value that cannot be, a key of the task's own entry that it does not know, a shared key that is
                 nearly one it knows, or an entry for a task that does not exist.
         """
         known = cls.model_fields.keys() - cls.fixed
-        own = {} if metadata.get(task) is None else metadata[task]
-        if not isinstance(own, Mapping):
+        entry = {} if metadata.get(task) is None else metadata[task]
+        if not isinstance(entry, Mapping):
             raise UserError(
-                f"Expected options of {task} as a mapping, found {own!r}: write --metadata '{{\"{task}\": {{...}}}}'."
+                f"Expected options of {task} as a mapping, found {entry!r}: write --metadata '{{\"{task}\": {{...}}}}'."
             )
-        for key in own:
+        for key in entry:
             if key not in known:
                 raise UserError(unknown_key(key, known, place=task, source="--metadata"))
         for key in metadata.keys() - {task} - known:
             _check_shared(str(key), task, known)
-        chosen = {key: metadata[key] for key in known & metadata.keys()} | dict(own)
+        chosen = {key: metadata[key] for key in known & metadata.keys()} | dict(entry)
         given = {key: value for key, value in chosen.items() if value is not None}
         return cls.read({**(definition or {}), **given}, place=task, source="--metadata")
 
-    def lengths_of(
-        self, task: str, defaults: Iterable[int], pretrained: object
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def lengths_of(self, task: str, pretrained: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the lengths to run and the default ones the model is too short for, each ascending.
 
         The model takes `max_length`, else what a local checkpoint's configuration names; a longer prompt would be cut
         on the left without a word in the results.
 
-        Args:
-            task: its name, for errors.
-            defaults: lengths in tokens where none were asked for, ascending.
-            pretrained: the model's argument of that name.
-
         Raises:
             UserError: they are longer than the model takes.
         """
+        asked = self.context_lengths or self.default_lengths
         longest = self.max_length or longest_input_tokens(pretrained)
-        if self.context_lengths is None:
-            first, *others = defaults
-            if longest is not None and first > longest:
-                raise UserError(
-                    f"Expected {task} to have room for its shortest default length of {first} tokens, found a model "
-                    f'that takes {longest}: set --model_args max_length=... or --metadata \'{{"context_lengths": '
-                    "[...]}'."
-                )
-            fitting = tuple(n for n in (first, *others) if longest is None or n <= longest)
-            return fitting, tuple(n for n in others if n not in fitting)
-        if longest is not None and self.context_lengths[-1] > longest:
+        if longest is None or asked[-1] <= longest:
+            return asked, ()
+        if self.context_lengths is not None:
             raise UserError(
-                f"Expected context_lengths of {task} that the model takes, found {self.context_lengths[-1]} tokens "
-                f"for a model that takes {longest}: set --model_args max_length={self.context_lengths[-1]}, or leave "
-                "that length out."
+                f"Expected context_lengths of {task} that the model takes, found {asked[-1]} tokens for a model that "
+                f"takes {longest}: set --model_args max_length={asked[-1]}, or leave that length out."
             )
-        return self.context_lengths, ()
+        if asked[0] > longest:
+            raise UserError(
+                f"Expected {task} to have room for its shortest default length of {asked[0]} tokens, found a model "
+                f'that takes {longest}: set --model_args max_length=... or --metadata \'{{"context_lengths": '
+                "[...]}'."
+            )
+        return tuple(n for n in asked if n <= longest), tuple(n for n in asked if n > longest)
 
 
 class SampleOptions(TaskOptions):
@@ -120,12 +113,8 @@ def _check_shared(key: str, task: str, known: Iterable[str]) -> None:
     tasks = [name for name, settings in packaged.items() if not is_group(settings)]
     if not key.startswith(PREFIX) or key in tasks:
         return
+    expected = "Expected options in --metadata under the name of a task, found"
     if key in packaged:
-        raise UserError(
-            f"Expected options in --metadata under the name of a task, found the group {key}: give them to all tasks, "
-            "or under the name of each."
-        )
+        raise UserError(f"{expected} the group {key}: give them to all tasks, or under the name of each.")
     if near := get_close_matches(key, tasks, n=3):
-        raise UserError(
-            f"Expected options in --metadata under the name of a task, found {key}; did you mean {' or '.join(near)}?"
-        )
+        raise UserError(f"{expected} {key}; did you mean {' or '.join(near)}?")

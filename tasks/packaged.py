@@ -1,4 +1,7 @@
-"""Which packaged tasks there are, and of what kind: read from their YAML files, without lm-eval and its thousands."""
+"""Which packaged tasks there are, and of what kind: read from their YAML files, without lm-eval and its thousands.
+
+Names that are asked for are those of `--tasks`, one by one; folders are those of `--include_path`.
+"""
 
 import contextlib
 import functools
@@ -36,11 +39,7 @@ def is_group(settings: Mapping[str, Any]) -> bool:
 
 
 def named(asked: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
-    """Yields name and definition of every task that names, patterns and groups stand for; None where it is lm-eval's.
-
-    Args:
-        asked: as `--tasks` has them, one by one.
-    """
+    """Yields name and definition of all tasks that names, patterns and groups stand for; None where it is lm-eval's."""
     for name in asked:
         matching = [known for known in definitions() if fnmatchcase(known, name)]
         for member in matching or [name]:
@@ -51,10 +50,6 @@ def check_names(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> Non
     """Refuses names that neither a packaged task, nor one of lm-eval's, nor one in a given folder has.
 
     lm-eval needs ten seconds to read its tasks. Here their files are only searched for the name.
-
-    Args:
-        asked: as `--tasks` has them, one by one.
-        folders: of `--include_path`.
 
     Raises:
         UserError: naming it, with those that come near; or there is no such folder.
@@ -80,11 +75,7 @@ def check_names(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> Non
 
 
 def check_model(model: object, asked: Iterable[str]) -> None:
-    """Refuses tasks whose requests only the model `sb` answers, for a model that does not.
-
-    Args:
-        model: its name in lm-eval, or the model itself.
-        asked: as `--tasks` has them, one by one.
+    """Refuses tasks whose requests only the model `sb` answers, for a model, or the name of one, that does not.
 
     Raises:
         UserError: naming the tasks.
@@ -103,13 +94,8 @@ def check_model(model: object, asked: Iterable[str]) -> None:
 
 
 def are_all_here(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> bool:
-    """Whether every task is packaged or defined in a given folder, so that nobody has to read lm-eval's own tasks.
-
-    Args:
-        asked: as `--tasks` has them, one by one; other patterns than of our prefix may be lm-eval's too.
-        folders: of `--include_path`.
-    """
-    names = list(asked)
+    """Whether every task is packaged or defined in a given folder, so that nobody has to read lm-eval's own tasks."""
+    names = list(asked)  # patterns of another prefix than ours may be lm-eval's too
     ours = all(name.startswith(PREFIX) for name in names if _is_file_or_pattern(name))
     others = [Path(folder) for folder in folders]
     return ours and all(settings is not None or _is_defined_in(others, name) for name, settings in named(names))
@@ -130,8 +116,8 @@ def _members(member: str | Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str
         settings = definitions().get(name)
     members = (settings or {}).get("task")
     if isinstance(members, list):
-        for one in members:
-            yield from _members(one)
+        for nested in members:
+            yield from _members(nested)
     else:
         yield name, settings
 

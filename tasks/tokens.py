@@ -6,6 +6,7 @@ pieces are counted once and sums are used as estimates, which `fit` then checks 
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,11 +29,9 @@ _LOADING_KEYS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 
 
 class TokenCounter:
-    """Counts tokens with one Hugging Face tokenizer, in batches over all cores.
+    """Counts tokens with one Hugging Face tokenizer, fast or slow, in batches over all cores.
 
-    Args:
-        tokenizer: a fast or slow `transformers` tokenizer.
-        special_tokens: whether the model's adapter lets the tokenizer add its own tokens (BOS).
+    `special_tokens` says whether the model's adapter lets the tokenizer add its own tokens (BOS).
     """
 
     def __init__(self, tokenizer: Any, *, special_tokens: bool = True) -> None:
@@ -48,8 +47,7 @@ class TokenCounter:
 
     def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Tokenises texts; with `special_tokens`, as the adapter does (not where a text starts with BOS already)."""
-        bos = getattr(self.tokenizer, "bos_token", None)
-        add = special_tokens and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
+        add = self._adds_tokens(texts, special_tokens)
         if self._backend is None:
             return [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in texts]
         return [encoding.ids for encoding in self._encode_batch(texts, add)]
@@ -60,11 +58,7 @@ class TokenCounter:
         Returns:
             Token ids, and the first and last + 1 character of each token, all int64 [tokens].
         """
-        backend = self._backend
-        assert backend is not None
-        backend.no_truncation()
-        backend.no_padding()
-        encoding = backend.encode(text, add_special_tokens=self.special_tokens)
+        encoding = self._plain_backend().encode(text, add_special_tokens=self.special_tokens)
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         return np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1]
 
@@ -75,18 +69,13 @@ class TokenCounter:
     def count_pieces(self, pieces: Iterable[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
         """Returns the token counts that pieces add inside a text, int64 [pieces]; each distinct piece is counted once.
 
-        Args:
-            pieces: texts as they stand in the prompt, with their leading or trailing white space.
-            between: text before and after each piece, so that what a tokenizer does at the ends of a text is not
-                counted.
+        Pieces stand between two texts, so that what a tokenizer does at the ends of a text is not counted.
         """
         listed = list(pieces)
         known = self._pieces.setdefault(between, {})
         if new := [piece for piece in dict.fromkeys(listed) if piece not in known]:
             before, after = between
-            lengths = self._lengths(
-                ["".join(between), *(before + piece + after for piece in new)], special_tokens=False
-            )
+            lengths = self._lengths([before + piece + after for piece in ["", *new]], special_tokens=False)
             known.update(zip(new, (lengths[1:] - lengths[0]).tolist(), strict=True))
         return np.array([known[piece] for piece in listed], dtype=np.int64)
 
@@ -104,19 +93,31 @@ class TokenCounter:
         return kept_counts(digest, lambda: self.count_pieces(pieces, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
-        bos = getattr(self.tokenizer, "bos_token", None)
-        add = special_tokens and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
+        # no Python list of tokens is made, as `encode` would
+        add = self._adds_tokens(texts, special_tokens)
         if self._backend is None:
             return np.array([len(self.tokenizer(text, add_special_tokens=add)["input_ids"]) for text in texts])
         return np.array([len(encoding) for encoding in self._encode_batch(texts, add)], dtype=np.int64)
 
+    def _adds_tokens(self, texts: Sequence[str], asked: bool) -> bool:
+        bos = getattr(self.tokenizer, "bos_token", None)
+        return asked and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
+
     def _encode_batch(self, texts: Sequence[str], add: bool) -> list[Any]:
-        backend = self._backend
-        assert backend is not None
-        backend.no_truncation()
-        backend.no_padding()
-        encoded: list[Any] = backend.encode_batch_fast(list(texts), add_special_tokens=add)
+        encoded: list[Any] = self._plain_backend().encode_batch_fast(list(texts), add_special_tokens=add)
         return encoded
+
+    def _plain_backend(self) -> Any:
+        assert self._backend is not None
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        return self._backend
+
+
+def shared_start(lists: Sequence[Sequence[int]]) -> int:
+    """Returns how many first tokens some texts share."""
+    alike = (len(set(tokens)) == 1 for tokens in zip(*lists, strict=False))
+    return sum(itertools.takewhile(bool, alike))
 
 
 def kept_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:

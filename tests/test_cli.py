@@ -13,12 +13,14 @@ from sbeval import lm_eval_command
 from sbeval.errors import UserError
 from sbeval.plugin import tasks_folder
 from sbeval.settings import described
-from sbeval.tasks import help as task_help
+from sbeval.tasks import asked as task_asked
 from sbeval.tasks import metadata as task_metadata
 from sbeval.tasks.metadata import TaskOptions
 from sbeval.tasks.perplexity import options as perplexity_options
+from sbeval.tasks.recall import options as recall_options
+from sbeval.tasks.ruler import options as ruler_options
 
-OPTION_MODULES = (task_metadata, perplexity_options, task_help.recall, task_help.ruler)
+OPTION_MODULES = (task_metadata, perplexity_options, recall_options, ruler_options)
 
 SBEVAL = Path(sys.executable).with_name("sbeval")
 
@@ -46,7 +48,7 @@ def test_tasks_prints_the_folder_for_include_path(command: list[str | Path]) -> 
 
 def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
     from sbeval.model_adapters.options import AdapterOptions
-    from sbeval.tasks.help import metadata_keys
+    from sbeval.tasks.asked import metadata_keys
 
     code = (
         "import sys\nfrom sbeval.cli import main\nsys.argv[1:] = ['run', '--help']\ntry:\n    main()\n"
@@ -71,7 +73,7 @@ def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
 def test_help_of_metadata_knows_the_options_of_every_packaged_task() -> None:
     options = [getattr(module, name) for module in OPTION_MODULES for name in dir(module)]
     kinds = {kind for kind in options if isinstance(kind, type) and issubclass(kind, TaskOptions)}
-    assert kinds - {task_help.ruler.QaOptions} == {kind for _, kind in task_help._OF}
+    assert kinds - {ruler_options.QaOptions} == {kind for _, kind in task_asked._HELP}
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -18,8 +18,7 @@ from sbeval.settings import Lengths, Settings, as_counts, read_value
 from sbeval.tasks.metadata import PERPLEXITY_SEED, SAMPLES_SEED, TaskOptions
 
 HOMES = (
-    *("sbeval.tasks.perplexity.options", "sbeval.tasks.ruler.corpora", "sbeval.tasks.recall.mqrar"),
-    *("sbeval.tasks.recall.flipflop", "sbeval.tasks.recall.span", "sbeval.model_adapters.options"),
+    *("sbeval.tasks.asked", "sbeval.model_adapters.options"),
     *("sbeval.sweep.definition", "sbeval.training.recipe", "sbeval.training.prepare"),
 )
 OPTIMIZATION = {"learning_rate": 1, "total_tokens": 640, "batch_tokens": 16, "warmup_steps": 1}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sbeval.ending import raising_when_asked_to_end
-from sbeval.sweep.child import Child, end, start
+from sbeval.sweep.attempt import Child, end, start
 
 POLL_SECONDS = 0.1
 ATTEMPTS = 2

@@ -1,13 +1,11 @@
 """Text sources, their documents, their tokens, and the windows protocols cut from them.
 
 - `documents`: what is a document, and how are its words counted?
-- `sources`: which texts are on every machine or have a name?
-- `hub`: where does the text lie in a dataset of the hub?
+- `sources`: which texts are on every machine or have a name, and where does it lie in a dataset of the hub?
 - `local`: how are local files read?
 - `split`: how are documents cut into smaller ones?
 - `tokenizers`: how is a tokenizer loaded, and what does it add to a text?
-- `encode`: which words and bytes fall to each token?
-- `long_documents`: what if a document is too long to be encoded at once?
+- `encode`: which words and bytes fall to each token, and what if a document is too long to be encoded at once?
 - `tokens`: how do the tokens of a corpus lie on disk?
 - `store`: how are they made once, and named in requests?
 - `windows`: which tokens does a protocol feed and score?
@@ -17,20 +15,24 @@
 
 from sbeval.corpora.cache import cache_folder
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
-from sbeval.corpora.hub import KNOWN, HubText, hub_corpus, hub_text
 from sbeval.corpora.local import local_corpus, read_text, text_name
-from sbeval.corpora.sources import split_wikitext_pages, stdlib_corpus, wikitext_corpus
+from sbeval.corpora.sources import (
+    KNOWN,
+    hub_corpus,
+    hub_text,
+    split_wikitext_pages,
+    stdlib_corpus,
+    wikitext_corpus,
+)
 from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
-from sbeval.corpora.tokens import Layout, TargetSums, TokenizedCorpus
+from sbeval.corpora.tokens import Layout, TokenizedCorpus
 
 __all__ = [
     "KNOWN",
     "Corpus",
     "Document",
-    "HubText",
     "Layout",
-    "TargetSums",
     "TokenizedCorpus",
     "adds_bos",
     "cache_folder",

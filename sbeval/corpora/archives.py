@@ -8,11 +8,7 @@ from sbeval.errors import UserError
 
 
 def unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Writes an archive's files and folders below `folder`.
-
-    Args:
-        archive: open for reading.
-        folder: made where it is missing.
+    """Writes an archive's files and folders below `folder`, which is made where it is missing.
 
     Raises:
         UserError: a member is no file or folder, or its name leads out of `folder`. Nothing is written then.

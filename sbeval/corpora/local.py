@@ -22,28 +22,23 @@ _KINDS = (".txt", ".jsonl", ".ndjson", ".parquet")
 
 
 def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") -> Corpus:
-    """Returns the documents of a file, or of a folder of files in the order of their names.
+    """Returns the documents of a file, or of a folder of files in the order of their names, as a corpus of a name.
 
     A .jsonl file holds one document a line, a .parquet file one a row; any other file is one document. Ends .zst and
-    .gz name a compressed file. Hidden files of a folder are left out.
-
-    Args:
-        path: file or folder.
-        name: the corpus as results name it.
-        text_field: field or column that holds the text.
+    .gz name a compressed file. Hidden files of a folder are left out. `text_field` is the field or column of the text.
     """
     if not path.exists():
         raise UserError(f"Expected text at data_path {str(path)!r}, found nothing there: check the path.")
 
     def documents() -> Iterator[Document]:
         files = list(_folder_files(path)) if path.is_dir() else [path]
-        found = False
+        empty = True
         for file in files:
             base = file.relative_to(path).as_posix() if path.is_dir() else file.name
             for document in _file_documents(file, base, text_field):
-                found = True
+                empty = False
                 yield document
-        if not found:
+        if empty:
             raise UserError(f"Expected text in data_path {str(path)!r}, found none: give a file or folder with text.")
 
     return Corpus(name=name, documents=documents, detail=path.name)
@@ -82,7 +77,7 @@ def read_text(path: Path) -> str:
 def _folder_files(folder: Path) -> Iterator[Path]:
     """Yields a folder's files in the order of their names; hidden ones are a system's or an editor's, not text."""
     for file in sorted(folder.rglob("*")):
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts):
+        if file.is_file() and not any(name.startswith(".") for name in file.relative_to(folder).parts):
             yield file
 
 
@@ -150,17 +145,16 @@ def _parquet_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
         table = pq.ParquetFile(file)
     except (pa.ArrowException, OSError) as error:
         raise broken(error) from None
+    naming = 'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
     if text_field not in table.schema_arrow.names:
         raise UserError(
-            f"Expected a column {text_field!r} in {str(file)!r}, found {table.schema_arrow.names}: "
-            'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
+            f"Expected a column {text_field!r} in {str(file)!r}, found {table.schema_arrow.names}: {naming}"
         )
     kind = table.schema_arrow.field(text_field).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise UserError(
-            f"Expected text in the column {text_field!r} of {str(file)!r}, found values of type {kind}: "
-            'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
+            f"Expected text in the column {text_field!r} of {str(file)!r}, found values of type {kind}: {naming}"
         )
     number, batches = 0, table.iter_batches(batch_size=64, columns=[text_field])
     while True:

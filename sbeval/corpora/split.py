@@ -41,11 +41,8 @@ def counts_tokens(split: str) -> bool:
 def split_corpus(corpus: Corpus, split: str, tokenizer: Any) -> Corpus:
     """Returns a corpus whose documents are pieces of another's.
 
-    Args:
-        corpus: the documents to cut.
-        split: "paragraph" cuts at blank lines, "512 tokens" after every 512 tokens, a regular expression where it
-            matches. Blank lines and what matches the expression are left out; `(?=Chapter)` leaves out nothing.
-        tokenizer: the model's, which counts the tokens.
+    "paragraph" cuts at blank lines, "512 tokens" after every 512 tokens of the model's tokenizer, a regular expression
+    where it matches. Blank lines and what matches the expression are left out; `(?=Chapter)` leaves out nothing.
 
     Raises:
         UserError: documents are split by tokens and the tokenizer does not say where they lie; or, when the documents
@@ -90,11 +87,11 @@ def _by_tokens(text: str, tokens: int, tokenizer: Any) -> Iterator[str]:
     """Yields pieces that add up to the text, of which a part at a time is encoded: offsets take much memory."""
     start, characters = 0, _CHARACTERS
     while start < len(text):
-        part = text[start : start + characters]
-        spans = tokenizer(part, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+        some = text[start : start + characters]
+        spans = tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
         cuts = [begin for begin, _ in spans[tokens::tokens]]
-        is_last = start + len(part) == len(text)
-        for first, last in itertools.pairwise([0, *cuts, *([len(part)] if is_last else [])]):
-            yield part[first:last]
-        read = len(part) if is_last else cuts[-1] if cuts else 0
+        is_last = start + len(some) == len(text)
+        for first, last in itertools.pairwise([0, *cuts, *([len(some)] if is_last else [])]):
+            yield some[first:last]
+        read = len(some) if is_last else cuts[-1] if cuts else 0
         start, characters = start + read, _CHARACTERS if read else 2 * characters

@@ -24,10 +24,8 @@ _open: dict[str, TokenizedCorpus] = {}
 def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> TokenizedCorpus:
     """Returns the corpus as tokens, from the cache where its text, tokenizer and layout were seen before.
 
-    Args:
-        corpus: the documents.
-        tokenizer: a Hugging Face tokenizer; a fast one also tells words and bytes for a part of a document.
-        layout: separators and special tokens. Where the tokenizer adds no special tokens, both encodings are one.
+    A fast tokenizer also tells words and bytes for a part of a document. Where a tokenizer adds no special tokens, the
+    encodings with and without them are one.
     """
     if layout.special_tokens and not adds_special_tokens(tokenizer):
         layout = layout._replace(special_tokens=False)
@@ -84,7 +82,7 @@ def _write(path: Path, corpus: Corpus, tokenizer: Any, layout: Layout) -> None:
     with writing_to(path.parent, "tokens"), FileLock(f"{path}.lock"):
         if path.exists():
             return
-        with whole_file(path, "tokens") as part, all_cores(), ArrowWriter(path=str(part)) as writer:
+        with whole_file(path, "tokens") as unfinished, all_cores(), ArrowWriter(path=str(unfinished)) as writer:
             for documents in batches(corpus.documents()):
                 writer.write_table(_table(encode_documents(documents, tokenizer, layout)))
             writer.finalize()

@@ -22,15 +22,10 @@ _hashes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 def load_tokenizer(
     source: str | Path, *, remedy: str = "give a folder or hub id that holds one", **options: Any
 ) -> Any:
-    """Loads a checkpoint's tokenizer.
-
-    Args:
-        source: a folder or a hub id.
-        remedy: what to do where none can be loaded, for the error.
-        options: of `AutoTokenizer.from_pretrained`, such as a revision.
+    """Loads the tokenizer of a folder or hub id, with options of `AutoTokenizer.from_pretrained`.
 
     Raises:
-        UserError: none can be loaded.
+        UserError: none can be loaded; ends with the remedy.
     """
     from transformers import AutoTokenizer
 
@@ -58,22 +53,15 @@ def all_cores() -> Iterator[None]:
 
 
 def encode_together(tokenizer: Any, texts: Sequence[str], *, quiet: bool, **options: Any) -> list[list[int]]:
-    """Returns the tokens of each text, which are encoded many at a time and on all cores.
-
-    Args:
-        tokenizer: of transformers.
-        texts: what to encode.
-        quiet: shows no progress bar.
-        options: of the tokenizer's call, `add_special_tokens` among them.
-    """
-    found: list[list[int]] = []
+    """Returns the tokens of each text, which are encoded many at a time and on all cores, behind a progress bar."""
+    encoded: list[list[int]] = []
     with tqdm(total=len(texts), desc="Tokenizing", disable=quiet or not texts) as bar:
         for start in range(0, len(texts), _ENCODED_TOGETHER):
             some = texts[start : start + _ENCODED_TOGETHER]
             with all_cores():
-                found += tokenizer(list(some), **options)["input_ids"]
+                encoded += tokenizer(list(some), **options)["input_ids"]
             bar.update(len(some))
-    return found
+    return encoded
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
@@ -90,8 +78,7 @@ def _hash(tokenizer: Any) -> str:
         files = {name: given.get(name) for name in getattr(tokenizer, "vocab_files_names", ())}
         read = [file_sha256(Path(path)) for path in files.values() if isinstance(path, str) and Path(path).is_file()]
         kept = {key: value for key, value in given.items() if key not in {"name_or_path", *files}}
-        parts = [type(tokenizer).__name__, tokenizer.get_vocab(), read, kept]
-        state = json.dumps(parts, sort_keys=True, default=str)
+        state = json.dumps([type(tokenizer).__name__, tokenizer.get_vocab(), read, kept], sort_keys=True, default=str)
     else:
         truncation, padding = backend.truncation, backend.padding
         backend.no_truncation()
@@ -129,12 +116,7 @@ def prefix_token_id(tokenizer: Any) -> int:
 
 
 def separator_ids(tokenizer: Any, separator: str | None) -> tuple[int, ...]:
-    """Returns the tokens put between joined documents.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        separator: text to tokenise, by default the EOS token.
-    """
+    """Returns the tokens put between joined documents: those of a text, by default the EOS token."""
     if separator is not None:
         return tuple(tokenizer.encode(separator, add_special_tokens=False))
     if tokenizer.eos_token_id is None:

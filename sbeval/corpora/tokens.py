@@ -51,14 +51,35 @@ class _Pieces:
         if not 0 <= start <= stop <= self._stops[-1]:
             raise ValueError(f"expected a range within {self._stops[-1]} tokens, found {start} to {stop}")
         first = int(np.searchsorted(self._stops, start, side="right")) - 1
-        parts = []
+        slices = []
         while start < stop:
             base, end = int(self._stops[first]), int(self._stops[first + 1])
-            parts.append(self._pieces[first][start - base : min(stop, end) - base])
+            slices.append(self._pieces[first][start - base : min(stop, end) - base])
             start, first = min(stop, end), first + 1
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+        if len(slices) == 1:
+            return slices[0]
+        return np.concatenate(slices) if slices else np.empty(0, np.int32)
+
+
+class _Counts(NamedTuple):
+    """Words or bytes of a corpus.
+
+    Attributes:
+        of_tokens: [N] that begin in each token.
+        of_text: [C] sum over each document's tokens; below zero where the tokenizer tells no character offsets.
+        of_page: [C] of the original page.
+    """
+
+    of_tokens: _Pieces
+    of_text: NDArray[np.int64]
+    of_page: NDArray[np.int64]
+
+    def share(self, document: int, start: int, stop: int) -> float:
+        """Returns the share of the original page that a range of tokens has; NaN where that is unknown."""
+        if self.of_text[document] < 0:
+            return float("nan")
+        counted = int(self.of_tokens.slice(start, stop).sum(dtype=np.int64))
+        return counted * float(self.of_page[document]) / max(int(self.of_text[document]), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +93,6 @@ class TokenizedCorpus:
         path: the Arrow file, one row a document.
         names: [C] document names.
         starts: [C + 1] first token of each document, and N.
-        original_words: [C] words of the original page.
-        original_bytes: [C] bytes of the original page.
     """
 
     corpus_sha256: str
@@ -82,13 +101,9 @@ class TokenizedCorpus:
     path: Path
     names: list[str]
     starts: NDArray[np.int64]
-    original_words: NDArray[np.int64]
-    original_bytes: NDArray[np.int64]
+    _words: _Counts
+    _bytes: _Counts
     _tokens: _Pieces
-    _token_words: _Pieces
-    _token_bytes: _Pieces
-    _text_words: NDArray[np.int64]
-    _text_bytes: NDArray[np.int64]
 
     @property
     def total_tokens(self) -> int:
@@ -105,6 +120,16 @@ class TokenizedCorpus:
         """[C] tokens of each document, separators left out."""
         return self.stops - self.starts[:-1]
 
+    @property
+    def original_words(self) -> NDArray[np.int64]:
+        """[C] words of the original page."""
+        return self._words.of_page
+
+    @property
+    def original_bytes(self) -> NDArray[np.int64]:
+        """[C] bytes of the original page."""
+        return self._bytes.of_page
+
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
         """Returns the tokens of a range; read-only where it lies in one piece of the file."""
         return self._tokens.slice(start, stop)
@@ -118,38 +143,19 @@ class TokenizedCorpus:
 
         A token's words are the words that begin in it, its bytes those of the characters that begin in it, both scaled
         so that a document's tokens add up to the words and bytes of its original page. NaN where the tokenizer tells no
-        character offsets.
-
-        Args:
-            start: first target.
-            nll_nats: float64, one value a target.
+        character offsets. NLL is float64, one value a target.
         """
         stop = start + len(nll_nats)
         sums = []
         document = self.document_at(start)
         while start < stop:
             end = min(stop, int(self.starts[document + 1]))
-            part, nll_nats = nll_nats[: end - start], nll_nats[end - start :]
+            within, nll_nats = nll_nats[: end - start], nll_nats[end - start :]
             if end > start:
-                words = self._share(self._token_words, self._text_words, self.original_words, document, start, end)
-                size = self._share(self._token_bytes, self._text_bytes, self.original_bytes, document, start, end)
-                sums.append(TargetSums(document, float(part.sum()), end - start, words, size))
+                words, size = (counts.share(document, start, end) for counts in (self._words, self._bytes))
+                sums.append(TargetSums(document, float(within.sum()), end - start, words, size))
             start, document = end, document + 1
         return sums
-
-    def _share(
-        self,
-        token_counts: _Pieces,
-        text_counts: NDArray[np.int64],
-        original_counts: NDArray[np.int64],
-        document: int,
-        start: int,
-        stop: int,
-    ) -> float:
-        if text_counts[document] < 0:
-            return float("nan")
-        counted = int(token_counts.slice(start, stop).sum(dtype=np.int64))
-        return counted * float(original_counts[document]) / max(int(text_counts[document]), 1)
 
 
 def open_tokenized(path: Path, *, corpus_sha256: str, tokenizer_sha256: str, layout: Layout) -> TokenizedCorpus:
@@ -163,6 +169,9 @@ def open_tokenized(path: Path, *, corpus_sha256: str, tokenizer_sha256: str, lay
     def pieces(column: str) -> _Pieces:
         return _Pieces([chunk.flatten().to_numpy(zero_copy_only=True) for chunk in table[column].chunks if len(chunk)])
 
+    def counts(unit: str) -> _Counts:
+        return _Counts(pieces(f"token_{unit}"), table[f"text_{unit}"].to_numpy(), table[f"original_{unit}"].to_numpy())
+
     return TokenizedCorpus(
         corpus_sha256=corpus_sha256,
         tokenizer_sha256=tokenizer_sha256,
@@ -170,11 +179,7 @@ def open_tokenized(path: Path, *, corpus_sha256: str, tokenizer_sha256: str, lay
         path=path,
         names=table["name"].to_pylist(),
         starts=starts.astype(np.int64),
-        original_words=table["original_words"].to_numpy(),
-        original_bytes=table["original_bytes"].to_numpy(),
+        _words=counts("words"),
+        _bytes=counts("bytes"),
         _tokens=pieces("tokens"),
-        _token_words=pieces("token_words"),
-        _token_bytes=pieces("token_bytes"),
-        _text_words=table["text_words"].to_numpy(),
-        _text_bytes=table["text_bytes"].to_numpy(),
     )

@@ -19,14 +19,6 @@ class Window(NamedTuple):
     scored: int
 
 
-class TargetBlock(NamedTuple):
-    """Targets [start, stop) of one document, the same at every context length."""
-
-    document: int
-    start: int
-    stop: int
-
-
 def rolling_windows(start: int, stop: int, context_length: int) -> list[Window]:
     """Cuts one document as lm-eval's rolling log-likelihood does.
 
@@ -69,11 +61,6 @@ def sliding_windows(start: int, stop: int, context_length: int, *, stride: int, 
     return windows
 
 
-def target_window(block: TargetBlock, context_length: int) -> Window:
-    """Returns the window of L inputs whose last targets are the block's."""
-    return Window(block.stop - context_length, block.stop, block.stop - block.start)
-
-
 def document_target_blocks(
     starts: NDArray[np.int64],
     stops: NDArray[np.int64],
@@ -82,22 +69,16 @@ def document_target_blocks(
     targets: int,
     blocks_per_document: int,
     seed: int,
-) -> list[TargetBlock]:
-    """Chooses target blocks that have at least `longest` tokens of left context inside their document.
+) -> list[tuple[int, int]]:
+    """Chooses runs of `targets` targets that have `longest` tokens of left context or more inside their document.
 
     The candidates of a document follow one another from token `longest` on; (seed, document) draws up to
     `blocks_per_document` of them. The first blocks of all documents come before any second block, so a run over the
     first few blocks has as many clusters as it can.
 
-    Args:
-        starts: [C] first token of each document.
-        stops: [C] end of each document.
-        longest: longest context length.
-        targets: tokens a block.
-        blocks_per_document: most blocks one document gives.
-        seed: seed of the draw.
+    Documents begin at `starts` and end at `stops`, [C] each. Returns first target and end of each run.
     """
-    rounds: list[list[TargetBlock]] = [[] for _ in range(blocks_per_document)]
+    rounds: list[list[tuple[int, int]]] = [[] for _ in range(blocks_per_document)]
     for document, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
         candidates = (stop - start - longest) // targets
         if candidates < 1:
@@ -105,7 +86,7 @@ def document_target_blocks(
         order = np.random.default_rng([seed, document]).permutation(candidates)[:blocks_per_document]
         for number, candidate in enumerate(order.tolist()):
             begin = start + longest + candidate * targets
-            rounds[number].append(TargetBlock(document, begin, begin + targets))
+            rounds[number].append((begin, begin + targets))
     return [block for blocks in rounds for block in blocks]
 
 
@@ -130,29 +111,18 @@ def position_bins(context_length: int, *, per_octave: int = 4) -> list[tuple[int
 
 
 def own_document_targets(window: Window, starts: NDArray[np.int64], *, lead_in: bool) -> int:
-    """Counts scored targets whose whole left context lies in their own document.
+    """Counts scored targets whose whole left context lies in their own document, as `own_document_share` has it.
 
     A lead-in that is the separator just before a document counts as part of it.
-
-    Args:
-        window: the window.
-        starts: [C + 1] first token of each document, and the total.
-        lead_in: whether the token before the window is fed (BOS is fed where not).
     """
     document = int(np.searchsorted(starts, window.start, side="right")) - 1
     if lead_in and window.start != int(starts[document]):
         document = int(np.searchsorted(starts, window.start - 1, side="right")) - 1
-    own_stop = int(starts[document + 1])
-    return int(np.clip(own_stop - (window.stop - window.scored), 0, window.scored))
+    return int(np.clip(int(starts[document + 1]) - (window.stop - window.scored), 0, window.scored))
 
 
 def targets_by_document(windows: Sequence[Window], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns [C] how many scored targets each document has.
-
-    Args:
-        windows: some windows.
-        starts: [C + 1] first token of each document, and the total.
-    """
+    """Returns [C] how many scored targets each document has; `starts` are [C + 1], the total among them."""
 
     def up_to_starts(tokens: list[int]) -> NDArray[np.int64]:
         """Returns for each start s: the sum of s - t over all tokens t up to s."""
@@ -169,9 +139,9 @@ def own_document_share(windows: Sequence[Window], starts: NDArray[np.int64], *, 
     """Returns the share of scored targets whose whole left context lies in their own document.
 
     Args:
-        windows: some windows, at least one.
+        windows: at least one.
         starts: [C + 1] first token of each document, and the total.
         lead_in: whether the token before a window is fed (BOS is fed where not).
     """
-    own = sum(own_document_targets(window, starts, lead_in=lead_in) for window in windows)
-    return own / sum(window.scored for window in windows)
+    inside = sum(own_document_targets(window, starts, lead_in=lead_in) for window in windows)
+    return inside / sum(window.scored for window in windows)

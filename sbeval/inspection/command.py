@@ -1,160 +1,300 @@
-"""`sbeval inspect`, one step after another: describe, add up memory, count requests, estimate time."""
+"""What can be asked of a checkpoint, and the answer, as text for a reader and as JSON for a script."""
 
 import dataclasses
 import json
+import shlex
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from sbeval.checkpoints.facts import KvExpand
+import typer
+
+from sbeval.ending import EVALUATE, say_next
 from sbeval.errors import UserError
-from sbeval.foreign_files import read_json_object
-from sbeval.inspection.description import Description, describe
-from sbeval.inspection.duration import Duration, by_results, by_running
-from sbeval.inspection.memory import lengths_shown, longest_tokens, memory_here, needs, read_memory
-from sbeval.inspection.text import Inspection, Room
-from sbeval.inspection.work import Encode, ShareWindows, TaskWork, count_work, make_tasks
-from sbeval.lm_eval_command import Asked, asked, parse
+from sbeval.hub_names import check_name
+from sbeval.results.digits import time_text
 from sbeval.settings import Lengths, Limit, as_counts, read_value
 
-BATCH_TOKENS = {"cpu": 8192, "cuda": 65536}
-"""Most tokens of a batch, as the model adapter has them."""
+if TYPE_CHECKING:
+    from sbeval.inspection.description import Description
+    from sbeval.inspection.memory import Needs, Room
+    from sbeval.inspection.work import Duration, TaskWork
+
+_CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Folder or hub id, downloaded whole as a run would.")
+_MEMORY = typer.Option(metavar="SIZE", help="Memory of a GPU, such as 80GiB, in place of what is free here.")
+_LENGTHS = typer.Option(metavar="L,L,...", help="Lengths in tokens to show memory for.")
+_DTYPE = typer.Option(help="Type of the loaded weights; auto keeps the checkpoint's.")
+_KV_EXPAND = typer.Option(help="How grouped heads of dolomite-engine share keys and values.")
+_TASKS = typer.Option(metavar="TASK,TASK,...", help="Count the requests and tokens of these tasks.")
+_METADATA = typer.Option(help="Options of the tasks, as `sbeval run` takes them.")
+_MODEL_ARGS = typer.Option(
+    "--model_args", "--model-args", metavar="KEY=VALUE,...", help="Arguments of the model, as `sbeval run` takes them."
+)
+_LIMIT = typer.Option(help="Documents of a task, or a share of them.")
+_MEASURE = typer.Option("--measure", help="Estimate time by loading the model and running some documents of each task.")
+
+
+def inspect_command(arguments: Sequence[str], check: Callable[..., bool], share: Callable[..., Any]) -> None:
+    """Runs what follows `sbeval inspect`, with `sbeval run`'s check of its tasks and the adapter's `share_windows`."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+    @app.command("inspect")
+    def command(
+        checkpoint: Annotated[str, _CHECKPOINT],
+        memory: Annotated[str | None, _MEMORY] = None,
+        lengths: Annotated[str | None, _LENGTHS] = None,
+        dtype: Annotated[str, _DTYPE] = "auto",
+        kv_expand: Annotated[Literal["auto", "interleave", "tile"], _KV_EXPAND] = "auto",
+        tasks: Annotated[str | None, _TASKS] = None,
+        metadata: Annotated[str | None, _METADATA] = None,
+        model_args: Annotated[str | None, _MODEL_ARGS] = None,
+        limit: Annotated[float | None, _LIMIT] = None,
+        measure: Annotated[bool, _MEASURE] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+        measured: Annotated[str | None, typer.Option(hidden=True)] = None,
+    ) -> None:
+        """Say what a checkpoint is, what memory it needs and how long tasks take, without loading its weights.
+
+        Exit code 1 where it cannot be loaded.
+        """
+        started = time.perf_counter()  # imports are a part of what a run takes
+        if measured is not None:
+            raise UserError("Expected no --measured, which is gone: use --measure, which runs some documents here.")
+        check_name(checkpoint, "a checkpoint", file="config.json")
+        asked: dict[str, Any] = {"memory": memory, "lengths": lengths, "dtype": dtype, "kv_expand": kv_expand}
+        asked |= {"tasks": tasks, "metadata": metadata, "model_args": model_args, "limit": limit, "measure": measure}
+        answer = inspect(checkpoint, check=check, share=share, started=started, **asked)
+        print(json.dumps(answer.to_json(), indent=2, allow_nan=False, default=str) if as_json else answer.to_text())
+        if answer.description.format is None:
+            raise typer.Exit(1)
+        if not as_json:
+            say_next(EVALUATE.format(shlex.quote(checkpoint)))
+
+    app(list(arguments), prog_name="sbeval inspect")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """What is asked beside the checkpoint's description.
+class Inspection:
+    """The answer.
 
     Attributes:
-        memory: of a GPU, such as "80GiB"; None takes what this machine has.
-        lengths: to show memory for, such as "4096,65536".
-        dtype: to load the weights in.
-        kv_expand: how dolomite's grouped heads share keys and values.
-        tasks: names as `--tasks` has them.
-        metadata: options as `--metadata` has them.
-        model_args: arguments of the model beside its name, as `--model_args` has them.
-        limit: documents of each task.
-        measured: a results file whose tokens a second count.
-        measure: whether some documents are run to find out.
+        needs: memory beside the weights, by length; None where the sizes are not known.
+        work: of each task.
+        preparing_seconds: what imports, tasks and their requests took here, as they do in a run.
     """
 
-    memory: str | None = None
-    lengths: str | None = None
-    dtype: str = "auto"
-    kv_expand: KvExpand = "auto"
-    tasks: str | None = None
-    metadata: str | None = None
-    model_args: str | None = None
-    limit: float | None = None
-    measured: Path | None = None
-    measure: bool = False
+    description: "Description"
+    needs: "Sequence[Needs] | None" = None
+    room: "Room | None" = None
+    work: "Sequence[TaskWork] | None" = None
+    duration: "Duration | None" = None
+    preparing_seconds: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns all of it, JSON-ready; what is not known is null."""
+        described = dataclasses.asdict(self.description)
+        seconds: Mapping[str, float] = {} if self.duration is None else self.duration.model_seconds
+        estimate = None
+        if self.duration is not None:
+            estimate = {**dataclasses.asdict(self.duration), "seconds": self.duration.seconds}
+            estimate["preparing_seconds"] = self.preparing_seconds
+        return {
+            "checkpoint": {**described, **{name: list(described[name]) for name in ("told_by", "problems")}},
+            "memory": {
+                "room": dataclasses.asdict(self.room) if self.room else None,
+                "needs": self.needs and [dataclasses.asdict(row) for row in self.needs],
+            },
+            "tasks": self.work and [{**work.to_json(), "seconds": seconds.get(work.task)} for work in self.work],
+            "estimate": estimate,
+        }
+
+    def to_text(self) -> str:
+        """Returns it as lines."""
+        lines = _description_lines(self.description)
+        if self.needs is not None and self.room is not None:
+            lines += ["", *_memory_lines(self.needs, self.room)]
+        if self.work is not None:
+            lines += ["", *_work_lines(self.work, self.duration, self.preparing_seconds)]
+        return "\n".join(lines)
 
 
 def inspect(
     checkpoint: str,
-    question: Question,
     *,
-    check: Callable[[Asked], bool],
+    check: Callable[..., bool],
     share: Callable[..., Any],
+    memory: str | None = None,
+    lengths: str | None = None,
+    dtype: str = "auto",
+    kv_expand: Literal["auto", "interleave", "tile"] = "auto",
+    tasks: str | None = None,
+    metadata: str | None = None,
+    model_args: str | None = None,
+    limit: float | None = None,
+    measure: bool = False,
     started: float | None = None,
 ) -> Inspection:
-    """Finds out what is asked of a checkpoint.
+    """Describes a checkpoint, adds up memory, counts requests and estimates time, as far as that is asked for.
 
-    Args:
-        checkpoint: a folder or a hub id.
-        question: what is asked.
-        check: raises a `UserError` for tasks that cannot run, and returns whether lm-eval's own are needed.
-        share: the adapter's `share_windows`.
-        started: when the command began, of `time.perf_counter`; None for now.
+    Beside the command's options, `check` raises a `UserError` for tasks that cannot run and returns whether lm-eval's
+    own are needed, `share` is the adapter's `share_windows`, and `started` is when the command began, of
+    `time.perf_counter`.
 
     Raises:
         UserError: the checkpoint cannot be read, or the question cannot be answered.
     """
-    started = time.perf_counter() if started is None else started
-    memory_bytes = None if question.memory is None else read_memory(question.memory)
-    asked_for = () if question.lengths is None else read_value(Lengths, question.lengths, name="--lengths")
-    if question.limit is not None:
-        read_value(Limit, question.limit, name="--limit")
-    if question.tasks is None and (question.measured or question.measure):
-        raise UserError("Expected --tasks with --measured or --measure, found none: name the tasks to estimate.")
-    if question.measured and question.measure:
-        raise UserError("Expected --measured or --measure, found both: leave one out.")
-    if question.measured is not None:
-        read_json_object(
-            question.measured, "a results file of lm-eval"
-        )  # before tasks are made, which can take minutes
-    described = describe(checkpoint, dtype=question.dtype, kv_expand=question.kv_expand)
-    run = None if question.tasks is None else _asked(checkpoint, question)
-    if run is not None and not asked_for:
-        asked_for = as_counts(run.metadata["context_lengths"]) if "context_lengths" in run.metadata else ()
-    found = _with_memory(described, memory_bytes, asked_for)
-    if run is None or described.sizes is None:
-        return found
-    needed = check(run)
-    tasks = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=question.limit, packaged=not needed)
-    encode = Encode(str(run.model_args.get("tokenizer") or described.folder))
+    # they bring torch along, and --help is printed without
+    from sbeval.inspection.description import describe
+    from sbeval.inspection.memory import needs, read_memory, room_of
 
+    started = time.perf_counter() if started is None else started
+    memory_bytes = None if memory is None else read_memory(memory)
+    shown: Sequence[int] = () if lengths is None else read_value(Lengths, lengths, name="--lengths")
+    if limit is not None:
+        read_value(Limit, limit, name="--limit")
+    if tasks is None and measure:
+        raise UserError("Expected --tasks with --measure, found none: name the tasks to estimate.")
+    description = describe(checkpoint, dtype=dtype, kv_expand=kv_expand)
+    run = None
+    if tasks is not None:
+        run = _asked({"pretrained": checkpoint, "dtype": dtype}, model_args, tasks, metadata)
+        if not shown and "context_lengths" in run.metadata:
+            shown = as_counts(run.metadata["context_lengths"])
+    if description.sizes is None:
+        return Inspection(description=description)
+    room = room_of(description.sizes, memory_bytes, description.learned_positions)
+    first = description.training_length_tokens or 1024
+    shown = sorted(shown) or [first * times for times in (1, 4, 16, 64)]
+    listed = [needs(description.sizes, length, device=room.device) for length in shown]
+    answer = Inspection(description=description, needs=listed, room=room)
+    if run is None:
+        return answer
+    return _with_work(answer, run, packaged=not check(run), share=share, limit=limit, measured=measure, started=started)
+
+
+def _with_work(
+    answer: Inspection,
+    run: Any,
+    *,
+    packaged: bool,
+    share: Callable[..., Any],
+    limit: float | None,
+    measured: bool,
+    started: float,
+) -> Inspection:
+    # as in `inspect`
+    from sbeval.inspection.memory import device_here
+    from sbeval.inspection.work import Encode, count_work, make_tasks, measure
+
+    tasks = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=limit, packaged=packaged)
+    encode = Encode(str(run.model_args.get("tokenizer") or answer.description.folder))
     longrope = str(run.model_args.get("extrapolation")).startswith("longrope")
     nested = "rope_scaling" not in run.model_args and not longrope
 
-    def shared(windows: Any) -> Any:
+    def read(windows: Any) -> Any:
         return [window.run for window in share(windows, nested=nested)]
 
-    works = [count_work(name, task.instances, encode, shared) for name, task in tasks.items()]
+    work = [count_work(name, task.instances, encode, read) for name, task in tasks.items()]
     preparing = time.perf_counter() - started
-    duration = _duration(question, found, tasks, works, run.model_args, encode, shared)
-    return dataclasses.replace(found, work=works, duration=duration, preparing_seconds=preparing)
+    duration = measure(tasks, run.model_args, device_here(), encode, read) if measured else None
+    return dataclasses.replace(answer, work=work, duration=duration, preparing_seconds=preparing)
 
 
-def to_json_text(found: Inspection) -> str:
-    """Returns what was found as JSON."""
-    return json.dumps(found.to_json(), indent=2, allow_nan=False, default=str)
-
-
-def _asked(checkpoint: str, question: Question) -> Asked:
+def _asked(model: Mapping[str, Any], model_args: str | None, tasks: str, metadata: str | None) -> Any:
     """Returns what `sbeval run` would read from the same options."""
+    # it is lm-eval, whose import --help is printed without
     from lm_eval.utils import simple_parse_args_string
 
-    given = simple_parse_args_string(question.model_args or "")
-    arguments = json.dumps({"pretrained": checkpoint, "dtype": question.dtype, **given})
-    options = ["--tasks", question.tasks or "", "--model_args", arguments]
-    return asked(parse([*options, *(["--metadata", question.metadata] if question.metadata else [])]))
+    from sbeval.lm_eval_command import asked, parse
+
+    arguments = json.dumps({**model, **simple_parse_args_string(model_args or "")})
+    options = ["--tasks", tasks, "--model_args", arguments]
+    return asked(parse([*options, *(["--metadata", metadata] if metadata else [])]))
 
 
-def _with_memory(described: Description, memory_bytes: int | None, lengths: tuple[int, ...]) -> Inspection:
-    sizes = described.sizes
-    if sizes is None:
-        return Inspection(description=described, needs=None, room=None)
-    device, place, here = memory_here() if memory_bytes is None else ("cuda", "a GPU", memory_bytes)
-    shown = lengths_shown(described.training_length_tokens, lengths)
-    longest = longest_tokens(sizes, here, device)
-    if described.learned_positions is not None:
-        longest = min(longest[0], described.learned_positions), min(longest[1], described.learned_positions)
-    return Inspection(
-        description=described,
-        needs=[needs(sizes, length, device=device, batch_tokens=BATCH_TOKENS[device]) for length in shown],
-        room=Room(
-            place=place,
-            device=device,
-            memory_bytes=here,
-            longest_window_tokens=longest[0],
-            longest_text_tokens=longest[1],
+def _description_lines(described: "Description") -> list[str]:
+    sizes, tokenizer = described.sizes, described.tokenizer
+    rows = {
+        "format": f"{described.format or 'cannot be loaded'}; recognised by {', '.join(described.told_by)}",
+        "attention": described.attention,
+        "": _pairs(described.details),
+        "sizes": sizes and str(sizes),
+        "weights": sizes and f"{sizes.parameters:,} parameters, {bytes_text(sizes.weight_bytes)} in {described.dtype}",
+        "training length": described.format and "not stated: give training_length=... in --model_args",
+        "learned positions": described.learned_positions and f"{described.learned_positions:,}, and no input is longer",
+        "RoPE": _pairs(described.rope),
+        "extended from": _pairs(described.extended_from),
+        "tokenizer": tokenizer and str(tokenizer),
+    }
+    if described.training_length_tokens:
+        tokens = described.training_length_tokens
+        rows["training length"] = f"{tokens:,} tokens, from {described.training_length_from}"
+    wrong = described.problems or [f"nothing: {described.tensors} tensors, all in place"]
+    lines = [f"  {name:<18}{text}" for name, text in rows.items() if text]
+    return [described.folder, *lines, *(f"  {'missing or wrong':<18}{sentence}" for sentence in wrong)]
+
+
+def _memory_lines(needs: "Sequence[Needs]", room: "Room") -> list[str]:
+    rows: list[tuple[str, ...]] = [
+        ("tokens", "one window", "fixed_target", "full batch", "generation", "each text more"),
+        *(
+            (
+                f"{row.length_tokens:,}",
+                *map(bytes_text, (row.all_targets, row.last_targets, row.batch, row.generation, row.further_text)),
+            )
+            for row in needs
         ),
+    ]
+    given = f"{bytes_text(room.memory_bytes)} of {room.place}, a tenth of it left free,"
+    fits = (
+        f"{given} hold the weights and one window of {room.longest_window_tokens:,} tokens, or one text of "
+        f"{room.longest_text_tokens:,} tokens that is generated."
     )
+    return [
+        "Memory beside the weights: one window of rolling, stream, sliding or position, one of fixed_target, texts",
+        *("  " + "".join(f"{cell:>16}" for cell in row) for row in rows),
+        fits if room.longest_window_tokens else f"{given} do not hold the weights.",
+    ]
 
 
-def _duration(
-    question: Question,
-    found: Inspection,
-    tasks: Mapping[str, Any],
-    works: list[TaskWork],
-    model_args: Mapping[str, Any],
-    encode: Encode,
-    share: ShareWindows,
-) -> Duration | None:
-    sizes = found.description.sizes
-    assert sizes is not None
-    if question.measured is not None:
-        return by_results(question.measured, works, sizes)
-    return by_running(tasks, model_args, memory_here()[0], encode, share) if question.measure else None
+def _work_lines(works: "Sequence[TaskWork]", duration: "Duration | None", preparing_seconds: float | None) -> list[str]:
+    rows = [
+        ("task", "documents", "requests", "tokens", "new, at most", "in the model"),
+        *(
+            (
+                work.task,
+                *(f"{count:,}" for count in (work.documents, work.requests, work.tokens, work.new_tokens)),
+                "" if duration is None else time_text(duration.model_seconds[work.task]),
+            )
+            for work in works
+        ),
+    ]
+    width = max(len(row[0]) for row in rows) + 2
+    lines = [f"{name:<{width}}" + "".join(f"{cell:>16}" for cell in cells) for name, *cells in rows]
+    if duration is None:
+        return [*lines, "No time without a throughput: --measure runs some documents."]
+    return [
+        *lines,
+        f"{time_text(duration.seconds)} in the model, by {duration.source}.",
+        f"Before that, imports and requests took {time_text(preparing_seconds or 0)} here, loading the model "
+        f"{time_text(duration.loading_seconds)}.",
+    ]
+
+
+def _pairs(values: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {_value(value)}" for name, value in (values or {}).items())
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, dict):
+        return f"{value}"
+    return " ".join(f"{name}: {_value(inner)}" for name, inner in value.items())
+
+
+def bytes_text(count: float) -> str:
+    """Returns a size as one reads it."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"

@@ -1,18 +1,33 @@
-"""What is said of a checkpoint: format, attention, sizes, lengths, RoPE, tokenizer, what is missing or unsupported."""
+"""What is said of a checkpoint: format, attention, sizes, lengths, RoPE, tokenizer, what is missing or unsupported.
+
+The model is put together on the meta device: every tensor has its shape and dtype, and none has been read.
+"""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sbeval.checkpoints.facts import KvExpand, longest_input_tokens, text_config, training_length_tokens
-from sbeval.checkpoints.files import find_folder, read_config
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from sbeval.checkpoints import load_whole, register_fla_models
+from sbeval.checkpoints.facts import (
+    KvExpand,
+    checkpoint_format,
+    longest_input_tokens,
+    text_config,
+    training_length_tokens,
+)
+from sbeval.checkpoints.files import Weights, find_folder, read_config
+from sbeval.checkpoints.load import build
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import format_of_type
 from sbeval.corpora.tokenizers import adds_bos, load_tokenizer, tokenizer_sha256
-from sbeval.errors import UserError
-from sbeval.inspection.sizes import Sizes, experts_of, sizes_of
-from sbeval.inspection.weightless import Headers, assemble
+from sbeval.errors import UserError, first_line, raised_here, shown
+from sbeval.inspection.memory import Sizes, experts_of, sizes_of
 from sbeval.models.learned_positions import learned_positions
 
 _LENGTH_KEYS = (
@@ -24,21 +39,35 @@ _LENGTH_KEYS = (
     "max_seq_len",
 )
 
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tokenizer:
-    """What lies beside the weights to make tokens of text.
-
-    Attributes:
-        highest_id: the largest id of an ordinary token.
-        adds_bos: whether it puts BOS before a text.
-    """
+    """What lies beside the weights to make tokens of text; `highest_id` is the largest id of an ordinary token."""
 
     kind: str
     tokens: int
     highest_id: int
     adds_bos: bool
     sha256: str
+
+    def __str__(self) -> str:
+        bos = "adds" if self.adds_bos else "adds no"
+        return f"{self.kind}, {self.tokens:,} tokens, {bos} BOS, sha256 {self.sha256[:12]}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,22 +104,19 @@ class Description:
     problems: tuple[str, ...]
 
 
-def describe(
-    path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand = "auto", revision: str | None = None
-) -> Description:
+def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand = "auto") -> Description:
     """Describes a checkpoint without reading a tensor.
 
     Args:
         path_or_id: a folder or a hub id.
         dtype: to load it in; "auto" keeps the checkpoint's.
-        kv_expand: how dolomite's grouped stick-breaking heads share keys and values.
-        revision: branch, tag or commit of a hub id.
+        kv_expand: how grouped heads share keys and values, see `sbeval.checkpoints.facts`.
 
     Raises:
         UserError: there is no checkpoint, a file is missing or damaged, or the configuration asks for more than the
             files can hold.
     """
-    folder = find_folder(path_or_id, revision)
+    folder = find_folder(path_or_id)
     source = read_config(folder)
     headers = Headers(folder)
     headers.check_sizes(source)
@@ -99,13 +125,13 @@ def describe(
     name, model = None, None
     with quiet_transformers():
         try:
-            name, model = assemble(folder, source, headers, kv_expand)
+            name, model = _assemble(folder, source, headers, kv_expand)
         except UserError as error:
             problems.append(str(error))
         tokenizer = _tokenizer(folder, problems)
+    config: Any = None if model is None else text_config(model.config)
     if model is not None and wanted is not None:
         model.to(wanted)
-    config: Any = None if model is None else text_config(model.config)
     if tokenizer and config and tokenizer.highest_id >= config.vocab_size:
         problems.append(
             f"the tokenizer's ids go up to {tokenizer.highest_id}, and the model has {config.vocab_size} embeddings: "
@@ -133,29 +159,71 @@ def describe(
     )
 
 
-def _floating(dtype: str) -> Any:
-    import torch
+class Headers(Weights):
+    """The tensors of a checkpoint as their headers describe them."""
 
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    def names(self) -> list[str]:
+        """Returns the names of all tensors."""
+        return sorted(self._file_of)
+
+    def _read(self, name: str) -> Tensor:
+        path = self._path(name)
+        if name in self._pickled:  # mapped into memory, not read
+            return torch.empty_like(self._pickled[name], device="meta")
+        with safe_open(path, framework="pt") as file:
+            described = file.get_slice(name)
+            kind = described.get_dtype()
+        if kind not in _DTYPES:
+            raise UserError(f"{name} holds numbers of the type {shown(kind)}, which is not supported")
+        return torch.empty(self.shape(name), dtype=_DTYPES[kind], device="meta")
+
+
+def _assemble(
+    folder: Path, source: Mapping[str, Any], headers: Headers, kv_expand: KvExpand
+) -> tuple[str, PreTrainedModel]:
+    """Returns the format's full name and the model without its weights, put together as loading does it.
+
+    Raises:
+        UserError: what loading would refuse: a part that is not supported, a tensor that is missing or misshapen.
+    """
+    released = format_of_type(str(source.get("model_type")))
+    if released is not None:
+        name, config, tensors = released.read(source, headers, kv_expand)
+        return name, build(released.model_class, config, tensors, headers.dtype())
+    register_fla_models()
+    try:
+        AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        model: PreTrainedModel = load_whole(AutoModelForCausalLM, str(folder), dtype="auto", device_map="meta")
+    except UserError:
+        raise
+    except Exception as error:  # a broken file is answered with any class
+        if raised_here(error) or isinstance(error, MemoryError):
+            raise
+        raise UserError(f"transformers cannot load the checkpoint {folder}: {first_line(error)}") from error
+    return checkpoint_format(model.config), model
+
+
+def _floating(dtype: str) -> Any:
+    named = getattr(torch, dtype, None)
+    if not isinstance(named, torch.dtype) or not named.is_floating_point:
         raise UserError(f"Expected --dtype to be auto or a type such as bfloat16, found {dtype!r}: correct it.")
-    return found
+    return named
 
 
 def _evidence(source: Mapping[str, Any], headers: Headers) -> list[str]:
     """Says what shows the format, and dolomite's generation."""
     model_type = source.get("model_type")
-    found = [f"model_type {model_type!r} in config.json" if model_type else "no model_type in config.json"]
+    told = [f"model_type {model_type!r} in config.json" if model_type else "no model_type in config.json"]
     released = format_of_type(str(model_type))
     if released is None or released.name != "dolomite":
-        return found
+        return told
     blocks = "sequence_mixer_blocks" in source
-    found.append("its list sequence_mixer_blocks" if blocks else "no list of blocks in it")
+    told.append("its list sequence_mixer_blocks" if blocks else "no list of blocks in it")
     mixer = "sequence_mixer" if blocks else "attn"
     for tensor in ("head_bias", "norm.weight"):
         held = any(name.endswith(f".{mixer}.{tensor}") for name in headers.names())
-        found.append(f"{'tensors' if held else 'no tensors'} {mixer}.{tensor}")
-    return found
+        told.append(f"{'tensors' if held else 'no tensors'} {mixer}.{tensor}")
+    return told
 
 
 def _attention(config: Any, name: str | None) -> str:
@@ -166,23 +234,21 @@ def _attention(config: Any, name: str | None) -> str:
 def _details(config: Any) -> dict[str, Any]:
     """What else decides how attention is computed, where the configuration says it."""
     names = ("remainder", "head_norm", "attend_current", "qk_norm", "attention_multiplier", "sliding_window")
-    found = {name: getattr(config, name, None) for name in names}
+    details = {name: getattr(config, name, None) for name in names}
     kinds = getattr(config, "layer_types", None)
     experts, chosen, _, _ = experts_of(config)
-    found["experts"] = f"{chosen} of {experts}" if experts else None
-    found["layers"] = {kind: list(kinds).count(kind) for kind in dict.fromkeys(kinds)} if kinds else None
-    return {name: value for name, value in found.items() if value not in (None, False, "none")}
+    details["experts"] = f"{chosen} of {experts}" if experts else None
+    details["layers"] = {kind: list(kinds).count(kind) for kind in dict.fromkeys(kinds)} if kinds else None
+    return {name: value for name, value in details.items() if value not in (None, False, "none")}
 
 
 def _length_source(source: Mapping[str, Any], length_tokens: int | None) -> str | None:
     """Returns the key of `config.json` that states the training length."""
     if length_tokens is None:
         return None
-    part = source["text_config"] if isinstance(source.get("text_config"), dict) else source
-    places = [("", part)]
-    places += [
-        (f" of {key}", part[key]) for key in ("rope_parameters", "rope_scaling") if isinstance(part.get(key), dict)
-    ]
+    text = source["text_config"] if isinstance(source.get("text_config"), dict) else source
+    scalings = (key for key in ("rope_parameters", "rope_scaling") if isinstance(text.get(key), dict))
+    places = [("", text), *((f" of {key}", text[key]) for key in scalings)]
     for name in _LENGTH_KEYS:
         for place, values in places:
             if values.get(name) == length_tokens:

@@ -1,4 +1,4 @@
-"""Memory of weights, windows and generated texts, by sizes alone, and the longest length that fits.
+"""Sizes of a decoder of any kind, and by them alone the memory of windows and generated texts, and what fits.
 
 A window's largest moment is either inside a block, where the residual stream, its norm, the branch and their sum stand
 beside the MLP's inner channels, or beside the logits of one chunk of targets. What was measured on a GPU stands in
@@ -8,22 +8,79 @@ beside the MLP's inner channels, or beside the logits of one chunk of targets. W
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
+import torch
+from transformers import PreTrainedModel
+
+from sbeval.checkpoints.facts import text_config
 from sbeval.errors import UserError
-from sbeval.inspection.sizes import Sizes
+from sbeval.models.forgetting.cached import cached_channels
+from sbeval.models.mlp.experts import MOST_TOKENS
 from sbeval.scoring.scorer import CHUNK_LOGITS
 
 KEPT_FREE = 0.1
 """Share of the memory left for what the sizes do not tell: kernels' own memory, fragments, a CUDA context."""
-ANSWER_TOKENS = 256
+BATCH_TOKENS = {"cpu": 8192, "cuda": 65536}
+"""Most tokens of a batch, as the model adapter has them."""
 _ROOM_MULTIPLE = 64
 _MOST_TOKENS = 2**32
+_NO_KEYS_KEPT = ("linear_attention", "mamba", "recurrent", "conv")
 _UNITS = {"": 1, "B": 1} | {
     f"{unit}{end}": base**power
     for power, unit in enumerate("KMGT", 1)
     for end, base in (("iB", 1024), ("B", 1000), ("", 1024))
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Sizes of a decoder, in channels, heads and layers.
+
+    Attributes:
+        cached_channels: numbers that a key head keeps of a position, None for its key and value alone.
+        inner_size: channels inside the MLP that every token passes, 0 where there are experts alone.
+        expert_size: channels inside an expert, 0 without experts.
+        chosen_experts: how many a token passes.
+        tokens_of_experts_at_once: most tokens that stand before experts at one time, None for all.
+        gated: whether an MLP has a gate beside its channels.
+        key_windows: for each layer that keeps keys the most of them it keeps, None for all.
+        parameters: numbers in all weights, those shared by embedding and head once.
+        other_embedding_parameters: of them, those of an embedding that is not the head too.
+        idle_parameters: of them, those of experts that a token does not pass.
+        weight_bytes: what they take.
+        item_bytes: what one number of the residual stream takes.
+    """
+
+    hidden_size: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    cached_channels: int | None
+    inner_size: int
+    expert_size: int
+    chosen_experts: int
+    tokens_of_experts_at_once: int | None
+    gated: bool
+    vocabulary: int
+    key_windows: tuple[int | None, ...]
+    parameters: int
+    other_embedding_parameters: int
+    idle_parameters: int
+    weight_bytes: int
+    item_bytes: int
+
+    def __str__(self) -> str:
+        heads = f"{self.heads} heads of {self.head_dim}"
+        if self.key_value_heads != self.heads:
+            heads += f", {self.key_value_heads} of keys"
+        of_mlp = f"MLP of {self.inner_size:,}" if self.inner_size else ""
+        of_experts = f"{self.chosen_experts} experts a token of {self.expert_size:,}" if self.chosen_experts else ""
+        inner = " and ".join(filter(None, (of_mlp, of_experts)))
+        gated = "gated " if self.gated else ""
+        return f"{self.layers} layers, width {self.hidden_size:,}, {heads}, {gated}{inner}, {self.vocabulary:,} tokens"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,35 +104,113 @@ class Needs:
     further_text: int
 
 
-def needs(sizes: Sizes, length_tokens: int, *, device: str, batch_tokens: int) -> Needs:
-    """Returns what windows and texts of one length take.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """How much memory there is, and how far it reaches.
 
-    Args:
-        sizes: of the model.
-        length_tokens: of a window, or of a prompt with its answer.
-        device: "cuda" or "cpu", which hold different numbers of logits at once.
-        batch_tokens: most tokens of a batch.
+    Attributes:
+        place: what has it.
+        device: "cuda" or "cpu".
+        memory_bytes: of it.
+        longest_window_tokens: one window alone that is scored; learned positions end it too.
+        longest_text_tokens: a prompt and its answer, alone.
     """
-    rows = max(1, batch_tokens // length_tokens)
+
+    place: str
+    device: str
+    memory_bytes: int
+    longest_window_tokens: int
+    longest_text_tokens: int
+
+
+def sizes_of(model: PreTrainedModel) -> Sizes | None:
+    """Returns the sizes of a model, None where its configuration names them otherwise than other models do."""
+    config: Any = text_config(model.config)
+    parameters = dict(model.named_parameters())
+    heads, layers = (_whole(config, name) for name in ("num_attention_heads", "num_hidden_layers"))
+    hidden_size = _whole(config, "hidden_size")
+    if not (heads and layers and hidden_size):
+        return None
+    output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    embeddings: Any = model.get_input_embeddings()
+    head_weight, embedding = getattr(output, "weight", None), getattr(embeddings, "weight", None)
+    tied = head_weight is embedding
+    experts, chosen, expert_size, inner_size = experts_of(config, hidden_size)
+    idle = sum(weight.numel() for weight in parameters.values() if weight.dim() == 3 and len(weight) == experts)
+    return Sizes(
+        hidden_size=hidden_size,
+        layers=layers,
+        # ModuleFormer's chosen experts have query heads of their own, which share its keys
+        heads=heads * (_whole(config, "attention_chosen") or 1),
+        key_value_heads=_whole(config, "num_key_value_heads") or heads,
+        head_dim=_whole(config, "head_dim") or hidden_size // heads,
+        cached_channels=cached_channels(config, model.dtype) if config.model_type == "sbeval" else None,
+        inner_size=inner_size,
+        expert_size=expert_size,
+        chosen_experts=chosen,
+        tokens_of_experts_at_once=MOST_TOKENS if config.model_type == "sbeval" else None,
+        gated=any("gate_proj" in name or "gate_up" in name for name in parameters),
+        vocabulary=_whole(config, "vocab_size") or 0,
+        key_windows=_key_windows(config, layers),
+        parameters=sum(weight.numel() for weight in parameters.values()),
+        other_embedding_parameters=0 if tied or embedding is None else embedding.numel(),
+        idle_parameters=0 if not experts else idle * (experts - chosen) // experts,
+        weight_bytes=sum(weight.numel() * weight.itemsize for weight in parameters.values()),
+        item_bytes=model.dtype.itemsize,
+    )
+
+
+def experts_of(config: Any, hidden_size: int = 0) -> tuple[int, int, int, int]:
+    """Returns experts, those chosen for a token, channels in each, and channels of an MLP that every token passes."""
+    if width := _whole(config, "mlp_width"):  # ModuleFormer
+        return config.mlp_experts, config.mlp_chosen, width, 0
+    dense = _first(config, "intermediate_size", "n_inner") or 4 * hidden_size
+    layers = [config, *(getattr(config, "layer_overrides", None) or [])]
+    layers = [layer if isinstance(layer, dict) else vars(layer) for layer in layers]
+
+    def most(*names: str) -> int:
+        return max(layer.get(name) or 0 for layer in layers for name in names)
+
+    chosen = most("num_experts_per_token", "num_experts_per_tok")
+    experts = most("num_experts", "num_local_experts", "n_routed_experts")
+    if not (experts and chosen):
+        return 0, 0, 0, dense
+    of_expert = _first(config, "moe_intermediate_size", "expert_intermediate_size") or dense
+    return experts, chosen, of_expert, _first(config, "shared_intermediate_size") or 0
+
+
+def _first(config: Any, *names: str) -> int | None:
+    return next((value for name in names if (value := _whole(config, name))), None)
+
+
+def _key_windows(config: Any, layers: int) -> tuple[int | None, ...]:
+    window = _whole(config, "sliding_window") if getattr(config, "use_sliding_window", True) else None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
+    return tuple(
+        window if "sliding" in kind else None for kind in kinds if not any(name in kind for name in _NO_KEYS_KEPT)
+    )
+
+
+def _whole(config: Any, name: str) -> int | None:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def needs(sizes: Sizes, length_tokens: int, *, device: str) -> Needs:
+    """Returns what windows and texts of one length take on "cuda" or "cpu", which hold different numbers of logits."""
+    batch_tokens = max(1, BATCH_TOKENS[device] // length_tokens) * length_tokens
     return Needs(
         length_tokens=length_tokens,
         all_targets=window_bytes(sizes, length_tokens, length_tokens, device),
         last_targets=window_bytes(sizes, length_tokens, min(length_tokens, 256), device),
-        batch=window_bytes(sizes, rows * length_tokens, rows * length_tokens, device),
+        batch=window_bytes(sizes, batch_tokens, batch_tokens, device),
         generation=text_bytes(sizes, length_tokens) + window_bytes(sizes, length_tokens, 1, device),
         further_text=text_bytes(sizes, length_tokens),
     )
 
 
 def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
-    """Returns what scoring takes at most at one time, beside the weights.
-
-    Args:
-        sizes: of the model.
-        tokens: model inputs of the batch.
-        scored: targets of the batch.
-        device: "cuda" or "cpu".
-    """
+    """Returns what scoring a batch of model inputs, of which so many are targets, takes at most beside the weights."""
     width, query, key = sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.key_value_heads * sizes.head_dim
     in_attention = 2 * width + 3 * query + 3 * key  # projected, rotated, and what attention returns
     inner = 3 if sizes.gated else 2
@@ -120,28 +255,39 @@ def read_memory(text: str) -> int:
     Raises:
         UserError: it is no size.
     """
-    found = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,6})?)\s*([KMGT]?i?B?)\s*", text)
-    size = int(float(found[1]) * _UNITS.get(found[2], 0)) if found else 0
+    match = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,6})?)\s*([KMGT]?i?B?)\s*", text)
+    size = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
     if not 0 < size < 2**62:
         raise UserError(f"Expected --memory to be a size such as 80GiB, found {text[:50]!r}: correct it.")
     return size
 
 
-def memory_here() -> tuple[str, str, int]:
-    """Returns the device a run would take here ("cuda" or "cpu"), its name, and how much of its memory is free."""
-    import torch
+def device_here() -> str:
+    """Returns the device a run would take here, "cuda" or "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
-    if torch.cuda.is_available():
-        free, _ = torch.cuda.mem_get_info()
-        return "cuda", torch.cuda.get_device_name(), free
+
+def room_of(sizes: Sizes, memory_bytes: int | None, learned_positions: int | None) -> Room:
+    """Returns how far so much memory of a GPU reaches, or with None what is free here; learned positions end it too."""
+    device, place = "cuda", "a GPU"
+    if memory_bytes is None:
+        device = device_here()
+        place = torch.cuda.get_device_name() if device == "cuda" else "the CPU of this machine"
+        memory_bytes = _free_bytes(device)
+    window, text = longest_tokens(sizes, memory_bytes, device)
+    return Room(
+        place=place,
+        device=device,
+        memory_bytes=memory_bytes,
+        longest_window_tokens=min(window, learned_positions or window),
+        longest_text_tokens=min(text, learned_positions or text),
+    )
+
+
+def _free_bytes(device: str) -> int:
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
-        free = 0
-    return "cpu", "the CPU of this machine", free
-
-
-def lengths_shown(trained: int | None, asked: Sequence[int]) -> tuple[int, ...]:
-    """Returns the lengths to show: those asked for, else the training length and four, sixteen and 64 times it."""
-    first = trained or 1024
-    return tuple(sorted(asked)) or tuple(first * times for times in (1, 4, 16, 64))
+        return 0

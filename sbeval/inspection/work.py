@@ -1,6 +1,7 @@
-"""How many requests and tokens a list of tasks is: the tasks are made as a run makes them, and asked for requests."""
+"""How many requests and tokens a list of tasks is, made as a run makes them, and how long some documents take here."""
 
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,18 +11,15 @@ from sbeval.corpora.tokenizers import encode_together, load_tokenizer
 from sbeval.errors import UserError
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TokenLogprobsRequest
 
+SAMPLE_TOKENS = {"cpu": 2 * 8192, "cuda": 4 * 65536}
+"""Tokens of each task that are run at least: some full batches."""
+_LEAST_DOCUMENTS = 2
 _FEWSHOT_SEED = 1234  # lm-eval's own
 _ANSWER_TOKENS = 256  # of `max_gen_toks`, where a task does not say
 
 
 class Piece(NamedTuple):
-    """What the model is given for one request, or for several at once.
-
-    Attributes:
-        request_type: lm-eval's name of it.
-        tokens: model inputs.
-        new_tokens: most tokens to be generated.
-    """
+    """What the model is given for one request, or for several at once: lm-eval's name of it, and tokens."""
 
     request_type: str
     tokens: int
@@ -37,9 +35,7 @@ class TaskWork:
     """What one task asks of a model.
 
     Attributes:
-        task: its name.
         documents: lm-eval's documents, or samples.
-        requests: of them all.
         pieces: what the model is given, with how often. Contexts that several requests share count every time, though
             the model reads some of them once.
     """
@@ -59,6 +55,34 @@ class TaskWork:
         """Tokens generated at most."""
         return sum(piece.new_tokens * count for piece, count in self.pieces.items())
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns it JSON-ready."""
+        counts = {"documents": self.documents, "requests": self.requests, "tokens": self.tokens}
+        pieces = [{**piece._asdict(), "count": count} for piece, count in sorted(self.pieces.items())]
+        return {"task": self.task, **counts, "new_tokens_at_most": self.new_tokens, "pieces": pieces}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Duration:
+    """An estimate.
+
+    Attributes:
+        source: where the throughput comes from.
+        model_seconds: of each task, in the model.
+        loading_seconds: to load the model.
+        measuring_seconds: what finding this out took in the model.
+    """
+
+    source: str
+    model_seconds: Mapping[str, float]
+    loading_seconds: float
+    measuring_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in the model, over all tasks."""
+        return sum(self.model_seconds.values())
+
 
 def make_tasks(
     names: Sequence[str], metadata: Mapping[str, Any], *, folders: Sequence[str], limit: float | None, packaged: bool
@@ -76,6 +100,7 @@ def make_tasks(
         UserError: what a task finds wrong with its options or its text.
     """
     plugin.install()
+    # after the plugin, which completes them
     from lm_eval.evaluator_utils import get_sample_size
     from lm_eval.tasks import TaskManager
 
@@ -90,49 +115,8 @@ def make_tasks(
     return tasks
 
 
-def count_work(name: str, instances: Sequence[Any], encode: "Encode", share: ShareWindows) -> TaskWork:
-    """Counts what some requests of one task ask of the model.
-
-    Args:
-        name: of the task.
-        instances: lm-eval's requests.
-        encode: from texts to numbers of tokens.
-        share: see `ShareWindows`.
-    """
-    pieces: Counter[Piece] = Counter()
-    kinds = dict.fromkeys(instance.request_type for instance in instances)
-    for kind in kinds:
-        arguments = [instance.args for instance in instances if instance.request_type == kind]
-        pieces.update(_pieces(kind, arguments, encode, share))
-    return TaskWork(
-        task=name,
-        documents=len({instance.doc_id for instance in instances}),
-        requests=len(instances),
-        pieces=dict(pieces),
-    )
-
-
-def _pieces(kind: str, arguments: Sequence[Any], encode: "Encode", share: ShareWindows) -> Iterable[Piece]:
-    if kind == TOKEN_LOGPROBS:
-        windows = dict.fromkeys(TokenLogprobsRequest(*one) for one in arguments)
-        return [Piece(kind, window.context_length) for window in share(list(windows))]
-    if kind in (TARGET_LOGPROBS, ATTENTION_SPAN):  # (key, inputs), (key, context length, queries)
-        return [Piece(kind, one[1]) for one in dict.fromkeys(map(tuple, arguments))]
-    if kind == "generate_until":
-        budgets = [int(options.get("max_gen_toks") or _ANSWER_TOKENS) for _, options in arguments]
-        lengths = encode([prompt for prompt, _ in arguments])
-        return [Piece(kind, *pair) for pair in zip(lengths, budgets, strict=True)]
-    if kind in ("loglikelihood", "loglikelihood_rolling"):
-        return [Piece(kind, length) for length in encode(["".join(one[:2]) for one in arguments])]
-    raise UserError(f"Expected requests whose tokens can be counted, found {kind}: leave its task out.")
-
-
 class Encode:
-    """Counts the tokens of texts, with a tokenizer that is loaded when the first text comes.
-
-    Args:
-        source: a folder or a hub id.
-    """
+    """Counts the tokens of texts, with the tokenizer of a folder or hub id, loaded when the first text comes."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -143,3 +127,101 @@ class Encode:
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._source)
         return [len(tokens) for tokens in encode_together(self._tokenizer, list(texts), quiet=True)]
+
+
+def count_work(name: str, instances: Sequence[Any], encode: Encode, share: ShareWindows) -> TaskWork:
+    """Counts what some of lm-eval's requests of one task ask of the model.
+
+    Raises:
+        UserError: requests of a type whose tokens nobody can count.
+    """
+    pieces: Counter[Piece] = Counter()
+    for kind, of_kind in _by_type(instances).items():
+        pieces.update(_pieces(kind, [instance.args for instance in of_kind], encode, share))
+    documents = {instance.doc_id for instance in instances}
+    return TaskWork(task=name, documents=len(documents), requests=len(instances), pieces=dict(pieces))
+
+
+def _by_type(instances: Sequence[Any]) -> dict[str, list[Any]]:
+    types: dict[str, list[Any]] = {}
+    for instance in instances:
+        types.setdefault(instance.request_type, []).append(instance)
+    return types
+
+
+def _pieces(kind: str, arguments: Sequence[Any], encode: Encode, share: ShareWindows) -> Iterable[Piece]:
+    if kind == TOKEN_LOGPROBS:
+        windows = dict.fromkeys(TokenLogprobsRequest(*window) for window in arguments)
+        return [Piece(kind, window.context_length) for window in share(list(windows))]
+    if kind in (TARGET_LOGPROBS, ATTENTION_SPAN):  # (key, inputs), (key, context length, queries)
+        return [Piece(kind, length) for _, length, *_ in dict.fromkeys(map(tuple, arguments))]
+    if kind == "generate_until":
+        budgets = [int(options.get("max_gen_toks") or _ANSWER_TOKENS) for _, options in arguments]
+        lengths = encode([prompt for prompt, _ in arguments])
+        return [Piece(kind, *pair) for pair in zip(lengths, budgets, strict=True)]
+    if kind in ("loglikelihood", "loglikelihood_rolling"):
+        return [Piece(kind, length) for length in encode(["".join(texts[:2]) for texts in arguments])]
+    raise UserError(f"Expected requests whose tokens can be counted, found {kind}: leave its task out.")
+
+
+def measure(
+    tasks: Mapping[str, Any], arguments: Mapping[str, Any], device: str, encode: Encode, share: ShareWindows
+) -> Duration:
+    """Estimates how long tasks take by running some documents of each with the model `sb`.
+
+    The shortest requests are run before, since the first ones of a process compile kernels; a run pays that once too.
+
+    Args:
+        tasks: lm-eval's tasks by name, their requests made.
+        arguments: of the model.
+        device: "cpu" or "cuda".
+        encode: from texts to numbers of tokens.
+        share: see `ShareWindows`.
+    """
+    from lm_eval.api.registry import get_model  # after the plugin, which registers `sb`
+
+    started = time.perf_counter()
+    lm = get_model("sb").create_from_arg_obj(
+        dict(arguments), {"batch_size": "auto", "max_batch_size": None, "device": device}
+    )
+    loading = time.perf_counter() - started
+    model_seconds, ran = {}, 0
+    started = time.perf_counter()
+    for name, task in tasks.items():
+        chosen = _sample(name, task.instances, SAMPLE_TOKENS[device], encode, share)
+        whole, sample = (count_work(name, instances, encode, share) for instances in (task.instances, chosen))
+        first = _seconds(lm, _shortest_of_each_type(name, chosen, encode, share))
+        spent = _seconds(lm, chosen)
+        ran += sample.documents
+        model_seconds[name] = first + spent * whole.tokens / max(1, sample.tokens)
+    return Duration(
+        source=f"a measurement on this machine's {device}, of {ran} documents",
+        model_seconds=model_seconds,
+        loading_seconds=loading,
+        measuring_seconds=time.perf_counter() - started,
+    )
+
+
+def _sample(name: str, instances: Sequence[Any], least_tokens: int, encode: Encode, share: ShareWindows) -> list[Any]:
+    """Returns all requests of some documents, which lie evenly among all."""
+    documents = list(dict.fromkeys(instance.doc_id for instance in instances))
+    of_first = [instance for instance in instances if instance.doc_id == documents[0]]
+    tokens = max(1, count_work(name, of_first, encode, share).tokens)
+    wanted = min(len(documents), max(_LEAST_DOCUMENTS, -(-least_tokens // tokens)))
+    kept = {documents[number * len(documents) // wanted] for number in range(wanted)}
+    return [instance for instance in instances if instance.doc_id in kept]
+
+
+def _shortest_of_each_type(name: str, instances: Sequence[Any], encode: Encode, share: ShareWindows) -> list[Any]:
+    return [
+        min(of_type, key=lambda instance: count_work(name, [instance], encode, share).tokens)
+        for of_type in _by_type(instances).values()
+    ]
+
+
+def _seconds(lm: Any, instances: Sequence[Any]) -> float:
+    """Returns how long a model takes for some requests."""
+    started = time.perf_counter()
+    for kind, of_kind in _by_type(instances).items():
+        getattr(lm, kind)(of_kind)
+    return time.perf_counter() - started

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import read_yaml
@@ -10,6 +10,7 @@ from sbeval.settings import Expected, Lengths, as_counts, read_value, unknown_ke
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 from sbeval.sweep.suites import SUITES, suite_runs
 
+_Entry = TypeVar("_Entry", SweepRun, SweepCheckpoint)
 _LengthsOption = Annotated[tuple[int, ...], Expected("positive whole numbers with commas between them", as_counts)]
 
 
@@ -23,26 +24,19 @@ def sweep_from_command(
     model_args: str | None = None,
     metadata: str | None = None,
     follow: str | None = None,
+    workers: str | None = None,
 ) -> Sweep:
-    """Returns the sweep of a file, or that of a suite over checkpoints.
-
-    Args:
-        arguments: the sweep file, or with `suite` the checkpoints.
-        suite: name of a suite.
-        output: folder of all results.
-        context_lengths: lengths in tokens with commas between them.
-        limit: documents of a task.
-        model_args: arguments of every model, as lm-eval reads them: `key=value,...` or a JSON object.
-        metadata: metadata for the tasks, likewise.
-        follow: folder of a training whose checkpoints are evaluated as they appear.
+    """Returns the sweep of a file, or that of a suite over checkpoints, with the command's other options.
 
     Raises:
         UserError: arguments that do not belong together, or a value that cannot be.
     """
-    options = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
-    options["metadata"] = metadata
+    if workers is not None:
+        raise UserError("Expected no --workers, which is gone: use --ray local, which runs as many at a time as fit.")
     if suite is None:
-        return _from_file(arguments, [name for name, value in options.items() if value is not None], follow)
+        of_suite = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
+        of_suite["metadata"] = metadata
+        return _from_file(arguments, [name for name, value in of_suite.items() if value is not None], follow)
     if not arguments and follow is None:
         raise UserError(f"Expected checkpoints behind --suite {suite}, found none: name at least one.")
     lengths = None if context_lengths is None else read_value(_LengthsOption, context_lengths, name="--context-lengths")
@@ -61,11 +55,8 @@ def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     """Reads a sweep file.
 
     Its keys are the fields of `Sweep`; `suite` names a set of runs (`context_lengths` beside it chooses their lengths),
-    `runs` lists further ones, and a checkpoint may be written as its path alone.
-
-    Args:
-        path: the file.
-        follow: a training's folder in place of the file's own.
+    `runs` lists further ones, and a checkpoint may be written as its path alone. `follow` is a training's folder in
+    place of the file's own.
 
     Raises:
         UserError: no such file, no YAML, an unknown or missing key, or a value that cannot be.
@@ -77,51 +68,41 @@ def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     suite, lengths = values.pop("suite", None), values.pop("context_lengths", None)
     if lengths is not None:
         lengths = read_value(Lengths, lengths, name="context_lengths of the sweep", source=source)
-    runs = [
-        SweepRun.read(entry, place=_entry(entry, "run", "name"), source=source)
-        for entry in _listed(values, "runs", source)
-    ]
+    runs = _listed(SweepRun, values.pop("runs", None), "run", "name", source)
     if suite is not None:
         runs = [*suite_runs(suite, lengths), *runs]
     elif lengths is not None:
         runs = [run if run.context_lengths else run.changed(context_lengths=lengths) for run in runs]
-    checkpoints = [
-        SweepCheckpoint.read(
-            {"pretrained": entry} if isinstance(entry, str) else entry,
-            place=_entry(entry, "checkpoint", "pretrained"),
-            source=source,
-        )
-        for entry in _listed(values, "checkpoints", source)
-    ]
-    parts = {"checkpoints": tuple(checkpoints), "runs": tuple(runs)}
-    following = {} if follow is None else {"follow": follow}
-    return Sweep.read({**values, **parts, **following}, place="the sweep", source=source)
+    checkpoints = _listed(SweepCheckpoint, values.pop("checkpoints", None), "checkpoint", "pretrained", source)
+    values |= {"checkpoints": tuple(checkpoints), "runs": tuple(runs)}
+    if follow is not None:
+        values["follow"] = follow
+    return Sweep.read(values, place="the sweep", source=source)
 
 
-def _entry(entry: Any, kind: str, key: str) -> str:
-    """Returns what an entry of a list is called in messages: "run 'stream'", or "a run" where it has no name."""
-    name = entry.get(key) if isinstance(entry, dict) else None
-    return f"a {kind}" if name is None else f"{kind} {name!r}"
-
-
-def _listed(values: dict[str, Any], key: str, source: str) -> list[Any]:
-    value = values.pop(key, None)
-    if value is None:
+def _listed(kind: type[_Entry], listed: Any, what: str, title: str, source: str) -> list[_Entry]:
+    """Reads a list of runs or checkpoints; messages name an entry by its title, if it has one."""
+    if listed is None:
         return []
-    if not isinstance(value, list):
+    if not isinstance(listed, list):
         raise UserError(
-            f"Expected {key} of the sweep as a list (lines that begin with `- `), found {shown(value)}: correct it in "
-            f"{source}."
+            f"Expected {what}s of the sweep as a list (lines that begin with `- `), found {shown(listed)}: correct it "
+            f"in {source}."
         )
-    return value
+    entries = []
+    for entry in listed:
+        name = entry.get(title) if isinstance(entry, dict) else None
+        place = f"a {what}" if name is None else f"{what} {name!r}"
+        of_path = isinstance(entry, str) and kind is SweepCheckpoint
+        entries.append(kind.read({title: entry} if of_path else entry, place=place, source=source))
+    return entries
 
 
 def _from_file(arguments: Sequence[str], options: Sequence[str], follow: str | None) -> Sweep:
     if len(arguments) != 1 or Path(arguments[0]).suffix not in (".yaml", ".yml"):
-        found = " ".join(arguments) or "nothing"
         raise UserError(
-            f"Expected one sweep file (SWEEP.yaml), or --suite NAME and checkpoints, found {found}: "
-            f"the suites are {', '.join(sorted(SUITES))}."
+            "Expected one sweep file (SWEEP.yaml), or --suite NAME and checkpoints, found "
+            f"{' '.join(arguments) or 'nothing'}: the suites are {', '.join(sorted(SUITES))}."
         )
     if options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)

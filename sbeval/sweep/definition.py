@@ -1,11 +1,17 @@
-"""What a sweep consists of: its checkpoints, and the runs that each of them goes through."""
+"""What a sweep consists of: its checkpoints, the runs that each goes through, and folder and settings of each run."""
 
+import dataclasses
+import os
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from sbeval.errors import UserError
+from sbeval.fingerprint.checkpoint import hub_commit
+from sbeval.results.records import LABEL
 from sbeval.settings import Expected, Flag, Lengths, Limit, Name, Names, Options, Settings, Text, WholeNumber, as_whole
 
 _UNSAFE_CHARACTERS = re.compile(r"[^\w.+-]+")
@@ -60,7 +66,8 @@ class SweepRun(Settings):
     )
     gpus: WholeNumber | None = Field(
         default=None,
-        description="GPUs of each such run. None is one under --workers and --ray where there are any, and else all.",
+        description="GPUs of each such run with --ray, by default one where there are any. Without --ray a run has all "
+        "of them, and with 0 none.",
     )
     model_args: Options = Field(default={}, description="Arguments of the model; they win over those of the sweep.")
     metadata: Options = Field(default={}, description="Further metadata for the tasks; it wins over that of the sweep.")
@@ -134,3 +141,86 @@ def _check_distinct(names: list[str], what: str, field: Literal["label", "name"]
         raise UserError(
             f"Expected {what} whose folders differ, found {', '.join(twice)} more than once: give each its own {field}."
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """One lm-eval run of a sweep: a folder of its checkpoint's, and the `config` that lm-eval reads with `--config`."""
+
+    label: str
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    gpus: int | None = None
+
+    @property
+    def config_file(self) -> Path:
+        """The file of `config`."""
+        return self.folder / "run.yaml"
+
+    @property
+    def inputs_file(self) -> Path:
+        """The file of what the run depends on, as it was when the run began."""
+        return self.folder / "inputs.json"
+
+    @property
+    def log_file(self) -> Path:
+        """What the run printed."""
+        return self.folder / "log.txt"
+
+    def __str__(self) -> str:
+        return f"{self.label}/{self.name}"
+
+
+def plan(sweep: Sweep) -> list[PlannedRun]:
+    """Returns every run of every checkpoint, one checkpoint after another."""
+    return [
+        _planned(sweep, checkpoint, run, name, lengths)
+        for checkpoint in sweep.checkpoints
+        for run in sweep.runs
+        for name, lengths in run.parts
+    ]
+
+
+def _planned(
+    sweep: Sweep, checkpoint: SweepCheckpoint, run: SweepRun, name: str, context_lengths: tuple[int, ...] | None
+) -> PlannedRun:
+    folder = Path(sweep.output) / checkpoint.folder_name / name
+    lengths = {} if context_lengths is None else {"context_lengths": list(context_lengths)}
+    label = {} if checkpoint.label is None else {LABEL: checkpoint.label}
+    arguments = {**sweep.model_args, **run.model_args, **checkpoint.model_args}
+    config = {
+        "model": checkpoint.model,
+        "model_args": {"pretrained": checkpoint.pretrained, **arguments},
+        "tasks": list(run.tasks),
+        "metadata": {**sweep.metadata, **run.metadata, **lengths, **label},
+        "num_fewshot": run.num_fewshot,
+        "limit": sweep.limit if run.limit is None else run.limit,
+        "batch_size": sweep.batch_size,
+        "device": sweep.device,
+        "include_path": sweep.include_path,
+        "output_path": str(folder),
+        "log_samples": True,
+    }
+    config = {key: value for key, value in config.items() if value is not None}
+    return PlannedRun(label=checkpoint.folder_name, name=name, folder=folder, config=config, gpus=run.gpus)
+
+
+def check_checkpoint(config: Mapping[str, Any]) -> None:
+    """Refuses a run's checkpoint that is not there; what may be a hub id is asked of the hub when the run starts.
+
+    Raises:
+        UserError: naming it.
+    """
+    name = str(config["model_args"]["pretrained"])
+    if config["model"] not in ("sb", "hf"):
+        return
+    folder = Path(name).expanduser()
+    if folder.exists():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"Expected a checkpoint's folder with its config.json at {name}, found none: correct that.")
+        return
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or (offline and hub_commit(name, "models") is None):
+        elsewhere = ", and the hub's cache has none" if offline else ""
+        raise UserError(f"Expected a checkpoint at {name}, found no such folder{elsewhere}: correct the name.")

@@ -23,15 +23,8 @@ _INDEX = "model.safetensors.index.json"
 def follow(sweep: Sweep, go: Callable[[Sweep], list[Failure]], *, once: bool = False) -> list[Failure]:
     """Takes the checkpoints of a sweep, and then those of the folder it follows as they are complete, through its runs.
 
-    It goes on until it is ended; a failed run is named and not tried again.
-
-    Args:
-        sweep: with `follow`.
-        go: runs a sweep.
-        once: look once instead.
-
-    Returns:
-        The failed runs of the one look.
+    It goes on until it is ended, or with `once` looks once and returns the failed runs. A failed run is named and not
+    tried again.
 
     Raises:
         UserError: the folder to follow is none.
@@ -45,10 +38,10 @@ def follow(sweep: Sweep, go: Callable[[Sweep], list[Failure]], *, once: bool = F
     failures = go(sweep.changed(follow=None)) if sweep.checkpoints else []
     known: set[Path] = set()
     while True:
-        found = checkpoints_below(folder)
-        ready = [checkpoint for checkpoint in found if checkpoint not in known and is_complete(checkpoint)]
+        ready = [path for path in checkpoints_below(folder) if path not in known and is_complete(path)]
         if ready:
-            failures += _without_deleted(go(sweep.changed(follow=None, checkpoints=_evaluated(ready))))
+            checkpoints = tuple(SweepCheckpoint(pretrained=str(path)) for path in ready)
+            failures += _without_deleted(go(sweep.changed(follow=None, checkpoints=checkpoints)))
             known.update(ready)
         if once:
             return failures
@@ -84,10 +77,6 @@ def is_complete(checkpoint: Path) -> bool:
     except (UserError, OSError, SafetensorError, KeyError, AttributeError, TypeError):
         return False
     return time.time() - changed > _SETTLED_SECONDS
-
-
-def _evaluated(checkpoints: Sequence[Path]) -> tuple[SweepCheckpoint, ...]:
-    return tuple(SweepCheckpoint(pretrained=str(checkpoint)) for checkpoint in checkpoints)
 
 
 def _without_deleted(failures: Sequence[Failure]) -> list[Failure]:

@@ -5,112 +5,101 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError, first_line
 from sbeval.results.outputs import part_of, told
 from sbeval.sweep.attempt import Outcome, attempt
-from sbeval.sweep.child import Children
-from sbeval.sweep.definition import Sweep
-from sbeval.sweep.engine import check_gpus
-from sbeval.sweep.plan import PlannedRun
+from sbeval.sweep.definition import PlannedRun, Sweep
 
-# a node that dies, and workers that are told to end with it
+# a node that dies, and processes that are told to end with it
 _MOST_TRIES = 4
 _NODE_SECONDS = 120.0
+# a node that nothing is heard of ends its runs by then
+_LOCK_SECONDS = 120.0
 _ANSWER_SECONDS = 20.0
+_WAIT_SECONDS = 60.0
 _HOST_AND_PORT = re.compile(r"(?:ray://)?([^/]+):(\d{1,5})")
 # numbers depend on how many threads add them up, and Ray sets it
 _THREADS = "OMP_NUM_THREADS"
 
 
-class RayEngine:
-    """Runs of a Ray cluster, of which each node sees the same folders.
+def run_on_cluster(
+    address: str, sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[PlannedRun, str], None], *, replace: bool
+) -> Iterator[tuple[PlannedRun, Outcome]]:
+    """Hands all runs to a cluster, of which each node sees the same folders, and yields how each ended.
 
-    A run is a task. Ray tries it again elsewhere when its node dies; a run that fails has an outcome like any other,
-    and is not tried again.
+    A run is a task. Ray tries it again elsewhere when its node dies, and so is one whose processes were told to end, as
+    on a node that goes; a run that fails has an outcome like any other, and is not tried again.
 
-    Args:
-        address: of the cluster; "local" starts one on this machine, and "auto" is the one that Ray finds.
-        sweep: whose runs they are.
-        runs: all of them.
-        replace: as of `attempt`.
+    The address "local" starts a cluster on this machine, and "auto" is the one that Ray finds.
 
     Raises:
         UserError: Ray is not installed, no cluster answers, a run needs more GPUs than a node has, or a node does not
             see the folder of results.
     """
+    ray = _connected(address)
+    with contextlib.ExitStack() as stack:
+        stack.callback(ray.shutdown)  # which ends what is running there
+        output = Path(sweep.output).absolute()
+        with told(output):
+            output.mkdir(parents=True, exist_ok=True)
+        place = (str(Path.cwd()), str(stack.enter_context(part_of(output / "shared", "part"))))
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        most_gpus = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
+        _check_gpus(runs, most_gpus)
+        _check_nodes(ray, nodes, place)
+        how = {"launcher": sweep.launcher, "replace": replace, "threads": os.environ.get(_THREADS)}
+        remote = ray.remote(max_retries=_MOST_TRIES, retry_exceptions=False)(_attempt)
+        tries: Counter[str] = Counter()
+        running: dict[Any, PlannedRun] = {}
 
-    begins = "given to the cluster"
+        def start(run: PlannedRun) -> None:
+            gpus = min(1, most_gpus) if run.gpus is None else run.gpus
+            tries[str(run)] += 1
+            task = remote.options(num_gpus=gpus, num_cpus=1, name=str(run))
+            running[task.remote(place, run, gpus=gpus, **how)] = run
 
-    def __init__(self, address: str, sweep: Sweep, runs: Sequence[PlannedRun], *, replace: bool) -> None:
-        self._ray = _connected(address)
-        self._open = contextlib.ExitStack()
-        self._open.callback(self._ray.shutdown)
-        try:
-            output = Path(sweep.output).absolute()
-            with told(output):
-                output.mkdir(parents=True, exist_ok=True)
-            seen = self._open.enter_context(part_of(output / "shared", "part"))
-            nodes = [node for node in self._ray.nodes() if node["Alive"]]
-            most = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
-            check_gpus(runs, most, "the largest node of the cluster")
-            self._share = min(1, most)
-            self.at_a_time = max(1, int(self._ray.cluster_resources().get("GPU" if most else "CPU", 1)))
-            self._place = (str(Path.cwd()), str(seen))
-            self._check(nodes)
-        except BaseException:
-            self._open.close()
-            raise
-        self._how = {"launcher": sweep.launcher, "replace": replace, "threads": os.environ.get(_THREADS)}
-        self._task = self._ray.remote(max_retries=_MOST_TRIES, retry_exceptions=False)(_attempt)
-        self._running: dict[Any, PlannedRun] = {}
-        self._tries: dict[str, int] = {}
+        for run in runs:
+            say(run, f"given to the cluster, log in {run.log_file}")
+            start(run)
+        while running:
+            done, _ = ray.wait(list(running), num_returns=1, timeout=_WAIT_SECONDS)
+            for task in done:
+                run = running.pop(task)
+                try:
+                    outcome = ray.get(task)
+                except ray.exceptions.RayError as error:
+                    outcome = Outcome("failed", f"the cluster lost it ({first_line(error)})")
+                if outcome.state == "interrupted" and tries[str(run)] < _MOST_TRIES:
+                    start(run)
+                else:
+                    yield run, outcome
 
-    def has_room(self, run: PlannedRun) -> bool:
-        """Whether a run can be handed to the cluster: always, which then decides when and where it runs."""
-        return True
 
-    def start(self, run: PlannedRun) -> None:
-        """Hands a run to the cluster."""
-        gpus = self._share if run.gpus is None else run.gpus
-        self._tries[str(run)] = self._tries.get(str(run), 0) + 1
-        task = self._task.options(num_gpus=gpus, num_cpus=1, name=str(run))
-        self._running[task.remote(self._place, run, gpus=gpus, **self._how)] = run
+def _check_gpus(runs: Sequence[PlannedRun], most: int) -> None:
+    for run in runs:
+        if (run.gpus or 0) > most:
+            raise UserError(
+                f"Expected at most {most} GPUs a run, which is what the largest node of the cluster has, found gpus: "
+                f"{run.gpus} of run {run.name!r}: correct that in the sweep file."
+            )
 
-    def ended(self, seconds: float) -> list[tuple[PlannedRun, Outcome]]:
-        """Waits as `Engine` says; a run whose processes were told to end, as on a node that goes, is tried again."""
-        done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
-        ended = []
-        for task in done:
-            run = self._running.pop(task)
-            try:
-                outcome = self._ray.get(task)
-            except self._ray.exceptions.RayError as error:
-                outcome = Outcome("failed", f"the cluster lost it ({first_line(error)})")
-            if outcome.state == "interrupted" and self._tries[str(run)] < _MOST_TRIES:
-                self.start(run)
-            else:
-                ended.append((run, outcome))
-        return ended
 
-    def end(self) -> None:
-        """Leaves the cluster, which ends what is running there."""
-        self._open.close()
+def _check_nodes(ray: Any, nodes: Sequence[dict[str, Any]], place: tuple[str, str]) -> None:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # as Ray itself, an extra
 
-    def _check(self, nodes: Sequence[dict[str, Any]]) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        task = self._ray.remote(num_cpus=0, max_retries=0)(_what_is_not_seen)
-        placed = {node["NodeID"]: NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes}
-        asked = [task.options(scheduling_strategy=place).remote(*self._place) for place in placed.values()]
-        ready, _ = self._ray.wait(asked, num_returns=len(asked), timeout=_NODE_SECONDS)
-        for answer in ready:
-            with contextlib.suppress(self._ray.exceptions.RayError):  # a node that died since
-                if (sentence := self._ray.get(answer)) is not None:
-                    raise UserError(sentence)
+    task = ray.remote(num_cpus=0, max_retries=0)(_what_is_not_seen)
+    placed = {node["NodeID"]: NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes}
+    asked = [task.options(scheduling_strategy=node).remote(*place) for node in placed.values()]
+    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=_NODE_SECONDS)
+    for answer in ready:
+        with contextlib.suppress(ray.exceptions.RayError):  # a node that died since
+            if (sentence := ray.get(answer)) is not None:
+                raise UserError(sentence)
 
 
 def _connected(address: str) -> Any:
@@ -118,7 +107,8 @@ def _connected(address: str) -> Any:
         import ray
     except ImportError as error:
         raise UserError(
-            f"Expected the package ray for --ray {address}, found none: pip install 'sbeval[ray]'."
+            f"Expected the package ray for --ray {address}, found none: pip install 'sbeval[ray]', or leave --ray out "
+            "to run one after another."
         ) from error
     # nothing is sent to anybody
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -163,4 +153,4 @@ def _attempt(
     variables = {} if threads is None else {_THREADS: threads}
     if gpus == 0:
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    return attempt(run, launcher, replace=replace, children=Children(), variables=variables)
+    return attempt(run, launcher, replace=replace, variables=variables, lock_seconds=_LOCK_SECONDS)

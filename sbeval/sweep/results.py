@@ -12,7 +12,7 @@ from sbeval.fingerprint.parts import changes
 from sbeval.foreign_files import MOST_RESULTS_BYTES, read_json_object, read_yaml
 from sbeval.results import outputs
 from sbeval.results.saving import date_of, what_is_cut_off
-from sbeval.sweep.plan import PlannedRun
+from sbeval.sweep.definition import PlannedRun
 
 # weights.json is what an earlier version kept in place of inputs.json
 _OWN_FILES = ("run.yaml", "inputs.json", "weights.json", "log.txt", outputs.LOCK)
@@ -32,9 +32,7 @@ def inputs_record(run: PlannedRun) -> str:
 def other_settings(run: PlannedRun, now: str | None = None) -> str | None:
     """Returns how an earlier run of the same folder differs, None where it does not or none is recorded.
 
-    Args:
-        run: the run.
-        now: what `inputs_record` returned, by default what it returns now.
+    What the run depends on is `now`, what `inputs_record` has returned; by default it is asked.
 
     Raises:
         UserError: an input of the run cannot be read.
@@ -42,13 +40,14 @@ def other_settings(run: PlannedRun, now: str | None = None) -> str | None:
     recorded = _inputs(run.inputs_file)
     if recorded is None:
         return None
-    wanted, settings = json.loads(now or inputs_record(run)), recorded["settings"]
+    current = json.loads(now or inputs_record(run))
+    was, wanted = recorded["settings"], current["settings"]
     differing = [
-        f"{key} was {_shown(settings.get(key))} and is {_shown(wanted['settings'].get(key))}"
-        for key in sorted(settings.keys() | wanted["settings"].keys())
-        if settings.get(key) != wanted["settings"].get(key)
+        f"{key} was {_shown(was.get(key))} and is {_shown(wanted.get(key))}"
+        for key in sorted(was.keys() | wanted.keys())
+        if was.get(key) != wanted.get(key)
     ]
-    return "; ".join([*differing, *filter(None, [changes(recorded["parts"], wanted["parts"])])]) or None
+    return "; ".join(filter(None, [*differing, changes(recorded["parts"], current["parts"])])) or None
 
 
 def what_is_missing(run: PlannedRun) -> str | None:
@@ -82,36 +81,26 @@ def in_the_way(run: PlannedRun) -> str | None:
     if not run.folder.is_dir():
         return f"{run.folder} is no folder"
     files = [file for file in _files(run.folder) if file.name != outputs.LOCK and not outputs.is_unfinished(file.name)]
-    if not files:
-        return None
     record = [run.folder / name for name in _OWN_FILES]
-    if (recorded := _record(run.config_file)) is None:
-        return (
-            f"its folder holds {_shown_files(run.folder, files)}, and no record (run.yaml) that a sweep put that there"
-        )
+    recorded, inputs = _record(run.config_file), _inputs(run.inputs_file)
     measured = [file for file in files if file.match("results_*.json") or file.match("samples_*.jsonl")]
     others = [file for file in files if file not in record and file not in measured]
-    if others:
-        return f"its folder holds {_shown_files(run.folder, others)}, which no sweep put there"
-    if not measured:
+    held = None
+    if files and recorded is None:
+        held = f"{_shown_files(run.folder, files)}, and no record (run.yaml) that a sweep put that there"
+    elif others:
+        held = f"{_shown_files(run.folder, others)}, which no sweep put there"
+    elif files and not measured:
         # a kill between the two files of a record leaves this run's own settings
-        if _inputs(run.inputs_file) is not None or recorded == json.loads(json.dumps(run.config)):
-            return None
-        return (
-            f"its folder holds {_shown_files(run.folder, files)}, and no record (inputs.json) that a sweep put that "
-            "there"
-        )
-    if _inputs(run.inputs_file) is None:
-        return (
-            f"its folder holds {_shown_files(run.folder, measured)}, and no record (inputs.json) of what they were "
-            "measured on"
-        )
-    if (other := other_settings(run)) is not None:
-        return f"its folder holds results of other settings ({other})"
-    dates = {date_of(file) or file.stem for file in measured}
-    if len(results_files(run.folder)) > 1 or len(dates) > 1:
-        return f"its folder holds results of several runs ({_shown_files(run.folder, measured)})"
-    return None
+        if inputs is None and recorded != json.loads(json.dumps(run.config)):
+            held = f"{_shown_files(run.folder, files)}, and no record (inputs.json) that a sweep put that there"
+    elif measured and inputs is None:
+        held = f"{_shown_files(run.folder, measured)}, and no record (inputs.json) of what they were measured on"
+    elif measured and (other := other_settings(run)) is not None:
+        held = f"results of other settings ({other})"
+    elif len(results_files(run.folder)) > 1 or len({date_of(file) or file.stem for file in measured}) > 1:
+        held = f"results of several runs ({_shown_files(run.folder, measured)})"
+    return held and f"its folder holds {held}"
 
 
 def holds_results(folder: Path) -> bool:
@@ -123,12 +112,12 @@ def holds_results(folder: Path) -> bool:
 
 def _files(folder: Path) -> list[Path]:
     """Returns all files but those in folders that are not finished."""
-    found = []
+    files = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not outputs.is_unfinished(name)]
         links = [name for name in folders if Path(parent, name).is_symlink()]
-        found += [Path(parent, name) for name in (*names, *links)]
-    return sorted(found)
+        files += [Path(parent, name) for name in (*names, *links)]
+    return sorted(files)
 
 
 def _record(file: Path) -> dict[str, Any] | None:
@@ -143,22 +132,22 @@ def _record(file: Path) -> dict[str, Any] | None:
 def _inputs(file: Path) -> dict[str, dict[str, Any]] | None:
     """Reads an `inputs_file`; None where there is none that a sweep wrote."""
     try:
-        found = read_json_object(file, "the record of a run")
-        json.dumps(found, ensure_ascii=False).encode()  # what is printed of it
+        record = read_json_object(file, "the record of a run")
+        json.dumps(record, ensure_ascii=False).encode()  # what is printed of it
     except (UserError, UnicodeEncodeError, RecursionError):
         return None
-    whole = all(isinstance(found.get(key), dict) for key in ("settings", "parts"))
-    return found if whole and all(isinstance(value, str) for value in found["parts"].values()) else None
+    whole = all(isinstance(record.get(key), dict) for key in ("settings", "parts"))
+    return record if whole and all(isinstance(value, str) for value in record["parts"].values()) else None
 
 
 def _tasks(run: PlannedRun) -> dict[str, Any]:
     """Returns `configs` of a run's results file, nothing where there is none."""
     try:
         (file,) = results_files(run.folder)
-        found = read_json_object(file, "results of lm-eval", most=MOST_RESULTS_BYTES).get("configs")
+        configs = read_json_object(file, "results of lm-eval", most=MOST_RESULTS_BYTES).get("configs")
     except ValueError:  # none, several, or one that cannot be read
         return {}
-    return found if isinstance(found, dict) else {}
+    return configs if isinstance(configs, dict) else {}
 
 
 def _shown_files(folder: Path, files: Sequence[Path]) -> str:

@@ -1,5 +1,6 @@
 """The sets of runs that have a name: the paper's suite, one table or section each, and lm-eval's long-context tasks."""
 
+import functools
 from collections.abc import Callable
 
 from sbeval.errors import UserError
@@ -27,11 +28,7 @@ UNCUT = (
 
 
 def suite_runs(name: str, context_lengths: AskedLengths) -> tuple[SweepRun, ...]:
-    """Returns the runs of a suite.
-
-    Args:
-        name: key of `SUITES`.
-        context_lengths: lengths in tokens in place of the suite's own.
+    """Returns the runs of a suite, with other lengths in tokens than its own where some are given.
 
     Raises:
         UserError: no suite of that name, or one without lengths to choose.
@@ -41,12 +38,9 @@ def suite_runs(name: str, context_lengths: AskedLengths) -> tuple[SweepRun, ...]
     return SUITES[name](context_lengths)
 
 
-def _one(name: str, task: str, *, shots: int | None = None) -> Callable[[AskedLengths], tuple[SweepRun, ...]]:
-    def runs(lengths: AskedLengths) -> tuple[SweepRun, ...]:
-        _no_lengths(name, lengths)
-        return (SweepRun(name=name, tasks=(task,), num_fewshot=shots),)
-
-    return runs
+def _of_one_task(name: str, lengths: AskedLengths) -> tuple[SweepRun, ...]:
+    _no_lengths(name, lengths)
+    return (SweepRun(name=name, tasks=(f"sb_paper_{name}",)),)
 
 
 def _mmlu(lengths: AskedLengths) -> tuple[SweepRun, ...]:
@@ -125,10 +119,10 @@ def _no_lengths(name: str, lengths: AskedLengths) -> None:
 
 
 SUITES: dict[str, Callable[[AskedLengths], tuple[SweepRun, ...]]] = {
-    "paper-nlp": _one("nlp", "sb_paper_nlp"),
+    "paper-nlp": functools.partial(_of_one_task, "nlp"),
     "paper-mmlu": _mmlu,
-    "paper-gsm8k": _one("gsm8k", "sb_paper_gsm8k"),
-    "paper-appendix": _one("appendix", "sb_paper_appendix"),
+    "paper-gsm8k": functools.partial(_of_one_task, "gsm8k"),
+    "paper-appendix": functools.partial(_of_one_task, "appendix"),
     "paper-length": _length,
     "paper-ruler": _ruler,
     "long-context": _long_context,

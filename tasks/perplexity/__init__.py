@@ -2,13 +2,11 @@
 
 - `task`: what do all protocols share?
 - `rolling`: each document alone, as lm-eval cuts it
-- `stream`: blocks of the joined text, with and without overlap
-- `position`: by position in the longest window
+- `stream`: blocks of the joined text, with and without overlap, and by position in the longest window
 - `fixed_target`: the same targets at every length
 - `longppl`: which targets need their long context?
 - `options`: what may a user choose?
-- `inputs`: which corpus is read, and how many positions has the model?
+- `inputs`: which corpus is read, what is fed before a window's first target, and how many positions has the model?
 - `lengths`: which context lengths are scored?
-- `lead_in`: what is fed before a window's first target?
 - `metrics`: how do answers become sums and metrics?
 """

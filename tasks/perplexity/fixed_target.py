@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.corpora.windows import TargetBlock, Window, document_target_blocks, stream_target_blocks, target_window
+from sbeval.corpora.windows import Window, document_target_blocks, stream_target_blocks
 from sbeval.errors import UserError
 from sbeval.results.records import ClusterSums, metric_key
-from sbeval.tasks.perplexity.lengths import DEFAULT_LENGTHS, SettledLengths
+from sbeval.tasks.perplexity.lengths import SettledLengths
 from sbeval.tasks.perplexity.longppl import LEAST_GAIN_NATS, LEAST_LOGPROB_NATS, key_tokens
 from sbeval.tasks.perplexity.options import MOST_TARGETS
 from sbeval.tasks.perplexity.task import PerplexityTask
@@ -24,7 +24,7 @@ class FixedTarget(PerplexityTask):
 
     def targets_per_window(self) -> int:
         """Returns T: as asked for, else at most 256 and at most half the shortest length."""
-        shortest = (self.options.context_lengths or DEFAULT_LENGTHS)[0]
+        shortest = (self.options.context_lengths or self.options.default_lengths)[0]
         targets = self.options.targets_per_window or max(1, min(MOST_TARGETS, shortest // 2))
         if targets > shortest:
             raise UserError(
@@ -43,22 +43,20 @@ class FixedTarget(PerplexityTask):
         if self.context == "stream":
             bounds = list(stream_target_blocks(self.corpus.total_tokens, longest=longest, targets=targets))
         else:
-            bounds = [
-                (block.start, block.stop)
-                for block in document_target_blocks(
-                    self.corpus.starts[:-1],
-                    self.corpus.stops,
-                    longest=longest,
-                    targets=targets,
-                    blocks_per_document=self.options.blocks_per_document,
-                    seed=self.options.seed,
-                )
-            ]
+            bounds = document_target_blocks(
+                self.corpus.starts[:-1],
+                self.corpus.stops,
+                longest=longest,
+                targets=targets,
+                blocks_per_document=self.options.blocks_per_document,
+                seed=self.options.seed,
+            )
         return [{"block": index, "start": start, "stop": stop} for index, (start, stop) in enumerate(bounds)]
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
         """Returns the one window that ends with the block's targets."""
-        return [target_window(TargetBlock(0, block["start"], block["stop"]), context_length)]
+        start, stop = block["start"], block["stop"]
+        return [Window(stop - context_length, stop, stop - start)]
 
     def build_all_requests(self, **kwargs: Any) -> None:
         """Builds the requests; where a LongPPL evaluator was named, lets it choose the key tokens of this process."""

@@ -1,21 +1,27 @@
-"""The corpus of a task and the positions of its model, from what lm-eval hands it."""
+"""What a task reads: its corpus, the token before a window's first target, and the positions of its model."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from sbeval.corpora import (
     Corpus,
+    TokenizedCorpus,
+    adds_bos,
     hub_corpus,
     hub_text,
     local_corpus,
+    prefix_token_id,
     split_wikitext_pages,
     stdlib_corpus,
     text_name,
     wikitext_corpus,
 )
 from sbeval.corpora.split import split_corpus
+from sbeval.corpora.windows import Window
+from sbeval.errors import UserError
 from sbeval.tasks.perplexity.options import HUB_DATASETS, CorpusOptions
 
 # over the words of wikitext-2's test split: copies share them, whatever their line ends
@@ -24,11 +30,6 @@ _WIKITEXT_WORDS_SHA256 = "06f8f4136de90fcf1b32ffda9136ecab621b3e437c370b5cdd27b3
 
 def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> Corpus:
     """Returns the corpus of this name, or what `data_path` or `dataset` name, under a name of its own.
-
-    Args:
-        name: of the corpus.
-        options: which text is read, and how it is split.
-        tokenizer: the model's, which counts tokens to split by.
 
     Raises:
         UserError: there is no such text, or it cannot be read or split as asked.
@@ -100,3 +101,49 @@ def _detokenize_wikitext(page: str) -> str:
 
     text: str = wikitext_detokenizer({"page": page})
     return text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeadIn:
+    """A rule for the token before a window, the same at every length.
+
+    Attributes:
+        policy: "text" feeds the token that stands before the window, "window" feeds BOS, "hf" feeds lm-eval's prefix
+            token (BOS, else EOS) before a document and the token before anywhere else.
+        token: what is fed where the text before the window is not: at the start of the text ("text"), always
+            ("window"), before a document ("hf").
+    """
+
+    policy: str
+    token: int
+
+    @classmethod
+    def settle(cls, task: str, tokenizer: Any, *, asked: str | None, separator: tuple[int, ...]) -> "LeadIn":
+        """Returns the rule asked for, else "window" where the tokenizer adds BOS by itself, and "text" elsewhere.
+
+        Raises:
+            UserError: BOS was asked for, and the tokenizer has none.
+        """
+        policy = asked or ("window" if adds_bos(tokenizer) else "text")
+        if policy == "text":
+            return cls(policy=policy, token=separator[-1] if separator else prefix_token_id(tokenizer))
+        if tokenizer.bos_token_id is None:
+            raise UserError(f'{task}: expected a tokenizer with a BOS token for bos "window", found none: use "text".')
+        return cls(policy=policy, token=int(tokenizer.bos_token_id))
+
+    @classmethod
+    def of_lm_eval(cls, tokenizer: Any) -> "LeadIn":
+        """Returns the rule of lm-eval's rolling log-likelihood."""
+        return cls(policy="hf", token=prefix_token_id(tokenizer))
+
+    def before(self, window: Window, corpus: TokenizedCorpus) -> int:
+        """Returns the token fed before a window's first target."""
+        begins = self.policy == "window" or window.start == 0
+        if self.policy == "hf" and not begins:
+            begins = window.start == int(corpus.starts[corpus.document_at(window.start)])
+        return self.token if begins else int(corpus.tokens(window.start - 1, window.start)[0])
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the token before a window is fed, so that it counts as context."""
+        return self.policy != "window"

@@ -1,34 +1,33 @@
 """Which context lengths a task scores: those asked for, or the defaults that text and model can take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from sbeval.corpora import TokenizedCorpus
 from sbeval.errors import UserError
 from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.tasks.perplexity.options import PerplexityOptions
 
-DEFAULT_LENGTHS = tuple(2**power for power in range(9, 17))
+DEFAULT_LENGTHS = PerplexityOptions.default_lengths
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """Something that sets the longest context length.
 
     Attributes:
         tokens: that length.
-        found: what limits it, for messages: "the text has 4,000 tokens".
+        because: what limits it, for messages: "the text has 4,000 tokens".
         remedy: what a user can do, for messages.
     """
 
     tokens: int
-    found: str
+    because: str
     remedy: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SettledLengths:
+class SettledLengths(NamedTuple):
     """Context lengths of a run.
 
     Attributes:
@@ -43,26 +42,18 @@ class SettledLengths:
 
 
 def settle_lengths(
-    task: str,
-    asked: Sequence[int] | None,
-    *,
-    hard: Sequence[Limit],
-    by_default: Sequence[Limit] = (),
+    task: str, asked: Sequence[int] | None, *, hard: Sequence[Limit], by_default: Sequence[Limit] = ()
 ) -> SettledLengths:
     """Refuses lengths that were asked for and do not fit; else takes the default lengths that do.
 
-    Args:
-        task: name for the error.
-        asked: lengths in tokens, ascending, None for the defaults.
-        hard: limits that no length may exceed.
-        by_default: limits that default lengths stay within, and that may be exceeded on request.
+    No length may exceed a hard limit; default lengths stay within the others too, which may be exceeded on request.
     """
     if asked is not None:
         for limit in hard:
             if asked[-1] > limit.tokens:
                 raise UserError(
                     f"{task}: expected room for a context length of {asked[-1]} tokens, found room for {limit.tokens}, "
-                    f"since {limit.found}: {limit.remedy}."
+                    f"since {limit.because}: {limit.remedy}."
                 )
         return SettledLengths(scored=tuple(asked))
     limits = [*hard, *by_default]
@@ -73,64 +64,42 @@ def settle_lengths(
     if not scored:
         raise UserError(
             f"{task}: expected room for the shortest default context length, {DEFAULT_LENGTHS[0]} tokens, found room "
-            f"for {least.tokens}, since {least.found}: {least.remedy}, or set shorter lengths with "
+            f"for {least.tokens}, since {least.because}: {least.remedy}, or set shorter lengths with "
             "--metadata '{\"context_lengths\": [...]}'."
         )
     dropped = tuple(length for length in DEFAULT_LENGTHS if length > least.tokens)
-    reason = least.found if least in hard else f"{least.found}; context_lengths asks for them all the same"
+    reason = least.because if least in hard else f"{least.because}; context_lengths asks for them all the same"
     return SettledLengths(scored=scored, dropped=dropped, reason=reason)
 
 
 def stream_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit:
     """Returns how long a context the joined text can fill beside `targets` more tokens."""
-    return Limit(
-        tokens=max(corpus.total_tokens - targets, 0),
-        found=f"the whole text has {corpus.total_tokens} tokens",
-        remedy="ask for shorter context_lengths or give a longer text",
-    )
+    total = corpus.total_tokens
+    remedy = "ask for shorter context_lengths or give a longer text"
+    return Limit(max(total - targets, 0), f"the whole text has {total} tokens", remedy)
 
 
 def document_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit:
     """Returns how long a context the longest document can fill beside `targets` more tokens."""
     longest = int(corpus.document_tokens.max(initial=0))
     beside = f", {targets} of them targets" if targets else ""
-    return Limit(
-        tokens=max(longest - targets, 0),
-        found=f"the longest document has {longest} tokens{beside}",
-        remedy='ask for shorter context_lengths, give longer documents, or set "context": "stream"',
-    )
+    remedy = 'ask for shorter context_lengths, give longer documents, or set "context": "stream"'
+    return Limit(max(longest - targets, 0), f"the longest document has {longest} tokens{beside}", remedy)
 
 
-def interval_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit | None:
-    """Returns the length that just enough documents for an interval can fill; None where no default length is."""
+def interval_limits(corpus: TokenizedCorpus, *, targets: int) -> list[Limit]:
+    """Returns the length that just enough documents for an interval can fill; nothing where no default length is."""
     room = np.sort(corpus.document_tokens)[::-1] - targets
     enough = int(room[MINIMUM_CLUSTERS - 1]) if len(room) >= MINIMUM_CLUSTERS else 0
-    if enough < DEFAULT_LENGTHS[0]:
-        return None
-    return Limit(
-        tokens=enough,
-        found=f"fewer than {MINIMUM_CLUSTERS} documents are as long, too few for an interval",
-        remedy="give more long documents",
-    )
+    because = f"fewer than {MINIMUM_CLUSTERS} documents are as long, too few for an interval"
+    return [Limit(enough, because, "give more long documents")] if enough >= DEFAULT_LENGTHS[0] else []
 
 
 def model_limits(max_length: int | None, learned_positions: int | None) -> list[Limit]:
     """Returns what the model sets: `max_length` of its arguments, and its learned positions."""
-    limits = []
-    if max_length is not None:
-        limits.append(
-            Limit(
-                tokens=max_length,
-                found=f"the model was given max_length={max_length}",
-                remedy="raise max_length in --model_args, or ask for shorter context_lengths",
-            )
-        )
-    if learned_positions is not None:
-        limits.append(
-            Limit(
-                tokens=learned_positions,
-                found=f"the model has {learned_positions} learned positions",
-                remedy="ask for shorter context_lengths",
-            )
-        )
-    return limits
+    shorter = "ask for shorter context_lengths"
+    limits = [
+        (max_length, f"the model was given max_length={max_length}", f"raise max_length in --model_args, or {shorter}"),
+        (learned_positions, f"the model has {learned_positions} learned positions", shorter),
+    ]
+    return [Limit(tokens, because, remedy) for tokens, because, remedy in limits if tokens is not None]

@@ -12,7 +12,7 @@ matched by characters: a target is one if it shares a character with one of the 
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
 from hashlib import sha256
@@ -49,9 +49,9 @@ def key_tokens(
         evaluator: checkpoint folder or hub id of a causal language model; it is loaded where an answer is not kept
             from an earlier run, used and let go.
         pairs: requests at the short and the long context.
-        tokenizer: the tokenizer behind the requests.
-        tokenizer_hash: its hash.
-        dtype: name of the evaluator's type of weights, such as `bfloat16`.
+        tokenizer: behind the requests.
+        tokenizer_hash: of that tokenizer.
+        dtype: of the evaluator's weights, such as `bfloat16`.
 
     Raises:
         UserError: the evaluator does not load, or has another tokenizer, and one that tells no character offsets.
@@ -112,20 +112,14 @@ class _Evaluator:
 
     def logprobs(self, request: TokenLogprobsRequest) -> NDArray[np.float64]:
         """Returns the log-probabilities of a request's scored targets, float64 [scored]."""
-        found = self.cache.read(request)
-        if found is None:
-            found = self._computed(request.lead_in, resolve_tokens(request.key), request.scored)
-            self.cache.keep(request, found)
-        return found
+        return self.cache.kept(
+            request, lambda: self._computed(request.lead_in, resolve_tokens(request.key), request.scored)
+        )
 
     def matched(self, short: TokenLogprobsRequest, long: TokenLogprobsRequest, tokenizer: Any) -> NDArray[np.bool_]:
         """Returns which targets share a character with a key token of the evaluator's own, bool [scored]."""
         name = ("by characters", *short, *long, LEAST_GAIN_NATS, LEAST_LOGPROB_NATS)
-        found = self.cache.read(name)
-        if found is None:
-            found = self._matched(short, long, tokenizer).astype(np.float64)
-            self.cache.keep(name, found)
-        return found > 0
+        return self.cache.kept(name, lambda: self._matched(short, long, tokenizer).astype(np.float64)) > 0
 
     def _matched(self, short: TokenLogprobsRequest, long: TokenLogprobsRequest, tokenizer: Any) -> NDArray[np.bool_]:
         texts = [resolve_tokens(request.key).tolist() for request in (short, long)]
@@ -133,7 +127,7 @@ class _Evaluator:
         ends = np.append(begins[1:], 0)
         read = [self._read(decoded(tokenizer, tokens)) for tokens in texts]
         # tokens that end among the targets, as far back as both contexts have the same
-        within = min(int((own_ends < begins[0]).sum()) for _, _, own_ends in read)
+        within = min(int((theirs < begins[0]).sum()) for _, _, theirs in read)
         alike = read[0][0][-within:] == read[1][0][-within:] if within else np.zeros(0, dtype=bool)
         count = int(np.logical_and.accumulate(alike[::-1]).sum())
         if not count:
@@ -141,8 +135,8 @@ class _Evaluator:
         lead_in = prefix_token_id(self._tokenizer)
         logprobs = [self._computed(lead_in, tokens, count) for tokens, _, _ in read]
         key = np.flatnonzero(_need_context(*logprobs))
-        _, own_begins, own_ends = (part[-count:][key] for part in read[1])
-        return np.asarray(((own_begins > ends[:, None]) & (own_ends < begins[:, None])).any(axis=1))
+        _, key_begins, key_ends = (values[-count:][key] for values in read[1])
+        return np.asarray(((key_begins > ends[:, None]) & (key_ends < begins[:, None])).any(axis=1))
 
     def _read(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns the evaluator's tokens of a text, and how far from its end each begins and ends, int64 [tokens]."""
@@ -203,20 +197,22 @@ class EvaluatorCache:
         self._path = cache_folder("longppl") / f"{sha256(identity.encode()).hexdigest()[:20]}.sqlite"
         self._waiting: dict[str, bytes] = {}
 
-    def read(self, request: Named) -> NDArray[np.float64] | None:
-        """Returns a request's log-probabilities, float64 [scored], None where they are not kept."""
-        found = self._waiting.get(_text(request))
-        if found is None and self._path.is_file():
-            with self._connection() as connection:
-                row = connection.execute("SELECT logprobs FROM answers WHERE request = ?", (_text(request),)).fetchone()
-            found = None if row is None else row[0]
-        return None if found is None else np.frombuffer(found, np.float64)
+    def kept(self, request: Named, make: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Returns what was asked for, float64 [scored]; what had to be made is on disk after some more, or `write`."""
+        name = json.dumps(list(request))
+        answer = self._waiting.get(name) or self._read(name)
+        if answer is None:
+            answer = self._waiting[name] = make().tobytes()
+            if len(self._waiting) >= _ANSWERS_A_WRITE:
+                self.write()
+        return np.frombuffer(answer, np.float64)
 
-    def keep(self, request: Named, logprobs: NDArray[np.float64]) -> None:
-        """Keeps a request's log-probabilities, float64 [scored]; on disk after some more of them, or `write`."""
-        self._waiting[_text(request)] = logprobs.tobytes()
-        if len(self._waiting) >= _ANSWERS_A_WRITE:
-            self.write()
+    def _read(self, name: str) -> bytes | None:
+        if not self._path.is_file():
+            return None
+        with self._connection() as connection:
+            row = connection.execute("SELECT logprobs FROM answers WHERE request = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
 
     def write(self) -> None:
         """Writes what is not yet on disk."""
@@ -243,10 +239,6 @@ class EvaluatorCache:
 def evaluator_identity(evaluator: str, dtype: str = OWN_DTYPE) -> str:
     """Returns what tells an evaluator from others: its checkpoint by content, dtype, device and versions.
 
-    Args:
-        evaluator: checkpoint folder or hub id.
-        dtype: name of its type of weights.
-
     Raises:
         OSError: one of its files cannot be read.
     """
@@ -258,7 +250,3 @@ def _device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _text(request: Named) -> str:
-    return json.dumps(list(request))

@@ -4,10 +4,11 @@ lm-eval aggregates each key by itself and writes every sample's value of every k
 therefore logged once, under `nll@L`; the first aggregation computes everything and the other keys look it up.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,9 @@ from sbeval.results.records import ClusterSums, metric_key
 
 
 def checked_nll(task: str, window: Window, answer: Any, *, null: bool = False) -> NDArray[np.float64]:
-    """Returns the NLL in nats of a window's scored targets, float64 [scored].
+    """Returns the NLL in nats of a window's scored targets, float64 [scored], from an answer with `logprobs`.
 
-    Args:
-        task: name for the error.
-        window: what was asked for.
-        answer: the model's answer, with float `logprobs` [scored].
-        null: lets NaN stand for a log-probability that is no number.
+    With `null`, NaN stands for a log-probability that is no number.
 
     Raises:
         ValueError: the answer has another number of log-probabilities.
@@ -47,18 +44,12 @@ def checked_nll(task: str, window: Window, answer: Any, *, null: bool = False) -
 def document_rows(
     corpus: TokenizedCorpus, windows: Iterable[Window], nll: Mapping[Window, NDArray[np.float64]]
 ) -> list[ClusterSums]:
-    """Adds the scored targets of some windows up by source document.
-
-    Args:
-        corpus: where the windows lie.
-        windows: one block's, at one context length.
-        nll: NLL in nats of each window's scored targets, float64 [scored].
-    """
+    """Adds the scored targets of some windows up by source document; `nll` in nats, float64 [scored] a window."""
     sums: dict[int, list[float]] = {}
     for window in windows:
-        for part in corpus.document_sums(window.stop - window.scored, nll[window]):
-            row = sums.setdefault(part.document, [0.0, 0.0, 0.0, 0.0])
-            for column, value in enumerate(part[1:]):
+        for document_sums in corpus.document_sums(window.stop - window.scored, nll[window]):
+            row = sums.setdefault(document_sums.document, [0.0, 0.0, 0.0, 0.0])
+            for column, value in enumerate(document_sums[1:]):
                 row[column] += value
     return [
         ClusterSums(corpus.names[document], nats, int(tokens), words, size)
@@ -105,11 +96,18 @@ class SampleMetrics(dict[str, Any]):
         return [*super().items(), *((key, None) for key in self._computed if key not in self)]
 
 
-@dataclass
-class ClusterTotals:
+def cluster_sums(samples: Iterable[Iterable[Sequence[Any]]], columns: int) -> NDArray[np.float64]:
+    """Adds the rows of all samples (cluster, values) up, float64 [columns, C], clusters in the order of their names."""
+    sums: dict[str, NDArray[np.float64]] = {}
+    for rows in samples:
+        for name, *values in rows:
+            sums[name] = sums.get(name, np.zeros(columns)) + np.asarray(values, np.float64)
+    return np.array([sums[name] for name in sorted(sums)]).reshape(len(sums), columns).T
+
+
+class ClusterTotals(NamedTuple):
     """Sums per source document over all samples; [C] each."""
 
-    names: list[str]
     nll_nats: NDArray[np.float64]
     tokens: NDArray[np.float64]
     words: NDArray[np.float64]
@@ -117,14 +115,8 @@ class ClusterTotals:
 
     @classmethod
     def of(cls, samples: Iterable[Iterable[Sequence[Any]]]) -> "ClusterTotals":
-        """Adds the rows of all samples by cluster, clusters in the order of their names."""
-        sums: dict[str, NDArray[np.float64]] = {}
-        for rows in samples:
-            for name, *values in rows:
-                sums[name] = sums.get(name, np.zeros(4)) + np.asarray(values, np.float64)
-        names = sorted(sums)
-        columns = np.array([sums[name] for name in names]).reshape(len(names), 4).T
-        return cls(names, *columns)
+        """Adds the rows of all samples up by cluster."""
+        return cls(*cluster_sums(samples, len(cls._fields)))
 
 
 @dataclass
@@ -157,44 +149,38 @@ class PerplexityMetrics:
     def aggregation(self) -> dict[str, Callable[[list[Any]], Any]]:
         """Returns lm-eval's functions from the samples' values to a result, `nll@L` before what rests on it."""
         functions: dict[str, Callable[[list[Any]], Any]] = {
-            metric_key("nll", length): self._nll(length) for length in self.lengths
+            metric_key("nll", length): functools.partial(self._nll, length) for length in self.lengths
         }
         for length in self.lengths:
             names = [name for name in RATIOS if name != "nll"] + [f"{name}_ci95" for name in RATIOS] + list(COUNTS)
             if self.same_targets and length != self.lengths[0]:
                 names += ["nll_change", "nll_change_ci95"]
             if self.longppl:
-                functions[metric_key("longppl", length)] = self._longppl(length)
+                functions[metric_key("longppl", length)] = functools.partial(self._longppl, length)
                 names += [f"longppl_{end}" for end in ("ci95", "tokens", "clusters")]
             for name in names:
-                functions[metric_key(name, length)] = self._stored(metric_key(name, length))
+                functions[metric_key(name, length)] = functools.partial(self._stored, metric_key(name, length))
         return functions
 
-    def _nll(self, length: int) -> Callable[[list[Any]], Any]:
-        def aggregate(samples: list[Any]) -> Any:
-            totals = ClusterTotals.of(samples)
-            if length == self.lengths[0]:
-                self._shortest = totals
-            self._values.update(self._at_length(length, totals))
-            return self._values[metric_key("nll", length)]
+    def _nll(self, length: int, samples: list[Any]) -> Any:
+        totals = ClusterTotals.of(samples)
+        if length == self.lengths[0]:
+            self._shortest = totals
+        self._values.update(self._at_length(length, totals))
+        return self._values[metric_key("nll", length)]
 
-        return aggregate
+    def _longppl(self, length: int, samples: list[Any]) -> Any:
+        totals = ClusterTotals.of(samples)
+        ratio = ratio_interval(totals.nll_nats, totals.tokens, seed=self.seed)
+        self._values |= {
+            metric_key("longppl_ci95", length): _interval(ratio, np.exp),
+            metric_key("longppl_tokens", length): int(totals.tokens.sum()),
+            metric_key("longppl_clusters", length): ratio.clusters,
+        }
+        return _finite(np.exp, ratio.estimate)
 
-    def _longppl(self, length: int) -> Callable[[list[Any]], Any]:
-        def aggregate(samples: list[Any]) -> Any:
-            totals = ClusterTotals.of(samples)
-            found = ratio_interval(totals.nll_nats, totals.tokens, seed=self.seed)
-            self._values |= {
-                metric_key("longppl_ci95", length): _interval(found, np.exp),
-                metric_key("longppl_tokens", length): int(totals.tokens.sum()),
-                metric_key("longppl_clusters", length): found.clusters,
-            }
-            return _finite(np.exp, found.estimate)
-
-        return aggregate
-
-    def _stored(self, key: str) -> Callable[[list[Any]], Any]:
-        return lambda samples: self._values[key]
+    def _stored(self, key: str, samples: list[Any]) -> Any:
+        return self._values[key]
 
     def _at_length(self, length: int, totals: ClusterTotals) -> dict[str, Any]:
         estimates = {

@@ -8,7 +8,7 @@ from pydantic import Field
 from sbeval.corpora.split import Split
 from sbeval.errors import UserError
 from sbeval.settings import Count, LocalPath, Text, WholeNumber
-from sbeval.tasks.metadata import PERPLEXITY_SEED, TaskOptions
+from sbeval.tasks.metadata import PERPLEXITY_SEED, TaskOptions, doublings
 
 MOST_TARGETS = 256
 HUB_DATASETS = {
@@ -34,10 +34,7 @@ class CorpusOptions(TaskOptions):
     )
 
     def check_text(self, corpus: str) -> None:
-        """Refuses options that name no text, or one that a corpus cannot be.
-
-        Args:
-            corpus: the name of the task's own.
+        """Refuses options that name no text, or one that the task's own corpus cannot be.
 
         Raises:
             UserError: saying what to name.
@@ -61,6 +58,8 @@ class CorpusOptions(TaskOptions):
 
 class PerplexityOptions(CorpusOptions):
     """Options of the perplexity tasks."""
+
+    default_lengths = doublings(512, 65536)
 
     bos: Literal["text", "window"] | None = Field(
         default=None,

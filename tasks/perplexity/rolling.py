@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from sbeval.corpora.windows import Window, rolling_windows
 from sbeval.results.records import ClusterSums
-from sbeval.tasks.perplexity.lead_in import LeadIn
+from sbeval.tasks.perplexity.inputs import LeadIn
 from sbeval.tasks.perplexity.lengths import DEFAULT_LENGTHS, Limit, SettledLengths, settle_lengths
 from sbeval.tasks.perplexity.task import PerplexityTask
 
@@ -32,16 +32,9 @@ class Rolling(PerplexityTask):
         """Takes any length asked for; by default up to the first that takes the longest document whole."""
         longest = int(self.corpus.document_tokens.max(initial=0))
         enough = next((length for length in DEFAULT_LENGTHS if length >= longest), DEFAULT_LENGTHS[-1])
-        whole = Limit(
-            tokens=enough,
-            found=f"no document is longer than {longest} tokens",
-            remedy="give longer documents",
-        )
+        whole = Limit(enough, f"no document is longer than {longest} tokens", "give longer documents")
         return settle_lengths(
-            self.config.task,
-            self.options.context_lengths,
-            hard=self.model_limits(),
-            by_default=[whole],
+            self.config.task, self.options.context_lengths, hard=self.model_limits(), by_default=[whole]
         )
 
     def blocks(self) -> list[dict[str, Any]]:

@@ -1,15 +1,20 @@
-"""Protocols over blocks of the longest length: `stream` and `sliding`.
+"""Protocols over blocks of the longest length: `stream`, `sliding`, and `position`, which reports by position.
 
 By default blocks are cut from all documents joined; with `context` "document" they are cut inside documents at least as
 long as the longest length, which is a series of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.corpora.windows import Window, disjoint_windows, sliding_windows
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.corpora.windows import Window, disjoint_windows, position_bins, sliding_windows
 from sbeval.errors import UserError
+from sbeval.results.intervals import RatioEstimate, ratio_interval
 from sbeval.tasks.perplexity.lengths import SettledLengths
+from sbeval.tasks.perplexity.metrics import Shown, cluster_sums
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
@@ -79,3 +84,53 @@ class Sliding(Stream):
         """Moves over the block's targets, with left context from the block before."""
         stride = self.strides()[context_length]
         return sliding_windows(block["start"], block["stop"], context_length, stride=stride, region=block["region"])
+
+
+# cluster, NLL in nats, tokens
+BinRow = tuple[str, float, int]
+
+
+class Position(Stream):
+    """Blocks of `stream`, scored at the longest length alone and reported by position, in log-spaced bins."""
+
+    protocol = "position"
+    _estimates: Sequence[RatioEstimate] = ()
+
+    def settle(self) -> SettledLengths:
+        """Takes the longest length alone."""
+        lengths = self.settle_full_windows(targets=0)
+        return lengths._replace(scored=lengths.scored[-1:])
+
+    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
+        """Adds the rows of every bin by source document under `position_nll`."""
+        (window,) = self.windows(doc, self.lengths.scored[0])
+        return super().logged(doc, nll) | {"position_nll": self._bin_rows(window, nll[window])}
+
+    def aggregation(self) -> dict[str, Any]:
+        """Adds the mean NLL of every bin, its interval and its number of clusters."""
+
+        def means(samples: list[list[list[BinRow]]]) -> Shown:
+            sums = [cluster_sums(rows, 2) for rows in zip(*samples, strict=True)]
+            self._estimates = [ratio_interval(nats, tokens, seed=self.options.seed) for nats, tokens in sums]
+            bins = position_bins(self.lengths.scored[0])
+            return Shown(
+                [first, last, ratio.estimate, int(tokens.sum())]
+                for (first, last), ratio, (_, tokens) in zip(bins, self._estimates, sums, strict=True)
+            )
+
+        def intervals(samples: list[Any]) -> Shown:
+            return Shown(None if ratio.low is None else [ratio.low, ratio.high] for ratio in self._estimates)
+
+        def clusters(samples: list[Any]) -> Shown:
+            return Shown(ratio.clusters for ratio in self._estimates)
+
+        # lm-eval calls these in the order of their keys, the means first
+        further = {"position_nll": means, "position_nll_ci95": intervals, "position_clusters": clusters}
+        return super().aggregation() | further
+
+    def _bin_rows(self, window: Window, nll: NDArray[np.float64]) -> list[list[BinRow]]:
+        rows = []
+        for first, last in position_bins(len(nll)):
+            sums = self.corpus.document_sums(window.start + first - 1, nll[first - 1 : last])
+            rows.append([(self.corpus.names[row.document], row.nll_nats, row.tokens) for row in sums])
+        return rows

@@ -3,7 +3,7 @@
 import importlib.metadata
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,12 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
-from sbeval.tasks.perplexity.inputs import load_corpus, model_positions
-from sbeval.tasks.perplexity.lead_in import LeadIn
+from sbeval.tasks.perplexity.inputs import LeadIn, load_corpus, model_positions
 from sbeval.tasks.perplexity.lengths import (
     Limit,
     SettledLengths,
     document_limit,
-    interval_limit,
+    interval_limits,
     model_limits,
     settle_lengths,
     stream_limit,
@@ -47,11 +46,6 @@ class PerplexityTask(BaseTask):
         special_tokens: whether documents are encoded with the special tokens their tokenizer adds.
         identical_targets: whether every length scores the same targets with only the context differing.
         default_context: where a window's left context comes from unless the user says otherwise.
-        options: what the user chose.
-        corpus: the text as tokens.
-        lead_in: what is fed before a window's first target.
-        lengths: context lengths scored.
-        metrics: from samples to results.
     """
 
     protocol: str
@@ -79,17 +73,13 @@ class PerplexityTask(BaseTask):
 
     def settle_full_windows(self, *, targets: int) -> SettledLengths:
         """Chooses lengths that leave room for `targets` more tokens in the stream or a document."""
-        model = self.model_limits()
-        if self.context == "stream":
-            hard, by_default = [stream_limit(self.corpus, targets=targets), *model], None
-        else:
-            hard = [document_limit(self.corpus, targets=targets), *model]
-            by_default = interval_limit(self.corpus, targets=targets)
+        streams = self.context == "stream"
+        text = (stream_limit if streams else document_limit)(self.corpus, targets=targets)
         return settle_lengths(
             self.config.task,
             self.options.context_lengths,
-            hard=hard,
-            by_default=[] if by_default is None else [by_default],
+            hard=[text, *self.model_limits()],
+            by_default=[] if streams else interval_limits(self.corpus, targets=targets),
         )
 
     @property
@@ -132,12 +122,8 @@ class PerplexityTask(BaseTask):
         self.lead_in = self.settle_lead_in(tokenizer, separator)
         self.lengths = self.settle()
         if self.lengths.dropped:
-            log.warning(
-                "%s: left out default context lengths %s, since %s",
-                name,
-                list(self.lengths.dropped),
-                self.lengths.reason,
-            )
+            dropped = list(self.lengths.dropped)
+            log.warning("%s: left out default context lengths %s, since %s", name, dropped, self.lengths.reason)
         self.metrics = PerplexityMetrics(self.lengths.scored, self.options.seed, self.identical_targets)
         blocks = self.blocks()
         if not blocks:
@@ -177,13 +163,14 @@ class PerplexityTask(BaseTask):
             )
         starts, record = self.corpus.starts, self.config.metadata["sbeval"]
         windows = {
-            length: [w for block in chosen for w in self.windows(block, length)] for length in self.lengths.scored
+            length: [window for block in chosen for window in self.windows(block, length)]
+            for length in self.lengths.scored
         }
         record["own_document_share"] = {
-            str(length): own_document_share(own, starts, lead_in=self.lead_in.is_text)
-            for length, own in windows.items()
+            str(length): own_document_share(of_length, starts, lead_in=self.lead_in.is_text)
+            for length, of_length in windows.items()
         }
-        targets = [targets_by_document(own, starts) for own in windows.values()]
+        targets = [targets_by_document(of_length, starts) for of_length in windows.values()]
         record["uneven_documents"] = any(map(uneven, targets))
         self._warn_of_few_documents(min(int((of_length > 0).sum()) for of_length in targets))
         # lm-eval's request cache knows nothing of corpus, tokenizer or lengths
@@ -249,6 +236,5 @@ class PerplexityTask(BaseTask):
         """Says which direction is better, for each metric that has one."""
         return self.metrics.higher_is_better()
 
-    def _distinct_windows(self, block: Mapping[str, Any]) -> Iterator[Window]:
-        windows = (window for length in self.lengths.scored for window in self.windows(block, length))
-        return iter(dict.fromkeys(windows))
+    def _distinct_windows(self, block: Mapping[str, Any]) -> list[Window]:
+        return list(dict.fromkeys(window for length in self.lengths.scored for window in self.windows(block, length)))

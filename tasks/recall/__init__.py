@@ -1,11 +1,9 @@
 """Recall: probes scored by one forward pass, key-value retrieval, and many-shot classification; and attention spans.
 
-- `task`: what do all probes share?
+- `task`: what do all probes share, and where do a text's answers lie among its tokens?
 - `options`: what does a user choose?
 - `sequences`: what is MQRAR at the level of tokens?
-- `mqrar`: MQRAR as a task, over its own vocabulary and as text
-- `flipflop`: which bit was written last?
-- `text`: where do a text's answers lie among its tokens?
+- `mqrar`: MQRAR as a task, over its own vocabulary and as text; and which bit was written last?
 - `copying`: what was read a number of tokens ago?
 - `json_kv`: which value has a key of a long JSON object?
 - `labelled`: which labelled texts are there?

@@ -7,6 +7,7 @@ tokens.
 """
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,20 +16,11 @@ from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetSequence
-from sbeval.tasks.draws import seed_of
-from sbeval.tasks.recall.mqrar import WithRetrievalGain, short_nouns
-from sbeval.tasks.recall.options import (
-    CUE_WORDS,
-    SHORTEST_DISTANCE,
-    PassageOptions,
-    PhraseOptions,
-    SelectiveOptions,
-)
-from sbeval.tasks.recall.task import Asked, Condition
-from sbeval.tasks.recall.text import TokenizedRecallTask
+from sbeval.tasks.draws import seed_of, short_nouns
+from sbeval.tasks.recall.options import CUE_WORDS, SHORTEST_DISTANCE, PassageOptions, PhraseOptions, SelectiveOptions
+from sbeval.tasks.recall.task import Asked, Condition, Scored, TokenizedRecallTask, WithRetrievalGain
 from sbeval.tasks.tokens import TokenCounter
 
-DEFAULT_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _MARK, _END_OF_MARK, _QUESTION = "\nmarked:", "\n", "\nall that was marked:"
 
 Tokens = NDArray[np.int64]
@@ -51,22 +43,17 @@ class Copied(NamedTuple):
 
 
 class WordList:
-    """Words with their tokens behind a space.
-
-    Args:
-        counter: the model's tokenizer.
-        task: named in errors.
-    """
+    """Words with their tokens behind a space."""
 
     def __init__(self, counter: TokenCounter, task: str) -> None:
         self._counter = counter
-        found = sorted({tuple(self.inside(f" {noun}")) for noun in short_nouns()} - {()})
-        found = [one for one, following in zip(found, [*found[1:], ()], strict=True) if following[: len(one)] != one]
-        alike = {length: [i for i, one in enumerate(found) if len(one) == length] for length in set(map(len, found))}
-        self.tokens: list[Tokens] = [np.array(one, dtype=np.int64) for one in found if len(alike[len(one)]) > 1]
+        words = sorted({tuple(self.inside(f" {noun}")) for noun in short_nouns()} - {()})
+        words = [word for word, after in zip(words, [*words[1:], ()], strict=True) if after[: len(word)] != word]
+        alike = Counter(map(len, words))
+        self.tokens: list[Tokens] = [np.array(word, dtype=np.int64) for word in words if alike[len(word)] > 1]
         if len(self.tokens) < 2:
             raise UserError(f"{task} found no two words of as many tokens: give a tokenizer that knows English words.")
-        self.counts = np.array([len(one) for one in self.tokens])
+        self.counts = np.array([len(word) for word in self.tokens])
         self._starts = np.cumsum(self.counts) - self.counts
         self._flat = np.concatenate(self.tokens)
 
@@ -102,8 +89,6 @@ class CopyTask(WithRetrievalGain, TokenizedRecallTask):
     of them.
     """
 
-    default_lengths = DEFAULT_LENGTHS
-
     def use_tokenizer(self, name: str) -> None:
         """Finds the words."""
         self.words = WordList(self.counter, name)
@@ -126,15 +111,15 @@ class CopyTask(WithRetrievalGain, TokenizedRecallTask):
         shown[: len(start)] = start
         for place, tokens in self.fixed_text(copied):
             shown[place : place + len(tokens)] = tokens
-        for one in copied:
-            for place in (one.source, one.target):
-                self._put(shown, one.word, place)
+        for copy in copied:
+            for place in (copy.source, copy.target):
+                self._put(shown, copy.word, place)
         replaced = shown.copy()
-        answers = [one for one in copied if one.asked]
-        for number, one in enumerate(answers):
-            self._put(replaced, self.words.other(one.word, *name, number), one.source)
-        counts = self.words.counts[[one.word for one in answers]]
-        places = np.concatenate([np.arange(one.target, one.target + n) for one, n in zip(answers, counts, strict=True)])
+        answers = [copy for copy in copied if copy.asked]
+        for number, copy in enumerate(answers):
+            self._put(replaced, self.words.other(copy.word, *name, number), copy.source)
+        counts = self.words.counts[[copy.word for copy in answers]]
+        places = np.concatenate([copy.target + np.arange(n) for copy, n in zip(answers, counts, strict=True)])
         return [Asked(TargetSequence(text[:-1], places - 1, shown[places]), counts) for text in (shown, replaced)]
 
     def _put(self, text: Tokens, word: int, place: int) -> None:
@@ -193,20 +178,20 @@ class SelectiveTask(CopyTask):
         words = self.words.draw(self.options.marked_words, *name, "marked")
         counts = self.words.counts[words]
         target = length + 1 - int(counts.sum())
-        part = (target - len(self._question) - 1) // len(words)
-        room = part - counts - len(self._mark) - len(self._end_of_mark)
+        stretch = (target - len(self._question) - 1) // len(words)
+        room = stretch - counts - len(self._mark) - len(self._end_of_mark)
         if room.min() < 0:
             raise self.no_room(length)
         depths = np.random.PCG64(seed_of(*name, "places")).random_raw(len(words)) % (room + 1).astype(np.uint64)
-        sources = 1 + part * np.arange(len(words)) + depths.astype(np.int64) + len(self._mark)
+        sources = 1 + stretch * np.arange(len(words)) + depths.astype(np.int64) + len(self._mark)
         targets = target + np.cumsum(counts) - counts
         places = zip(words.tolist(), sources.tolist(), targets.tolist(), strict=True)
         return [Copied(word, source, target, asked=True) for word, source, target in places]
 
     def fixed_text(self, copied: Sequence[Copied]) -> list[tuple[int, list[int]]]:
         """Returns the marks and the question."""
-        marks = [(one.source - len(self._mark), self._mark) for one in copied]
-        ends = [(one.source + int(self.words.counts[one.word]), self._end_of_mark) for one in copied]
+        marks = [(copy.source - len(self._mark), self._mark) for copy in copied]
+        ends = [(copy.source + int(self.words.counts[copy.word]), self._end_of_mark) for copy in copied]
         return [*marks, *ends, (copied[0].target - len(self._question), self._question)]
 
 
@@ -242,9 +227,7 @@ class PhraseTask(CopyTask):
             placed = [*self.in_a_row(phrase, target - distance, target, cue=CUE_WORDS), *placed]
         return placed
 
-    def score(
-        self, condition: Condition, answers: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]
-    ) -> dict[str, float]:
+    def score(self, condition: Condition, answers: Sequence[Scored]) -> dict[str, float]:
         """Scores the answers of each distance."""
         distances = self.distances(condition.context_length)
         of_answer = np.repeat((distances * self.options.phrases)[::-1], self.options.phrase_words - CUE_WORDS)

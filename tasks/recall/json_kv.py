@@ -7,19 +7,18 @@ first, two worked examples, keys and values that are UUIDs. The instruction's wo
 import dataclasses
 import functools
 import json
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.tasks.draws import draw_distinct, seeded_order, seeded_random
-from sbeval.tasks.ruler.drafts import Generator, HaystackDraft
-from sbeval.tasks.ruler.families import NiahTask
-from sbeval.tasks.ruler.forced import ForcedNiahTask
+from sbeval.tasks.draws import NeedleType, draw_distinct, seeded_order, seeded_random
+from sbeval.tasks.ruler.drafts import HaystackDraft
+from sbeval.tasks.ruler.families import ForcedNiahTask, NiahTask
 from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack
 from sbeval.tasks.ruler.niah import NiahGenerator
 from sbeval.tasks.ruler.options import NiahOptions
-from sbeval.tasks.tokens import TokenCounter
 
 POOL_PAIRS, BLOCK_PAIRS = 65536, 8192
 LEAST_PAIR_TOKENS = 32
@@ -30,23 +29,23 @@ INSTRUCTION = "Look up keys in the JSON object above."
 class JsonKvGenerator(NiahGenerator):
     """Makes the samples of JSON key-value retrieval: needles that are pairs, in a haystack of other pairs.
 
-    Args:
-        options: what is asked; of `num_needle_k` keys the first is asked for, the others are worked examples.
-        task: its name, part of every seed.
-        counter: the model's tokenizer.
+    Of `num_needle_k` keys the first is asked for, the others are worked examples.
 
     Raises:
         UserError: another haystack than pairs, or several answers.
     """
 
-    def __init__(self, options: NiahOptions, *, task: str, counter: TokenCounter) -> None:
-        super().__init__(options, task=task, counter=counter)
+    def __init__(self, options: NiahOptions, *, task: str, **setting: Any) -> None:
+        super().__init__(options, task=task, **setting)
         self._block_tokens: list[NDArray[np.int64]] = []
-        if self.haystack != "needle" or self.queries * self.values_per_key != 1:
+        if options.type_haystack != "needle" or not self.asks_one:
             raise UserError(
                 f"{task} asks for one value in an object of pairs: leave type_haystack, num_needle_q and num_needle_v "
                 "out."
             )
+
+    def steps(self, length: int) -> None:
+        """Returns None: NVIDIA's scripts have no such task."""
 
     def needle(self, key: str, value: str) -> str:
         """Returns one pair of the object."""
@@ -65,11 +64,15 @@ class JsonKvGenerator(NiahGenerator):
             self._drafts.clear()
         return super().draft(index, context_length)
 
+    @property
+    def _kinds(self) -> tuple[NeedleType, NeedleType]:
+        return self.options.type_needle_k, self.options.type_needle_v
+
     @functools.cached_property
     def _lines(self) -> tuple[list[str], frozenset[str]]:
         """The lines of all pairs, and their keys and values."""
         rng = seeded_random(*self._name, "pool")
-        keys, values = (draw_distinct(kind, POOL_PAIRS, rng, frozenset()) for kind in (self.key_type, self.value_type))
+        keys, values = (draw_distinct(kind, POOL_PAIRS, rng, frozenset()) for kind in self._kinds)
         lines = [self.needle(key, value) + "\n" for key, value in zip(keys, values, strict=True)]
         return lines, frozenset((*keys, *values))
 
@@ -99,7 +102,7 @@ class JsonKvGenerator(NiahGenerator):
         shown = "".join(f"Key: {key} Value: {value}\n" for key, value in pairs[False])
         rng = seeded_random(*self._name, index, "last pair")
         taken = self.haystack_strings.union(*(pair for some in pairs.values() for pair in some))
-        last_key, last_value = (draw_distinct(kind, 1, rng, taken)[0] for kind in (self.key_type, self.value_type))
+        last_key, last_value = (draw_distinct(kind, 1, rng, taken)[0] for kind in self._kinds)
         return dataclasses.replace(
             draft,
             opening=["{\n"],
@@ -112,12 +115,7 @@ class JsonKvGenerator(NiahGenerator):
 class JsonKvTask(NiahTask):
     """JSON key-value retrieval by generation."""
 
-    def steps(self, length: int) -> None:
-        """Returns None: NVIDIA's scripts have no such task."""
-
-    def make_generator(self, name: str) -> Generator:
-        """Returns the generator of objects."""
-        return JsonKvGenerator(self.options, task=name, counter=self.counter)
+    generator_class = JsonKvGenerator
 
 
 class ForcedJsonKvTask(ForcedNiahTask, JsonKvTask):

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from sbeval.errors import UserError, first_line
 from sbeval.tasks.draws import seeded_order
 from sbeval.tasks.recall.options import ManyShotOptions
-from sbeval.tasks.ruler.options import RulerOptions
-from sbeval.tasks.ruler.texts import Missing, MissingCorpus, on_hub_or_kept
+from sbeval.tasks.ruler.texts import Missing, MissingCorpus, load_from_hub
 
 HELD_OUT = 10
 """Where there is no split for questions, one text in so many is a question and no shot."""
@@ -74,29 +73,21 @@ class LabelledTexts(NamedTuple):
     source: str
 
 
-def task_labelled(options: RulerOptions) -> LabelledTexts | None:
-    """Returns the labelled texts of a many-shot task, None for another task.
+def task_labelled(options: ManyShotOptions) -> LabelledTexts:
+    """Returns the labelled texts that a task's options name.
+
+    They come from a file of rows (.jsonl, .json, .csv or .parquet), a folder with such files for `train` and `test`, or
+    the hub.
 
     Raises:
-        UserError: they cannot be loaded.
+        UserError: there is nothing to read, or it has another layout.
     """
-    if not isinstance(options, ManyShotOptions):
-        return None
     return load_labelled(options.examples, getattr(options, SOURCES[options.examples].key))
 
 
 @functools.lru_cache(maxsize=8)
 def load_labelled(examples: str, path: str | None) -> LabelledTexts:
-    """Reads labelled texts.
-
-    Args:
-        examples: key of `SOURCES`.
-        path: a file of rows (.jsonl, .json, .csv or .parquet), or a folder with such files for `train` and `test`;
-            None reads the hub.
-
-    Raises:
-        UserError: there is nothing to read, or it has another layout.
-    """
+    """Reads the texts of a key of `SOURCES`, from a path or, where there is none, from the hub."""
     source = SOURCES[examples]
     splits = _splits(source, path)
     where = path or source.path
@@ -130,29 +121,23 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
             f"Expected texts of two labels or more and other texts to ask for in {where}, found {len(known)} labels "
             f"and {len(questions)} texts to ask for: name a file with more rows."
         )
-    parts = [[text for text, _ in rows] for rows in (shots, questions)]
+    texts, asked = ([text for text, _ in rows] for rows in (shots, questions))
     labels = [np.array([number[label] for _, label in rows], dtype=np.int64) for rows in (shots, questions)]
-    digest = hashlib.sha256("\x1e".join(parts[0] + ["\x1d"] + parts[1]).encode())
+    digest = hashlib.sha256("\x1e".join([*texts, "\x1d", *asked]).encode())
     for array in labels:
         digest.update(array.tobytes())
-    return LabelledTexts(parts[0], labels[0], parts[1], labels[1], len(known), digest.hexdigest(), where)
+    return LabelledTexts(texts, labels[0], asked, labels[1], len(known), digest.hexdigest(), where)
 
 
 def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
     """Returns the tables by split, `train` among them."""
     import datasets
 
-    missing = functools.partial(Missing, source.key, "PATH", source.path)
     if path is None:
         if source.key == "examples_file":
-            raise MissingCorpus([missing("none is given")])
-        try:
-            on_hub_or_kept(source.path)
-            revision = "refs/convert/parquet" if source.converted else None
-            found = datasets.load_dataset(source.path, source.config, revision=revision)
-        except Exception as error:
-            raise MissingCorpus([missing(type(error).__name__)]) from error
-        return dict(found)
+            raise MissingCorpus([Missing(source.key, "PATH", source.path, "none is given")])
+        revision = "refs/convert/parquet" if source.converted else None
+        return dict(load_from_hub(source.key, "PATH", source.path, source.config, revision=revision))
     place = Path(path).expanduser()
     kind = {".jsonl": "json"}.get(place.suffix, place.suffix[1:])
     if not place.is_dir() and not (place.is_file() and kind in ("json", "csv", "parquet")):
@@ -161,12 +146,12 @@ def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
             f"name a .jsonl, .json, .csv or .parquet file, or a folder of them, with {source.key} in --metadata."
         )
     try:
-        found = datasets.load_dataset(str(place)) if place.is_dir() else datasets.load_dataset(kind, data_files=path)
+        splits = datasets.load_dataset(str(place)) if place.is_dir() else datasets.load_dataset(kind, data_files=path)
     except Exception as error:  # the reader raises many unrelated classes for files it cannot read
         raise UserError(
             f"Expected rows of text and label at {path}, found what cannot be read ({first_line(error)}): write one "
             "JSON object a line."
         ) from error
-    if "train" not in found:
-        raise UserError(f"Expected train among the files of {path}, found {', '.join(found)}: name one train.jsonl.")
-    return dict(found)
+    if "train" not in splits:
+        raise UserError(f"Expected train among the files of {path}, found {', '.join(splits)}: name one train.jsonl.")
+    return dict(splits)

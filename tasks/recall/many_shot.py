@@ -7,32 +7,29 @@ model finds most probable of all is its answer. Shots come in rounds in which ev
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from lm_eval.api.instance import Instance
-from lm_eval.filters import build_filter_ensemble
 from numpy.typing import NDArray
 
-from sbeval.results.records import TaskRecord, metric_key
+from sbeval.results.records import metric_key
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence
+from sbeval.tasks.base import Numbered
 from sbeval.tasks.draws import seeded_order, seeded_ranks
-from sbeval.tasks.recall.labelled import LabelledTexts, task_labelled
+from sbeval.tasks.recall.labelled import task_labelled
 from sbeval.tasks.recall.options import ManyShotOptions
 from sbeval.tasks.recall.task import split_answers
-from sbeval.tasks.ruler.drafts import Frame, Generator, HaystackDraft, prompt_text
-from sbeval.tasks.ruler.fit import Fit
+from sbeval.tasks.ruler.drafts import Frame, Generator, HaystackDraft
 from sbeval.tasks.ruler.haystacks import LineHaystack
-from sbeval.tasks.ruler.task import RulerTask
-from sbeval.tasks.tokens import TokenCounter
+from sbeval.tasks.ruler.task import Fits, RulerTask
+from sbeval.tasks.tokens import shared_start
 
 INSTRUCTION = "Each text has a number for its label.\n"
 CUE = "Label:"
 LEAST_SHOT_TOKENS = 4
-METRICS = {"exact_match": True, "answer_nll": False, "chance": True}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,24 +49,22 @@ class Shots(LineHaystack):
         return "".join([f"{self.pool[i]} {CUE} {number}\n" for i, number in shown])
 
 
-class ManyShotGenerator:
-    """Makes the samples of many-shot classification.
+class ManyShotGenerator(Generator):
+    """Makes the samples of many-shot classification."""
 
-    Args:
-        options: what is asked.
-        labelled: the texts.
-        task: its name, part of every seed.
-        counter: the model's tokenizer.
-    """
+    options: ManyShotOptions
 
-    def __init__(self, options: ManyShotOptions, labelled: LabelledTexts, *, task: str, counter: TokenCounter) -> None:
-        self._name = (task, options.seed)
-        self._labelled = labelled
-        self._counter = counter
+    def __init__(self, options: ManyShotOptions, **setting: Any) -> None:
+        super().__init__(options, **setting)
+        self._labelled = labelled = task_labelled(options)
         self._asked = seeded_order(len(labelled.questions), *self._name, "questions")
         self._of_label = [np.flatnonzero(labelled.shot_labels == label) for label in range(labelled.labels)]
         least = 10 ** math.ceil(math.log10(labelled.labels / 9)) if labelled.labels > 9 else 1
         self.numbers = np.arange(least, least + labelled.labels)
+
+    def available(self) -> int:
+        """Returns the number of questions."""
+        return len(self._labelled.questions)
 
     @functools.cached_property
     def _tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -106,8 +101,8 @@ class ManyShotGenerator:
     def _order(self, rounds: int, *name: object) -> NDArray[np.int64]:
         """Returns which text comes when; a label whose texts run out begins with them again."""
         columns = [
-            own[seeded_order(len(own), *name, "texts", label)][np.arange(rounds) % len(own)]
-            for label, own in enumerate(self._of_label)
+            texts[seeded_order(len(texts), *name, "texts", label)][np.arange(rounds) % len(texts)]
+            for label, texts in enumerate(self._of_label)
         ]
         ranks = seeded_ranks(np.arange(rounds * len(columns)), *name, "rounds").reshape(rounds, -1)
         return np.take_along_axis(np.stack(columns, axis=1), ranks.argsort(axis=1), axis=1).ravel()
@@ -117,11 +112,7 @@ Path = tuple[int, ...]
 
 
 class LabelTree:
-    """The tokens of all labels behind a prompt, and where they part.
-
-    Args:
-        paths: tokens of each label; none is the beginning of another.
-    """
+    """The tokens of all labels behind a prompt, none the beginning of another, and where they part."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -145,18 +136,12 @@ class LabelTree:
 
     def logprobs(self, results: Sequence[TargetLogprobs]) -> NDArray[np.float64]:
         """Returns the log-probability of each label, float64 [labels], from the results of `sequences`."""
-        found = {
+        by_path = {
             (*node, token): float(value)
             for (node, following), result in zip(self.next_of.items(), results, strict=True)
             for token, value in zip(following, result.logprobs, strict=True)
         }
-        return np.array([sum(found[path[: i + 1]] for i in range(len(path))) for path in self.paths])
-
-
-def common(lists: Sequence[Sequence[int]]) -> int:
-    """Returns how many first items lists share."""
-    alike = (len(set(items)) == 1 for items in zip(*lists, strict=False))
-    return sum(itertools.takewhile(bool, alike))
+        return np.array([sum(by_path[path[: i + 1]] for i in range(len(path))) for path in self.paths])
 
 
 class ManyShotTask(RulerTask):
@@ -167,46 +152,22 @@ class ManyShotTask(RulerTask):
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
-    options: ManyShotOptions
+    generator_class = ManyShotGenerator
+    family = "recall"
+    metrics: ClassVar = {"exact_match": True, "answer_nll": False, "chance": True}
+    generator: ManyShotGenerator
 
-    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config)
-        self._filters = [build_filter_ensemble("none", [("take_first", None)])]
-
-    @property
-    def labelled(self) -> LabelledTexts:
-        """The texts; they are read once."""
-        labelled = task_labelled(self.options)
-        assert labelled is not None
-        return labelled
-
-    def make_generator(self, name: str) -> Generator:
-        """Returns the generator of shots and question."""
-        self.maker = ManyShotGenerator(self.options, self.labelled, task=name, counter=self.counter)
-        return self.maker
-
-    def available_samples(self) -> int:
-        """Returns the number of questions."""
-        return len(self.labelled.questions)
-
-    def record(self) -> TaskRecord:
-        """Returns the facts of this run."""
-        return TaskRecord.from_json({**super().record().to_json(), "family": "recall"})
-
-    def make_requests(
-        self, documents: Sequence[tuple[int, dict[str, Any]]], fits: Mapping[int, Mapping[int, Fit]], frame: Frame
-    ) -> list[Instance]:
+    def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
         """Makes a request for each place where labels part, at each length; with most tokenizers that is one."""
         end = f"a{frame.middle}{CUE}{frame.tail}"
         alone, *behind = self.counter.encode(
-            [end, *(f"{end} {number}" for number in self.maker.numbers)], special_tokens=False
+            [end, *(f"{end} {number}" for number in self.generator.numbers)], special_tokens=False
         )
-        shared, trunk = common([alone, *behind]), behind[0][: common(behind)]
+        shared, trunk = shared_start([alone, *behind]), behind[0][: shared_start(behind)]
         self.tree = LabelTree([tuple(tokens[len(trunk) :]) for tokens in behind])
         sequences = []
         for _, doc in documents:
-            for length, fit in fits.items():
-                prompt = prompt_text(self.maker.draft(doc["index"], length), fit[doc["index"]].units, frame)
+            for prompt in self.prompts(doc["index"], fits, frame):
                 (tokens,) = self.counter.encode([prompt], special_tokens=True)
                 tokens = tokens[: len(tokens) - len(alone) + shared] + trunk[shared:]
                 sequences += self.tree.sequences(np.array(tokens, dtype=np.int64))
@@ -214,22 +175,18 @@ class ManyShotTask(RulerTask):
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
-        right = int(doc["references"][0]) - int(self.maker.numbers[0])
+        right = int(doc["references"][0]) - int(self.generator.numbers[0])
         places = len(self.tree.next_of)
         scores: dict[str, float] = {}
         for number, length in enumerate(doc["lengths"]):
-            own = results[number * places : (number + 1) * places]
-            for result in own:
+            of_length = results[number * places : (number + 1) * places]
+            for result in of_length:
                 split_answers(result, np.array([len(result.logprobs)]), null=self.records_null)
-            logprobs = self.tree.logprobs(own)
+            logprobs = self.tree.logprobs(of_length)
             nll = exact = math.nan
             if not np.isnan(logprobs).any():
                 nll = float(np.logaddexp.reduce(logprobs) - logprobs[right])
                 exact = float(logprobs.argmax() == right)
             values = (exact, nll, 1.0 / len(logprobs))
-            scores |= {metric_key(metric, length): value for metric, value in zip(METRICS, values, strict=True)}
+            scores |= {metric_key(metric, length): value for metric, value in zip(self.metrics, values, strict=True)}
         return scores
-
-    def means(self) -> dict[str, bool]:
-        """Returns which way is better."""
-        return {metric_key(metric, length): more for length in self.lengths for metric, more in METRICS.items()}

@@ -1,65 +1,49 @@
-"""Multi-query repeated associative recall: over a vocabulary of its own, and as text for pretrained models."""
+"""Multi-query repeated associative recall over a vocabulary of its own and as text; and flip-flops, its simplest form.
 
-import itertools
+Flip-flop language modelling writes, ignores and reads a single bit; a read shows the bit written last. It is a probe of
+recency, after Liu et al., *Exposing Attention Glitches with Flip-Flop Language Modeling* (arXiv 2306.00946).
+"""
+
 import random
-import string
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sbeval.checkpoints.facts import local_config
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetSequence
-from sbeval.tasks.draws import seeded_random, word_lists
-from sbeval.tasks.recall.options import MqrarOptions, MqrarTextOptions
-from sbeval.tasks.recall.sequences import LENGTH_TOKENS, Mqrar, with_other_values
-from sbeval.tasks.recall.task import Asked, Condition, RecallTask
-from sbeval.tasks.recall.text import Passage, TextRecallTask
+from sbeval.tasks.draws import seeded_random, short_nouns
+from sbeval.tasks.recall.options import FlipFlopOptions, MqrarOptions, MqrarTextOptions
+from sbeval.tasks.recall.sequences import Mqrar, with_other_values
+from sbeval.tasks.recall.task import Asked, Condition, Passage, TextRecallTask, WithRetrievalGain
 
 VALUE_DIGITS = 4
-TEXT_LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
 
-class WithRetrievalGain(RecallTask):
-    """Asks every question twice: behind the values it is about, and behind other values in their place.
+class OverPairs(WithRetrievalGain):
+    """Has a condition for each number of pairs and of steps back."""
 
-    Beside the metrics of all recall tasks, `retrieval_gain` is by how much the answers' negative log-likelihood rises
-    when their values do not stand in the text, in nats.
-    """
+    options: MqrarTextOptions
 
-    def score(
-        self, condition: Condition, answers: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]
-    ) -> dict[str, float]:
-        """Scores one condition from its two sequences."""
-        shown, replaced = answers
-        return {**super().score(condition, [shown]), "retrieval_gain": float((replaced[0] - shown[0]).mean())}
-
-    def metrics(self) -> dict[str, bool]:
-        """Returns the metrics of a condition, and whether more is better."""
-        return {**super().metrics(), "retrieval_gain": True}
+    def conditions(self, length: int) -> list[Condition]:
+        """Returns one condition for each number of pairs and of steps back."""
+        return [Condition(length, pairs, steps) for pairs in self.options.pairs for steps in self.options.n_back]
 
 
-class MqrarTask(WithRetrievalGain):
+class MqrarTask(OverPairs):
     """The token-level form, for models trained on it."""
 
     options_class = MqrarOptions
     options: MqrarOptions
 
     def prepare(self, name: str) -> None:
-        """Lists the conditions."""
-        options, pretrained = self.options, self.config.metadata.get("pretrained")
-        lengths, _ = options.lengths_of(name, (LENGTH_TOKENS,), pretrained)
-        self.all_conditions = [
-            Condition(*condition) for condition in itertools.product(lengths, options.pairs, options.n_back)
-        ]
-        for condition in self.all_conditions:
-            self._setting(condition)
-        known = local_config(pretrained).get("vocab_size")
-        if isinstance(known, int) and known < options.vocabulary:
+        """Refuses a model without the tokens."""
+        super().prepare(name)
+        known = local_config(self.config.metadata.get("pretrained")).get("vocab_size")
+        if isinstance(known, int) and known < self.options.vocabulary:
             raise UserError(
-                f"{name} uses {options.vocabulary} token ids and the model has {known}: run it on a model trained on "
-                "it, or set vocabulary; sb_mqrar_text is for pretrained models."
+                f"{name} uses {self.options.vocabulary} token ids and the model has {known}: run it on a model trained "
+                "on it, or set vocabulary; sb_mqrar_text is for pretrained models."
             )
 
     def _setting(self, condition: Condition) -> Mqrar:
@@ -83,20 +67,15 @@ class MqrarTask(WithRetrievalGain):
         return self._setting(condition).chance
 
 
-class MqrarTextTask(WithRetrievalGain, TextRecallTask):
+class MqrarTextTask(OverPairs, TextRecallTask):
     """The text form: numbers assigned to names, shown by `print`, and assigned anew.
 
     The number shown is the one `n_back` assignments ago, so each answer stands in the text and is predicted from what
     is before it.
     """
 
-    default_lengths = TEXT_LENGTHS
     options_class = MqrarTextOptions
     options: MqrarTextOptions
-
-    def conditions(self, length: int) -> list[Condition]:
-        """Returns one condition for each number of pairs and of steps back."""
-        return [Condition(length, pairs, steps) for pairs in self.options.pairs for steps in self.options.n_back]
 
     def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
         """Writes every name's first assignments, then `events` times print and assignment; once with other numbers."""
@@ -112,10 +91,10 @@ class MqrarTextTask(WithRetrievalGain, TextRecallTask):
         history: dict[str, list[str]] = {name: [] for name in names}
         written = 0
 
-        def write(part: str) -> None:
+        def write(piece: str) -> None:
             nonlocal written
-            text.append(part)
-            written += len(part)
+            text.append(piece)
+            written += len(piece)
 
         def assign(name: str) -> None:
             past = history[name]
@@ -147,7 +126,29 @@ def _number(rng: random.Random, taken: Sequence[str]) -> str:
             return number
 
 
-def short_nouns() -> list[str]:
-    """Returns the nouns of 4 to 9 small letters."""
-    nouns, _, _ = word_lists()
-    return [noun for noun in nouns if 4 <= len(noun) <= 9 and set(noun) <= set(string.ascii_lowercase)]
+class FlipFlopTask(TextRecallTask):
+    """Flip-flop language modelling; scores the bit after every read."""
+
+    options_class = FlipFlopOptions
+    options: FlipFlopOptions
+
+    def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
+        """Writes instructions, the first of them a write."""
+        rng = seeded_random(self.config.task, self.options.seed, index)
+        text = [f"w {(bit := rng.randrange(2))}"]
+        spans = []
+        written = len(text[0])
+        for _ in range(events):
+            ignored, reads, drawn = rng.random() < self.options.ignore_share, rng.random() < 0.5, rng.randrange(2)
+            name, shown = ("i", drawn) if ignored else ("r", bit) if reads else ("w", drawn)
+            if name == "w":
+                bit = shown
+            text.append(f" {name} {shown}")
+            written += len(text[-1])
+            if name == "r":
+                spans.append((written - 1, written))
+        return [Passage("".join(text), spans)]
+
+    def chance(self, condition: Condition) -> float:
+        """Returns one half."""
+        return 0.5

@@ -5,12 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sbeval.settings import Count, Counts, PathText, Share, whole
-from sbeval.tasks.metadata import SampleOptions
+from sbeval.tasks.metadata import SampleOptions, doublings
 from sbeval.tasks.perplexity.options import CorpusOptions
-from sbeval.tasks.recall.sequences import PAIRS, VOCABULARY
+from sbeval.tasks.recall.sequences import LENGTH_TOKENS, PAIRS, VOCABULARY
 from sbeval.tasks.ruler.options import RulerOptions
 
-TEXT_PAIRS = (4, 16)
 CUE_WORDS = 3
 SHORTEST_DISTANCE = 128
 Examples = Literal["trec", "trec_fine", "banking77", "clinc150", "nlu", "file"]
@@ -19,21 +18,27 @@ Examples = Literal["trec", "trec_fine", "banking77", "clinc150", "nlu", "file"]
 class MqrarTextOptions(SampleOptions):
     """Options of associative recall as text."""
 
+    default_lengths = doublings(1024, 16384)
+
     num_samples: Count = Field(default=100, description="Samples of each condition.")
-    pairs: Counts = Field(default=TEXT_PAIRS, description="Names in the text, one condition for each number.")
+    pairs: Counts = Field(default=(4, 16), description="Names in the text, one condition for each number.")
     n_back: Counts = Field(default=(1,), description="How many assignments ago the value asked for was given.")
 
 
 class MqrarOptions(MqrarTextOptions):
     """Options of associative recall over token ids."""
 
+    default_lengths = (LENGTH_TOKENS,)
+
     num_samples: Count = Field(default=200, description="Samples of each condition.")
-    pairs: Counts = Field(default=tuple(PAIRS), description="Keys of a sequence, one condition for each number.")
+    pairs: Counts = Field(default=PAIRS, description="Keys of a sequence, one condition for each number.")
     vocabulary: Annotated[int, whole(6)] = Field(default=VOCABULARY, description="Token ids in use.")
 
 
 class FlipFlopOptions(SampleOptions):
     """Options of flip-flop language modelling."""
+
+    default_lengths = doublings(512, 16384)
 
     num_samples: Count = Field(default=100, description="Samples at each length.")
     ignore_share: Share = Field(default=0.8, description="Share of the instructions that are to be ignored.")
@@ -41,6 +46,8 @@ class FlipFlopOptions(SampleOptions):
 
 class CopyOptions(SampleOptions):
     """Options of every copying task."""
+
+    default_lengths = doublings(1024, 131072)
 
     num_samples: Count = Field(default=100, description="Samples at each length.")
 
@@ -88,6 +95,8 @@ class ManyShotOptions(RulerOptions):
 
 class SpanOptions(CorpusOptions):
     """Options of the attention-span task."""
+
+    default_lengths = doublings(512, 16384)
 
     num_samples: Count = Field(default=8, description="Blocks of text at each length.")
     queries: Count = Field(default=64, description="Queries looked at in a block.")

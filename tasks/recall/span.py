@@ -18,9 +18,6 @@ from sbeval.tasks.tokens import load_counter
 
 MEANS = {"span50": 2, "span90": 3, "remaining_stick": 5, "first_token_weight": 6, "attention_entropy": 7}
 """Metrics that are means over all heads, with their place in a row."""
-DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-
-
 Rows = list[list[float | None]]
 
 
@@ -38,11 +35,12 @@ class SpanTask(BaseTask):
         name = str(self.config.task)
         metadata = self.config.metadata
         options = SpanOptions.of_task(name, metadata)
-        self.lengths, dropped = options.lengths_of(name, DEFAULT_LENGTHS, metadata.get("pretrained"))
+        self.lengths, dropped = options.lengths_of(name, metadata.get("pretrained"))
         self.queries = options.queries
         tokenizer = load_counter(metadata, name).tokenizer
+        separator = separator_ids(tokenizer, None)
         source = load_corpus(self.config.dataset_name, options, tokenizer)
-        self.corpus: TokenizedCorpus = tokenize_corpus(source, tokenizer, Layout(separator_ids(tokenizer, None), False))
+        self.corpus: TokenizedCorpus = tokenize_corpus(source, tokenizer, Layout(separator, False))
         longest, total = self.lengths[-1], self.corpus.total_tokens
         if total < longest:
             raise UserError(
@@ -57,7 +55,7 @@ class SpanTask(BaseTask):
             corpus_sha256=self.corpus.corpus_sha256,
             corpus_detail=source.detail,
             protocol="span",
-            separator=tokenizer.decode(list(separator_ids(tokenizer, None))),
+            separator=tokenizer.decode(list(separator)),
             lengths=list(self.lengths),
             dropped_lengths=list(dropped),
             tokenizer_sha256=self.corpus.tokenizer_sha256,
@@ -80,13 +78,13 @@ class SpanTask(BaseTask):
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Rows]) -> dict[str, Any]:
         """Returns the rows at every length, and their means."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for length, rows in zip(self.lengths, results, strict=True):
-            found[metric_key("attention_span", length)] = rows
+            values[metric_key("attention_span", length)] = rows
             for metric, place in MEANS.items():
                 known = [value for row in rows if (value := row[place]) is not None]
-                found[metric_key(metric, length)] = sum(known) / len(known) if known else math.nan
-        return found
+                values[metric_key(metric, length)] = sum(known) / len(known) if known else math.nan
+        return values
 
     def aggregation(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
         """Returns means over blocks; none is better or worse for being larger."""

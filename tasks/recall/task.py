@@ -1,4 +1,7 @@
-"""The lm-eval side of recall probes: answers inside sequences, scored by the request type `target_logprobs`."""
+"""The lm-eval side of recall probes: answers inside sequences, scored by the request type `target_logprobs`.
+
+Sequences are tokens, or text in which the tokenizer's offsets tell where the answers' tokens are.
+"""
 
 import math
 from abc import abstractmethod
@@ -13,6 +16,12 @@ from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence
 from sbeval.tasks.base import BaseTask
 from sbeval.tasks.metadata import SampleOptions
+from sbeval.tasks.tokens import TokenCounter, load_counter
+
+_CHARACTERS_PER_EVENT = 20
+
+Scored = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""By answer: NLL in nats, and 1 where it is exact, else 0; NaN in both where the model's logits are no numbers."""
 
 
 class Condition(NamedTuple):
@@ -60,10 +69,6 @@ class RecallTask(BaseTask):
     A document is one sample and carries every condition, so `--limit N` means N samples of each. Metrics of a
     condition: `exact_match`, the share of answers whose every token is the model's most probable one, `answer_nll`, the
     mean of the answers' negative log-likelihoods in nats, and `chance`, the exact match of a guess.
-
-    Attributes:
-        options_class: what `--metadata` can set.
-        options: what the user chose.
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
@@ -79,9 +84,16 @@ class RecallTask(BaseTask):
         self.keep_record(self.record(), None)
         self.keep_documents({"index": index} for index in range(self.options.num_samples))
 
-    @abstractmethod
     def prepare(self, name: str) -> None:
-        """Sets `all_conditions`; `options` is set."""
+        """Sets `all_conditions`, and makes the first sample in each, to refuse impossible settings early."""
+        lengths, _ = self.options.lengths_of(name, self.config.metadata.get("pretrained"))
+        self.all_conditions = [condition for length in lengths for condition in self.conditions(length)]
+        for condition in self.all_conditions:
+            self.asked(0, condition)
+
+    def conditions(self, length: int) -> list[Condition]:
+        """Returns the conditions at a length."""
+        return [Condition(length)]
 
     @abstractmethod
     def asked(self, index: int, condition: Condition) -> list[Asked]:
@@ -132,9 +144,9 @@ class RecallTask(BaseTask):
             by_condition = [self.asked(int(doc["index"]), condition) for condition in self.all_conditions]
             rows[int(doc["index"])] = {
                 "index": int(doc["index"]),
-                "answer_tokens": [[one.answer_tokens.tolist() for one in condition] for condition in by_condition],
+                "answer_tokens": [[asked.answer_tokens.tolist() for asked in several] for several in by_condition],
             }
-            sequences += [one.sequence for condition in by_condition for one in condition]
+            sequences += [asked.sequence for several in by_condition for asked in several]
         self.keep_samples(rows, self.options.num_samples)
         documents = [(number, rows[int(document["index"])]) for number, document in selected]
         self._instances = self.target_requests(documents, sequences)
@@ -144,16 +156,13 @@ class RecallTask(BaseTask):
         scores: dict[str, float] = {}
         remaining = iter(results)
         for condition, tokens in zip(self.all_conditions, doc["answer_tokens"], strict=True):
-            answers = [split_answers(next(remaining), np.asarray(own), null=self.records_null) for own in tokens]
+            answers = [split_answers(next(remaining), np.asarray(counts), null=self.records_null) for counts in tokens]
             scores |= {condition.key(metric): value for metric, value in self.score(condition, answers).items()}
         return scores
 
-    def score(
-        self, condition: Condition, answers: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]
-    ) -> dict[str, float]:
-        """Scores the sequences of one condition; each has the NLL and exactness of its answers."""
-        nll = np.concatenate([own_nll for own_nll, _ in answers])
-        exact = np.concatenate([own_exact for _, own_exact in answers])
+    def score(self, condition: Condition, answers: Sequence[Scored]) -> dict[str, float]:
+        """Scores the sequences of one condition."""
+        nll, exact = (np.concatenate(values) for values in zip(*answers, strict=True))
         return {"exact_match": float(exact.mean()), "answer_nll": float(nll.mean()), "chance": self.chance(condition)}
 
     def metrics(self) -> dict[str, bool]:
@@ -167,13 +176,113 @@ class RecallTask(BaseTask):
         }
 
 
-def split_answers(
-    result: TargetLogprobs, answer_tokens: NDArray[np.int64], *, null: bool = False
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns, by answer, the NLL in nats, float64 [answers], and 1 where every token is the most probable one, else 0.
+class WithRetrievalGain(RecallTask):
+    """Asks every question twice: behind the values it is about, and behind other values in their place.
 
-    With `null`, NaN in both stands for an answer with log-probabilities that are no numbers; otherwise that is a
-    `UserError`.
+    Beside the metrics of all recall tasks, `retrieval_gain` is by how much the answers' negative log-likelihood rises
+    when their values do not stand in the text, in nats.
+    """
+
+    def score(self, condition: Condition, answers: Sequence[Scored]) -> dict[str, float]:
+        """Scores one condition from its two sequences."""
+        shown, replaced = answers
+        return {**super().score(condition, [shown]), "retrieval_gain": float((replaced[0] - shown[0]).mean())}
+
+    def metrics(self) -> dict[str, bool]:
+        """Returns the metrics of a condition, and whether more is better."""
+        return {**super().metrics(), "retrieval_gain": True}
+
+
+class TokenizedRecallTask(RecallTask):
+    """A probe that depends on the model's tokenizer."""
+
+    counter: TokenCounter
+
+    def prepare(self, name: str) -> None:
+        """Reads the tokenizer, and then as all probes do."""
+        self.counter = load_counter(self.config.metadata, name)
+        self.use_tokenizer(name)
+        super().prepare(name)
+
+    @abstractmethod
+    def use_tokenizer(self, name: str) -> None:
+        """Prepares what depends on the tokenizer alone."""
+
+    def tokenizer_sha256(self) -> str:
+        """Returns the hash of the tokenizer."""
+        return self.counter.sha256
+
+
+class Passage(NamedTuple):
+    """A text and its answers.
+
+    Attributes:
+        text: the text.
+        spans: first and last + 1 character of each answer, ascending.
+    """
+
+    text: str
+    spans: list[tuple[int, int]]
+
+
+class TextRecallTask(TokenizedRecallTask):
+    """A probe whose sequences are the first L tokens of an endless text."""
+
+    def use_tokenizer(self, name: str) -> None:
+        """Refuses a tokenizer without character offsets."""
+        if not self.counter.tokenizer.is_fast:
+            raise UserError(f"{name} needs a tokenizer that tells character offsets; give a fast one.")
+
+    @abstractmethod
+    def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
+        """Writes texts of `events` events with the same answers; those with fewer events are their beginnings."""
+
+    def asked(self, index: int, condition: Condition) -> list[Asked]:
+        """Tokenises enough text, cuts it to the length, and finds the answers.
+
+        Raises:
+            UserError: no answer lies within the length.
+        """
+        length = condition.context_length
+        events = max(1, length * 2 // _CHARACTERS_PER_EVENT)
+        while True:
+            passages = self.passages(index, condition, events)
+            asked = [asked for passage in passages if (asked := self._tokenised(passage, length)) is not None]
+            if len(asked) == len(passages):
+                break
+            events *= 2
+        answers = min(len(sequence.answer_tokens) for sequence in asked)
+        if not answers:
+            raise UserError(
+                f"{self.config.task} asks for nothing within {length} tokens with {condition.pairs or 1} pairs; use a "
+                "longer context length or fewer pairs."
+            )
+        return [sequence.first(answers) for sequence in asked]
+
+    def _tokenised(self, passage: Passage, length: int) -> Asked | None:
+        """Returns the first `length` tokens with the answers in them, None where the text has fewer tokens."""
+        tokens, starts, stops = self.counter.encode_with_offsets(passage.text)
+        if len(tokens) <= length:
+            return None
+        places: list[int] = []
+        counts: list[int] = []
+        for first, last in passage.spans:
+            answer = np.flatnonzero((stops > first) & (starts < last))
+            if answer[-1] > length:
+                break
+            places += (answer - 1).tolist()
+            counts.append(len(answer))
+        positions = np.array(places, dtype=np.int64)
+        return Asked(
+            TargetSequence(tokens[:length], positions, tokens[positions + 1]), np.array(counts, dtype=np.int64)
+        )
+
+
+def split_answers(result: TargetLogprobs, answer_tokens: NDArray[np.int64], *, null: bool = False) -> Scored:
+    """Returns the scores of a sequence's answers, float64 [answers] each.
+
+    Raises:
+        UserError: a log-probability is no number, and `null` does not let NaN stand for it.
     """
     starts = np.cumsum(answer_tokens) - answer_tokens
     nll = -np.add.reduceat(np.asarray(result.logprobs, dtype=np.float64), starts)

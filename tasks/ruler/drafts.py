@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
 from sbeval.tasks.ruler.haystacks import Haystack
@@ -33,15 +33,9 @@ class Draft(ABC):
     least_units: int
     most_units: int | None = None
 
-    @property
-    def after_opening(self) -> str:
-        """Text that stands for the body's beginning when the opening is counted."""
-        return "A"
-
-    @property
-    def before_closing(self) -> str:
-        """Text that stands for the body's end when the closing is counted."""
-        return "a.\n"
+    def body_ends(self) -> tuple[str, str]:
+        """Returns what stands for the body's beginning and its end when opening and closing are counted."""
+        return "A", "a.\n"
 
     def counted_pieces(self) -> dict[tuple[str, str], list[str]]:
         """Returns pieces of this sample alone, by what stands around them, so that many samples are counted at once."""
@@ -64,12 +58,51 @@ class Draft(ABC):
         return [], []
 
 
-class Generator(Protocol):
-    """Makes the samples of one task."""
+class Steps(NamedTuple):
+    """How NVIDIA's scripts fill prompts: all samples begin with the units of the first, and go down in steps.
 
+    Attributes:
+        units: haystack units of a step.
+        origin: the first sample's units are this many and a whole number of steps; None where they are any number.
+    """
+
+    units: int
+    origin: int | None = None
+
+    def within(self, most: int, first: int) -> int:
+        """Returns the units of a sample that has room for `most`, where the first sample has room for `first`."""
+        if self.origin is not None:
+            first = self.origin + (first - self.origin) // self.units * self.units
+        return first - max(0, -((most - first) // self.units)) * self.units
+
+
+class Generator(ABC):
+    """Makes the samples of one task.
+
+    Args:
+        options: what is asked.
+        task: its name, part of every seed.
+        counter: the model's tokenizer.
+        generated_tokens: tokens of each length kept free for the answer.
+    """
+
+    def __init__(self, options: Any, *, task: str, counter: TokenCounter, generated_tokens: int = 0) -> None:
+        self.options = options
+        self._name = (task, options.seed)
+        self._counter = counter
+        self._generated_tokens = generated_tokens
+
+    @abstractmethod
     def draft(self, index: int, context_length: int) -> Draft:
         """Makes sample `index`, which depends on task, seed and index, and on the length where RULER says so."""
-        ...
+
+    def available(self) -> int | None:
+        """Returns how many samples there are, None without a bound."""
+        return None
+
+    def steps(self, length: int) -> Steps | None:
+        """Returns in which steps NVIDIA's scripts shorten prompts of a length, None for a task that is not theirs."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +136,9 @@ class HaystackDraft(Draft):
     counter: TokenCounter
     apart: bool = False
 
-    @property
-    def before_closing(self) -> str:
-        """A word where the haystack is running text, else a line."""
-        return "a" if self.haystack.inline else "a.\n"
+    def body_ends(self) -> tuple[str, str]:
+        """Returns a word for the end where the haystack is running text, else a line."""
+        return "A", "a" if self.haystack.inline else "a.\n"
 
     def body_tokens(self, units: int) -> int:
         """Returns the tokens of haystack and inserts."""
@@ -152,15 +184,13 @@ class HaystackDraft(Draft):
 
     def body(self, units: int) -> str:
         """Returns the haystack with its inserts."""
-        parts: list[str] = []
+        pieces: list[str] = []
         space = " " if self.haystack.inline else ""
         last = 0
         for insert, position in zip(self.inserts, self.positions(units), strict=True):
-            parts.append(self.haystack.text(last, position))
-            parts.append(space + insert.text)
+            pieces += [self.haystack.text(last, position), space + insert.text]
             last = position
-        parts.append(self.haystack.text(last, units))
-        text = "".join(parts)
+        text = "".join([*pieces, self.haystack.text(last, units)])
         return text[1:] if space else text
 
     def depths(self, units: int) -> tuple[list[int], list[float]]:
@@ -168,11 +198,11 @@ class HaystackDraft(Draft):
         tokens: list[int] = []
         percents: list[float] = []
         inserted = 0
-        for insert, position, own in zip(self.inserts, self.positions(units), self._insert_tokens, strict=True):
+        for insert, position, count in zip(self.inserts, self.positions(units), self._insert_tokens, strict=True):
             if insert.asked:
                 tokens.append(self.haystack.tokens(position) + inserted)
                 percents.append(round(100 * insert.fraction, 6))
-            inserted += own
+            inserted += count
         return tokens, percents
 
 
@@ -204,8 +234,7 @@ def prompt_text(draft: Draft, units: int, frame: Frame) -> str:
 def rendered_frame(render: Callable[[str], str]) -> Frame:
     """Returns what a template puts around a prompt, by rendering marks in its place and cutting there.
 
-    Args:
-        render: from the start of an answer to the text of a message that is `PROMPT_MARK` and that start.
+    `render` goes from the start of an answer to the text of a message that is `PROMPT_MARK` and that start.
 
     Raises:
         UserError: the template does not show each of them once.

@@ -1,102 +1,126 @@
-"""The task classes: which generator makes the samples, and how answers are scored."""
+"""The task classes: which generator makes the samples, and how answers are scored: generated, or teacher-forced.
 
-from collections.abc import Sequence
+Teacher-forced, one forward pass scores the answer, where there is exactly one. The prompts are those of the generated
+task of the same name without `_forced`, sample by sample, and filled by the same rule, `scripts: nvidia` included. Each
+is scored twice: as it is, and with the needle's value replaced by another one. What the needle is worth is the
+difference.
+"""
 
-from sbeval.tasks.ruler.corpora import task_questions
-from sbeval.tasks.ruler.cwe import CweGenerator
-from sbeval.tasks.ruler.drafts import Generator
-from sbeval.tasks.ruler.fit import Steps
-from sbeval.tasks.ruler.fwe import FweGenerator
-from sbeval.tasks.ruler.niah import NiahGenerator
-from sbeval.tasks.ruler.options import CweOptions, FweOptions, NiahOptions, QaOptions, VtOptions
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from lm_eval.api.instance import Instance
+
+from sbeval.errors import UserError
+from sbeval.results.records import metric_key
+from sbeval.scoring.requests import TargetSequence
+from sbeval.tasks.base import Numbered
+from sbeval.tasks.draws import draw_distinct, log_count, seeded_random
+from sbeval.tasks.recall.task import split_answers
+from sbeval.tasks.ruler.drafts import Frame
+from sbeval.tasks.ruler.niah import NiahGenerator, VtGenerator
+from sbeval.tasks.ruler.options import NiahOptions
 from sbeval.tasks.ruler.qa import QaGenerator
-from sbeval.tasks.ruler.task import RulerTask, string_match_part
-from sbeval.tasks.ruler.texts import QaCorpus
-from sbeval.tasks.ruler.vt import VtGenerator
+from sbeval.tasks.ruler.task import Fits, RulerTask, string_match_part
+from sbeval.tasks.ruler.words import CweGenerator, FweGenerator
+from sbeval.tasks.tokens import TokenCounter, shared_start
 
-SHORT_TOKENS = 4096
-"""Below this length NVIDIA's scripts take smaller steps where the haystack is lines."""
+_TAIL_CHARACTERS = 400
 
 
 class NiahTask(RulerTask):
     """Needles in a haystack."""
 
+    generator_class = NiahGenerator
     options: NiahOptions
-
-    def steps(self, length: int) -> Steps | None:
-        """Returns 500 words of essays, or 25 lines (5 at short lengths)."""
-        return Steps(500 if self.options.type_haystack == "essay" else 25 if length >= SHORT_TOKENS else 5)
-
-    def make_generator(self, name: str) -> Generator:
-        """Returns the generator of needles and haystack."""
-        return NiahGenerator(self.options, task=name, counter=self.counter)
+    generator: NiahGenerator
 
 
 class VtTask(RulerTask):
     """Variable tracking."""
 
-    options: VtOptions
-
-    def steps(self, length: int) -> Steps:
-        """Returns 500 words of essays, or 10 lines (5 at short lengths)."""
-        return Steps(500 if self.options.type_haystack == "essay" else 10 if length >= SHORT_TOKENS else 5)
-
-    def make_generator(self, name: str) -> Generator:
-        """Returns the generator of chains and haystack."""
-        return VtGenerator(self.options, task=name, counter=self.counter)
+    generator_class = VtGenerator
 
 
 class CweTask(RulerTask):
     """Common-words extraction."""
 
-    options: CweOptions
-
-    def steps(self, length: int) -> Steps:
-        """Returns ten words."""
-        return Steps(10)
-
-    def make_generator(self, name: str) -> Generator:
-        """Returns the generator of word lists."""
-        return CweGenerator(self.options, task=name, generated_tokens=self.generated_tokens, counter=self.counter)
+    generator_class = CweGenerator
 
 
 class FweTask(RulerTask):
     """Frequent-words extraction."""
 
-    options: FweOptions
-
-    def steps(self, length: int) -> Steps:
-        """Returns steps of a 32nd of the budget, from the budget over the letters of a word on; both count words."""
-        budget = length - self.generated_tokens
-        return Steps(max(1, budget // 32), origin=budget // self.options.coded_wordlen)
-
-    def make_generator(self, name: str) -> Generator:
-        """Returns the generator of coded texts."""
-        return FweGenerator(self.options, task=name, generated_tokens=self.generated_tokens, counter=self.counter)
+    generator_class = FweGenerator
 
 
 class QaTask(RulerTask):
     """Question answering; any of the answer's aliases counts."""
 
-    options: QaOptions
-
-    def steps(self, length: int) -> Steps:
-        """Returns ten documents."""
-        return Steps(10)
-
-    def _corpus(self) -> QaCorpus:
-        corpus = task_questions(self.options)
-        assert corpus is not None
-        return corpus
-
-    def make_generator(self, name: str) -> Generator:
-        """Returns the generator of questions with their documents."""
-        return QaGenerator(self.options, self._corpus(), task=name, counter=self.counter)
-
-    def available_samples(self) -> int:
-        """Returns the number of questions."""
-        return len(self._corpus().questions)
+    generator_class = QaGenerator
 
     def score(self, answer: str, references: Sequence[str]) -> float:
         """Scores 1 where an alias is found in the answer."""
         return string_match_part(answer, references)
+
+
+class ForcedNiahTask(NiahTask):
+    """A needle task with one answer, scored under the model instead of generated.
+
+    Metrics at each length: `answer_nll`, the answer's negative log-likelihood in nats; `retrieval_gain`, by how much it
+    rises when the needle holds another value; `exact_match`, whether every token of the answer is the model's most
+    probable one; `chance_nll`, the NLL of a guess among all values. All are stricter than RULER's substring score.
+    """
+
+    fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
+    family = "recall"
+    metrics: ClassVar = {"answer_nll": False, "retrieval_gain": True, "exact_match": True, "chance_nll": False}
+
+    def make_generator(self, name: str) -> NiahGenerator:
+        """Returns the generator of the task that generates."""
+        generator = super().make_generator(name.removesuffix("_forced"))
+        assert isinstance(generator, NiahGenerator)
+        if not generator.asks_one:
+            raise UserError(f"{name} scores one answer; leave num_needle_q and num_needle_v at 1.")
+        return generator
+
+    def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
+        """Makes two requests for each length: with the needle's value, and with another one in its place."""
+        generator, kind = self.generator, self.options.type_needle_v
+        sequences: list[TargetSequence] = []
+        for _, doc in documents:
+            (value,) = doc["references"]
+            rng = seeded_random(self.config.task, self.options.seed, doc["index"], "another value")
+            (other,) = draw_distinct(kind, 1, rng, {value} | generator.haystack_strings)
+            needle = generator.value_in_needle(value)
+            for prompt in self.prompts(doc["index"], fits, frame):
+                if prompt.count(needle) != 1:
+                    raise UserError(f"Expected the value {value} once in the prompt, found {prompt.count(needle)}.")
+                replaced = prompt.replace(needle, generator.value_in_needle(other))
+                sequences += [answer_sequence(self.counter, text, f" {value}") for text in (prompt, replaced)]
+        return self.target_requests(documents, sequences)
+
+    def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
+        """Scores one sample at every length."""
+        chance = log_count(self.options.type_needle_v)
+        scores: dict[str, float] = {}
+        for length, *answers in zip(doc["lengths"], results[0::2], results[1::2], strict=True):
+            ((nll,), (exact,)), ((without,), _) = (
+                split_answers(answer, np.array([len(answer.logprobs)]), null=self.records_null) for answer in answers
+            )
+            values = (float(nll), float(without - nll), float(exact), chance)
+            scores |= {metric_key(metric, length): value for metric, value in zip(self.metrics, values, strict=True)}
+        return scores
+
+
+def answer_sequence(counter: TokenCounter, prompt: str, answer: str) -> TargetSequence:
+    """Tokenises prompt and answer together; the answer's tokens are those that the prompt's end alone does not have."""
+    (tokens,) = counter.encode([prompt + answer], special_tokens=True)
+    tail = prompt[-_TAIL_CHARACTERS:]
+    alone, together = counter.encode([tail, tail + answer], special_tokens=False)
+    answer_tokens = len(together) - shared_start([alone, together])
+    assert 0 < answer_tokens < len(tokens)
+    ids = np.array(tokens, dtype=np.int64)
+    positions = np.arange(len(ids) - answer_tokens, len(ids)) - 1
+    return TargetSequence(ids[:-1], positions, ids[positions + 1])

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,55 +41,23 @@ class Fit:
     depths_percent: list[float]
 
 
-class Steps(NamedTuple):
-    """How NVIDIA's scripts fill prompts: all samples begin with the units of the first, and go down in steps.
+class Fitter(NamedTuple):
+    """Fits the samples of one task to one context length, with nothing kept on disk.
 
     Attributes:
-        units: haystack units of a step.
-        origin: the first sample's units are this many and a whole number of steps; None where they are any number.
-    """
-
-    units: int
-    origin: int | None = None
-
-    def within(self, most: int, first: int) -> int:
-        """Returns the units of a sample that has room for `most`, where the first sample has room for `first`."""
-        if self.origin is not None:
-            first = self.origin + (first - self.origin) // self.units * self.units
-        return first - max(0, -((most - first) // self.units)) * self.units
-
-
-class Fitter:
-    """Fits the samples of one task to one context length.
-
-    Args:
-        draft: makes the sample of an index.
+        task: whose samples.
         context_length: prompt plus generated tokens, never exceeded.
-        generated_tokens: tokens kept free for the answer.
         frame: what stands around the prompts.
-        counter: the model's tokenizer.
-        task: named in errors.
-        steps: how prompts are filled short of the budget; None fills them up.
     """
 
-    def __init__(
-        self,
-        draft: Callable[[int], Draft],
-        *,
-        context_length: int,
-        generated_tokens: int,
-        frame: Frame,
-        counter: TokenCounter,
-        task: str,
-        steps: Steps | None = None,
-    ) -> None:
-        self._draft = draft
-        self._steps = steps
-        self._budget = context_length - generated_tokens
-        self._context_length = context_length
-        self._frame = frame
-        self._counter = counter
-        self._task = task
+    task: "FittedSamples"
+    context_length: int
+    frame: Frame
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a prompt."""
+        return self.context_length - self.task.generated_tokens
 
     def fit(self, indices: Iterable[int]) -> dict[int, Fit]:
         """Fits samples by index; the result for one does not depend on which others are asked for.
@@ -99,17 +67,21 @@ class Fitter:
         """
         asked = list(indices)
         fits = self._filled(asked)
-        if self._steps is None:
+        steps = self.task.generator.steps(self.context_length) if self.task.in_steps else None
+        if steps is None:
             return fits
         first = fits.get(0) or self._filled([0])[0]
-        return {i: self._shortened(fit, self._steps.within(fit.units, first.units)) for i, fit in fits.items()}
+        return {i: self._shortened(fit, steps.within(fit.units, first.units)) for i, fit in fits.items()}
+
+    def _draft(self, index: int) -> Draft:
+        return self.task.generator.draft(index, self.context_length)
 
     def _shortened(self, fit: Fit, units: int) -> Fit:
         """Returns a sample with fewer units, counted whole, but never with fewer than its task needs."""
         draft = self._draft(fit.index)
         if (units := max(units, draft.least_units)) == fit.units:
             return fit
-        tokens = int(self._counter.count([prompt_text(draft, units, self._frame)])[0])
+        tokens = self._counted(draft, units)
         return self._fit(fit.index, draft, units, tokens, self._sizes({fit.index: draft})[0][fit.index])
 
     def _filled(self, asked: Sequence[int]) -> dict[int, Fit]:
@@ -120,13 +92,13 @@ class Fitter:
         units = {i: self._estimate(draft, around[i]) for i, draft in drafts.items()}
         tokens = {i: around[i] + draft.body_tokens(units[i]) for i, draft in drafts.items()}
         checked = sorted(checks)
-        whole = self._counter.count([prompt_text(drafts[i], units[i], self._frame) for i in checked])
+        whole = self.task.counter.count([prompt_text(drafts[i], units[i], self.frame) for i in checked])
         inexact = {i for i, count in zip(checked, whole.tolist(), strict=True) if count != tokens[i]}
         for i in asked:
             if i - i % CHECKED_EVERY in inexact:
                 units[i], tokens[i] = self._fit_whole(drafts[i], units[i])
-        if any(tokens[i] > self._budget for i in asked):
-            raise UserError(needs_at_least(self._task, self.minimum_length(asked), [self._context_length]))
+        if any(tokens[i] > self.budget for i in asked):
+            raise UserError(needs_at_least(self.task.name, self.minimum_length(asked), [self.context_length]))
         return {i: self._fit(i, drafts[i], units[i], tokens[i], before[i]) for i in asked}
 
     def minimum_length(self, indices: Iterable[int]) -> int:
@@ -135,8 +107,8 @@ class Fitter:
         It holds for lengths at which the task has the same shape as at this one.
         """
         drafts = [self._draft(i) for i in indices]
-        prompts = [prompt_text(draft, draft.least_units, self._frame) for draft in drafts]
-        return int(self._counter.count(prompts).max()) + self._context_length - self._budget
+        prompts = [prompt_text(draft, draft.least_units, self.frame) for draft in drafts]
+        return int(self.task.counter.count(prompts).max()) + self.context_length - self.budget
 
     def _count_together(self, drafts: Iterable[Draft]) -> None:
         """Counts the pieces of many samples in a few batches; the counter remembers them."""
@@ -145,7 +117,7 @@ class Fitter:
             for between, pieces in draft.counted_pieces().items():
                 together.setdefault(between, []).extend(pieces)
         for between, pieces in together.items():
-            self._counter.count_pieces(pieces, between)
+            self.task.counter.count_pieces(pieces, between)
 
     def _fit(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> Fit:
         body_tokens, percents = draft.depths(units)
@@ -160,42 +132,42 @@ class Fitter:
     def _sizes(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
         """Returns, by sample, the tokens before the body and those around it."""
         pieces = list(dict.fromkeys(piece for draft in drafts.values() for piece in draft.opening[1:]))
-        piece_tokens = dict(zip(pieces, self._counter.count_pieces(pieces).tolist(), strict=True))
-        frame, any_draft = self._frame, next(iter(drafts.values()))
+        piece_tokens = dict(zip(pieces, self.task.counter.count_pieces(pieces).tolist(), strict=True))
+        frame = self.frame
+        after_opening, before_closing = next(iter(drafts.values())).body_ends()
         starts = [frame.head + draft.opening[0] for draft in drafts.values()]
-        start_tokens = self._counter.count_starts(starts, any_draft.after_opening).tolist()
+        start_tokens = self.task.counter.count_starts(starts, after_opening).tolist()
         before = {
             i: start + sum(piece_tokens[piece] for piece in draft.opening[1:])
             for (i, draft), start in zip(drafts.items(), start_tokens, strict=True)
         }
         ends = [draft.closing + frame.middle + draft.answer_prefix + frame.tail for draft in drafts.values()]
-        end_tokens = self._counter.count_pieces(ends, (any_draft.before_closing, "")).tolist()
+        end_tokens = self.task.counter.count_pieces(ends, (before_closing, "")).tolist()
         return before, {i: before[i] + end for i, end in zip(drafts, end_tokens, strict=True)}
 
     def _estimate(self, draft: Draft, around: int) -> int:
-        units = draft.units_within(self._budget - around)
+        units = draft.units_within(self.budget - around)
         if draft.most_units is not None:
             units = min(units, draft.most_units)
         return max(units, draft.least_units)
 
+    def _counted(self, draft: Draft, units: int) -> int:
+        return int(self.task.counter.count([prompt_text(draft, units, self.frame)])[0])
+
     def _fit_whole(self, draft: Draft, units: int) -> tuple[int, int]:
         """Fits one sample by counting it whole; returns units and prompt tokens."""
-
-        def count(n: int) -> int:
-            return int(self._counter.count([prompt_text(draft, n, self._frame)])[0])
-
-        low, low_tokens = draft.least_units, count(draft.least_units)
+        low, low_tokens = draft.least_units, self._counted(draft, draft.least_units)
         high = draft.most_units + 1 if draft.most_units is not None else None
         while high is None or high - low > 1:
             units = max(units, low + 1) if high is None else min(max(units, low + 1), high - 1)
-            tokens = count(units)
+            tokens = self._counted(draft, units)
             per_unit = max(1.0, (tokens - low_tokens) / (units - low))
-            if tokens <= self._budget:
+            if tokens <= self.budget:
                 low, low_tokens = units, tokens
-                units += max(1, int((self._budget - tokens) / per_unit))
+                units += max(1, int((self.budget - tokens) / per_unit))
             else:
                 high = units
-                units -= max(1, round((tokens - self._budget) / per_unit))
+                units -= max(1, round((tokens - self.budget) / per_unit))
         return low, low_tokens
 
 
@@ -212,34 +184,25 @@ GENERATOR_VERSION = 3
 _LIKE_ONE_ANOTHER = 4
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FittedSamples:
-    """Fits the samples of one task to any length and frame.
+    """Fits the samples of one task to any length and frame, and keeps on disk how.
 
-    Args:
-        task: its name.
+    Attributes:
+        name: of the task.
         generator: makes the samples.
         facts: everything a sample depends on beside its index, the tokenizer included; JSON values.
         counter: the model's tokenizer.
         generated_tokens: tokens of each length kept free for the answer.
-        steps: from a length to how prompts are filled short of it, or None.
+        in_steps: whether prompts are filled as NVIDIA's scripts do.
     """
 
-    def __init__(
-        self,
-        task: str,
-        generator: Generator,
-        *,
-        facts: Mapping[str, Any],
-        counter: TokenCounter,
-        generated_tokens: int,
-        steps: Callable[[int], Steps | None] = lambda length: None,
-    ) -> None:
-        self._steps = steps
-        self._task = task
-        self._generator = generator
-        self._facts = facts
-        self._counter = counter
-        self._generated_tokens = generated_tokens
+    name: str
+    generator: Generator
+    facts: Mapping[str, Any]
+    counter: TokenCounter
+    generated_tokens: int
+    in_steps: bool = False
 
     def fits(self, indices: Sequence[int], length: int, frame: Frame) -> dict[int, Fit]:
         """Fits samples to a length, or reads how they were fitted before.
@@ -269,27 +232,19 @@ class FittedSamples:
         return int(needed) if needed > length else None
 
     def fitter(self, length: int, frame: Frame) -> Fitter:
-        """Returns what fits samples to a length, with nothing kept on disk."""
-        return Fitter(
-            lambda index: self._generator.draft(index, length),
-            context_length=length,
-            generated_tokens=self._generated_tokens,
-            frame=frame,
-            counter=self._counter,
-            task=self._task,
-            steps=self._steps(length),
-        )
+        """Returns what fits samples to a length."""
+        return Fitter(self, length, frame)
 
     def _digest(self, length: int, frame: Frame, **more: int) -> str:
         facts = {
-            **self._facts,
+            **self.facts,
             **more,
             "generator": GENERATOR_VERSION,
-            "task": self._task,
-            "generated_tokens": self._generated_tokens,
+            "task": self.name,
+            "generated_tokens": self.generated_tokens,
             "length": length,
             "frame": dataclasses.asdict(frame),
-            "special_tokens": self._counter.special_tokens,
+            "special_tokens": self.counter.special_tokens,
             "sources": {name: importlib.metadata.version(name) for name in ("lm-eval", "wonderwords")},
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -7,13 +7,15 @@ from pydantic import Field
 
 from sbeval.settings import Count, Expected, PathText, WholeNumber, as_number, as_whole, number, whole
 from sbeval.tasks.draws import NeedleType
-from sbeval.tasks.metadata import SampleOptions
+from sbeval.tasks.metadata import SampleOptions, doublings
 
 GRID_DEPTHS = 11
 
 
 class RulerOptions(SampleOptions):
     """Options of every RULER task: samples, and local copies of the texts."""
+
+    default_lengths = doublings(4096, 131072)
 
     essays: PathText | None = Field(
         default=None, description="Text file or folder of essays; None takes them from the hub."
@@ -39,10 +41,7 @@ class NiahOptions(RulerOptions):
 
     depths: Annotated[
         tuple[float, ...] | None,
-        Expected(
-            '"random", "grid", a number of depths of at least 2, or a list of percents from 0 to 100',
-            _depths,
-        ),
+        Expected('"random", "grid", a number of depths of at least 2, or a list of percents from 0 to 100', _depths),
     ] = Field(
         default=None,
         description="Depths in percent that the samples' first asked needle goes through in turn: a list of them, a "

@@ -1,22 +1,141 @@
-"""Question answering over documents: the SQuAD and HotpotQA tasks."""
+"""Question answering over documents: questions in the layouts of SQuAD 2 and of HotpotQA's distractor setting."""
 
 import dataclasses
 import functools
+import hashlib
+import json
 import random
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.corpora.cache import cache_folder, whole_file
+from sbeval.errors import UserError
 from sbeval.tasks.draws import seeded_order, seeded_ranks
-from sbeval.tasks.ruler.drafts import Draft
+from sbeval.tasks.ruler.drafts import Draft, Generator, Steps
 from sbeval.tasks.ruler.options import QaOptions
-from sbeval.tasks.ruler.texts import QaCorpus
-from sbeval.tasks.ruler.wording import qa_document, qa_wording
-from sbeval.tasks.tokens import TokenCounter
+from sbeval.tasks.ruler.texts import Missing, MissingCorpus
+from sbeval.tasks.ruler.wording import qa_document, qa_source, task_wording
 
 MOST_DOCUMENTS = 10_000
 PARAGRAPHS = ("a.\n\n", "A")
+
+
+_KEYS = {"squad": "squad", "hotpotqa": "hotpot"}
+"""Option that names a local copy, by data set."""
+
+
+class Question(NamedTuple):
+    """One answerable question.
+
+    Attributes:
+        text: the question.
+        answers: its answer's aliases, each once.
+        gold: its own documents.
+        more: other documents of the same article.
+    """
+
+    text: str
+    answers: Sequence[str]
+    gold: Sequence[int]
+    more: Sequence[int] = ()
+
+
+class QaCorpus(NamedTuple):
+    """Questions, and the documents that all prompts are filled with.
+
+    Attributes:
+        documents: every document once, sorted.
+        questions: in the order of the file.
+        sha256: hash of the file.
+        source: where it came from.
+    """
+
+    documents: Sequence[str]
+    questions: Sequence[Question]
+    sha256: str
+    source: str
+
+
+def task_questions(options: QaOptions) -> QaCorpus:
+    """Returns the questions that a task's options name.
+
+    Raises:
+        UserError: the file is missing, cannot be downloaded, or has another layout.
+    """
+    return load_qa(options.dataset, getattr(options, _KEYS[options.dataset]))
+
+
+@functools.lru_cache(maxsize=2)
+def load_qa(dataset: str, path: str | None) -> QaCorpus:
+    """Reads a corpus from a local file, or downloads it once where no path is given."""
+    raw, source = (_read_file(Path(path).expanduser()), path) if path else _download(dataset)
+    try:
+        documents, questions = (_squad if dataset == "squad" else _hotpotqa)(json.loads(raw))
+    except (ValueError, KeyError, TypeError) as error:
+        layout = "SQuAD 2 (data, paragraphs, qas)" if dataset == "squad" else "HotpotQA's distractor setting"
+        raise UserError(
+            f"Expected {source} in the layout of {layout}, and found another one ({error!r}); name a file in it."
+        ) from error
+    if not questions:
+        raise UserError(f"Expected answerable questions in {source}, and found none; name another file.")
+    return QaCorpus(documents=documents, questions=questions, sha256=hashlib.sha256(raw).hexdigest(), source=source)
+
+
+def _squad(data: Mapping[str, Any]) -> tuple[list[str], list[Question]]:
+    articles = [[paragraph["context"] for paragraph in article["paragraphs"]] for article in data["data"]]
+    documents = sorted({context for contexts in articles for context in contexts})
+    number = {context: i for i, context in enumerate(documents)}
+    questions = []
+    for article, contexts in zip(data["data"], articles, strict=True):
+        for paragraph in article["paragraphs"]:
+            gold = number[paragraph["context"]]
+            more = [i for i in dict.fromkeys(number[context] for context in contexts) if i != gold]
+            for entry in paragraph["qas"]:
+                answers = tuple(dict.fromkeys(answer["text"] for answer in entry["answers"]))
+                if not entry["is_impossible"] and answers:
+                    questions.append(Question(text=entry["question"], answers=answers, gold=(gold,), more=tuple(more)))
+    return documents, questions
+
+
+def _hotpotqa(data: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Question]]:
+    shown = [[f"{title}\n{''.join(sentences)}" for title, sentences in entry["context"]] for entry in data]
+    documents = sorted({document for entry in shown for document in entry})
+    number = {document: i for i, document in enumerate(documents)}
+    questions = [
+        Question(
+            text=entry["question"],
+            answers=(entry["answer"],),
+            gold=tuple(dict.fromkeys(number[document] for document in documents_shown)),
+        )
+        for entry, documents_shown in zip(data, shown, strict=True)
+    ]
+    return documents, questions
+
+
+def _read_file(path: Path) -> bytes:
+    if not path.is_file():
+        raise UserError(f"Expected a corpus file at {path}, and found none; check the path in --metadata.")
+    return path.read_bytes()
+
+
+def _download(dataset: str) -> tuple[bytes, str]:
+    url = qa_source(dataset)
+    kept = cache_folder("ruler") / f"{dataset}-{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+    if kept.is_file():
+        return kept.read_bytes(), url
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response:
+            raw = bytes(response.read())
+    except OSError as error:
+        raise MissingCorpus([Missing(_KEYS[dataset], "FILE", url, type(error).__name__)]) from error
+    with whole_file(kept, "downloaded questions") as unfinished:
+        unfinished.write_bytes(raw)
+    return raw, url
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,23 +196,26 @@ class DocumentsDraft(Draft):
         return before[places].tolist(), [round(100 * int(before[place]) / total, 6) for place in places]
 
 
-class QaGenerator:
-    """Makes the samples of one question-answering task; sample `index` is the corpus' question `index`.
+class QaGenerator(Generator):
+    """Makes the samples of one question-answering task; sample `index` is the corpus' question `index`."""
 
-    Args:
-        options: what is asked.
-        corpus: questions and documents.
-        task: its name, part of every seed.
-        counter: the model's tokenizer.
-    """
+    options: QaOptions
 
-    def __init__(self, options: QaOptions, corpus: QaCorpus, *, task: str, counter: TokenCounter) -> None:
-        self._corpus = corpus
-        self._name = (task, options.seed)
-        self._shuffle_seed = options.seed if options.scripts == "nvidia" else None
-        self._counter = counter
-        self._wording = qa_wording()
-        self._template = qa_document()
+    @property
+    def _corpus(self) -> QaCorpus:
+        return task_questions(self.options)  # read once and kept
+
+    @functools.cached_property
+    def _template(self) -> str:
+        return qa_document()
+
+    def available(self) -> int:
+        """Returns the number of questions."""
+        return len(self._corpus.questions)
+
+    def steps(self, length: int) -> Steps:
+        """Returns ten documents."""
+        return Steps(10)
 
     @functools.cached_property
     def _tokens(self) -> tuple[NDArray[np.int64], int]:
@@ -112,19 +234,20 @@ class QaGenerator:
         """Makes sample `index`: its own documents, then those of the same article, then the others at random."""
         question = self._corpus.questions[index]
         count = len(self._corpus.documents)
-        first = [*question.gold, *_shuffled(question.more, *self._name, index, "more")]
+        more = seeded_order(len(question.more), *self._name, index, "more").tolist()
+        first = [*question.gold, *(question.more[i] for i in more)]
         taken = np.zeros(count, dtype=bool)
         taken[first] = True
         rest = seeded_order(count, *self._name, index, "documents")
         order = np.concatenate((np.array(first, dtype=np.int64), rest[~taken[rest]]))
         most = min(len(self._number_tokens) - 1, context_length)
         order = np.tile(order, -(-most // count))[:most]
-        opening, closing = self._wording.template.split("{context}")
+        wording = task_wording("qa")
         return DocumentsDraft(
             references=question.answers,
-            answer_prefix=self._wording.answer_prefix,
-            opening=[opening],
-            closing=closing.removeprefix("\n\n").format(query=question.text),
+            answer_prefix=wording.answer_prefix,
+            opening=[wording.opening],
+            closing=wording.closing.removeprefix("\n\n").format(query=question.text),
             least_units=len(question.gold),
             most_units=most,
             documents=self._corpus.documents,
@@ -134,9 +257,5 @@ class QaGenerator:
             gold=len(question.gold),
             template=self._template,
             name=(*self._name, index),
-            shuffle_seed=self._shuffle_seed,
+            shuffle_seed=self.options.seed if self.options.scripts else None,
         )
-
-
-def _shuffled(items: Sequence[int], *name: object) -> list[int]:
-    return [items[i] for i in seeded_order(len(items), *name).tolist()]

@@ -4,7 +4,6 @@ import copy
 import logging
 import math
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,18 +14,19 @@ from lm_eval.api.task import ConfigurableTask
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.non_finite import NoText
-from sbeval.tasks.base import BaseTask
-from sbeval.tasks.ruler.corpora import corpus_facts, read_options
+from sbeval.tasks.asked import corpus_facts, read_options
+from sbeval.tasks.base import BaseTask, Numbered
 from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, prompt_text, rendered_frame
-from sbeval.tasks.ruler.fit import Fit, FittedSamples, Fitter, Steps, needs_at_least
+from sbeval.tasks.ruler.fit import Fit, FittedSamples, needs_at_least
 from sbeval.tasks.ruler.options import RulerOptions
 from sbeval.tasks.ruler.wording import lm_eval_version
 from sbeval.tasks.tokens import TokenCounter, load_counter
 
 log = logging.getLogger(__name__)
 
-DEFAULT_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 _CONTROL = re.compile(r"[\x00-\x1f]")
+Fits = Mapping[int, Mapping[int, Fit]]
+"""How samples fill lengths, by length and sample."""
 
 
 class ParsedAnswer(Filter):  # type: ignore[misc]
@@ -43,55 +43,55 @@ class RulerTask(BaseTask):
     A document is one sample and carries every context length, one request for each, so `--limit N` means N samples at
     every length. Prompts are built when lm-eval asks for requests, since chat template and system text are part of
     the token budget.
+
+    Attributes:
+        generator_class: makes the samples.
+        family: of the task in its record.
+        metrics: of each length, and whether more is better.
     """
 
     fixed: ClassVar = {"output_type": "generate_until"}
+    generator_class: ClassVar[type[Generator]]
+    family: ClassVar[str] = "ruler"
+    metrics: ClassVar[Mapping[str, bool]] = {"score": True}
     options: RulerOptions
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config)
-        self._filters = [FilterEnsemble(name="none", filters=[ParsedAnswer])]
+        if self.OUTPUT_TYPE == "generate_until":
+            self._filters = [FilterEnsemble(name="none", filters=[ParsedAnswer])]
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads options and tokenizer and lists the samples."""
         name, metadata = str(self.config.task), self.config.metadata
         self.options = read_options(name, metadata["ruler"], metadata)
-        self.asked_lengths, self.dropped_lengths = self.options.lengths_of(
-            name, DEFAULT_LENGTHS, metadata.get("pretrained")
-        )
+        self.asked_lengths, self.dropped_lengths = self.options.lengths_of(name, metadata.get("pretrained"))
         self.counter: TokenCounter = load_counter(metadata, name)
         if self.dropped_lengths:
             log.warning("%s leaves out %s: longer than the model takes", name, list(self.dropped_lengths))
-        self.num_samples = min(self.options.num_samples, self.available_samples() or self.options.num_samples)
         self._prepare(Frame())
         self.keep_documents({"index": index} for index in range(self.num_samples))
 
-    @abstractmethod
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of this task's samples; options and counter are set."""
-
-    def available_samples(self) -> int | None:
-        """Returns how many samples there are, None without a bound."""
-        return None
-
-    def steps(self, length: int) -> Steps | None:
-        """Returns in which steps NVIDIA's scripts shorten prompts of a length, None for a task that is not theirs."""
-        return None
+        return self.generator_class(
+            self.options, task=name, counter=self.counter, generated_tokens=self.generated_tokens
+        )
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
-        corpus = corpus_facts(self.options)
+        corpus, corpus_sha256, corpus_detail = corpus_facts(self.options)
         return TaskRecord(
-            family="ruler",
+            family=self.family,
             protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
             lengths=list(self.lengths),
             dropped_lengths=sorted({*self.asked_lengths, *self.dropped_lengths} - set(self.lengths)),
             tokenizer_sha256=self.counter.sha256,
             seed=self.options.seed,
             lm_eval_version=lm_eval_version(),
-            corpus=corpus.name,
-            corpus_sha256=corpus.sha256,
-            corpus_detail=corpus.detail,
+            corpus=corpus,
+            corpus_sha256=corpus_sha256,
+            corpus_detail=corpus_detail,
             scripts=self.options.scripts,
         )
 
@@ -115,13 +115,10 @@ class RulerTask(BaseTask):
         samples: list[int] | None = None,
         rank: int = 0,
         world_size: int = 1,
-        cache_requests: bool = False,
-        rewrite_requests_cache: bool = False,
         system_instruction: str | None = None,
         apply_chat_template: bool = False,
-        fewshot_as_multiturn: bool = False,
         chat_template: Callable[..., str] | None = None,
-        tokenizer_name: str = "",
+        **kwargs: Any,
     ) -> None:
         """Builds the prompts of this process's samples at every length."""
         if self.config.num_fewshot:
@@ -138,55 +135,46 @@ class RulerTask(BaseTask):
             [(doc_id, rows[int(doc["index"])]) for doc_id, doc in selected], fits, frame
         )
 
-    def make_requests(
-        self, documents: Sequence[tuple[int, dict[str, Any]]], fits: Mapping[int, Mapping[int, Fit]], frame: Frame
-    ) -> list[Instance]:
-        """Makes the requests of some documents: one for each length, in order.
-
-        Args:
-            documents: lm-eval's number of each document, and the document.
-            fits: how each sample fills each length, by length and sample.
-            frame: what stands around the prompts.
-        """
+    def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
+        """Makes the requests of some documents: one for each length, in order."""
         return [
             Instance(
                 request_type="generate_until",
                 doc=doc,
-                arguments=(
-                    prompt_text(self.generator.draft(doc["index"], length), fit[doc["index"]].units, frame),
-                    copy.deepcopy(self.config.generation_kwargs),
-                ),
+                arguments=(prompt, copy.deepcopy(self.config.generation_kwargs)),
                 idx=position,
                 metadata=(self.config.task, doc_id, 1),
             )
             for doc_id, doc in documents
-            for position, (length, fit) in enumerate(fits.items())
+            for position, prompt in enumerate(self.prompts(doc["index"], fits, frame))
         ]
 
-    def fitter(self, length: int, frame: Frame) -> Fitter:
-        """Returns what fits this task's samples to a length, with nothing kept on disk."""
-        return self.fitted.fitter(length, frame)
+    def prompts(self, index: int, fits: Fits, frame: Frame) -> list[str]:
+        """Returns the whole prompts of a sample at every length."""
+        return [
+            prompt_text(self.generator.draft(index, length), fit[index].units, frame) for length, fit in fits.items()
+        ]
 
     def _prepare(self, frame: Frame) -> None:
         """Sets generator and lengths, those of the lengths asked for that all samples fit, and records them."""
         name, asked = str(self.config.task), self.asked_lengths
         self._prepared_for = (frame, self.generated_tokens)
         self.generator: Generator = self.make_generator(name)
-        corpus = corpus_facts(self.options)
+        self.num_samples = min(self.options.num_samples, self.generator.available() or self.options.num_samples)
         self.fitted = FittedSamples(
-            name,
-            self.generator,
+            name=name,
+            generator=self.generator,
             facts={
                 "choices": {key: getattr(self.options, key) for key in self.config.metadata["ruler"]},
                 "depths": getattr(self.options, "depths", None),
                 "seed": self.options.seed,
                 "scripts": self.options.scripts,
-                "corpus": [corpus.sha256, corpus.detail],
+                "corpus": corpus_facts(self.options)[1:],
                 "tokenizer": self.counter.sha256,
             },
             counter=self.counter,
             generated_tokens=self.generated_tokens,
-            steps=lambda length: self.steps(length) if self.options.scripts else None,
+            in_steps=self.options.scripts is not None,
         )
         needed = {length: self.fitted.needed_tokens(self.num_samples, length, frame) for length in asked}
         short = {length: tokens for length, tokens in needed.items() if tokens is not None}
@@ -240,8 +228,8 @@ class RulerTask(BaseTask):
         }
 
     def means(self) -> dict[str, bool]:
-        """Returns that more is better at every length."""
-        return {metric_key("score", length): True for length in self.lengths}
+        """Returns which way is better at every length."""
+        return {metric_key(metric, length): more for length in self.lengths for metric, more in self.metrics.items()}
 
 
 def parse_answer(answer: str) -> str:

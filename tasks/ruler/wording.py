@@ -5,18 +5,18 @@ Importing lm-eval's RULER modules downloads NLTK data and shuffles global random
 """
 
 import ast
-import dataclasses
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class NiahWording:
+class NiahWording(NamedTuple):
     """Strings of the needle-in-a-haystack tasks.
 
     Attributes:
@@ -34,11 +34,11 @@ class NiahWording:
     prefix_many: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TaskWording:
-    """Strings of the other tasks: instruction and question, and how the answer starts."""
+class TaskWording(NamedTuple):
+    """Strings of the other tasks: what stands before and behind the haystack, and how the answer starts."""
 
-    template: str
+    opening: str
+    closing: str
     answer_prefix: str
 
 
@@ -68,44 +68,31 @@ def _missing(what: str, module: str) -> UserError:
     )
 
 
-def _constant(module: str, name: str) -> Any:
-    """Returns the literal assigned to `name` at the top of a module."""
-    for node in _module(module).body:
+def _assigned(module: str, name: str, function: str | None = None) -> Any:
+    """Returns the literal first assigned to `name`, at the top of a module or inside one of its functions."""
+    nodes: Iterable[ast.AST] = _module(module).body
+    if function is not None:
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == function]
+        nodes = [inner for node in functions for inner in ast.walk(node)]
+    for node in nodes:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-            try:
+            with contextlib.suppress(ValueError):
                 return ast.literal_eval(node.value)
-            except ValueError as error:
-                raise _missing(f"a literal {name}", module) from error
-    raise _missing(f"the constant {name}", module)
-
-
-def _local_text(module: str, function: str, name: str) -> str:
-    """Returns the first string literal assigned to `name` inside a function."""
-    for node in _module(module).body:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            for inner in ast.walk(node):
-                if (
-                    isinstance(inner, ast.Assign)
-                    and any(isinstance(t, ast.Name) and t.id == name for t in inner.targets)
-                    and isinstance(inner.value, ast.Constant)
-                    and isinstance(inner.value.value, str)
-                ):
-                    return inner.value.value
-    raise _missing(f"the text {name} in {function}", module)
+    raise _missing(f"a literal {name}{f' in {function}' if function else ''}", module)
 
 
 def _as_template(node: ast.expr) -> str:
     """Turns an f-string's syntax tree into a `str.format` template; `{x[:-1]}` becomes `{x}`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    parts: list[str] = []
+    text = ""
     for value in node.values if isinstance(node, ast.JoinedStr) else []:
         if isinstance(value, ast.Constant):
-            parts.append(str(value.value))
+            text += str(value.value)
         elif isinstance(value, ast.FormattedValue):
             inner = value.value.value if isinstance(value.value, ast.Subscript) else value.value
-            parts.append("{" + ast.unparse(inner) + "}")
-    return "".join(parts)
+            text += "{" + ast.unparse(inner) + "}"
+    return text
 
 
 @functools.cache
@@ -125,55 +112,30 @@ def niah_wording() -> NiahWording:
     if len(prefixes) != 1:
         raise _missing("one pair of answer prefixes", "prepare_niah")
     return NiahWording(
-        template=_constant("niah_utils", "TEMPLATE"),
-        needle=_constant("prepare_niah", "NEEDLE"),
-        noise=_local_text("prepare_niah", "get_haystack", "haystack").strip(),
+        template=_assigned("niah_utils", "TEMPLATE"),
+        needle=_assigned("prepare_niah", "NEEDLE"),
+        noise=_assigned("prepare_niah", "haystack", "get_haystack").strip(),
         prefix_one=prefixes[0][0],
         prefix_many=prefixes[0][1],
     )
 
 
-def _task_wording(module: str, config: dict[str, Any]) -> TaskWording:
+@functools.cache
+def task_wording(task: str) -> TaskWording:
+    """Reads the strings of "vt", "cwe", "fwe" or "qa"; `{context}` is open, and `{query}` and `{num_v}` of some."""
+    module = f"{task}_utils"
+    config = _assigned(module, "CONFIG")
+    config = config.get("variable_tracking", {}) if task == "vt" else config
     if not {"template", "answer_prefix"} <= config.keys():
         raise _missing("a template and an answer prefix", module)
-    return TaskWording(template=config["template"], answer_prefix=config["answer_prefix"].strip())
-
-
-@functools.cache
-def vt_wording(scripts: str | None = None) -> TaskWording:
-    """Reads variable tracking's strings; `{context}`, `{query}` and `{num_v}` are open.
-
-    Args:
-        scripts: "nvidia" for the answer prefix of NVIDIA's scripts, which is spelt right and ends with a space.
-    """
-    own = _task_wording("vt_utils", _constant("vt_utils", "CONFIG").get("variable_tracking", {}))
-    if scripts != "nvidia":
-        return own
-    return dataclasses.replace(own, answer_prefix=own.answer_prefix.replace("assgined", "assigned") + " ")
-
-
-@functools.cache
-def cwe_wording() -> TaskWording:
-    """Reads common-words extraction's strings; `{context}` is open."""
-    return _task_wording("cwe_utils", _constant("cwe_utils", "CONFIG"))
-
-
-@functools.cache
-def fwe_wording() -> TaskWording:
-    """Reads frequent-words extraction's strings; `{context}` is open."""
-    return _task_wording("fwe_utils", _constant("fwe_utils", "CONFIG"))
-
-
-@functools.cache
-def qa_wording() -> TaskWording:
-    """Reads question answering's strings; `{context}` and `{query}` are open."""
-    return _task_wording("qa_utils", _constant("qa_utils", "CONFIG"))
+    opening, closing = config["template"].split("{context}")
+    return TaskWording(opening, closing, config["answer_prefix"].strip())
 
 
 @functools.cache
 def qa_document() -> str:
     """Reads how one document is shown, with `{i}` and `{document}` open."""
-    return str(_constant("qa_utils", "DOCUMENT_PROMPT"))
+    return str(_assigned("qa_utils", "DOCUMENT_PROMPT"))
 
 
 def qa_source(dataset: str) -> str:

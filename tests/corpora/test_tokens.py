@@ -19,7 +19,6 @@ from sbeval.corpora import (
     count_words,
     documents,
     encode,
-    long_documents,
     make_document,
     resolve_tokens,
     store,
@@ -223,9 +222,8 @@ def test_a_document_read_in_pieces_has_the_tokens_words_and_bytes_it_has_at_once
     layout = Layout((EOS,), special_tokens=adds_bos)
     (whole,) = encode_documents([document], tokenizer, layout)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (encode, long_documents):
-            patch.setattr(module, "PIECE_CHARACTERS", 400)
-        patch.setattr(long_documents, "_OVERLAP_CHARACTERS", 160)
+        patch.setattr(encode, "PIECE_CHARACTERS", 400)
+        patch.setattr(encode, "_OVERLAP_CHARACTERS", 160)
         (short, pieces, again) = encode_documents([make_document("a", "the"), document, document], tokenizer, layout)
     assert short.tokens.tolist() == encode_documents([make_document("a", "the")], tokenizer, layout)[0].tokens.tolist()
     for found in (pieces, again):
@@ -243,8 +241,7 @@ def test_a_document_whose_pieces_have_no_tokens_in_common_is_refused(monkeypatch
             return {"input_ids": list(range(len(text))), "offset_mapping": spans}
 
     monkeypatch.setattr(encode, "PIECE_CHARACTERS", 100)
-    monkeypatch.setattr(long_documents, "PIECE_CHARACTERS", 100)
-    monkeypatch.setattr(long_documents, "_OVERLAP_CHARACTERS", 40)
+    monkeypatch.setattr(encode, "_OVERLAP_CHARACTERS", 40)
     with pytest.raises(UserError, match=r"'long' of 300, .* cut the text into documents"):
         encode_documents([make_document("long", "x" * 300)], Position(), Layout())
 

@@ -1,13 +1,11 @@
 """The recipes of docs/adding.md, each followed to the letter in a copy of the checkout: what it runs succeeds."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fresh_process import run_shell
 from source_tree import ROOMS, ROOT
 
 GUIDE = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
@@ -19,17 +17,11 @@ STEP = re.compile(r"^(?:(New file|In) `([^`]+)`[^\n]*\n\n)?```(\w+)\n(.*?)^```$"
 def test_a_recipe_leads_to_what_it_says(title: str, tmp_path: Path) -> None:
     checkout = copy_of_the_checkout(tmp_path / "checkout")
     commands = follow(RECIPES[title], checkout)
+    environment = {"PYTHONPATH": str(checkout / "build" / "tree"), "SBEVAL_CACHE": str(checkout / "cache")}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a recipe reads its own sources as text
     assert commands, "a recipe ends with commands that try the result"
     for command in commands:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command],
-            cwd=checkout,
-            env=environment(checkout),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        run_shell(command, checkout, environment)
 
 
 def test_every_file_a_recipe_changes_is_there_and_every_new_one_is_not() -> None:
@@ -70,12 +62,3 @@ def change(file: Path, difference: str) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.count(before) == 1, f"{file}: {text.count(before)} places for\n{before}"
     file.write_text(text.replace(before, after), encoding="utf-8")
-
-
-def environment(checkout: Path) -> dict[str, str]:
-    paths = {
-        "PYTHONPATH": str(checkout / "build" / "tree"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "SBEVAL_CACHE": str(checkout / "cache"),
-    }
-    return {**os.environ, **paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

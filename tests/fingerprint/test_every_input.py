@@ -18,7 +18,7 @@ from sbeval.fingerprint.evaluation import run_inputs
 from sbeval.model_adapters.record import model_parts
 from sbeval.model_adapters.response_cache import stamp
 from sbeval.sweep import run_sweep
-from sbeval.sweep.plan import plan
+from sbeval.sweep.definition import plan
 
 Change = Callable[[Path], None]
 

@@ -32,20 +32,8 @@ WORDS = [
     "a b c " * 30,
 ]
 ODD_TEXTS: tuple[Any, ...] = (
-    *(
-        "",
-        " ",
-        "\n\n",
-        "\r",
-        "\ufeff",
-        "\0",
-        "a\0b",
-        "\x85\u2028",
-        "\u0663\u00b2",
-        "<s></s><pad>",
-        "\N{COMBINING ACUTE ACCENT}" * 99,
-    ),
-    *(None, 1, 1.5, True, ["x"], {"text": "x"}, "\ud83d", "x" * 10_000),
+    *("", " ", "\n\n", "\r", "\ufeff", "\0", "a\0b", "\x85\u2028", "\u0663\u00b2", "<s></s><pad>"),
+    *("\N{COMBINING ACUTE ACCENT}" * 99, None, 1, 1.5, True, ["x"], {"text": "x"}, "\ud83d", "x" * 10_000),
 )
 
 
@@ -75,7 +63,7 @@ def _read(path: Path) -> tuple[str, list[Any]]:
     tokenizer = small_tokenizer(53)
     documents = encode_documents(list(corpus.documents()), tokenizer, Layout(separator=(1,)))
     return corpus_sha256(corpus), [
-        [part.tolist() if hasattr(part, "tolist") else part for part in one] for one in documents
+        [value.tolist() if hasattr(value, "tolist") else value for value in document] for document in documents
     ]
 
 
@@ -120,14 +108,14 @@ def _fuzz_arrays(rng: Random, folder: Path) -> str:
     elif draw < 0.6:
         file.write_bytes(changed_bytes(file.read_bytes(), rng))
     elif draw < 0.8:
-        arrays: list[Any] = [
+        shapes: list[Any] = [
             np.zeros((3, 3)),
             np.array(["x"]),
             np.array([object()]),
-            np.zeros((0,)),
+            np.zeros(0),
             np.zeros((2, 2, 2), int),
         ]
-        np.save(file, rng.choice(arrays), allow_pickle=True)
+        np.save(file, rng.choice(shapes), allow_pickle=True)
     else:
         put_in_place_of(file, rng)
     if _windows(copy) == before:

@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -16,6 +16,11 @@ VALUES: tuple[Any, ...] = (
     *("", " ", "x", "1", "-1", "1e-3", "\u0663", "\u00b2", "9" * 5000, "NaN", "null", "true", "auto", "\ud800", "a\0b"),
     *("../../etc/passwd", "/etc/passwd", ".", "y" * 10_000, "\N{RIGHT-TO-LEFT OVERRIDE}", "<script>", "%s{0}"),
     *([], [[]], {}, [None], [1, 2], {"a": 1}, ["x"], {"": None}, [{}], [[1, "x"]]),
+)
+ODD_BYTES = (
+    *(b"\0", b"\xff", b"\xed\xa0\x80", b"\xc3", b"\r", b"\n", b"\r\n", *(bytes([byte]) for byte in b'"{}[],:\\')),
+    *(b"\\ud800", b"\\u0000", "\u0663".encode(), b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b" " * 3000),
+    *(b"&a ", b"*a ", b"<<: ", b"!!python/object ", b"---\n", b"\t", b"# ", b"? ", b"| ", b"- "),
 )
 
 
@@ -59,8 +64,8 @@ def differences(old: Any, new: Any, path: tuple[Any, ...] = ()) -> Iterator[Chan
         for key in old.keys() | new.keys():
             yield from differences(old.get(key, ABSENT), new.get(key, ABSENT), (*path, key))
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (one, other) in enumerate(zip(old, new, strict=True)):
-            yield from differences(one, other, (*path, index))
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from differences(before, after, (*path, index))
     elif repr(old) != repr(new):
         yield Change(path, old, new)
 
@@ -72,19 +77,8 @@ def _value_near(old: Any, rng: Random) -> Any:
     if isinstance(old, bool):
         return rng.choice([not old, str(old).lower(), int(old)])
     if isinstance(old, int | float):
-        return rng.choice(
-            [
-                old + 1,
-                old * 2,
-                -old,
-                old - 1,
-                old / 2.0 if abs(old) < 1e300 else 0.5,
-                -1.0 * (old % 97),
-                str(old),
-                [old],
-                old * 10**6,
-            ]
-        )
+        half = old / 2.0 if abs(old) < 1e300 else 0.5
+        return rng.choice([old + 1, old * 2, -old, old - 1, half, -1.0 * (old % 97), str(old), [old], old * 10**6])
     if isinstance(old, str):
         return rng.choice([old.upper(), old[:-1], old + "x", [old], {old: old}, old[::-1]])
     if isinstance(old, list):
@@ -108,48 +102,7 @@ def changed_bytes(raw: bytes, rng: Random) -> bytes:
     """Returns bytes with some cut, overwritten, put in or written in another encoding."""
     at = rng.randrange(len(raw) + 1)
     span = rng.choice([1, 1, 2, 8, 100])
-    odd = rng.choice(
-        [
-            *(
-                b"\0",
-                b"\xff",
-                b"\xed\xa0\x80",
-                b"\xc3",
-                b"\r",
-                b"\n",
-                b"\r\n",
-                b'"',
-                b"{",
-                b"}",
-                b"[",
-                b"]",
-                b",",
-                b":",
-            ),
-            *(
-                b"\\",
-                b"\\ud800",
-                b"\\u0000",
-                "\u0663".encode(),
-                b"NaN",
-                b"-Infinity",
-                b"1e999",
-                b"9" * 5000,
-                b" " * 3000,
-            ),
-            b"&a ",
-            b"*a ",
-            b"<<: ",
-            b"!!python/object ",
-            b"---\n",
-            b"\t",
-            b"# ",
-            b"? ",
-            b"| ",
-            b"- ",
-            rng.randbytes(span),
-        ]
-    )
+    odd = rng.choice([*ODD_BYTES, rng.randbytes(span)])
     return rng.choice(
         [
             lambda: raw[:at],
@@ -173,19 +126,17 @@ def changed_bytes(raw: bytes, rng: Random) -> bytes:
 def put_in_place_of(path: Path, rng: Random) -> str:
     """Replaces a file by something that is none; returns what."""
     path.unlink(missing_ok=True)
-    kind = rng.choice(["nothing", "folder", "fifo", "dangling link", "link to itself", "empty file", "device"])
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "dangling link":
-        path.symlink_to(path.parent / "nowhere")
-    elif kind == "link to itself":
-        path.symlink_to(path.name)
-    elif kind == "empty file":
-        path.touch()
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
+    make: dict[str, Callable[[], Any]] = {
+        "nothing": lambda: None,
+        "folder": path.mkdir,
+        "fifo": lambda: os.mkfifo(path),
+        "dangling link": lambda: path.symlink_to(path.parent / "nowhere"),
+        "link to itself": lambda: path.symlink_to(path.name),
+        "empty file": path.touch,
+        "device": lambda: path.symlink_to("/dev/zero"),
+    }
+    kind = rng.choice(list(make))
+    make[kind]()
     return kind
 
 

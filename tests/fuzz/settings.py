@@ -6,6 +6,7 @@ recorded differs. A value of another kind that is read all the same must be the 
 """
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from sbeval.lm_eval_command import asked, parse
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.models import SbevalConfig
 from sbeval.sweep import load_sweep
-from sbeval.sweep.plan import plan
+from sbeval.sweep.definition import plan
 from sbeval.tasks.metadata import TaskOptions
 from sbeval.tasks.perplexity.options import PerplexityOptions
 from sbeval.tasks.recall.options import FlipFlopOptions, MqrarOptions
@@ -84,41 +85,29 @@ MODEL_ARGS: Tree = {
     **{"extrapolation": "self_extend:8:512"},
     **{"truncation": "error", "dtype": "float32", "max_length": 2048, "batch_size": "auto", "device": "cpu"},
 }
+
+
+def _chain(first: str, line: str) -> str:
+    """YAML in which each name is made of the one before it several times over."""
+    names = "abcdefghijklmno"
+    return first + "".join(line.replace("B", b).replace("*A", f"*{a}") for a, b in itertools.pairwise(names))
+
+
 TRAPS = (
-    "a: &a [x, x, x, x, x, x, x, x, x]\n"
-    + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
-    "a: &a {x: 1}\n"
-    + "".join(
-        f"{b}: &{b} {{p: *{a}, q: *{a}, r: *{a}}}\n" for a, b in zip("abcdefghijklmn", "bcdefghijklmno", strict=True)
-    ),
+    _chain("a: &a [x, x, x, x, x, x, x, x, x]\n", f"B: &B [{', '.join(['*A'] * 9)}]\n"),
+    _chain("a: &a {x: 1}\n", "B: &B {p: *A, q: *A, r: *A}\n"),
     "a: &a\n  b: *a\n",
     "- &a [*a, *a]\n",
-    "a: &a {k0: 1}\n"
-    + "".join(f"{b}: &{b}\n  <<: [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+    _chain("a: &a {k0: 1}\n", f"B: &B\n  <<: [{', '.join(['*A'] * 9)}]\n"),
     "a: " + "[" * 100_000,
     "a: " + "{a: " * 50_000,
     "- " * 50_000 + "x\n",
     "".join(" " * i + "a:\n" for i in range(3000)),
     *("seed: 1\nseed: 2\n", "seed: 2020-13-45\n", "seed: 2020-01-01\n", f"seed: {'9' * 5000}\n", "seed: 1:2:3\n"),
     *("!!python/object/apply:os.system ['true']\n", "seed: !!binary aGk=\n", "? [a, b]\n: 1\n", "? {a: 1}\n: 1\n"),
-    *(
-        "seed: !!set {a, b}\n",
-        "seed: .nan\n",
-        "seed: .inf\n",
-        "seed: 0o17\n",
-        "%YAML 3.0\n---\na: 1\n",
-        "a: 1\n---\nb: 2\n",
-    ),
-    *(
-        "{1: 2, null: 3}\n",
-        "~: 1\n",
-        "seed: !!int ''\n",
-        "seed: !!float x\n",
-        "\x00",
-        "seed: \ud83d\n",
-        "<<: 1\n",
-        "=: 1\n",
-    ),
+    *("seed: !!set {a, b}\n", "seed: .nan\n", "seed: .inf\n", "seed: 0o17\n", "%YAML 3.0\n---\na: 1\n"),
+    *("a: 1\n---\nb: 2\n", "{1: 2, null: 3}\n", "~: 1\n", "seed: !!int ''\n", "seed: !!float x\n", "\x00"),
+    *("seed: \ud83d\n", "<<: 1\n", "=: 1\n"),
 )
 
 

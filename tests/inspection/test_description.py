@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from sbeval.checkpoints import load_checkpoint
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError
+from sbeval.inspection.command import inspect
 from sbeval.inspection.description import Description, describe
 from sbeval.models import SbevalForCausalLM, preset
 from tests.checkpoints.layouts import dolomite, fla, save
@@ -76,11 +77,14 @@ def test_a_model_of_transformers_is_described_as_it_loads(tmp_path: Path) -> Non
     assert found.learned_positions is None
 
 
-def test_learned_positions_are_named(tmp_path: Path) -> None:
+def test_learned_positions_are_named_and_end_what_fits(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(vocab_size=70, n_positions=40, n_embd=32, n_layer=2, n_head=4)).save_pretrained(tmp_path)
     found = check_as_loaded(tmp_path)
     assert found.learned_positions == 40
     assert found.training_length_from in ("max_position_embeddings in config.json", "n_positions in config.json")
+    room = inspect(str(tmp_path), memory="80GiB", check=lambda _: False, share=list).room
+    assert room is not None
+    assert room.longest_window_tokens == room.longest_text_tokens == 40
 
 
 def test_the_tokenizer_is_described_and_compared_with_the_embeddings(tmp_path: Path) -> None:

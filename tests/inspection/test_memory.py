@@ -1,8 +1,6 @@
 """Memory grows with the length, the longest length is the last that fits, and slots are as large as the adapter's."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +10,16 @@ from source_tree import ROOT
 
 from sbeval.errors import UserError
 from sbeval.inspection.description import describe
-from sbeval.inspection.memory import KEPT_FREE, longest_tokens, needs, read_memory, text_bytes, window_bytes
-from sbeval.inspection.sizes import Sizes, sizes_of
+from sbeval.inspection.memory import (
+    KEPT_FREE,
+    Sizes,
+    longest_tokens,
+    needs,
+    read_memory,
+    sizes_of,
+    text_bytes,
+    window_bytes,
+)
 from sbeval.model_adapters.decoding.schedule import slot_bytes
 from sbeval.models import SbevalForCausalLM, preset
 from tests.models.small import VARIANTS, small_model
@@ -34,7 +40,7 @@ SIZES = {name: sizes(name) for name in ("350m", "moe-6.5b")}
 
 @given(name=st.sampled_from(sorted(SIZES)), tokens=TOKENS, more=TOKENS, device=DEVICES)
 def test_a_longer_window_and_a_longer_text_take_no_less(name: str, tokens: int, more: int, device: str) -> None:
-    shorter, longer = (needs(SIZES[name], length, device=device, batch_tokens=1) for length in (tokens, tokens + more))
+    shorter, longer = (needs(SIZES[name], length, device=device) for length in (tokens, tokens + more))
     assert shorter.all_targets <= longer.all_targets
     assert shorter.generation <= longer.generation
     assert shorter.last_targets <= shorter.all_targets
@@ -44,7 +50,7 @@ def test_a_longer_window_and_a_longer_text_take_no_less(name: str, tokens: int, 
 def test_the_longest_length_is_the_last_that_fits(name: str, gibibytes: int, device: str) -> None:
     room = gibibytes * 2**30 * (1 - KEPT_FREE) - SIZES[name].weight_bytes
     window, text = longest_tokens(SIZES[name], gibibytes * 2**30, device)
-    of_text = lambda length: needs(SIZES[name], length, device=device, batch_tokens=1).generation  # noqa: E731
+    of_text = lambda length: needs(SIZES[name], length, device=device).generation  # noqa: E731
     for longest, takes in ((window, lambda n: window_bytes(SIZES[name], n, n, device)), (text, of_text)):
         assert longest == 0 or takes(longest) <= room
         assert takes(longest + 1) > room - 1
@@ -95,17 +101,3 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
 def test_what_is_no_size_is_one_sentence(text: str) -> None:
     with pytest.raises(UserError, match="--memory"):
         read_memory(text)
-
-
-def test_learned_positions_end_what_fits(tmp_path: Path) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    from sbeval.inspection.command import Question, inspect
-
-    def unused(*arguments: Any, **options: Any) -> Any:
-        raise AssertionError
-
-    GPT2LMHeadModel(GPT2Config(vocab_size=70, n_positions=40, n_embd=32, n_layer=2, n_head=4)).save_pretrained(tmp_path)
-    found = inspect(str(tmp_path), Question(memory="80GiB"), check=unused, share=unused)
-    assert found.room is not None
-    assert found.room.longest_window_tokens == found.room.longest_text_tokens == 40

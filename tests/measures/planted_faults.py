@@ -92,7 +92,7 @@ FAULTS = {
     "bits per byte are nats": Fault("tasks/perplexity", "nats / math.log(2)", "nats"),
     "rows of a document are not added up": Fault(
         "tasks/perplexity",
-        "sums.get(name, np.zeros(4)) + np.asarray(values, np.float64)",
+        "sums.get(name, np.zeros(columns)) + np.asarray(values, np.float64)",
         "np.asarray(values, np.float64)",
     ),
     "key tokens of all targets": Fault(
@@ -144,7 +144,7 @@ FAULTS = {
         "recent = self._tokenizer.decode(tokens[looked:])",
     ),
     "budgets ignore the answer": Fault(
-        "tasks/ruler", "self._budget = context_length - generated_tokens", "self._budget = context_length"
+        "tasks/ruler", "return self.context_length - self.task.generated_tokens", "return self.context_length"
     ),
     "inexact counts are believed": Fault("tasks/ruler", "if count != tokens[i]}", "if count > 2 * tokens[i]}"),
     "the answer is another chain": Fault(
@@ -154,13 +154,13 @@ FAULTS = {
     ),
     "a needle's value is another key's": Fault(
         "tasks/ruler",
-        "of_key = {key: values[i * self.values_per_key :][: self.values_per_key]",
-        "of_key = {key: values[0:][: self.values_per_key]",
+        "of_key = {key: values[i * each :][:each]",
+        "of_key = {key: values[0:][:each]",
     ),
     "depths are of another sample": Fault(
         "tasks/ruler",
-        "depth = self._depths_percent[index % len(self._depths_percent)] / 100",
-        "depth = self._depths_percent[0] / 100",
+        "depth = depths[index % len(depths)] / 100",
+        "depth = depths[0] / 100",
     ),
     "training windows overlap by a window": Fault(
         "training/test_windows.py",

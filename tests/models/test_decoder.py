@@ -1,5 +1,6 @@
 import pytest
 import torch
+from other_machines import assert_equal_but_for_rounding
 from torch import Tensor
 from torch.nn.functional import cross_entropy, rms_norm, silu
 from torch.testing import assert_close
@@ -16,7 +17,8 @@ def test_later_tokens_never_change_earlier_logits(variant: str) -> None:
     changed[:, 15] = (ids[:, 15] + 7) % 61
     with torch.no_grad():
         before, after = model(ids).logits, model(changed).logits
-    assert torch.equal(before[:, :15], after[:, :15])
+    # experts get other numbers of tokens, which their products may add in another order
+    assert_equal_but_for_rounding(before[:, :15], after[:, :15])
     assert (before[:, 15:] - after[:, 15:]).abs().amax(-1).min() > 1e-4
 
 

@@ -1,1 +1,1 @@
-from training_data import data_folder, source_texts  # noqa: F401
+from training_problems import data_folder, source_texts  # noqa: F401

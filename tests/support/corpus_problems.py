@@ -1,6 +1,7 @@
 """Small tokenizers, corpora and a language model with a known answer, for the tests of corpora and perplexity."""
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,22 @@ import torch
 import transformers
 from lm_eval import evaluate
 from lm_eval.api.model import LM
-from lm_eval.tasks import TaskManager
 from numpy.typing import NDArray
 from partial_model import PartialModel
+from ruler_problems import task_manager
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-import sbeval.tasks
 from sbeval.corpora import Corpus, make_document, resolve_tokens
 from sbeval.scoring.requests import TokenLogprobs
 
 BOS, EOS = 0, 1
+SIZES: dict[str, Any] = {
+    **{"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+}
+WIKITEXT_FILE = Path(__file__).parent / "texts" / "wikitext.txt"
+WIKITEXT = WIKITEXT_FILE.read_text(encoding="utf-8")
+"""Pages of several paragraphs written for these tests, in wikitext's raw form; `CRAWL` are some as a crawl has them."""
+CRAWL = [json.loads(line)["text"] for line in WIKITEXT_FILE.with_name("crawl.jsonl").read_text("utf-8").splitlines()]
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "old", "towers", "keep", "bells"]
 
 
@@ -85,15 +92,7 @@ class KnownLM(PartialModel):
 
 def tiny_llama(*, sharpness: float = 6.0) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=400,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-    )
+    config = transformers.LlamaConfig(bos_token_id=BOS, eos_token_id=EOS, **SIZES)
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():  # sharper than random, so that tokens and context matter
         for parameter in model.parameters():
@@ -111,9 +110,9 @@ def tiny_gpt2(folder: Path, *, positions: int) -> Path:
 
 def run_task(name: str, model: LM, metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Runs one task through lm-eval and returns its results, samples and record."""
-    folder = str(Path(next(iter(sbeval.tasks.__path__))))
-    manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
-    results = evaluate(lm=model, task_dict=manager.load([name]), log_samples=True, bootstrap_iters=0, **options)
+    results = evaluate(
+        lm=model, task_dict=task_manager(metadata).load([name]), log_samples=True, bootstrap_iters=0, **options
+    )
     values = {key.removesuffix(",none"): value for key, value in results["results"][name].items()}
     return {
         "values": values,

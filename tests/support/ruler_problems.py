@@ -6,20 +6,16 @@ from typing import Any
 
 import tokenizers
 import transformers
+from lm_eval import simple_evaluate
+from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import sbeval.tasks
 
 NIAH = (
-    "sb_niah_single_1",
-    "sb_niah_single_2",
-    "sb_niah_single_3",
-    "sb_niah_multikey_1",
-    "sb_niah_multikey_2",
-    "sb_niah_multikey_3",
-    "sb_niah_multivalue",
-    "sb_niah_multiquery",
+    *(f"sb_niah_{kind}_{number}" for kind in ("single", "multikey") for number in (1, 2, 3)),
+    *("sb_niah_multivalue", "sb_niah_multiquery"),
 )
 TASKS = (*NIAH, "sb_ruler_vt", "sb_ruler_cwe", "sb_ruler_fwe", "sb_ruler_qa_squad", "sb_ruler_qa_hotpot")
 FILLED = (*TASKS, "sb_json_kv", "sb_many_shot_file")
@@ -55,13 +51,14 @@ def write_squad(path: Path) -> Path:
         paragraphs = []
         for paragraph in range(4):
             year = 1500 + 20 * article + paragraph
-            asked = {
-                "answers": [{"text": f"in {year}"}, {"text": str(year)}, {"text": str(year)}],
-                "is_impossible": False,
-            }
+            answers = [{"text": f"in {year}"}, {"text": str(year)}, {"text": str(year)}]
             context = f"Town {article}-{paragraph} was founded in {year}. " + _SENTENCES[paragraph] * (1 + article)
             questions = [
-                {"question": f"When was town {article}-{paragraph} founded?", **asked},
+                {
+                    "question": f"When was town {article}-{paragraph} founded?",
+                    "answers": answers,
+                    "is_impossible": False,
+                },
                 {"question": "Who was its first queen?", "answers": [], "is_impossible": True},
             ]
             paragraphs.append({"context": context, "qas": questions})
@@ -86,14 +83,10 @@ def write_hotpot(path: Path) -> Path:
 
 def write_labelled(path: Path, *, labels: int = 12, rows: int = 240) -> Path:
     """Writes texts whose last word tells the label."""
-    lines = [
-        {
-            "text": f"Clerk {number} asks for a {chr(97 + number % labels)}{number % labels}",
-            "label": f"x{number % labels}",
-        }
-        for number in range(rows)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        for number, label in ((number, number % labels) for number in range(rows)):
+            row = {"text": f"Clerk {number} asks for a {chr(97 + label)}{label}", "label": f"x{label}"}
+            file.write(json.dumps(row) + "\n")
     return path
 
 
@@ -139,11 +132,19 @@ def write_inputs(folder: Path) -> dict[str, Any]:
     return {"essays": str(essays), "squad": str(squad), "hotpot": str(hotpot)}
 
 
+def task_manager(metadata: dict[str, Any] | None = None) -> TaskManager:
+    """Finds the packaged tasks alone."""
+    return TaskManager(include_path=str(*sbeval.tasks.__path__), include_defaults=False, metadata=metadata)
+
+
 def load_task(name: str, metadata: dict[str, Any]) -> Any:
     """Builds a task as lm-eval does from its YAML."""
-    folder = Path(next(iter(sbeval.tasks.__path__)))
-    manager = TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
-    return manager.load([name])["tasks"][name]
+    return task_manager(metadata).load([name])["tasks"][name]
+
+
+def evaluated(model: LM, tasks: list[str], metadata: dict[str, Any], **options: Any) -> Any:
+    """Runs packaged tasks as `lm_eval` does."""
+    return simple_evaluate(model, tasks=tasks, task_manager=task_manager(metadata), bootstrap_iters=10, **options)
 
 
 def prompts(task: Any, *, limit: int | None = None, **options: Any) -> list[str]:

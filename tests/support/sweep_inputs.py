@@ -12,6 +12,9 @@ import sweep_launcher
 from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun
 
 SHARD = b"weights" * 1000
+CODE = {"AutoModel": "someone/code--m.Model"}
+GENERATION = {"repetition_penalty": 1.0, "eos_token_id": 1, "suppress_tokens": [5]}
+WEIGHTS = {"a": "model-1.safetensors", "b": "parts/model-2.safetensors"}
 TASK = """
 include: base.yaml
 task: t
@@ -25,12 +28,8 @@ doc_to_text: !function utils.text
 def write_inputs(folder: Path) -> None:
     """Writes everything that `sweep_over` names, and files beside it that no number depends on."""
     texts = {
-        "ckpt/config.json": json.dumps(
-            {"model_type": "own", "rope_theta": 1e4, "auto_map": {"AutoModel": "someone/code--m.Model"}}
-        ),
-        "ckpt/generation_config.json": json.dumps(
-            {"repetition_penalty": 1.0, "eos_token_id": 1, "suppress_tokens": [5]}
-        ),
+        "ckpt/config.json": json.dumps({"model_type": "own", "rope_theta": 1e4, "auto_map": CODE}),
+        "ckpt/generation_config.json": json.dumps(GENERATION),
         "ckpt/tokenizer.json": json.dumps({"model": {"vocab": {"a": 0}, "merges": [["a", "b"]]}}),
         "ckpt/tokenizer_config.json": json.dumps({"split_special_tokens": False, "add_bos_token": False}),
         "ckpt/special_tokens_map.json": json.dumps({"bos_token": "<s>"}),
@@ -39,9 +38,7 @@ def write_inputs(folder: Path) -> None:
         "ckpt/merges.txt": "a b\n",
         "ckpt/modeling_own.py": "SCALE = 1\n",
         "ckpt/layers/norm.py": "EPSILON = 1\n",
-        "ckpt/model.safetensors.index.json": json.dumps(
-            {"weight_map": {"a": "model-1.safetensors", "b": "parts/model-2.safetensors"}}
-        ),
+        "ckpt/model.safetensors.index.json": json.dumps({"weight_map": WEIGHTS}),
         "ckpt/README.md": "about",
         "ckpt/training_record.json": "{}",
         "ckpt/logs/events.out": "x",
@@ -88,13 +85,8 @@ def sweep_over(folder: Path, **changes: Any) -> Sweep:
 
     metadata = {"data_path": str(folder / "texts"), "longppl_evaluator": str(folder / "evaluator"), "seed": 1}
     metadata["dataset"] = "someone/questions"
-    model = {
-        "peft": str(folder / "adapter"),
-        "delta": "someone/delta",
-        "tokenizer": str(folder / "tokenizer"),
-        "dtype": "float32",
-        "cache_dir": str(folder / "hub"),
-    }
+    model = {name: str(folder / place) for name, place in (("peft", "adapter"), ("cache_dir", "hub"))}
+    model |= {"delta": "someone/delta", "tokenizer": str(folder / "tokenizer"), "dtype": "float32"}
     checkpoint = {"pretrained": str(folder / "ckpt"), "label": "one", **given("checkpoint.")}
     tasks = ("t", "matched/*.yaml", "comma/one.yaml,comma/two.yaml", "given")
     run: dict[str, Any] = {"name": "r", "tasks": tasks, "context_lengths": (64, 128), **given("run.")}

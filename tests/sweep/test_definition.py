@@ -9,7 +9,7 @@ import yaml
 from sbeval.errors import UserError
 from sbeval.sweep import SUITES, Sweep, SweepCheckpoint, SweepRun, load_sweep, suite_runs
 from sbeval.sweep.command import sweep_from_command
-from sbeval.sweep.plan import plan
+from sbeval.sweep.definition import plan
 from sbeval.sweep.suites import UNCUT
 
 RUN = {"name": "stream", "tasks": ["sb_stdlib_stream"]}

@@ -19,7 +19,7 @@ from tiny_task import TINY_TASK
 
 from sbeval.reports import build_report
 from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
-from sbeval.sweep.plan import PlannedRun, plan
+from sbeval.sweep.definition import PlannedRun, plan
 from sbeval.sweep.results import other_settings, what_is_missing
 
 

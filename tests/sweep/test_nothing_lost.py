@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import sweep_launcher
 from folders import below, snapshot
+from full_disk import room_for
 
 from sbeval.errors import UserError
 from sbeval.reports.read.files import Notes, find_result_files
@@ -164,6 +165,19 @@ def test_a_folder_that_cannot_be_made_fails_its_run(tmp_path: Path) -> None:
     (failure,) = run_sweep(sweep(tmp_path))
     assert failure.reason.startswith(f"Expected to write to {tmp_path / 'one' / 't'}, found: Not a directory")
     assert snapshot(tmp_path) == before
+
+
+def test_a_full_disk_is_one_sentence_of_the_run_it_stopped(tmp_path: Path) -> None:
+    for files in range(4):
+        (tmp_path / str(files)).mkdir()
+        settings = sweep(tmp_path / str(files))
+        settings = settings.changed(checkpoints=(*settings.checkpoints, SweepCheckpoint(pretrained="two")))
+        with room_for(files, tmp_path / str(files) / "one"):
+            (failure,) = run_sweep(settings)
+        assert str(failure.run) == "one/t"
+        assert "No space left on device" in failure.reason
+        assert "\n" not in failure.reason
+        assert run_sweep(settings) == []
 
 
 def test_a_file_in_place_of_a_run_s_folder_is_moved_aside_where_asked(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 Needs the extra sbeval[ray]; `make test-ray` installs and runs it.
 """
 
+import itertools
+import json
 import os
 import signal
 import subprocess
@@ -125,8 +127,6 @@ def test_what_a_cluster_cannot_run_is_one_sentence(cluster: Any, tmp_path: Path)
         run_sweep(settings(tmp_path / "out", "one", gpus=2), ray=cluster.address)
     assert "\n" not in str(error.value)
     assert not ray.is_initialized()
-    with pytest.raises(UserError, match="Expected --workers or --ray, found both"):
-        run_sweep(settings(tmp_path / "out", "one"), ray=cluster.address, workers="2")
 
 
 def test_a_folder_that_a_node_does_not_see_is_one_sentence(
@@ -148,6 +148,35 @@ class _vanishing:
         return self._path.with_name("elsewhere")
 
     def __exit__(self, *_: object) -> None: ...
+
+
+def spans(folder: Path) -> list[tuple[str, str, float, float]]:
+    return [tuple(json.loads(line)) for line in lines(folder / "out" / "spans.jsonl")]
+
+
+def test_each_of_several_runs_has_gpus_of_its_own(tmp_path: Path) -> None:
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 3})
+    try:
+        runs = tuple(SweepRun(name=f"gpus-{gpus}", tasks=("t",), gpus=gpus) for gpus in (None, 0, 2))
+        sweep = settings(tmp_path / "out", "a", "b", behaviour="slow:2").changed(runs=runs)
+        assert run_sweep(sweep, ray=cluster.address) == []
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    given = spans(tmp_path)
+    assert sorted(len(list(filter(None, gpus.split(",")))) for _, gpus, *_ in given) == [0, 0, 1, 1, 2, 2]
+    overlaps = 0
+    for (_, these, began, ended), (_, those, also_began, also_ended) in itertools.combinations(given, 2):
+        if began < also_ended and also_began < ended:
+            overlaps += 1
+            assert not {*these.split(",")} & {*those.split(",")} - {""}
+    assert overlaps
+
+
+def test_one_machine_needs_no_cluster(tmp_path: Path) -> None:
+    assert run_sweep(settings(tmp_path / "out", "one", "broken"), ray="local")[0].reason.startswith("exit code 3")
+    assert [name for name, *_ in spans(tmp_path)] == ["one"]
+    assert not ray.is_initialized()
 
 
 def test_an_address_without_a_cluster_is_one_sentence(tmp_path: Path) -> None:

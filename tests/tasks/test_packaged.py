@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from lm_eval.api.task import ConfigurableTask
+from source_tree import layer, modules
 
 from sbeval.errors import UserError
 from sbeval.tasks.asked import options_class
+from sbeval.tasks.base import BaseTask
 from sbeval.tasks.packaged import are_all_here, check_model, check_names, definitions, is_group, named
 from sbeval.tasks.perplexity.task import PerplexityTask
 from sbeval.tasks.recall.options import SpanOptions
@@ -44,6 +47,14 @@ def test_options_are_read_early_as_the_task_itself_reads_them() -> None:
         own = get_type_hints(task_class).get("options") if issubclass(task_class, PerplexityTask) else None
         expected = own or getattr(task_class, "options_class", SpanOptions)
         assert options_class(settings["class"]) is expected, name
+
+
+def test_only_the_base_derives_from_lm_eval_s_own_class() -> None:
+    for name in modules():
+        if layer(name) == "tasks":
+            importlib.import_module(name)
+    ours = [kind for kind in ConfigurableTask.__subclasses__() if kind.__module__.startswith("sbeval.")]
+    assert ours == [BaseTask]
 
 
 def test_groups_and_patterns_stand_for_their_tasks() -> None:

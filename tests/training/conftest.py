@@ -1,5 +1,5 @@
 import pytest
-from training_data import data_folder, source_texts  # noqa: F401
+from training_problems import data_folder, source_texts  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -9,15 +9,8 @@ from corpus_problems import KnownLM, run_task, tiny_tokenizer, write_folder
 from lm_eval.tasks import TaskManager
 
 from sbeval import plugin
-from sbeval.corpora import store
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TokenLogprobs
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "_open", {})
 
 
 @pytest.fixture

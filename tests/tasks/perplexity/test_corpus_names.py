@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pages import WIKITEXT_FILE
+from corpus_problems import WIKITEXT_FILE
 
 from sbeval.tasks.perplexity import inputs
 from sbeval.tasks.perplexity.options import CorpusOptions

@@ -7,49 +7,32 @@ from typing import Any
 
 import datasets
 import lm_eval.tasks
-import pages
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-from corpus_problems import BOS, EOS, run_task, tiny_llama, tiny_tokenizer
+from corpus_problems import BOS, CRAWL, EOS, SIZES, WIKITEXT, WIKITEXT_FILE, run_task, tiny_llama, tiny_tokenizer
 from lm_eval import evaluate
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from sbeval.corpora import split_wikitext_pages, store
+from sbeval.corpora import split_wikitext_pages
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 
 LENGTHS = [48, 300]
-PAGES = list(split_wikitext_pages(pages.WIKITEXT))
+PAGES = list(split_wikitext_pages(WIKITEXT))
 
 
 def stickbreaking() -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    config = SbevalConfig(
-        vocab_size=400,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        training_length_tokens=64,
-        initializer_range=0.2,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-    )
+    config = SbevalConfig(training_length_tokens=64, initializer_range=0.2, bos_token_id=BOS, eos_token_id=EOS, **SIZES)
     return SbevalForCausalLM(config).eval()
 
 
 MODELS = {"llama": tiny_llama, "stick-breaking": stickbreaking}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "_open", {})
 
 
 def checkpoint(folder: Path, model: str, *, adds_bos: bool) -> Path:
@@ -96,7 +79,7 @@ def compare(name: str, task: str, rows: dict[str, list[str]], checkpoint: Path, 
 @pytest.mark.parametrize("model", MODELS)
 def test_rolling_equals_lm_evals_wikitext(tmp_path: Path, model: str, adds_bos: bool) -> None:
     folder = checkpoint(tmp_path / model, model, adds_bos=adds_bos)
-    compare("wikitext", "sb_wikitext_rolling", {"page": PAGES}, folder, {"data_path": str(pages.WIKITEXT_FILE)})
+    compare("wikitext", "sb_wikitext_rolling", {"page": PAGES}, folder, {"data_path": str(WIKITEXT_FILE)})
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -104,12 +87,12 @@ def test_rolling_equals_lm_evals_pile_10k(tmp_path: Path, model: str) -> None:
     folder = checkpoint(tmp_path / model, model, adds_bos=False)
     data = tmp_path / "NeelNanda" / "pile-10k"
     (data / "data").mkdir(parents=True)
-    rows = {"text": pages.CRAWL, "meta": [{"pile_set_name": "x"}] * len(pages.CRAWL)}
+    rows = {"text": CRAWL, "meta": [{"pile_set_name": "x"}] * len(CRAWL)}
     pq.write_table(pa.table(rows), data / "data" / "train-00000-of-00001.parquet")
-    compare("pile_10k", "sb_pile_rolling", {"text": pages.CRAWL}, folder, {"dataset": str(data)})
+    compare("pile_10k", "sb_pile_rolling", {"text": CRAWL}, folder, {"dataset": str(data)})
 
 
 def test_the_pages_are_pages() -> None:
     assert len(PAGES) == 4
-    tokens = [len(tiny_tokenizer().encode(text)) for text in (*PAGES, *pages.CRAWL)]
+    tokens = [len(tiny_tokenizer().encode(text)) for text in (*PAGES, *CRAWL)]
     assert min(tokens) < LENGTHS[0] < LENGTHS[1] < sorted(tokens)[-5]

@@ -12,18 +12,12 @@ import transformers
 from corpus_problems import KnownLM, run_task, tiny_llama, tiny_tokenizer, write_folder
 from transformers import AutoModelForCausalLM
 
-from sbeval.corpora import resolve_tokens, store
+from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
 from sbeval.tasks.perplexity import longppl
 
 SHORT, LONG = 8, 64
 SHARPNESS = 40.0  # makes some gains as large as LongPPL asks for
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "_open", {})
 
 
 @pytest.fixture

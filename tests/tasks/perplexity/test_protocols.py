@@ -9,22 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from corpus_problems import BOS, EOS, KnownLM, random_text, run_task, tiny_gpt2, tiny_tokenizer, write_folder
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_table
+from ruler_problems import task_manager
 
-import sbeval.tasks
 from sbeval.corpora import store
 from sbeval.errors import UserError
 from sbeval.results.intervals import ratio_interval
 from sbeval.results.records import TaskRecord, parse_metric_key
 
 LENGTHS = [8, 16, 64]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "_open", {})
 
 
 @pytest.fixture
@@ -193,38 +186,24 @@ def test_long_documents_are_a_series_of_their_own(corpus: Path, protocol: str) -
     assert set(found["record"]["own_document_share"].values()) == {1.0}
 
 
-def test_position_gives_the_mean_of_every_bin_from_one_pass(corpus: Path) -> None:
+def test_position_gives_the_mean_and_interval_of_every_bin_from_one_pass(corpus: Path) -> None:
     model = KnownLM()
     found = run_task("sb_stdlib_position", model, metadata(corpus))
-    stream = [token for tokens in documents(corpus).values() for token in [*tokens, EOS]]
-    blocks = len(stream) // 64
-    assert len(model.seen) == blocks
-    nll = np.array(
-        [
-            nll_of([stream[start - 1] if start else EOS, *stream[start : start + 63]], stream[start : start + 64])
-            for start in range(0, blocks * 64, 64)
-        ]
-    )
-    bins = found["values"]["position_nll"]
-    assert (bins[0][:2], bins[-1][1]) == ([1, 1], 64)
-    for first, last, mean, tokens in bins:
-        assert tokens == blocks * (last - first + 1)
-        assert mean == pytest.approx(nll[:, first - 1 : last].mean(), rel=1e-5)
     assert found["record"]["lengths"] == [64]
-
-
-def test_positions_have_intervals_over_the_documents_of_their_targets(corpus: Path) -> None:
-    found = run_task("sb_stdlib_position", KnownLM(), metadata(corpus))
+    assert found["values"]["position_nll"][-1][1] == 64
     texts = documents(corpus)
     stream = [token for tokens in texts.values() for token in [*tokens, EOS]]
     owner = [name for name, tokens in texts.items() for _ in [*tokens, EOS]]
+    blocks = len(stream) // 64
+    assert len(model.seen) == blocks
     values = found["values"]
     low_high, clusters = values["position_nll_ci95"], values["position_clusters"]
     assert len(low_high) == len(clusters) == len(values["position_nll"])
     assert [interval is None for interval in low_high] == [count < 20 for count in clusters]
-    for (first, last, mean, _), interval, count in zip(values["position_nll"], low_high, clusters, strict=True):
+    for (first, last, mean, tokens), interval, count in zip(values["position_nll"], low_high, clusters, strict=True):
+        assert tokens == blocks * (last - first + 1)
         sums: dict[str, list[float]] = {}
-        for start in range(0, len(stream) // 64 * 64, 64):
+        for start in range(0, blocks * 64, 64):
             inputs = [stream[start - 1] if start else EOS, *stream[start : start + 63]]
             nll = nll_of(inputs, stream[start : start + 64])[first - 1 : last]
             for name, nats in zip(owner[start + first - 1 : start + last], nll, strict=True):
@@ -252,10 +231,7 @@ def test_files_and_tables_survive_and_the_record_is_whole(corpus: Path, protocol
         parsed = parse_metric_key(key)
         if parsed and parsed[0].endswith("_ci95"):
             assert value is None, "three clusters at most are too few for an interval"
-    assert set(found["samples"][0]["metrics"]) <= {
-        *(f"nll@{length:07d}" for length in LENGTHS),
-        "position_nll",
-    }
+    assert set(found["samples"][0]["metrics"]) <= {*(f"nll@{length:07d}" for length in LENGTHS), "position_nll"}
     table = make_table(found["whole"])
     assert max(map(len, table.splitlines())) < 140
     record = TaskRecord.from_json(text["configs"][f"sb_stdlib_{protocol}"]["metadata"]["sbeval"])
@@ -273,12 +249,8 @@ def test_intervals_come_with_enough_documents(corpus: Path) -> None:
 
 
 def test_group_runs_every_protocol_on_one_tokenisation(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    manager = TaskManager(
-        include_path=next(iter(sbeval.tasks.__path__)), include_defaults=False, metadata=metadata(corpus)
-    )
     names = ["wikitext", "stdlib", "pile", "pg19", "text"]
-    loaded = manager.load([f"sb_{name}{end}" for name in names for end in ("", "_long")])
+    loaded = task_manager(metadata(corpus)).load([f"sb_{name}{end}" for name in names for end in ("", "_long")])
     assert sorted(loaded["tasks"]) == sorted(
         f"sb_{name}_{protocol}"
         for name in names

@@ -12,17 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
-from lm_eval.tasks import TaskManager
 from partial_model import PartialModel
-from ruler_problems import KINDS, load_task
+from ruler_problems import KINDS, evaluated, load_task
 
-import sbeval.tasks
-from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
 from sbeval.tasks.recall.copying import WordList
-from sbeval.tasks.recall.options import CUE_WORDS
 from sbeval.tasks.recall.task import Condition
 
 FORMS = ("sb_copy_passage", "sb_copy_selective", "sb_copy_phrase")
@@ -162,18 +157,14 @@ class KnowsTheWords(OnSequences):
         return np.array(logprobs, dtype=np.float32), np.zeros(len(logprobs), dtype=bool)
 
 
-def evaluate(model: OnSequences, name: str, options: dict[str, Any]) -> dict[str, float]:
-    manager = TaskManager(include_path=str(next(iter(sbeval.tasks.__path__))), include_defaults=False, metadata=options)
-    results: Any = simple_evaluate(model, tasks=[name], task_manager=manager, limit=3, bootstrap_iters=10)
-    return dict(results["results"][name])
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_copying_is_all_it_takes_and_guessing_gives_the_level_of_a_guess(folder: Path, name: str) -> None:
     options = {"tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [1500, 3000]}
     task = load_task(name, options)
     reads = {"sb_copy_selective": lambda: ReadsMarks(task._mark, task._end_of_mark)}.get(name, Copies)
-    copied, guessed = (evaluate(model, name, options) for model in (reads(), KnowsTheWords(task.words)))
+    copied, guessed = (
+        evaluated(model, [name], options, limit=3)["results"][name] for model in (reads(), KnowsTheWords(task.words))
+    )
     for key in task.means():
         if key.startswith("exact_match"):
             assert (copied[f"{key},none"], guessed[f"{key},none"]) == (1.0, 0.0)
@@ -192,21 +183,3 @@ def test_no_word_is_the_beginning_of_another(task_of: Any, kind: str) -> None:
     assert len(words) == len(set(words)) > 1000
     beginnings = {word[:count] for word in words for count in range(1, len(word))}
     assert not beginnings & set(words)
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "message"),
-    [
-        ("sb_copy_passage", {"context_lengths": [64]}, "to have room for its words and their return"),
-        ("sb_copy_selective", {"context_lengths": [128]}, "found a context of 128 tokens"),
-        ("sb_copy_phrase", {"context_lengths": [200]}, "give it a longer context length, or ask for fewer words"),
-        ("sb_copy_phrase", {"context_lengths": [2048], "distances": [4000]}, "to have room"),
-        ("sb_copy_phrase", {"context_lengths": [2048], "distances": [4]}, "to have room"),
-        ("sb_copy_passage", {"passage_words": CUE_WORDS}, "passage_words of sb_copy_passage to be"),
-        ("sb_copy_selective", {"marked_words": 0}, "marked_words of sb_copy_selective to be"),
-        ("sb_copy_phrase", {"sb_copy_phrase": {"distance": 4}}, "did you mean 'distances'"),
-    ],
-)
-def test_what_a_user_can_mend_is_one_sentence(folder: Path, task: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_task(task, {"tokenizer": str(folder / "byte_level_bpe"), **options})

@@ -5,14 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
-from lm_eval.tasks import TaskManager
 from partial_model import PartialModel
-from ruler_problems import KINDS, load_task, prompts
+from ruler_problems import KINDS, evaluated, load_task, prompts
 
-import sbeval.tasks
-from sbeval.errors import UserError
 from sbeval.tasks.recall.json_kv import BLOCK_PAIRS, LEAST_PAIR_TOKENS, POOL_PAIRS
 
 
@@ -82,22 +78,5 @@ class Reads(PartialModel):
 
 def test_a_model_that_reads_the_object_is_right(folder: Path) -> None:
     options = {"tokenizer": str(folder / "character"), "context_lengths": [2000, 8000], "num_samples": 4}
-    manager = TaskManager(include_path=str(next(iter(sbeval.tasks.__path__))), include_defaults=False, metadata=options)
-    results: Any = simple_evaluate(Reads(), tasks=["sb_json_kv"], task_manager=manager, bootstrap_iters=10)
-    scores = results["results"]["sb_json_kv"]
+    scores = evaluated(Reads(), ["sb_json_kv"], options)["results"]["sb_json_kv"]
     assert [scores[f"score@{length:07d},none"] for length in (2000, 8000)] == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"type_haystack": "noise"}, "asks for one value in an object of pairs"),
-        ({"num_needle_v": 2}, "leave type_haystack, num_needle_q and num_needle_v out"),
-        ({"num_needle_q": 2}, "asks for one value"),
-        ({"context_lengths": [300]}, "sb_json_kv needs at least"),
-        ({"sb_json_kv": {"depth": 3}}, "did you mean 'depths'"),
-    ],
-)
-def test_what_a_user_can_mend_is_one_sentence(folder: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_task("sb_json_kv", {"tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [4096], **options})

@@ -10,18 +10,15 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
-from lm_eval.tasks import TaskManager
 from partial_model import PartialModel
-from ruler_problems import KINDS, load_task, write_labelled
+from ruler_problems import KINDS, evaluated, load_task, write_labelled
 
-import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
+from sbeval.tasks.asked import check_options
 from sbeval.tasks.recall.labelled import SOURCES, load_labelled
 from sbeval.tasks.recall.many_shot import LabelTree
-from sbeval.tasks.ruler.corpora import check_corpora
 from sbeval.tasks.ruler.drafts import Frame, prompt_text
 from sbeval.tasks.ruler.texts import MissingCorpus
 
@@ -31,7 +28,7 @@ SHOT = re.compile(r"(.+) Label: ?(\d+)")
 def made(task: Any, index: int, length: int) -> tuple[list[tuple[str, str]], str]:
     """Returns the shots of a prompt and its question."""
     draft = task.generator.draft(index, length)
-    prompt = prompt_text(draft, task.fitter(length, Frame()).fit([index])[index].units, Frame())
+    prompt = prompt_text(draft, task.fitted.fitter(length, Frame()).fit([index])[index].units, Frame())
     _, *shots, question = prompt.split("\n")
     return [(text, number) for text, _, number in (shot.rpartition(" Label: ") for shot in shots)], question
 
@@ -116,12 +113,9 @@ class ReadsShots(OnShots):
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_reads_the_shots_is_right_and_a_guess_is_at_its_level(folder: Path, kind: str) -> None:
     options = options_of(folder, kind, context_lengths=[1500, 4000], num_samples=24)
-    manager = TaskManager(include_path=str(next(iter(sbeval.tasks.__path__))), include_defaults=False, metadata=options)
     tokenizer = load_task("sb_many_shot_file", options).counter.tokenizer
     for model in (ReadsShots, OnShots):
-        results: Any = simple_evaluate(
-            model(tokenizer, range(10, 22)), tasks=["sb_many_shot_file"], task_manager=manager, bootstrap_iters=10
-        )
+        results = evaluated(model(tokenizer, range(10, 22)), ["sb_many_shot_file"], options)
         scores = results["results"]["sb_many_shot_file"]
         for length in (1500, 4000):
             exact, nll = (scores[f"{metric}@{length:07d},none"] for metric in ("exact_match", "answer_nll"))
@@ -181,7 +175,7 @@ def test_the_hubs_layouts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         asked.append((place, options))
         return datasets.DatasetDict(splits)
 
-    monkeypatch.setattr("sbeval.tasks.recall.labelled.on_hub_or_kept", lambda dataset: None)
+    monkeypatch.setattr("sbeval.tasks.ruler.texts.on_hub_or_kept", lambda dataset: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     load_labelled.cache_clear()
     found = load_labelled(examples, None)
@@ -224,11 +218,11 @@ def test_what_cannot_be_had_is_named_before_a_model_is_loaded(folder: Path, monk
     monkeypatch.setattr("socket.getaddrinfo", lambda *place: (_ for _ in ()).throw(OSError()))
     load_labelled.cache_clear()
     with pytest.raises(MissingCorpus) as error:
-        check_corpora(["sb_many_shot", "sb_many_shot_file"], {})
+        check_options(["sb_many_shot", "sb_many_shot_file"], {})
     assert "trec from CogComp/trec (ConnectionError)" in str(error.value)
     assert '"banking77": "PATH"' in str(error.value)
     assert "examples_file from a path (none is given)" in str(error.value)
-    check_corpora(["sb_many_shot_file"], {"examples_file": str(folder / "labelled.jsonl")})
+    check_options(["sb_many_shot_file"], {"examples_file": str(folder / "labelled.jsonl")})
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
-from lm_eval.tasks import TaskManager
 from partial_model import PartialModel
-from ruler_problems import KINDS, load_task, prompts
+from ruler_problems import KINDS, evaluated, load_task, prompts
 
-import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
@@ -21,9 +18,9 @@ from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequ
 
 def sequences(task: Any, limit: int = 2) -> list[TargetSequence]:
     task.build_all_requests(limit=limit, rank=0, world_size=1)
-    found = [resolve_sequence(instance.args[0]) for instance in task.instances]
-    assert [instance.args[1] for instance in task.instances] == [len(sequence.inputs_L) for sequence in found]
-    return found
+    resolved = [resolve_sequence(instance.args[0]) for instance in task.instances]
+    assert [instance.args[1] for instance in task.instances] == [len(sequence.inputs_L) for sequence in resolved]
+    return resolved
 
 
 def decoded(task: Any, tokens: Any) -> str:
@@ -112,13 +109,14 @@ def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(
         whole = encode(f"{text} {value}")["input_ids"]
         assert [*shown.inputs_L.tolist(), int(shown.targets_T[-1])] == whole
         for sequence in (shown, replaced):
-            assert sequence.positions_T.tolist() == list(
-                range(len(sequence.inputs_L) - len(sequence.targets_T), len(sequence.inputs_L))
-            )
+            length = len(sequence.inputs_L)
+            assert sequence.positions_T.tolist() == list(range(length - len(sequence.targets_T), length))
             assert decoded(task, sequence.targets_T).strip() == value
         assert decoded(task, shown.inputs_L).count(value[:-1]) >= 1
-        assert task.value_in_needle(value) in text
-        assert task.value_in_needle(value).replace(" ", "") not in decoded(task, replaced.inputs_L).replace(" ", "")
+        assert task.generator.value_in_needle(value) in text
+        assert task.generator.value_in_needle(value).replace(" ", "") not in decoded(task, replaced.inputs_L).replace(
+            " ", ""
+        )
         assert shown.targets_T.tolist() == replaced.targets_T.tolist()
 
 
@@ -151,9 +149,8 @@ class Half(PartialModel):
 
 def test_metrics_inside_lm_eval(folder: Path) -> None:
     options = {"tokenizer": str(folder / "character"), "context_lengths": [1200], "pairs": [4]}
-    manager = TaskManager(include_path=str(next(iter(sbeval.tasks.__path__))), include_defaults=False, metadata=options)
     tasks = ["sb_mqrar_text", "sb_mqrar", "sb_niah_single_1_forced"]
-    results: Any = simple_evaluate(Half(), tasks=tasks, task_manager=manager, limit=2, bootstrap_iters=10)
+    results = evaluated(Half(), tasks, options, limit=2)
     text, tokens, needle = (results["results"][task] for task in tasks)
     assert text["answer_nll_4_pairs@0001200,none"] == 4.0  # four digits
     assert text["exact_match_4_pairs@0001200,none"] == 0.0
@@ -178,6 +175,19 @@ def test_metrics_inside_lm_eval(folder: Path) -> None:
         ("sb_mqrar_text", {"pairs": 100, "context_lengths": [300]}, "asks for nothing within 300 tokens"),
         ("sb_flipflop", {"ignore_share": 1}, "ignore_share of sb_flipflop to be a number"),
         ("sb_niah_single_1_forced", {"num_needle_v": 2, "context_lengths": [2000]}, "scores one answer"),
+        ("sb_copy_passage", {"context_lengths": [64]}, "to have room for its words and their return"),
+        ("sb_copy_selective", {"context_lengths": [128]}, "found a context of 128 tokens"),
+        ("sb_copy_phrase", {"context_lengths": [200]}, "give it a longer context length, or ask for fewer words"),
+        ("sb_copy_phrase", {"context_lengths": [2048], "distances": [4000]}, "to have room"),
+        ("sb_copy_phrase", {"context_lengths": [2048], "distances": [4]}, "to have room"),
+        ("sb_copy_passage", {"passage_words": 3}, "passage_words of sb_copy_passage to be"),
+        ("sb_copy_selective", {"marked_words": 0}, "marked_words of sb_copy_selective to be"),
+        ("sb_copy_phrase", {"sb_copy_phrase": {"distance": 4}}, "did you mean 'distances'"),
+        ("sb_json_kv", {"type_haystack": "noise"}, "asks for one value in an object of pairs"),
+        ("sb_json_kv", {"num_needle_v": 2}, "leave type_haystack, num_needle_q and num_needle_v out"),
+        ("sb_json_kv", {"num_needle_q": 2}, "asks for one value"),
+        ("sb_json_kv", {"context_lengths": [300]}, "sb_json_kv needs at least"),
+        ("sb_json_kv", {"sb_json_kv": {"depth": 3}}, "did you mean 'depths'"),
     ],
 )
 def test_what_a_user_can_mend_is_one_sentence(folder: Path, task: str, options: dict[str, Any], message: str) -> None:

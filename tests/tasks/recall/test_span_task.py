@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from lm_eval import simple_evaluate
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable, make_table
-from ruler_problems import write_inputs
+from ruler_problems import evaluated, write_inputs
 
-import sbeval.tasks
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.models import SbevalConfig
@@ -24,25 +21,16 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
     write_inputs(tmp_path)
     torch.manual_seed(0)
-    config = SbevalConfig(
-        attention="stickbreaking",
-        vocab_size=700,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-    )
+    sizes = {"vocab_size": 700, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = SbevalConfig(attention="stickbreaking", num_attention_heads=2, **sizes)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "byte_level_bpe")
     return tmp_path / "byte_level_bpe"
 
 
 def run(checkpoint: Path, **options: Any) -> dict[str, Any]:
     metadata = {"pretrained": str(checkpoint), "data_path": str(checkpoint.parent / "essays"), "max_length": 4096}
-    manager = TaskManager(
-        include_path=str(next(iter(sbeval.tasks.__path__))), include_defaults=False, metadata={**metadata, **options}
-    )
     lm = StickBreakingLM(str(checkpoint), device="cpu", dtype="float32", max_length=4096)
-    results = simple_evaluate(lm, tasks=["sb_span"], task_manager=manager, limit=3, bootstrap_iters=10)
+    results = evaluated(lm, ["sb_span"], {**metadata, **options}, limit=3)
     assert "4 heads" in make_table(results)
     stored: dict[str, Any] = json.loads(json.dumps(results, default=handle_non_serializable))
     return stored

@@ -18,11 +18,11 @@ LONGEST = 131_072
 
 
 @pytest.fixture(scope="session")
-def task_of(ruler_folder: Path, corpora: dict[str, Any]) -> Any:
+def task_of(folder: Path, corpora: dict[str, Any]) -> Any:
     @cache
     def load(name: str, kind: str) -> Any:
         lengths = {"context_lengths": [LONGEST], "num_samples": 20 if name == "sb_many_shot_file" else 60}
-        files = {"tokenizer": str(ruler_folder / kind), "examples_file": str(ruler_folder / "labelled.jsonl")}
+        files = {"tokenizer": str(folder / kind), "examples_file": str(folder / "labelled.jsonl")}
         return load_task(name, {**corpora, **lengths, **files})
 
     return load
@@ -46,9 +46,9 @@ def test_prompts_fill_the_longest_length(task_of: Any, name: str) -> None:
 def check_budget(task: Any, reach: float, index: int) -> None:
     """Compares a fit at a length between the task's minimum and the longest with counts of the whole prompt."""
     index %= task.num_samples
-    least = task.fitter(300, Frame()).minimum_length([index])
+    least = task.fitted.fitter(300, Frame()).minimum_length([index])
     length = round(math.exp(math.log(least) + reach**3 * (math.log(LONGEST) - math.log(least))))
-    fit = task.fitter(length, Frame()).fit([index])[index]
+    fit = task.fitted.fitter(length, Frame()).fit([index])[index]
     draft = task.generator.draft(index, length)
     tokenizer = task.counter.tokenizer
 
@@ -67,16 +67,16 @@ def check_budget(task: Any, reach: float, index: int) -> None:
 @pytest.mark.parametrize("name", FILLED)
 def test_one_token_below_the_minimum_is_refused_with_the_minimum(task_of: Any, name: str, kind: str) -> None:
     task = task_of(name, kind)
-    least = task.fitter(300, Frame()).minimum_length([3])
-    task.fitter(least, Frame()).fit([3])
+    least = task.fitted.fitter(300, Frame()).minimum_length([3])
+    task.fitted.fitter(least, Frame()).fit([3])
     with pytest.raises(UserError, match=f"needs at least {least} tokens"):
-        task.fitter(least - 1, Frame()).fit([3])
+        task.fitted.fitter(least - 1, Frame()).fit([3])
 
 
 @pytest.mark.parametrize("name", ["sb_niah_single_1", "sb_niah_multiquery", "sb_ruler_qa_squad"])
 def test_depths_in_tokens_are_where_the_needles_stand(task_of: Any, name: str) -> None:
     task = task_of(name, "character")
-    fit = task.fitter(5000, Frame()).fit([2])[2]
+    fit = task.fitted.fitter(5000, Frame()).fit([2])[2]
     draft = task.generator.draft(2, 5000)
     prompt = prompt_text(draft, fit.units, Frame())
     for depth in fit.depths_tokens:
@@ -85,8 +85,8 @@ def test_depths_in_tokens_are_where_the_needles_stand(task_of: Any, name: str) -
         assert any(reference in around for reference in draft.references)
 
 
-def test_system_text_and_chat_template_are_in_the_budget(ruler_folder: Path, corpora: dict[str, Any]) -> None:
-    metadata = {"tokenizer": str(ruler_folder / "byte_level_bpe"), "context_lengths": [1024], "num_samples": 3}
+def test_system_text_and_chat_template_are_in_the_budget(folder: Path, corpora: dict[str, Any]) -> None:
+    metadata = {"tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [1024], "num_samples": 3}
     task = load_task("sb_niah_single_1", metadata)
 
     def template(messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
@@ -101,22 +101,17 @@ def test_system_text_and_chat_template_are_in_the_budget(ruler_folder: Path, cor
         assert 1024 - 60 < len(task.counter.tokenizer(prompt)["input_ids"]) + 128 <= 1024
 
 
-STEPS = {
-    "sb_niah_single_1": 25,
-    "sb_niah_multikey_1": 500,
-    "sb_ruler_vt": 10,
-    "sb_ruler_cwe": 10,
-    "sb_ruler_qa_squad": 10,
-}
+STEPS = {"sb_niah_single_1": 25, "sb_niah_multikey_1": 500, **dict.fromkeys(("sb_ruler_vt", "sb_ruler_cwe"), 10)}
+STEPS["sb_ruler_qa_squad"] = 10
 
 
 @pytest.mark.parametrize("name", [*STEPS, "sb_ruler_fwe"])
 def test_nvidias_scripts_begin_with_the_first_samples_units_and_go_down_in_steps(
-    ruler_folder: Path, corpora: dict[str, Any], name: str
+    folder: Path, corpora: dict[str, Any], name: str
 ) -> None:
-    metadata = {**corpora, "tokenizer": str(ruler_folder / "byte_level_bpe"), "context_lengths": [8192]}
+    metadata = {**corpora, "tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [8192]}
     full, stepped = (
-        load_task(name, {**metadata, "num_samples": 12, **scripts}).fitter(8192, Frame()).fit(range(12))
+        load_task(name, {**metadata, "num_samples": 12, **scripts}).fitted.fitter(8192, Frame()).fit(range(12))
         for scripts in ({}, {"scripts": "nvidia"})
     )
     budget = 8192 - load_task(name, {**metadata, "num_samples": 1}).generated_tokens
@@ -134,14 +129,15 @@ def test_nvidias_scripts_begin_with_the_first_samples_units_and_go_down_in_steps
         assert fit.units == first or fit.units + step > full[index].units
 
 
-def test_below_4096_tokens_nvidias_scripts_take_smaller_steps_of_lines(ruler_folder: Path) -> None:
-    metadata = {"tokenizer": str(ruler_folder / "byte_level_bpe"), "context_lengths": [2048, 4096], "num_samples": 1}
-    assert [load_task("sb_niah_single_1", metadata).steps(length).units for length in (2048, 4096)] == [5, 25]
-    assert [load_task("sb_ruler_vt", metadata).steps(length).units for length in (2048, 4096)] == [5, 10]
+def test_below_4096_tokens_nvidias_scripts_take_smaller_steps_of_lines(folder: Path) -> None:
+    metadata = {"tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [2048, 4096], "num_samples": 1}
+    for name, steps in (("sb_niah_single_1", [5, 25]), ("sb_ruler_vt", [5, 10])):
+        generator = load_task(name, metadata).generator
+        assert [generator.steps(length).units for length in (2048, 4096)] == steps
 
 
-def test_nvidias_variable_tracking_is_spelt_right_and_ends_with_a_space(ruler_folder: Path) -> None:
-    metadata = {"tokenizer": str(ruler_folder / "byte_level_bpe"), "context_lengths": [4096], "num_samples": 1}
+def test_nvidias_variable_tracking_is_spelt_right_and_ends_with_a_space(folder: Path) -> None:
+    metadata = {"tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [4096], "num_samples": 1}
     ours, theirs = (prompts(load_task("sb_ruler_vt", {**metadata, **more})) for more in ({}, {"scripts": "nvidia"}))
     assert ours[0].endswith("they are:")
     assert theirs[0].endswith("variables are assigned the value " + theirs[0].rsplit(" ", 4)[1] + " they are: ")
@@ -149,8 +145,8 @@ def test_nvidias_variable_tracking_is_spelt_right_and_ends_with_a_space(ruler_fo
     assert "assgined" not in theirs[0]
 
 
-def test_nvidias_documents_stand_in_one_order_for_every_question(ruler_folder: Path, corpora: dict[str, Any]) -> None:
-    metadata = {**corpora, "tokenizer": str(ruler_folder / "byte_level_bpe"), "context_lengths": [4096]}
+def test_nvidias_documents_stand_in_one_order_for_every_question(folder: Path, corpora: dict[str, Any]) -> None:
+    metadata = {**corpora, "tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [4096]}
     task = load_task("sb_ruler_qa_squad", {**metadata, "num_samples": 12, "scripts": "nvidia"})
     places = list(range(20))
     random.Random(42).shuffle(places)

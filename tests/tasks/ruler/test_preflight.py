@@ -9,7 +9,7 @@ from fresh_process import run
 from ruler_problems import TASKS
 
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.corpora import check_corpora
+from sbeval.tasks.asked import check_options
 from sbeval.tasks.ruler.texts import OFFLINE_TASKS
 
 SBEVAL = Path(sys.executable).with_name("sbeval")
@@ -25,7 +25,7 @@ def offline(tmp_path: Path) -> dict[str, str]:
 
 
 def test_given_corpora_pass(corpora: dict[str, Any]) -> None:
-    check_corpora(["sb_ruler", "sb_niah_forced", "sb_paper_ruler", "hellaswag"], corpora)
+    check_options(["sb_ruler", "sb_niah_forced", "sb_paper_ruler", "hellaswag"], corpora)
 
 
 @pytest.mark.parametrize(
@@ -41,24 +41,24 @@ def test_given_corpora_pass(corpora: dict[str, Any]) -> None:
 )
 def test_a_place_without_them_is_named(corpora: dict[str, Any], task: str, missing: str) -> None:
     with pytest.raises(UserError, match="/no/such/place"):
-        check_corpora([task], {**corpora, missing: "/no/such/place"})
+        check_options([task], {**corpora, missing: "/no/such/place"})
 
 
 def test_options_that_change_what_is_needed_count(corpora: dict[str, Any]) -> None:
     nowhere = {"essays": "/no/such/place"}
-    check_corpora(["sb_niah_single_2"], {**nowhere, "type_haystack": "noise"})
-    check_corpora(["sb_niah"], {**nowhere, "sb_niah_single_2": corpora, "type_haystack": "needle"})
+    check_options(["sb_niah_single_2"], {**nowhere, "type_haystack": "noise"})
+    check_options(["sb_niah"], {**nowhere, "sb_niah_single_2": corpora, "type_haystack": "needle"})
     with pytest.raises(UserError, match="/no/such/place"):
-        check_corpora(["sb_ruler_vt"], {**nowhere, "sb_ruler_vt": {"type_haystack": "essay"}})
+        check_options(["sb_ruler_vt"], {**nowhere, "sb_ruler_vt": {"type_haystack": "essay"}})
     with pytest.raises(UserError, match="keys that sb_ruler_vt has, found unknown key 'needles'"):
-        check_corpora(["sb_ruler_vt"], {"sb_ruler_vt": {"needles": 1}})
+        check_options(["sb_ruler_vt"], {"sb_ruler_vt": {"needles": 1}})
 
 
 def test_tasks_without_corpora_are_those_the_message_names() -> None:
-    check_corpora(OFFLINE, {"essays": "/no/such/place", "squad": "/no/such/place", "hotpot": "/no/such/place"})
+    check_options(OFFLINE, {"essays": "/no/such/place", "squad": "/no/such/place", "hotpot": "/no/such/place"})
     for name in set(TASKS) - OFFLINE:
         with pytest.raises(UserError, match="/no/such/place"):
-            check_corpora([name], dict.fromkeys(("essays", "squad", "hotpot"), "/no/such/place"))
+            check_options([name], dict.fromkeys(("essays", "squad", "hotpot"), "/no/such/place"))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,7 @@ def test_tasks_without_corpora_are_those_the_message_names() -> None:
 def test_the_command_says_so_in_one_sentence_before_it_loads_a_model(
     asked: str, keys: str, tmp_path: Path, offline: dict[str, str]
 ) -> None:
-    process = run(
-        [SBEVAL, "run", "--tasks", asked, "--model_args", "pretrained=no-such-model"],
-        environment=offline,
-    )
+    process = run([SBEVAL, "run", "--tasks", asked, "--model_args", "pretrained=no-such-model"], environment=offline)
     assert process.returncode == 1
     (sentence,) = process.stderr.splitlines()
     assert "sb_ruler_qa_squad" in sentence

@@ -17,8 +17,8 @@ LENGTHS = [2600, 4000]
 
 
 @pytest.fixture
-def metadata(ruler_folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
-    return {**corpora, "tokenizer": str(ruler_folder / "byte_level_bpe"), "num_samples": 8}
+def metadata(folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
+    return {**corpora, "tokenizer": str(folder / "byte_level_bpe"), "num_samples": 8}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -60,7 +60,7 @@ def test_lengths_share_questions_answers_and_relative_depths(name: str, metadata
 def test_the_haystack_of_a_shorter_prompt_is_part_of_the_longer_one(name: str, metadata: dict[str, Any]) -> None:
     task = load_task(name, {**metadata, "context_lengths": LENGTHS})
     for index in range(2):
-        units = [task.fitter(length, Frame()).fit([index])[index].units for length in LENGTHS]
+        units = [task.fitted.fitter(length, Frame()).fit([index])[index].units for length in LENGTHS]
         drafts = [task.generator.draft(index, length) for length in LENGTHS]
         assert units[0] < units[1]
         if hasattr(drafts[0], "haystack"):

@@ -1,8 +1,6 @@
 """Scores against NVIDIA's two formulas, written out again, on a table of cases."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sbeval.tasks.ruler.task import parse_answer, string_match_all, string_match_part
 
@@ -23,13 +21,6 @@ CASES = [
 def test_table_of_cases(answer: str, references: list[str], share: float, any_found: float) -> None:
     assert string_match_all(answer, references) == pytest.approx(share)
     assert string_match_part(answer, references) == any_found
-
-
-@given(st.text(), st.lists(st.text(min_size=1, max_size=3), min_size=1))
-def test_formulas(answer: str, references: list[str]) -> None:
-    found = [1.0 if reference.lower() in answer.lower() else 0.0 for reference in references]
-    assert string_match_all(answer, references) == sum(found) / len(references)
-    assert string_match_part(answer, references) == max(found)
 
 
 @pytest.mark.parametrize(

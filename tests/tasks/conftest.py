@@ -9,7 +9,7 @@ from ruler_problems import write_inputs
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("recall")
+    return tmp_path_factory.mktemp("tasks")
 
 
 @pytest.fixture(scope="session")

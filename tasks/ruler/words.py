@@ -1,0 +1,284 @@
+"""Which words are frequent? Common-words and frequent-words extraction.
+
+Common words: a numbered list in which ten words come more often than the others. Frequent words: coded words whose
+counts fall off as a power of their rank.
+"""
+
+import dataclasses
+import functools
+import logging
+import math
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import zeta
+
+from sbeval.errors import UserError
+from sbeval.tasks.draws import seeded_order, seeded_random, seeded_ranks, word_lists
+from sbeval.tasks.ruler.drafts import Draft, Generator, Steps
+from sbeval.tasks.ruler.options import CweOptions, FweOptions
+from sbeval.tasks.ruler.wording import task_wording
+from sbeval.tasks.tokens import LINE_START, WORDS
+
+log = logging.getLogger(__name__)
+
+SHORT_BELOW = 4096
+EXTRA_WORDS = 16384
+_LONG_FORM_MARGIN = 1.05
+POOL_WORDS = 4096
+NOISE = "..."
+ASKED = 3
+_TOKENS_PER_VOCABULARY_WORD = 50
+_OCCURRENCES = 2**32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WordListDraft(Draft):
+    """A numbered list of words in random order; a unit is one uncommon word with all its repetitions.
+
+    Attributes:
+        pool: all words.
+        order: common words, then uncommon ones, in the order they come in, int64.
+        word_tokens: tokens of all repetitions of the common words and the first n uncommon ones, int64, from n = 0.
+        number_tokens: tokens of the first n numbers, int64, from n = 0.
+        common_repeats: occurrences of each common word.
+        uncommon_repeats: occurrences of each uncommon word.
+        common: number of common words.
+        name: seeds the order.
+    """
+
+    pool: Sequence[str]
+    order: NDArray[np.int64]
+    word_tokens: NDArray[np.int64]
+    number_tokens: NDArray[np.int64]
+    common_repeats: int
+    uncommon_repeats: int
+    common: int
+    name: tuple[object, ...]
+
+    def body_ends(self) -> tuple[str, str]:
+        """Returns the first number, and a word."""
+        return "1", "a"
+
+    def _entries(self, units: Any) -> Any:
+        return self.common * self.common_repeats + units * self.uncommon_repeats
+
+    def body_tokens(self, units: int) -> int:
+        """Returns the tokens of words and numbers."""
+        return int(self.word_tokens[units] + self.number_tokens[self._entries(units)])
+
+    def units_within(self, tokens: int) -> int:
+        """Returns how many uncommon words fit."""
+        totals = self.word_tokens + self.number_tokens[self._entries(np.arange(len(self.word_tokens)))]
+        return max(0, int(np.searchsorted(totals, tokens, side="right")) - 1)
+
+    def body(self, units: int) -> str:
+        """Returns the list."""
+        common = np.repeat(np.arange(self.common), self.common_repeats)
+        uncommon = self.common + np.repeat(np.arange(units), self.uncommon_repeats)
+        occurrences = np.arange(self._entries(units))
+        shuffled = np.argsort(seeded_ranks(occurrences, *self.name, "order"), kind="stable")
+        listed = self.order[np.concatenate((common, uncommon))[shuffled]].tolist()
+        return number_words([self.pool[i] for i in listed])
+
+
+def number_words(words: Sequence[str]) -> str:
+    """Returns "1. first 2. second ..."."""
+    return " ".join([f"{i}. {word}" for i, word in enumerate(words, start=1)])
+
+
+class CweGenerator(Generator):
+    """Makes the samples of common-words extraction.
+
+    Below 4,096 tokens RULER uses a shorter example and fewer repetitions; so does this where the long form has no room,
+    for which RULER has no rule. If a prompt needs more words than wonderwords has, pairs of an adjective and a noun
+    follow.
+    """
+
+    options: CweOptions
+
+    def __init__(self, options: CweOptions, **setting: Any) -> None:
+        super().__init__(options, **setting)
+        self._short_at: dict[int, bool] = {}
+        self._wording = task_wording("cwe")
+
+    def steps(self, length: int) -> Steps:
+        """Returns ten words."""
+        return Steps(10)
+
+    @functools.cached_property
+    def _pool(self) -> tuple[list[str], int, NDArray[np.int64]]:
+        """All words, how many of them are wonderwords' own, and their token counts behind a number."""
+        simple = sorted({word for words in word_lists() for word in words})
+        nouns, adjectives, _ = word_lists()
+        rng = seeded_random(*self._name, "extra words")
+        extra = sorted({f"{rng.choice(adjectives)}-{rng.choice(nouns)}" for _ in range(EXTRA_WORDS)} - set(simple))
+        words = simple + extra
+        return words, len(simple), self._counter.count_pool([" " + word for word in words], ("1.", " 1"))
+
+    @functools.cached_property
+    def _number_tokens(self) -> NDArray[np.int64]:
+        most = self.options.num_cw * self.options.freq_cw + len(self._pool[0]) * self.options.freq_ucw
+        tokens = self._counter.count_pool([f" {i}." for i in range(1, most + 1)], WORDS)
+        tokens[:1] = self._counter.count_pieces(["1."], LINE_START)
+        return np.concatenate(([0], np.cumsum(tokens)))
+
+    def draft(self, index: int, context_length: int) -> WordListDraft:
+        """Makes sample `index`; its words are the same at every length, their repetitions RULER's for the length."""
+        return self._make(index, context_length, short=self._is_short(context_length))
+
+    def _is_short(self, context_length: int) -> bool:
+        """Whether a length gets the short form: below 4,096 tokens, or where RULER's long form has no room."""
+        if context_length not in self._short_at:
+            self._short_at[context_length] = context_length < SHORT_BELOW
+            if not self._short_at[context_length]:
+                long = self._make(0, context_length, short=False)
+                text = "".join([*long.opening, long.body(1), long.closing, long.answer_prefix])
+                needed = round(_LONG_FORM_MARGIN * int(self._counter.count([text])[0])) + self._generated_tokens
+                if needed > context_length:
+                    said = "%s takes its short form at %d tokens: the long one needs about %d with this tokenizer"
+                    log.warning(said, self._name[0], context_length, needed)
+                    self._short_at[context_length] = True
+        return self._short_at[context_length]
+
+    def _make(self, index: int, context_length: int, *, short: bool) -> WordListDraft:
+        common_repeats, uncommon_repeats = (6, 1) if short else (self.options.freq_cw, self.options.freq_ucw)
+        common = self.options.num_cw
+        words, simple, pool_tokens = self._pool
+        extra = simple + seeded_order(len(words) - simple, *self._name, index, "extra words")
+        order = np.concatenate((seeded_order(simple, *self._name, index, "words"), extra))
+        # a word with its number has at least two tokens, so no more words than this can fit
+        order = order[: common + context_length // (2 * uncommon_repeats) + 1]
+        tokens = pool_tokens[order]
+        common_tokens = int(tokens[:common].sum()) * common_repeats
+        opening, question, prefix = (text.replace("10", str(common)) for text in self._wording)  # RULER's words say 10
+        return WordListDraft(
+            references=[words[i] for i in order[:common].tolist()],
+            answer_prefix=prefix,
+            opening=[*self._examples(index, short, opening, f"{question} {prefix}"), opening],
+            closing=question,
+            least_units=1,
+            most_units=len(order) - common,
+            pool=words,
+            order=order,
+            word_tokens=common_tokens + uncommon_repeats * np.concatenate(([0], np.cumsum(tokens[common:]))),
+            number_tokens=self._number_tokens,
+            common_repeats=common_repeats,
+            uncommon_repeats=uncommon_repeats,
+            common=common,
+            name=(*self._name, index),
+        )
+
+    def _examples(self, index: int, short: bool, opening: str, question: str) -> list[str]:
+        """Returns the worked examples: 20 words repeated 3 and 1 times where short, else 40 words 10 and 3 times."""
+        count, common_repeats, uncommon_repeats = (20, 3, 1) if short else (40, 10, 3)
+        words, simple, _ = self._pool
+        examples = []
+        for shot in range(self.options.num_fewshot):
+            rng = seeded_random(*self._name, index, "example", shot, short)
+            picked = [words[i] for i in rng.sample(range(simple), max(count, self.options.num_cw + 1))]
+            common, uncommon = picked[: self.options.num_cw], picked[self.options.num_cw :]
+            listed = common * common_repeats + uncommon * uncommon_repeats
+            rng.shuffle(listed)
+            examples.append(f"{opening}{number_words(listed)}{question} {number_words(common)}\n")
+        return examples
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrequencyDraft(Draft):
+    """Coded words in random order; the word of rank k comes floor(units * k^-alpha / zeta(alpha)) times.
+
+    Attributes:
+        words: the noise, then the words by falling frequency.
+        tokens: tokens of each behind a space, int64.
+        shares: k^-alpha / zeta(alpha), float64.
+        name: seeds the order.
+    """
+
+    words: Sequence[str]
+    tokens: NDArray[np.int64]
+    shares: NDArray[np.float64]
+    name: tuple[object, ...]
+
+    def body_ends(self) -> tuple[str, str]:
+        """Returns a word behind a space, and one."""
+        return " a", "a"
+
+    def counts(self, units: int) -> NDArray[np.int64]:
+        """Returns how often each word comes, int64."""
+        return (units * self.shares).astype(np.int64)
+
+    def body_tokens(self, units: int) -> int:
+        """Returns the tokens of all words."""
+        return int(self.counts(units) @ self.tokens)
+
+    def units_within(self, tokens: int) -> int:
+        """Returns the most units whose words fit."""
+        low, high = 0, max(1, 2 * tokens)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.body_tokens(middle) <= tokens else (low, middle)
+        return low
+
+    def body(self, units: int) -> str:
+        """Returns the words, each behind a space."""
+        counts = self.counts(units)
+        ranks = np.repeat(np.arange(len(counts)), counts)
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        occurrences = ranks * _OCCURRENCES + (np.arange(len(ranks)) - starts)
+        order = np.argsort(seeded_ranks(occurrences, *self.name, "order"), kind="stable")
+        words = [" " + word for word in self.words]
+        return "".join([words[i] for i in ranks[order].tolist()])
+
+
+class FweGenerator(Generator):
+    """Makes the samples of frequent-words extraction."""
+
+    options: FweOptions
+
+    def __init__(self, options: FweOptions, *, task: str, **setting: Any) -> None:
+        super().__init__(options, task=task, **setting)
+        if 0 < options.vocab_size <= ASKED + 1:
+            raise UserError(f"{task} asks for {ASKED} of the coded words, so vocab_size is at least {ASKED + 2}.")
+
+    def steps(self, length: int) -> Steps:
+        """Returns steps of a 32nd of the budget, from the budget over the letters of a word on; both count words."""
+        budget = length - self._generated_tokens
+        return Steps(max(1, budget // 32), origin=budget // self.options.coded_wordlen)
+
+    @functools.cached_property
+    def _pool(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Coded words, and token counts behind a space of the noise and each of them."""
+        letters = self.options.coded_wordlen
+        rng = seeded_random(*self._name, "coded words", letters)
+        words: dict[str, None] = {}
+        while len(words) < POOL_WORDS:
+            words["".join(rng.choices(string.ascii_lowercase, k=letters))] = None
+        pool = [NOISE, *words]
+        return pool, self._counter.count_pool([" " + word for word in pool], WORDS)
+
+    def draft(self, index: int, context_length: int) -> FrequencyDraft:
+        """Makes sample `index`; its words and their ranks are the same at every length."""
+        pool, tokens = self._pool
+        size = self.options.vocab_size or (context_length - self._generated_tokens) // _TOKENS_PER_VOCABULARY_WORD
+        first = np.arange(1, POOL_WORDS + 1) ** -self.options.alpha / zeta(self.options.alpha)
+        # from here on the words asked for are more frequent than any other
+        least_units = math.ceil(1 / float(-np.diff(first[1 : ASKED + 2]).min())) + 1
+        size = min(POOL_WORDS, max(size, ASKED + 2, int(np.count_nonzero(least_units * first >= 1))))
+        order = np.concatenate(([0], 1 + seeded_order(POOL_WORDS, *self._name, index, "vocabulary")[: size - 1]))
+        wording = task_wording("fwe")
+        words = [pool[i] for i in order.tolist()]
+        return FrequencyDraft(
+            references=words[1 : 1 + ASKED],
+            answer_prefix=wording.answer_prefix,
+            opening=[wording.opening.removesuffix(" ")],
+            closing=wording.closing,
+            least_units=least_units,
+            words=words,
+            tokens=tokens[order],
+            shares=first[:size],
+            name=(*self._name, index),
+        )
