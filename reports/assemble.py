@@ -1,6 +1,5 @@
-"""From results to the report's summary and sections, before any page exists; a new section is a line of `SECTIONS`."""
+"""From results to the report's summary and sections, before any page exists; a new kind is a line of `KINDS`."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from sbeval.reports.analyse.claims import all_claims
@@ -9,51 +8,45 @@ from sbeval.reports.analyse.one_number import curve_numbers, tabulate_numbers
 from sbeval.reports.analyse.overview import HEADER, Overview, caveats, side_by_side
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import choose_baseline
-from sbeval.reports.analyse.suite import suite_rows
 from sbeval.reports.figures.theme import choose_looks
+from sbeval.reports.kinds.answers import SAMPLES
+from sbeval.reports.kinds.curves import CURVES
+from sbeval.reports.kinds.needles import NEEDLES
+from sbeval.reports.kinds.numbers import NUMBERS
+from sbeval.reports.kinds.positions import POSITIONS
+from sbeval.reports.kinds.recall import RECALL
+from sbeval.reports.kinds.ruler import RULER
+from sbeval.reports.kinds.runs import LEFT_OUT, PROVENANCE, SPEED
+from sbeval.reports.kinds.spans import SPANS
+from sbeval.reports.kinds.steps import STEPS
+from sbeval.reports.kinds.suite import INPUTS, TABLES
 from sbeval.reports.read.results import Results
-from sbeval.reports.sections.curves import curves_section
-from sbeval.reports.sections.inputs import inputs_section
-from sbeval.reports.sections.needles import needles_section
-from sbeval.reports.sections.numbers import numbers_section
-from sbeval.reports.sections.positions import positions_section
-from sbeval.reports.sections.recall import recall_section
-from sbeval.reports.sections.ruler import ruler_section
-from sbeval.reports.sections.runs import notes_section, provenance_section, speed_section
-from sbeval.reports.sections.samples import samples_section
-from sbeval.reports.sections.section import Material, Publish, Report, Section
-from sbeval.reports.sections.spans import spans_section
-from sbeval.reports.sections.steps import steps_section
-from sbeval.reports.sections.tables import tables_section
-from sbeval.reports.table import Cell, Table, row, texts
+from sbeval.reports.section import Cell, Material, Publish, Report, Table, row, texts
 
-SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
-    curves_section,
-    positions_section,
-    needles_section,
-    ruler_section,
-    recall_section,
-    spans_section,
-    steps_section,
-    numbers_section,
-    inputs_section,
-    samples_section,
-    tables_section,
-    speed_section,
-    provenance_section,
-    notes_section,
+KINDS = (
+    CURVES,
+    POSITIONS,
+    NEEDLES,
+    RULER,
+    RECALL,
+    SPANS,
+    STEPS,
+    NUMBERS,
+    INPUTS,
+    SAMPLES,
+    TABLES,
+    SPEED,
+    PROVENANCE,
+    LEFT_OUT,
 )
+"""Every kind of measurement, in the order of the page."""
 _CARDS_AT_MOST = 6
 
 
 def assemble(results: Results, *, baseline: str | None, publish: Publish, folder: Path) -> Report:
     """Builds the summary and every section that the results allow.
 
-    Args:
-        results: the tidy table, and what readers found.
-        baseline: model that differences are taken against, None to choose.
-        publish: writes a figure's image files.
-        folder: where the page will stand, for links to the result files.
+    `baseline` is chosen where it is None; `folder` is where the page will stand, for links to the result files.
     """
     models = results.models
     claims = all_claims(results)
@@ -70,11 +63,10 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         claims=claims,
         ruler=ruler,
         numbers=numbers,
-        ordinary=suite_rows(results),
         folder=folder,
         publish=publish,
     )
-    sections = [build(material) for build in SECTIONS]
+    sections = [kind.section(material) for kind in KINDS]
     overview = side_by_side(models, claims, numbers)
     missing = {label: missing_tasks(ruler.scores, label) for label in material.looks_of(ruler.scores["setting"])}
     many = len(models) > _CARDS_AT_MOST

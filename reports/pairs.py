@@ -16,8 +16,7 @@ from sbeval.reports.analyse.one_number import effective_nll_length
 from sbeval.reports.analyse.paired import PairedDifference, ruler_differences, task_difference
 from sbeval.reports.analyse.statistics import change_weights, simultaneous_band
 from sbeval.reports.analyse.suite import SuiteRow, divided_tasks, suite_rows
-from sbeval.reports.read.results import Results
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleScores, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 

@@ -21,8 +21,7 @@ from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.reports.analyse.selection import restrict
 from sbeval.reports.build import load_results
 from sbeval.reports.read.fields import shown_name
-from sbeval.reports.read.results import Results
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.runs import TaskResult
 
 FOLDER = ".eval_results"

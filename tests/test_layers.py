@@ -9,21 +9,22 @@ from fresh_process import run_code
 from source_tree import ROOMS, layer, modules
 
 MODULES = modules()
-# within reports: build -> write, assemble -> sections -> figures -> analyse -> read
+# within reports: build -> {assemble -> kinds, write} -> section -> figures -> analyse -> read
+READING = {"analyse", "read"}
+SECTION = {"section", "figures"} | READING
 REPORT_ARROWS = {
     "read": set(),
     "analyse": {"read"},
-    "figures": {"analyse", "read"},
-    "table": set(),
-    "sections": {"table", "figures", "analyse", "read"},
-    "assemble": {"sections", "table", "figures", "analyse", "read"},
-    "write": {"sections", "table", "figures", "analyse", "read"},
-    "build": {"write", "assemble", "sections", "table", "figures", "analyse", "read"},
-    "publish": {"build", "analyse", "read"},
-    "pairs": {"analyse", "read"},
-    "judge": {"pairs", "build", "analyse", "read"},
-    "gate": {"judge", "pairs", "analyse", "read"},
-    "watch": set(),
+    "figures": {"read"},
+    "section": {"figures"} | READING,
+    "kinds": SECTION,
+    "assemble": {"kinds"} | SECTION,
+    "write": SECTION,
+    "build": {"write", "assemble", "kinds"} | SECTION,
+    "publish": {"build"} | READING,
+    "pairs": READING,
+    "judge": {"pairs", "build"} | READING,
+    "gate": {"judge", "pairs"} | READING,
 }
 MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.plugin"}
 SPEED = [name for name in MODULES if name.startswith("sbeval.model_adapters.speed")]

@@ -7,11 +7,7 @@
 - `findings`: what is said of one model?
 - `one_number`: what is one number for a whole curve?
 - `overview`: what is said of all models together?
-- `names`: how do names stand in sentences?
 - `ruler`: what are RULER's averages and effective lengths?
-- `needles`: how do scores depend on depth?
-- `recall`: how does recall depend on pairs and length?
-- `positions`: how does NLL differ by position?
 - `suite`: how do ordinary tasks compare?
 - `paired`: how do two models differ on the same samples?
 """

@@ -100,10 +100,8 @@ def length_claims(
 ) -> LengthClaims:
     """Compares all lengths on the documents whose scored tokens are the same at each of them.
 
-    Args:
-        sums: sums by document, None where samples were not logged.
-        training_length_tokens: None where not recorded.
-        confidence: how often each of the two bands holds all its differences at once.
+    `sums` are None where samples were not logged; each of the two bands holds all its differences at once with the
+    given confidence.
     """
     if sums is None:
         return LengthClaims(obstacle="samples were not logged (--log_samples), so lengths cannot be compared in pairs")

@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from sbeval.reports.analyse.claims import TOO_FEW, LengthClaims, LengthDifference
-from sbeval.reports.analyse.names import in_words
+from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, LengthClaims, LengthDifference
 from sbeval.reports.analyse.panels import CORPUS_WORDS
-from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.fields import in_words, length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.results.digits import change_text, with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS
@@ -85,16 +84,10 @@ def parameters_text(parameters: int) -> str:
 
 def find(
     models: Sequence[EvaluatedModel],
-    claims: Mapping[tuple[str, str, str], LengthClaims],
+    claims: Mapping[ClaimKey, LengthClaims],
     effective_lengths: Mapping[str, Sequence[str]],
 ) -> list[Finding]:
-    """Writes the findings.
-
-    Args:
-        models: all models.
-        claims: (model label, corpus, protocol) to what its lengths show.
-        effective_lengths: model label to ready sentences on RULER.
-    """
+    """Writes the findings; `effective_lengths` holds each model's ready sentences on RULER."""
     findings = []
     for model in models:
         own = {key[1:]: claim for key, claim in claims.items() if key[0] == model.label}

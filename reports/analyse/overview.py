@@ -3,13 +3,12 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from sbeval.reports.analyse.claims import LengthClaims
+from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.findings import difference_text
-from sbeval.reports.analyse.names import name_list
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
-from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.fields import length_text, name_list
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_LOG_DEVIATION
 
@@ -42,16 +41,10 @@ class Overview:
 
 def side_by_side(
     models: Sequence[EvaluatedModel],
-    claims: Mapping[tuple[str, str, str], LengthClaims],
+    claims: Mapping[ClaimKey, LengthClaims],
     numbers: Sequence[CurveNumber] = (),
 ) -> Overview:
-    """Compares the models on identical targets.
-
-    Args:
-        models: all models.
-        claims: (model label, corpus, protocol) to what its lengths show.
-        numbers: one number for each curve of each model.
-    """
+    """Compares the models on identical targets."""
     areas = {(one.setting, one.corpus): one.area for one in numbers if one.metric == NLL_CHANGE}
     usable = {
         (label, corpus): claim
@@ -123,7 +116,7 @@ def _named(labels: Sequence[str]) -> str:
 
 
 def caveats(
-    claims: Mapping[tuple[str, str, str], LengthClaims],
+    claims: Mapping[ClaimKey, LengthClaims],
     ruler_missing: Mapping[str, Sequence[str]],
     ruler_apart: Mapping[str, Sequence[str]],
     ruler_filled: Mapping[str, Sequence[str]],
@@ -131,7 +124,7 @@ def caveats(
     """Writes the remarks below the summary.
 
     Args:
-        claims: (model label, corpus, protocol) to what its lengths show.
+        claims: what the lengths show.
         ruler_missing: model label to those of RULER's tasks it did not run, for models that ran some.
         ruler_apart: model label to the tasks that are kept apart from RULER's.
         ruler_filled: who fills RULER's prompts to the labels of models run with such prompts.
@@ -174,9 +167,7 @@ def caveats(
     return remarks + _not_run(claims) + _ruler_not_run(ruler_missing)
 
 
-def _without_identical_targets(
-    claims: Mapping[tuple[str, str, str], LengthClaims], usable: set[tuple[str, str, str]]
-) -> str:
+def _without_identical_targets(claims: Mapping[ClaimKey, LengthClaims], usable: set[ClaimKey]) -> str:
     shown = {(label, corpus) for label, corpus, protocol in usable if protocol == "fixed_target"}
     lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in shown)
     somewhere = {label for label, _ in shown}
@@ -188,7 +179,7 @@ def _without_identical_targets(
     )
 
 
-def _not_run(claims: Mapping[tuple[str, str, str], LengthClaims]) -> list[str]:
+def _not_run(claims: Mapping[ClaimKey, LengthClaims]) -> list[str]:
     labels = dict.fromkeys(label for label, _, _ in claims)
     remarks = []
     for corpus, protocol in dict.fromkeys((corpus, protocol) for _, corpus, protocol in claims):

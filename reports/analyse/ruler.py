@@ -123,10 +123,12 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame.from_records(rows, columns=columns)
 
 
-def by_length(table: pd.DataFrame, model: str, column: str = "context_length_tokens") -> dict[int, float]:
+def by_length(
+    table: pd.DataFrame, model: str, column: str = "context_length_tokens", numbers: str = "value"
+) -> dict[int, float]:
     """Returns length (or what another column counts) to value for one model, ascending."""
-    own = (table["setting"] == model).to_numpy()
-    lengths, values = table[column].to_numpy()[own], table["value"].to_numpy()[own]
+    rows = (table["setting"] == model).to_numpy()
+    lengths, values = table[column].to_numpy()[rows], table[numbers].to_numpy()[rows]
     return dict(sorted((int(length), float(value)) for length, value in zip(lengths, values, strict=True)))
 
 
@@ -253,9 +255,7 @@ class Alike:
 def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
     """Returns the averages that can be drawn: over all the tasks, and over those every model ran where these differ.
 
-    Args:
-        scores: rows with columns setting and ruler_task.
-        tasks: the tasks to be averaged; models that ran none of them are left aside.
+    Models that ran none of the tasks are left aside.
     """
     own = scores[scores["ruler_task"].isin(tasks)]
     ran = {str(model): frozenset(rows["ruler_task"]) for model, rows in own.groupby("setting", sort=False)}

@@ -19,9 +19,7 @@ from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.measurements import NUMBER_KEYS
 from sbeval.reports.read.models import EvaluatedModel, describe_facts, group_models
-from sbeval.reports.read.positions import POSITIONS
-from sbeval.reports.read.results import Results
-from sbeval.reports.read.rows import records, restricted
+from sbeval.reports.read.results import Results, records, restricted
 
 SEED_COLUMNS = ["seeds", "seed_low", "seed_high"]
 _NUMBERED = re.compile(r"(?P<name>.+?)[-_. ]?s(?:eed)?[-_ ]?(?P<seed>\d+)", re.IGNORECASE)
@@ -37,7 +35,7 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         UserError: a pattern matches neither a model nor a task.
     """
     labels = [model.label for model in results.models]
-    tasks = list(dict.fromkeys([*results.measurements["task"], *results[POSITIONS]["task"]]))
+    tasks = results.tasks
     kept_labels: list[str] = []
     kept_tasks: list[str] = []
     for pattern in only:
@@ -91,9 +89,7 @@ def choose_baseline(models: Iterable[EvaluatedModel], asked: str | None) -> str:
 def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Results:
     """Returns the results with one model for each group of seeds; the measurements gain `SEED_COLUMNS`.
 
-    Args:
-        results: every model by itself.
-        labels: names to show in place of a group's own.
+    `labels` are names to show in place of a group's own.
     """
     groups = seed_groups(results.models)
     if not groups:

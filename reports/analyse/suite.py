@@ -9,8 +9,7 @@ import pandas as pd
 
 from sbeval.reports.analyse.paired import task_difference
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.results import Results
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.runs import EvaluationRun, InputLimit
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 
@@ -108,11 +107,8 @@ def _ordinary(results: Results) -> pd.DataFrame:
 def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = None) -> list[SuiteRow]:
     """Returns the rows of all ordinary tasks; members of a group that has its own number are left out.
 
-    A task that one model ran with several bounds on its inputs has a row for each bound.
-
-    Args:
-        results: the tidy table.
-        divided: (task, field of `InputLimit`) told apart; None for `divided_tasks(results)`.
+    A task that one model ran with several bounds on its inputs has a row for each bound; `divided` says which bounds
+    are told apart, None for `divided_tasks(results)`.
     """
     divided = divided_tasks(results) if divided is None else divided
     rows = _ordinary(results)

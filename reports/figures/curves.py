@@ -1,4 +1,4 @@
-"""A metric or a score against context length: one line a model, a band, a mark at each training length."""
+"""Numbers against context length: one line a model, a band, a mark at each training length."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,161 +6,77 @@ from typing import Any
 
 import pandas as pd
 
+from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
-from sbeval.reports.figures.small_multiples import Panel, small_multiples
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.rows import by_model
+from sbeval.reports.read.results import by_model
 
-METRICS = {
-    "nll": ("NLL (nats per token)", "linear", ".3f"),
-    "token_perplexity": ("perplexity per token (log scale)", "log", ",.2f"),
-    "bits_per_byte": ("bits per byte", "linear", ".3f"),
-}
-"""A metric's axis, its scale and the digits of its numbers."""
 METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
-_TOOLTIP = {
-    "setting": "model",
-    "length_text": "context",
-    "value_text": "value",
-    "interval_text": "95% interval",
-    "tokens_text": "scored tokens",
-    "clusters_text": "documents",
-}
-_SCORE_TOOLTIP = {"setting": "model", "length_text": "context", "value_text": "score", "interval_text": "95% interval"}
+SCORE_TOOLTIP = {"setting": "model", "length_text": "context", "value_text": "score", "interval_text": "95% interval"}
+SHARES: dict[str, Any] = {"y_domain": (0.0, 1.0), "y_format": ".0%"}
+"""The axis of what lies between nothing and all."""
 
 
-def curve_figure(
+def length_figure(
     table: pd.DataFrame,
+    caption: Caption,
     *,
-    metric: str,
     looks: Mapping[str, Look],
     training_lengths: Mapping[str, int],
-    title: str,
-    subtitle: str,
-    description: str,
+    number_format: str,
+    tooltip: Mapping[str, str],
+    x_title: str = "context length (tokens, log scale)",
+    **y_axis: Any,
 ) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one panel.
+    """Returns the Vega-Lite specification of numbers against context length.
 
     Args:
-        table: rows of one metric with columns setting, context_length_tokens, value, ci95_low, ci95_high, tokens,
-            clusters.
-        metric: key of `METRICS`.
-        looks: how to draw each model.
-        training_lengths: model to its training length in tokens, where known.
-        title: heading of the image files.
-        subtitle: second line of the image files.
-        description: the finding in words, for readers who cannot see the figure.
+        table: columns setting, context_length_tokens, value, ci95_low, ci95_high and, where known, tokens and clusters.
+        caption: what is said about it.
+        looks: of models; those that are not in the table are left out.
+        training_lengths: in tokens, where known.
+        number_format: of the numbers in the tooltip.
+        tooltip: field of a row to its name.
+        x_title: what the axis counts.
+        **y_axis: fields of `Axes` for the measured quantity.
     """
-    axis_title, scale, number_format = METRICS[metric]
     shown = set(table["setting"])
-    order = [label for label in looks if label in shown]
-    marks = training_marks(training_lengths, order)
-    rows = length_rows(table, order, number_format)
+    looks = {label: look for label, look in looks.items() if label in shown}
+    marks = training_marks(training_lengths, looks)
+    rows = length_rows(table, list(looks), number_format)
     return line_figure(
         rows,
-        axes=Axes(
-            x_title="context length (tokens, log scale)",
-            x_domain=length_domain(table, marks),
-            y_title=axis_title,
-            y_scale=scale,
-            y_format="~g" if scale == "log" else None,
-        ),
-        looks={label: looks[label] for label in order},
+        caption,
+        axes=Axes(x_title=x_title, x_domain=length_domain(table, marks), **y_axis),
+        looks=looks,
         marks=marks,
-        tooltip=curve_tooltip(rows) | {"value_text": axis_title.removesuffix(" (log scale)")},
-        title=title,
-        subtitle=subtitle,
-        description=description,
+        tooltip=with_seeds(tooltip, rows),
     )
 
 
 def score_figure(
-    table: pd.DataFrame,
-    *,
-    looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
-    title: str,
-    subtitle: str,
-    description: str,
+    table: pd.DataFrame, caption: Caption, *, looks: Mapping[str, Look], training_lengths: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of a score, its axis fixed to 0..1.
-
-    Args:
-        table: columns setting, context_length_tokens, value, ci95_low, ci95_high.
-        looks: how to draw each model.
-        training_lengths: model to its training length in tokens, where known.
-        title: heading of the image files.
-        subtitle: second line of the image files.
-        description: the finding in words, for readers who cannot see the figure.
-    """
-    order = [label for label in looks if label in set(table["setting"])]
-    marks = training_marks(training_lengths, order)
-    return line_figure(
-        length_rows(table, order, ".3f"),
-        axes=Axes(
-            x_title="context length (tokens, log scale)",
-            x_domain=length_domain(table, marks),
-            y_title="score",
-            y_domain=(0.0, 1.0),
-            y_format=".0%",
-        ),
-        looks={label: looks[label] for label in order},
-        marks=marks,
-        tooltip=_SCORE_TOOLTIP,
-        title=title,
-        subtitle=subtitle,
-        description=description,
+    """Returns the `length_figure` of a score, its axis fixed to 0..1."""
+    return length_figure(
+        table,
+        caption,
+        looks=looks,
+        training_lengths=training_lengths,
+        number_format=".3f",
+        tooltip=SCORE_TOOLTIP,
+        y_title="score",
+        **SHARES,
     )
 
 
-def score_grid(
-    tables: Mapping[str, pd.DataFrame],
-    *,
-    looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
-    title: str,
-    subtitle: str,
-    description: str,
-    columns: int = 4,
-) -> dict[str, Any]:
-    """Returns small multiples of `score_figure`, one for each name in `tables`, on the same axes."""
-    everything = pd.concat(list(tables.values()), ignore_index=True)
-    shown = set(everything["setting"])
-    order = [label for label in looks if label in shown]
-    marks = training_marks(training_lengths, order)
-    axes = Axes(
-        x_title=None,
-        x_octaves=3,
-        x_domain=length_domain(everything, marks),
-        y_title=None,
-        y_domain=(0.0, 1.0),
-        y_format=".0%",
-    )
-    panels = []
-    for name, table in tables.items():
-        rows = length_rows(table, [label for label in order if label in set(table["setting"])], ".3f")
-        panels.append(Panel(name=name, rows=rows, axes=axes))
-    return small_multiples(
-        panels,
-        columns=columns,
-        height=130,
-        width=200,
-        looks={label: looks[label] for label in order},
-        marks=marks,
-        tooltip=_SCORE_TOOLTIP,
-        title=title,
-        subtitle=subtitle,
-        description=description,
-    )
+def with_seeds(tooltip: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the tooltip's fields, with the spread over seeds only where a line stands for several."""
+    return {**tooltip, **({"seeds_text": "seeds"} if any(row.get("seed_low") is not None for row in rows) else {})}
 
 
-def curve_tooltip(rows: Sequence[Mapping[str, Any]], base: Mapping[str, str] = _TOOLTIP) -> dict[str, str]:
-    """Returns the tooltip's fields; the spread over seeds only where a line stands for several."""
-    return {**base, **({"seeds_text": "seeds"} if any(row.get("seed_low") is not None for row in rows) else {})}
-
-
-def training_marks(training_lengths: Mapping[str, int], order: Sequence[str]) -> dict[int, str]:
+def training_marks(training_lengths: Mapping[str, int], order: Iterable[str]) -> dict[int, str]:
     """Returns the vertical marks of the models shown: training length to its text."""
     lengths = sorted({training_lengths[label] for label in order if label in training_lengths})
     return {length: f"trained at {length_text(length)}" for length in lengths}

@@ -1,5 +1,6 @@
-"""What explains a line figure: marks, levels, and names at the ends of lines, moved apart until none covers another."""
+"""What explains a figure: its caption, marks, levels, and names at the ends of lines, moved until all can be read."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,35 @@ WIDEST_PIXELS = 260.0
 SYMLOG_CONSTANT = 0.05
 Row = dict[str, Any]
 VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Caption:
+    """What is said about a figure.
+
+    Attributes:
+        title: heading.
+        finding: what it shows, in one sentence; also the text for readers who cannot see it.
+        explanation: how to read it, on the page.
+        subtitle: how to read it, in the image files; None for the same as on the page.
+    """
+
+    title: str
+    finding: str
+    explanation: str = ""
+    subtitle: str | None = None
+
+    @property
+    def vega(self) -> dict[str, Any]:
+        """What every Vega-Lite specification begins with."""
+        return {
+            "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+            "title": {
+                "text": self.title,
+                "subtitle": self.explanation if self.subtitle is None else self.subtitle,
+            },
+            "description": f"{self.title}. {self.finding}",
+        }
 
 
 def end_labels(

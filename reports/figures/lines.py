@@ -1,4 +1,4 @@
-"""Lines over a logarithmic axis of tokens: what every curve of the report has in common."""
+"""Lines over a logarithmic axis of tokens, alone or as small multiples: what all curves of a report have in common."""
 
 import dataclasses
 import math
@@ -8,6 +8,7 @@ from typing import Any
 from sbeval.reports.figures.labels import (
     SYMLOG_CONSTANT,
     VISIBLE,
+    Caption,
     Row,
     end_labels,
     level_lines,
@@ -58,14 +59,12 @@ class Axes:
 
 def line_figure(
     rows: Sequence[Row],
+    caption: Caption,
     *,
     axes: Axes,
     looks: Mapping[str, Look],
     marks: Mapping[int, str],
     tooltip: Mapping[str, str],
-    title: str,
-    subtitle: str,
-    description: str,
     height: int = HEIGHT_PIXELS,
     width: int = WIDTH_PIXELS,
     direct_labels: bool = True,
@@ -77,13 +76,11 @@ def line_figure(
     Args:
         rows: dictionaries with `setting`, `x`, `y` (None breaks the line) and optionally `low`, `high`, plus the
             tooltip's fields.
+        caption: what is said about it.
         axes: the two axes.
         looks: how to draw each model, in drawing order.
         marks: position on the x axis to the text of a vertical mark there.
         tooltip: field of a row to its name in the tooltip.
-        title: heading of the image files.
-        subtitle: second line of the image files.
-        description: the finding in words, for readers who cannot see the figure.
         height: of the plot, in pixels.
         width: of the plot, in pixels.
         direct_labels: False to leave the line ends unnamed where a legend stands beside the figure.
@@ -114,9 +111,7 @@ def line_figure(
         *line_names(ends, x, y, color),
     ]
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "title": {"text": title, "subtitle": subtitle},
-        "description": description,
+        **caption.vega,
         "width": width,
         "height": height,
         "padding": {"left": 6, "top": 6, "bottom": 6, "right": 12},
@@ -215,4 +210,53 @@ def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> 
             "y": y,
             "tooltip": [{"field": field, "type": "nominal", "title": words} for field, words in tooltip.items()],
         },
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Multiple:
+    """One of several figures side by side: its heading, and rows and axes as `line_figure` takes them."""
+
+    name: str
+    rows: Sequence[Row]
+    axes: Axes
+
+
+def small_multiples(
+    multiples: Sequence[Multiple],
+    caption: Caption,
+    *,
+    columns: int,
+    height: int,
+    width: int,
+    looks: Mapping[str, Look],
+    marks: Mapping[int, str],
+    tooltip: Mapping[str, str],
+) -> dict[str, Any]:
+    """Returns figures with the same models, marks and colours; `height` and `width` in pixels are of each."""
+    drawn = []
+    for number, multiple in enumerate(multiples):
+        spec = line_figure(
+            multiple.rows,
+            caption,
+            axes=multiple.axes,
+            looks=looks,
+            marks=dict.fromkeys(marks, ""),
+            tooltip=tooltip,
+            height=height,
+            width=width,
+            direct_labels=False,
+            hover=f"hover{number}",
+            every_look=True,
+        )
+        kept = {key: spec[key] for key in ("width", "height", "data", "layer")}
+        drawn.append({"title": {"text": multiple.name, "fontSize": 12, "offset": 6}, **kept})
+    return {
+        **caption.vega,
+        "padding": 6,
+        "columns": columns,
+        "spacing": {"row": 22, "column": 26},
+        "params": [{"name": "hidden", "value": []}],
+        "concat": drawn,
+        "resolve": {"legend": {"color": "shared"}, "scale": {"color": "shared", "shape": "shared"}},
     }

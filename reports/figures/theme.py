@@ -73,12 +73,7 @@ def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
         if model.parent:
             hues[model.parent] = hues.setdefault(model.label, "grey")
     return {
-        model.label: Look(
-            light=_HUES[hues[model.label]][0],
-            dark=_HUES[hues[model.label]][1],
-            shape=SHAPES[index % len(SHAPES)],
-            dashed=model.label in parents,
-        )
+        model.label: _look(index, _HUES[hues[model.label]], dashed=model.label in parents)
         for index, model in enumerate(models)
     }
 
@@ -86,25 +81,15 @@ def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
 def series_looks(labels: Sequence[str]) -> dict[str, Look]:
     """Returns looks of lines that are not models, such as context lengths, in the order of the hues."""
     hues = list(_HUES.values())
-    return {
-        label: Look(
-            light=hues[index % len(hues)][0],
-            dark=hues[index % len(hues)][1],
-            shape=SHAPES[index % len(SHAPES)],
-            dashed=False,
-        )
-        for index, label in enumerate(labels)
-    }
+    return {label: _look(index, hues[index % len(hues)], dashed=False) for index, label in enumerate(labels)}
+
+
+def _look(index: int, hue: tuple[str, str], *, dashed: bool) -> Look:
+    return Look(light=hue[0], dark=hue[1], shape=SHAPES[index % len(SHAPES)], dashed=dashed)
 
 
 def within(looks: Mapping[str, Look], labels: Sequence[str], parents: Mapping[str, str]) -> dict[str, Look]:
-    """Returns the looks of the models shown; a parent is dashed only beside its extension.
-
-    Args:
-        looks: every model's look.
-        labels: the models shown together.
-        parents: label of an extended model to its parent's.
-    """
+    """Returns the looks of the models shown; a parent (the value in `parents`) is dashed only beside its extension."""
     dashed = {parents[label] for label in labels if label in parents}
     return {label: dataclasses.replace(looks[label], dashed=label in dashed) for label in looks if label in labels}
 

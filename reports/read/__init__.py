@@ -1,15 +1,10 @@
 """From results files to typed rows.
 
-- `files`: which files belong to runs, and what was left out, and why?
+- `files`: which files belong to runs, what do samples files hold, and what was left out, and why?
 - `fields`: what if a field is not of the kind expected?
 - `runs`: what does one results file say?
 - `models`: which runs are of one model under test?
 - `measurements`: the tidy table, one row a number
-- `sample_lines`: what do the lines of a samples file hold, and what do they lack?
 - `samples`: sums by document, and scores of single samples
-- `answers`: a few samples as a person reads them
-- `positions`: NLL by position
-- `spans`: attention spans
-- `rows`: what a reader is, and how training seeds become one row
-- `results`: all of it together
+- `results`: what a reader is, and all that readers bring together
 """

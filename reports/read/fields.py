@@ -8,7 +8,7 @@ import dataclasses
 import re
 import typing
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sbeval.foreign_files import fits, usable_number
@@ -28,10 +28,6 @@ _POSITIVE = (
 
 def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[RecordT | None, list[str]]:
     """Builds a record from the fields that have the right types.
-
-    Args:
-        kind: the record's class.
-        written: what the results file holds.
 
     Returns:
         The record, None where a field that it cannot do without is missing or has another type; and the names of the
@@ -85,12 +81,7 @@ _NUMBERED_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+", re.IGNORECASE)
 
 
 def telling_name(name: str, pretrained: str) -> str:
-    """Returns a checkpoint's name; where that is `checkpoint` or the like, the name of a folder above that says more.
-
-    Args:
-        name: the last part of the checkpoint's path, as recorded.
-        pretrained: the path.
-    """
+    """Returns a checkpoint's name; where that is `checkpoint` or the like, that of a folder above that says more."""
     parts = [part for part in pretrained.replace("\\", "/").split("/") if part not in ("", ".", "..")]
     numbered = _NUMBERED_FOLDER.fullmatch(name) is not None
     if not parts or parts[-1] != name or not (numbered or _PLAIN_FOLDER.fullmatch(name)):
@@ -117,3 +108,31 @@ def length_text(tokens: int) -> str:
         if tokens >= unit and tokens % unit == 0:
             return f"{tokens // unit}{name}"
     return f"{tokens:,}"
+
+
+_UNCLEAR = re.compile(r"[,;]|: | and ")
+
+
+def in_words(label: str) -> str:
+    """Returns a name as it stands in a sentence: one with a comma in quotes, so that lists of names stay lists."""
+    if not _UNCLEAR.search(label):
+        return label
+    return f"\N{LEFT DOUBLE QUOTATION MARK}{label}\N{RIGHT DOUBLE QUOTATION MARK}"
+
+
+def name_list(labels: Iterable[str], *, at_most: int | None = None) -> str:
+    """Joins names; of more than `at_most` the last are counted."""
+    names = [in_words(label) for label in labels]
+    if at_most is not None and len(names) > at_most:
+        names = [*names[: at_most - 1], f"{len(names) - at_most + 1} others"]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def listed(sentences: Sequence[str]) -> str:
+    """Joins what is said about each line to one sentence; of more than four lines the last are counted."""
+    return "; ".join(sentences if len(sentences) <= 4 else [*sentences[:3], f"{len(sentences) - 3} more lines"]) + "."
+
+
+def first_listed(sentences: Sequence[str]) -> str:
+    """Joins the first four of what is said about each line; the others are counted behind them."""
+    return "; ".join(sentences[:4]) + (f"; {len(sentences) - 4} more lines." if len(sentences) > 4 else ".")

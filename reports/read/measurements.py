@@ -1,8 +1,8 @@
 """The tidy table: one row a measured number, taken from the metrics of every task of every run."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -11,105 +11,152 @@ from sbeval.foreign_files import usable_number
 from sbeval.reports.read.fields import is_length, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.rows import records
-from sbeval.reports.read.runs import UNLIMITED, EvaluationRun, TaskResult, input_limit
+from sbeval.reports.read.results import records
+from sbeval.reports.read.runs import UNLIMITED, EvaluationRun, InputLimit, TaskResult, input_limit
 from sbeval.results.records import TaskRecord, metric_key, parse_metric_key
 
-MEASUREMENT_COLUMNS = [
-    "setting",
-    "task",
-    "family",
-    "corpus",
-    "corpus_sha256",
-    "protocol",
-    "metric",
-    "filter",
-    "context_length_tokens",
-    "text_length_tokens",
-    "max_length_tokens",
-    "value",
-    "ci95_low",
-    "ci95_high",
-    "stderr",
-    "tokens",
-    "clusters",
-    "samples",
-    "few_shot",
-    "higher_is_better",
-    "bos",
-    "separator",
-    "targets_per_window",
-    "tokenizer_sha256",
-    "seed",
-    "attention",
-    "training_length_tokens",
-    "sliding_window",
-    "run_date",
-    "results_file",
-    "limit_samples",
-]
-_NUMBERS = (
-    "value",
-    "ci95_low",
-    "ci95_high",
-    "stderr",
-    "tokens",
-    "clusters",
-    "samples",
-    "nll",
-    "first",
-    "last",
-    "limit_samples",
+TEXT, DECIMAL, WHOLE, _TIME = "text", "decimal", "whole", "time"
+"""What a column holds."""
+
+
+class Measurement(NamedTuple):
+    """One number, and where it stands.
+
+    Attributes:
+        model: the model measured.
+        run: the run that measured it.
+        task: the task in that run.
+        metric: name of the metric.
+        filter_name: lm-eval's filter before it, empty for none.
+        length: context length in tokens, None for a metric without one.
+        name: the metric as the results file names it.
+        value: the number.
+        interval: ends of its 95% interval, NaN without one.
+    """
+
+    model: EvaluatedModel
+    run: EvaluationRun
+    task: TaskResult
+    metric: str
+    filter_name: str
+    length: int | None
+    name: str
+    value: float
+    interval: tuple[float, float]
+
+    @property
+    def limit(self) -> InputLimit:
+        """What bounded the inputs, where the metric names no context length."""
+        return UNLIMITED if self.length is not None else input_limit(self.run, self.task)
+
+    def beside(self, name: str) -> float | None:
+        """Returns another number that the task holds at this length."""
+        if self.length is None:
+            return None
+        key = metric_key(name, self.length)
+        return usable_number(self.task.metrics.get(f"{key},{self.filter_name}", self.task.metrics.get(key)))
+
+
+class Column(NamedTuple):
+    """A column of the tidy table.
+
+    Attributes:
+        name: its name.
+        read: takes its cell from a number, None where missing.
+        kind: what it holds.
+        key: True where it is part of what names one number of a model.
+    """
+
+    name: str
+    read: Callable[[Measurement], Any]
+    kind: str = TEXT
+    key: bool = False
+
+
+def _recorded(field: str) -> Callable[[Measurement], Any]:
+    """Reads a field of the task's record."""
+    return lambda number: getattr(number.task.record, field, None)
+
+
+def _corpus(number: Measurement) -> str | None:
+    record = number.task.record
+    return shown_name(record.corpus) if record and record.corpus else None
+
+
+def _samples(number: Measurement) -> float | None:
+    """A perplexity task's numbers rest on tokens and documents: its samples are blocks of text."""
+    record = number.task.record
+    return None if record and record.family == "perplexity" else number.task.samples_used
+
+
+COLUMNS = (
+    Column("setting", lambda number: number.model.label),
+    Column("task", lambda number: shown_name(number.task.name), key=True),
+    Column("family", _recorded("family")),
+    Column("corpus", _corpus),
+    Column("corpus_sha256", _recorded("corpus_sha256"), key=True),
+    Column("protocol", _recorded("protocol"), key=True),
+    Column("metric", lambda number: number.metric, key=True),
+    Column("filter", lambda number: number.filter_name or None, key=True),
+    Column("context_length_tokens", lambda number: number.length, WHOLE, key=True),
+    Column("text_length_tokens", lambda number: number.limit.text_length_tokens, WHOLE, key=True),
+    Column("max_length_tokens", lambda number: number.limit.max_length_tokens, WHOLE, key=True),
+    Column("value", lambda number: number.value, DECIMAL),
+    Column("ci95_low", lambda number: number.interval[0], DECIMAL),
+    Column("ci95_high", lambda number: number.interval[1], DECIMAL),
+    Column(
+        "stderr",
+        lambda number: usable_number(number.task.metrics.get(f"{number.name}_stderr,{number.filter_name}")),
+        DECIMAL,
+    ),
+    Column("tokens", lambda number: number.beside("tokens"), DECIMAL),
+    Column("clusters", lambda number: number.beside("clusters"), DECIMAL),
+    Column("samples", _samples, DECIMAL),
+    Column("few_shot", lambda number: number.task.few_shot, WHOLE, key=True),
+    Column("higher_is_better", lambda number: number.task.higher_is_better.get(number.metric)),
+    Column("bos", _recorded("bos")),
+    Column("separator", _recorded("separator")),
+    Column("targets_per_window", _recorded("targets_per_window")),
+    Column("tokenizer_sha256", _recorded("tokenizer_sha256")),
+    Column("seed", _recorded("seed"), WHOLE),
+    Column("attention", lambda number: number.run.record.attention),
+    Column("training_length_tokens", lambda number: number.run.record.training_length_tokens, WHOLE),
+    Column("sliding_window", lambda number: number.run.record.sliding_window, WHOLE),
+    Column("run_date", lambda number: number.run.date, _TIME),
+    Column("results_file", lambda number: str(number.run.path)),
+    Column("limit_samples", lambda number: number.task.limit_samples, DECIMAL),
 )
-_WHOLE_NUMBERS = (
-    "context_length_tokens",
-    "text_length_tokens",
-    "max_length_tokens",
-    "few_shot",
-    "training_length_tokens",
-    "sliding_window",
-    "seed",
-)
-# what names one number of a model
-NUMBER_KEYS = [
-    "task",
-    "corpus_sha256",
-    "protocol",
-    "metric",
-    "filter",
-    "context_length_tokens",
-    "text_length_tokens",
-    "max_length_tokens",
-    "few_shot",
-]
+NUMBER_KEYS = [column.name for column in COLUMNS if column.key]
+"""What names one number of a model."""
 
 
 def tabulate_measurements(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
-    """Returns one row a number, columns `MEASUREMENT_COLUMNS`; NaN where missing.
+    """Returns one row a number, `COLUMNS`; NaN where missing.
 
     Of several runs of one model the number from most samples counts (`--limit`), and of these the newest.
     """
-    rows = [row for model in models for run, task in model.task_runs() for row in _task_rows(model, run, task, notes)]
-    return _first(typed_frame(rows, MEASUREMENT_COLUMNS), ["setting", *NUMBER_KEYS], notes)
+    numbers = [
+        number for model in models for run, task in model.task_runs() for number in _numbers(model, run, task, notes)
+    ]
+    rows = [{column.name: column.read(number) for column in COLUMNS} for number in numbers]
+    return _first(typed_frame(rows, {column.name: column.kind for column in COLUMNS}), notes)
 
 
-def typed_frame(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
-    """Returns the columns of rows as a table, numbers as float64 and whole numbers as Int64."""
-    cells = {column: pd.Series([row.get(column) for row in rows], dtype=object) for column in columns}
-    frame = pd.DataFrame(cells, columns=columns)
-    if "run_date" in frame:
-        frame["run_date"] = pd.to_datetime(frame["run_date"], utc=True)
-    for column in _NUMBERS:
-        if column in frame:
-            frame[column] = frame[column].astype("float64")
-    for column in _WHOLE_NUMBERS:
-        if column in frame:
-            frame[column] = frame[column].astype("Int64")
+def typed_frame(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
+    """Returns the columns of rows as a table; `kinds` says what each holds."""
+    frame = pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in kinds})
+    for name, kind in kinds.items():
+        if kind == DECIMAL:
+            frame[name] = frame[name].astype("float64")
+        elif kind == WHOLE:
+            frame[name] = frame[name].astype("Int64")
+        elif kind == _TIME:
+            frame[name] = pd.to_datetime(frame[name], utc=True)
     return frame
 
 
-def _first(measurements: pd.DataFrame, keys: list[str], notes: Notes) -> pd.DataFrame:
-    repeated = measurements.duplicated(keys, keep="first")
+def _first(measurements: pd.DataFrame, notes: Notes) -> pd.DataFrame:
+    repeated = measurements.duplicated(["setting", *NUMBER_KEYS], keep="first")
     kept = measurements[~repeated]
     dates = {(row["setting"], row["task"]): row["run_date"] for row in records(kept.iloc[::-1])}
     for (model, file, task), rows in measurements[repeated].groupby(["setting", "results_file", "task"], sort=True):
@@ -124,35 +171,11 @@ def _first(measurements: pd.DataFrame, keys: list[str], notes: Notes) -> pd.Data
     )
 
 
-def _task_rows(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes: Notes) -> list[dict[str, Any]]:
-    """Returns one row a number of a task; a number that is not finite becomes a note."""
-    record = task.record
-    context: dict[str, Any] = {
-        "setting": model.label,
-        "task": shown_name(task.name),
-        "family": record.family if record else None,
-        "corpus": shown_name(record.corpus) if record and record.corpus else None,
-        "corpus_sha256": record.corpus_sha256 if record else None,
-        "protocol": record.protocol if record else None,
-        "few_shot": task.few_shot,
-        "bos": record.bos if record else None,
-        "separator": record.separator if record else None,
-        "targets_per_window": record.targets_per_window if record else None,
-        "tokenizer_sha256": record.tokenizer_sha256 if record else None,
-        "seed": record.seed if record else None,
-        "attention": run.record.attention,
-        "training_length_tokens": run.record.training_length_tokens,
-        "sliding_window": run.record.sliding_window,
-        "run_date": run.date,
-        "results_file": str(run.path),
-        "limit_samples": task.limit_samples,
-        "samples": task.samples_used if record is None or record.family != "perplexity" else None,
-    }
-    limit = input_limit(run, task)
-    rows = []
+def _numbers(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes: Notes) -> Iterator[Measurement]:
+    """Yields the numbers of a task; one that is not finite becomes a note."""
     for key, value in task.metrics.items():
         name, _, filter_name = key.partition(",")
-        parsed = _metric_and_length(name, record)
+        parsed = _metric_and_length(name, task.record)
         if parsed is None:
             continue
         metric, length = parsed
@@ -161,28 +184,12 @@ def _task_rows(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, note
             continue
         number = usable_number(value)
         # lm-eval writes N/A where there is nothing to compute, and its own ruler -1 at a length that was not asked for
-        if number is None or (record is None and length is not None and number == -1 and metric == "score"):
+        if number is None or (task.record is None and length is not None and number == -1 and metric == "score"):
             if number is None and not isinstance(value, list) and value not in (None, "N/A", "", " "):
                 notes.add(run.path, f"{task.name}: {name} is {shown(value)}; left as missing.")
             continue
-        low, high = _interval(task.metrics, metric, length, filter_name)
-        rows.append(
-            context
-            | {
-                "metric": metric,
-                "filter": filter_name or None,
-                "higher_is_better": task.higher_is_better.get(metric),
-                "context_length_tokens": length,
-                **(limit if length is None else UNLIMITED)._asdict(),
-                "value": number,
-                "ci95_low": low,
-                "ci95_high": high,
-                "stderr": usable_number(task.metrics.get(f"{name}_stderr,{filter_name}")),
-                "tokens": _beside(task.metrics, "tokens", length, filter_name),
-                "clusters": _beside(task.metrics, "clusters", length, filter_name),
-            }
-        )
-    return rows
+        interval = _interval(task.metrics, metric, length, filter_name)
+        yield Measurement(model, run, task, metric, filter_name, length, name, number, interval)
 
 
 def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int | None] | None:
@@ -210,11 +217,3 @@ def interval_ends(value: Any) -> tuple[float, float]:
         if low is not None and high is not None:
             return low, high
     return math.nan, math.nan
-
-
-def _beside(metrics: Mapping[str, Any], name: str, length: int | None, filter_name: str) -> float:
-    if length is None:
-        return math.nan
-    key = metric_key(name, length)
-    number = usable_number(metrics.get(f"{key},{filter_name}", metrics.get(key)))
-    return math.nan if number is None else number

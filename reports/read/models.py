@@ -56,14 +56,12 @@ def _samples_allowed(task: TaskResult) -> float:
 def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None = None) -> list[EvaluatedModel]:
     """Groups runs into models and names each shortly and uniquely.
 
-    A model's name is its checkpoint's, followed by the facts in which it differs from others of that name.
-
-    Args:
-        runs: all runs of the report.
-        labels: names to show in place of these names; a key may be the name computed here or the checkpoint's own.
+    A model's name is its checkpoint's, followed by the facts in which it differs from others of that name. A key of
+    `labels` may be the name computed here or the checkpoint's own.
     """
     groups: dict[ModelKey, list[EvaluationRun]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: (run.date, str(run.path)), reverse=True):
+    oldest_first = sorted(runs, key=lambda run: (run.date, str(run.path)))
+    for run in reversed(_texts_by_one_name(oldest_first)):
         groups[_key(run)].append(run)
     named = _unique_names({key: members[0] for key, members in groups.items()})
     own_names = {key: shown_name(members[0].record.name) for key, members in groups.items()}
@@ -74,6 +72,24 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
     ]
     models.sort(key=_order)
     return [dataclasses.replace(model, parent=_parent_label(model, models)) for model in models]
+
+
+def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[EvaluationRun]:
+    """Calls a task's text what its newest run called it: files get other names, and releases named one differently."""
+    names = {
+        (task.name, task.record.corpus_sha256): task.record.corpus
+        for run in oldest_first
+        for task in run.tasks
+        if task.record is not None and task.record.corpus_sha256 is not None
+    }
+
+    def named(task: TaskResult) -> TaskResult:
+        if task.record is None or task.record.corpus_sha256 is None:
+            return task
+        corpus = names[task.name, task.record.corpus_sha256]
+        return dataclasses.replace(task, record=dataclasses.replace(task.record, corpus=corpus))
+
+    return [dataclasses.replace(run, tasks=tuple(named(task) for task in run.tasks)) for run in oldest_first]
 
 
 def note_other_inputs(models: Sequence[EvaluatedModel], notes: Notes) -> None:

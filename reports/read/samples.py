@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from sbeval.foreign_files import fits, usable_number
 from sbeval.reports.read.fields import context_metric, shown_name
-from sbeval.reports.read.files import Notes
+from sbeval.reports.read.files import Notes, read_lines
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.rows import Reader, averaging
+from sbeval.reports.read.results import Reader, TaskKey, averaging
 from sbeval.reports.read.runs import InputLimit, TaskResult, input_limit
-from sbeval.reports.read.sample_lines import read_lines
 
 
 class SumsByDocument:
@@ -40,43 +39,32 @@ class SumsByDocument:
         for column, length in enumerate(self.lengths):
             for cluster, values in sums[length].items():
                 table[:, row[cluster], column] = values
-        self.nll_nats, self.tokens, self.bytes = table
+        self.nll_nats, self.tokens, self.bytes = self._table = table
+
+    def documents(self, length: int) -> dict[str, NDArray[np.float64]]:
+        """Returns the documents that have targets at a length, each with its NLL, tokens and bytes."""
+        column = self.lengths.index(length)
+        scored = self.tokens[:, column] > 0
+        return {cluster: self._table[:, row, column] for row, cluster in enumerate(self.clusters) if scored[row]}
 
     @classmethod
-    def merged(cls, parts: Sequence["SumsByDocument"]) -> "SumsByDocument":
+    def merged(cls, runs: Sequence["SumsByDocument"]) -> "SumsByDocument":
         """Joins sums of several runs of one model; where two hold a length, the first one counts."""
-        sums: dict[int, dict[str, NDArray[np.float64]]] = {}
-        for part in parts:
-            for column, length in enumerate(part.lengths):
-                if length not in sums:
-                    sums[length] = {
-                        cluster: np.array(
-                            [part.nll_nats[row, column], part.tokens[row, column], part.bytes[row, column]]
-                        )
-                        for row, cluster in enumerate(part.clusters)
-                        if part.tokens[row, column] > 0
-                    }
-        return cls(sums)
+        return cls({length: run.documents(length) for run in reversed(runs) for length in run.lengths})
 
     @classmethod
-    def averaged(cls, parts: Sequence["SumsByDocument"]) -> "SumsByDocument":
+    def averaged(cls, seeds: Sequence["SumsByDocument"]) -> "SumsByDocument":
         """Averages NLL over models scored on the same text; a document counts where all have the same tokens."""
-        sums: dict[int, dict[str, NDArray[np.float64]]] = {}
-        rows = [{cluster: row for row, cluster in enumerate(part.clusters)} for part in parts]
-        for length in parts[0].lengths:
-            if not all(length in part.lengths for part in parts):
-                continue
-            columns = [part.lengths.index(length) for part in parts]
-            sums[length] = {}
-            for cluster in parts[0].clusters:
-                if not all(cluster in own for own in rows):
-                    continue
-                places = [(own[cluster], column) for own, column in zip(rows, columns, strict=True)]
-                tokens = {part.tokens[place] for part, place in zip(parts, places, strict=True)}
-                if len(tokens) == 1 and (count := tokens.pop()) > 0:
-                    nll = sum(part.nll_nats[place] for part, place in zip(parts, places, strict=True)) / len(parts)
-                    sums[length][cluster] = np.array([nll, count, parts[0].bytes[places[0]]])
-        return cls(sums)
+        means = {}
+        for length in seeds[0].lengths:
+            if all(length in seed.lengths for seed in seeds):
+                by_seed = [seed.documents(length) for seed in seeds]
+                means[length] = {
+                    cluster: np.array([sum(documents[cluster][0] for documents in by_seed) / len(seeds), tokens, size])
+                    for cluster, (_, tokens, size) in by_seed[0].items()
+                    if all(cluster in documents and documents[cluster][1] == tokens for documents in by_seed)
+                }
+        return cls(means)
 
 
 def read_document_sums(path: Path, notes: Notes, *, samples: float | None = None) -> SumsByDocument | None:
@@ -108,38 +96,38 @@ def read_document_sums(path: Path, notes: Notes, *, samples: float | None = None
     return SumsByDocument(sums) if any(sums.values()) else None
 
 
-def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[tuple[str, str], SumsByDocument]:
+def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, SumsByDocument]:
     """Returns (model label, task) to the sums of every source document.
 
     Runs of one model at different lengths are joined; where two hold a length, the one that
     `EvaluatedModel.task_runs` has first counts.
     """
-    found: dict[tuple[str, str], SumsByDocument] = {}
-    counting: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
+    joined: dict[TaskKey, SumsByDocument] = {}
+    counting: dict[TaskKey, list[TaskResult]] = defaultdict(list)
     for model in models:
         for _, task in model.task_runs():
             if task.record is not None and task.record.family == "perplexity":
                 counting[model.label, shown_name(task.name)].append(task)
     for key, tasks in counting.items():
         wanted = {length for task in tasks if task.record for length in task.record.lengths}
-        parts = []
+        runs = []
         for task in tasks:
-            lengths = set(task.record.lengths if task.record else ())
-            if task.samples is None or not lengths & wanted:
+            if task.samples is None or task.record is None or not wanted.intersection(task.record.lengths):
                 continue
             sums = read_document_sums(task.samples, notes, samples=task.samples_used)
             if sums is not None:
-                parts.append(sums)
+                runs.append(sums)
                 wanted -= set(sums.lengths)
-        if parts:
-            found[key] = SumsByDocument.merged(parts)
-    return found
+        if runs:
+            joined[key] = SumsByDocument.merged(runs)
+    return joined
 
 
 SampleKey = tuple[str, str]
 """A sample's number and what tells its question: equal in two runs where the question is the same."""
 MetricKey = tuple[str, str]
 """A metric as the samples file names it (`acc`, `score@0004096`), and the filter before it."""
+Scores = Mapping[MetricKey, Mapping[SampleKey, float]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,11 +141,9 @@ class SampleScores:
         seeds: the scores of each training seed, where these are means over several.
     """
 
-    scores: Mapping[MetricKey, Mapping[SampleKey, float]]
+    scores: Scores
     depths_percent: Mapping[int, Mapping[SampleKey, float]] = dataclasses.field(default_factory=dict)
-    by_limit: Mapping[InputLimit, Mapping[MetricKey, Mapping[SampleKey, float]]] = dataclasses.field(
-        default_factory=dict
-    )
+    by_limit: Mapping[InputLimit, Scores] = dataclasses.field(default_factory=dict)
     seeds: tuple["SampleScores", ...] = ()
 
     def within(self, limit: InputLimit) -> "SampleScores":
@@ -165,20 +151,20 @@ class SampleScores:
         return dataclasses.replace(self, scores=self.by_limit.get(limit, {}))
 
 
-def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[tuple[str, str], SampleScores]:
+def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, SampleScores]:
     """Returns (model label, task) to the scores of its samples, for all tasks but perplexity and spans.
 
     Of several runs of one model the first of `EvaluatedModel.task_runs` with a metric counts.
     """
-    found: dict[tuple[str, str], list[SampleScores]] = defaultdict(list)
+    by_task: dict[TaskKey, list[SampleScores]] = defaultdict(list)
     for model in models:
         for run, task in model.task_runs():
             family = task.record.family if task.record else None
             if task.samples is not None and family not in ("perplexity", "span"):
                 scores = read_scores(task.samples, notes, samples=task.samples_used)
                 scores = dataclasses.replace(scores, by_limit={input_limit(run, task): scores.scores})
-                found[model.label, shown_name(task.name)].append(scores)
-    return {key: _first_of(parts) for key, parts in found.items()}
+                by_task[model.label, shown_name(task.name)].append(scores)
+    return {key: _first_of(runs) for key, runs in by_task.items()}
 
 
 def read_scores(path: Path, notes: Notes, *, samples: float | None = None) -> SampleScores:
@@ -215,37 +201,35 @@ def read_scores(path: Path, notes: Notes, *, samples: float | None = None) -> Sa
     return SampleScores(scores=dict(scores), depths_percent=dict(depths))
 
 
-def averaged(parts: Sequence[SampleScores]) -> SampleScores:
+def _averaged(seeds: Sequence[SampleScores]) -> SampleScores:
     """Averages models over the samples all of them have."""
-    limits = [limit for limit in parts[0].by_limit if all(limit in part.by_limit for part in parts)]
+    limits = [limit for limit in seeds[0].by_limit if all(limit in seed.by_limit for seed in seeds)]
     return SampleScores(
-        scores=_means([part.scores for part in parts]),
-        depths_percent=parts[0].depths_percent,
-        by_limit={limit: _means([part.by_limit[limit] for part in parts]) for limit in limits},
-        seeds=tuple(parts),
+        scores=_means([seed.scores for seed in seeds]),
+        depths_percent=seeds[0].depths_percent,
+        by_limit={limit: _means([seed.by_limit[limit] for seed in seeds]) for limit in limits},
+        seeds=tuple(seeds),
     )
 
 
-def _means(
-    parts: Sequence[Mapping[MetricKey, Mapping[SampleKey, float]]],
-) -> dict[MetricKey, dict[SampleKey, float]]:
+def _means(seeds: Sequence[Scores]) -> Scores:
     shared: dict[MetricKey, dict[SampleKey, float]] = {}
-    for metric, first in parts[0].items():
-        others = [part.get(metric, {}) for part in parts[1:]]
+    for metric, first in seeds[0].items():
+        others = [seed.get(metric, {}) for seed in seeds[1:]]
         keys = [key for key in first if all(key in other for other in others)]
-        shared[metric] = {key: (first[key] + sum(other[key] for other in others)) / len(parts) for key in keys}
+        shared[metric] = {key: (first[key] + sum(other[key] for other in others)) / len(seeds) for key in keys}
     return shared
 
 
-def _first_of(parts: Sequence[SampleScores]) -> SampleScores:
+def _first_of(runs: Sequence[SampleScores]) -> SampleScores:
     scores: dict[MetricKey, Mapping[SampleKey, float]] = {}
     depths: dict[int, Mapping[SampleKey, float]] = {}
     by_limit: dict[InputLimit, dict[MetricKey, Mapping[SampleKey, float]]] = defaultdict(dict)
-    for part in reversed(parts):
-        scores |= part.scores
-        depths |= part.depths_percent
-        for limit, found in part.by_limit.items():
-            by_limit[limit] |= found
+    for run in reversed(runs):
+        scores |= run.scores
+        depths |= run.depths_percent
+        for limit, limited in run.by_limit.items():
+            by_limit[limit] |= limited
     return SampleScores(scores=scores, depths_percent=depths, by_limit=dict(by_limit))
 
 
@@ -269,4 +253,4 @@ def _depths(document: object) -> dict[int, float]:
 
 
 DOCUMENT_SUMS = Reader(read=read_documents, pool=averaging(SumsByDocument.averaged))
-SAMPLE_SCORES = Reader(read=read_all_scores, pool=averaging(averaged))
+SAMPLE_SCORES = Reader(read=read_all_scores, pool=averaging(_averaged))

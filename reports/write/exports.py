@@ -9,8 +9,7 @@ import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
 from sbeval.reports.read.results import Results
-from sbeval.reports.sections.section import Figure, Report
-from sbeval.reports.table import Table
+from sbeval.reports.section import Figure, Report, Table
 
 _OTHER_TYPES: dict[str, ExtensionDtype] = {
     "higher_is_better": pd.BooleanDtype(),

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from sbeval.reports.figures.images import javascript, script_json
 from sbeval.reports.figures.theme import DARK, LIGHT, dark_colours, vega_config
-from sbeval.reports.sections.section import Figure, Report
+from sbeval.reports.section import Figure, Report
 
 _BUTTONS_AT_MOST = 8
 _DIRECTION_MARKS = dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from sbeval.checkpoints.facts import text_config
 from sbeval.errors import UserError
 from sbeval.models.forgetting.layer import cached_channels
-from sbeval.models.mlp.experts import MOST_TOKENS
+from sbeval.models.mlp import MOST_TOKENS
 from sbeval.scoring.scorer import CHUNK_LOGITS
 
 KEPT_FREE = 0.1

@@ -21,9 +21,9 @@ from typing import Any
 from sbeval.reports import load_results
 from sbeval.reports.analyse.selection import pool_seeds
 from sbeval.reports.assemble import assemble
-from sbeval.reports.read.positions import POSITION_SUMS, POSITIONS
+from sbeval.reports.kinds.position_sums import BINS, POSITION_SUMS
+from sbeval.reports.kinds.spans import HEADS
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
-from sbeval.reports.read.spans import SPANS
 from sbeval.reports.write.exports import write_tables
 from sbeval.reports.write.html import write_page
 from sbeval.results.records import TaskRecord
@@ -91,8 +91,8 @@ def _read(folder: Path) -> tuple[Numbers, set[str]]:
             [place, name, *values.tolist()] for place, of in places.sums.items() for name, values in sorted(of.items())
         ]
         samples["positions", *key] = [sums_by_bin, places.obstacle]
-    rows["positions"] = results[POSITIONS].to_csv()
-    rows["spans"] = results[SPANS].to_csv()
+    rows["positions"] = results[BINS].to_csv()
+    rows["spans"] = results[HEADS].to_csv()
     return (rows, samples), {note.reason for note in results.notes}
 
 

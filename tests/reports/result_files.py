@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from sbeval.reports import load_results
+from sbeval.reports.assemble import assemble
+from sbeval.reports.section import Report
 from sbeval.results.records import ClusterSums, ModelRecord, TaskRecord, metric_key
 
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
@@ -347,3 +350,9 @@ def ordinary_task(name: str, metric: str, value: float, *, stderr: float = 0.01,
     if samples:
         results[f"{metric}_stderr,none"] = math.sqrt(value * (1 - value) / samples)
     return name, results, None, lines
+
+
+def reported(folder: Path, **labels: str) -> Report:
+    """Returns what a page would be written from, without images."""
+    results = load_results([folder], labels=labels)
+    return assemble(results, baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)

@@ -23,27 +23,24 @@ def reasons(folder: Path) -> str:
     return " ".join(note.reason for note in load_results([folder]).notes)
 
 
-def test_a_truncated_result_file_is_left_out_and_named(tmp_path: Path) -> None:
-    good(tmp_path / "a")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"results": {"sb_stdlib_stream": {"nll@00', "not complete JSON"),
+        ("", "is empty"),
+        ("[1, 2]", "not a result file of lm-eval"),
+    ],
+)
+def test_a_file_that_holds_no_results_is_left_out_and_named(tmp_path: Path, text: str, reason: str) -> None:
     broken = tmp_path / "b" / "results_2026-11-20T11-00-00.json"
     broken.parent.mkdir()
-    broken.write_text('{"results": {"sb_stdlib_stream": {"nll@00')
-    results = load_results([tmp_path])
-    assert len(results.models) == 1
-    assert [note.path for note in results.notes] == [broken]
-    assert "not complete JSON" in results.notes[0].reason
-
-
-def test_an_empty_result_file_is_said_to_be_empty(tmp_path: Path) -> None:
-    good(tmp_path / "a")
-    (tmp_path / "results_2026-11-20T11-00-00.json").write_text("")
-    assert "is empty" in reasons(tmp_path)
-
-
-def test_only_unusable_files_is_one_clear_sentence(tmp_path: Path) -> None:
-    (tmp_path / "results_2026-11-20T11-00-00.json").write_text("[1, 2]")
-    with pytest.raises(UserError, match="not a result file of lm-eval"):
+    broken.write_text(text)
+    with pytest.raises(UserError, match=reason):
         load_results([tmp_path])
+    good(tmp_path / "a")
+    (note,) = load_results([tmp_path]).notes
+    assert note.path == broken
+    assert reason in note.reason
 
 
 def test_samples_without_results_are_named(tmp_path: Path) -> None:

@@ -41,12 +41,8 @@ def test_the_page_refers_to_nothing_outside_itself(report: Path) -> None:
     assert "default-src 'none'" in markup
 
 
-def test_an_empty_results_folder_is_one_clear_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Expected result files of lm-eval") as error:
-        build_report([tmp_path], tmp_path / "report")
+@pytest.mark.parametrize(("place", "words"), [(".", "Expected result files of lm-eval"), ("nowhere", "does not exist")])
+def test_a_folder_without_results_is_one_clear_sentence(tmp_path: Path, place: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        build_report([tmp_path / place], tmp_path / "report")
     assert "\n" not in str(error.value)
-
-
-def test_a_missing_folder_is_one_clear_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist"):
-        build_report([tmp_path / "nowhere"], tmp_path / "report")

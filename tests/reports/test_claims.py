@@ -11,35 +11,21 @@ from result_files import model_record, perplexity_task, position_task, write_run
 from sbeval.reports import build_report
 from sbeval.reports.analyse.claims import length_claims, longest_shown
 from sbeval.reports.analyse.overview import DOUBTFUL
-from sbeval.reports.analyse.positions import doubtful_positions, position_bands
-from sbeval.reports.read.positions import SumsByPosition
+from sbeval.reports.kinds.position_sums import SumsByPosition, position_bands
 from sbeval.reports.read.samples import SumsByDocument
+
+FALLING = [2.2, 2.1, 2.0, 1.9, 1.8]
 
 
 def test_a_curve_that_keeps_falling_lowers_to_the_end_and_never_raises() -> None:
-    claims = length_claims(sums([2.2, 2.1, 2.0, 1.9, 1.8]), 1024)
-    assert claims.lowers_to_tokens == 4096
-    assert claims.raises_from_tokens is None
-    assert claims.reference_tokens == 1024
+    claims = length_claims(sums(FALLING), 1024)
+    assert (claims.lowers_to_tokens, claims.raises_from_tokens) == (4096, None)
     assert {item.context_length_tokens: round(item.estimate, 1) for item in claims.differences} == {
         256: 0.2,
         512: 0.1,
         2048: -0.1,
         4096: -0.2,
     }
-
-
-def test_a_curve_that_breaks_lowers_to_the_training_length_and_raises_from_twice_it() -> None:
-    claims = length_claims(sums([2.2, 2.1, 2.0, 3.1, 4.0]), 1024)
-    assert claims.lowers_to_tokens == 1024
-    assert claims.raises_from_tokens == 2048
-    assert all(item.low > 0 for item in claims.differences if item.context_length_tokens > 1024)
-
-
-def test_a_flat_curve_neither_lowers_nor_raises() -> None:
-    claims = length_claims(sums([2.0] * 5, seed=3), 1024)
-    assert claims.lowers_to_tokens is None
-    assert claims.raises_from_tokens is None
 
 
 def test_differences_are_paired_so_a_small_gain_shows_through_large_spread_of_documents() -> None:
@@ -49,20 +35,18 @@ def test_differences_are_paired_so_a_small_gain_shows_through_large_spread_of_do
     assert longest.high - longest.low < 0.01
 
 
-def test_a_training_length_between_two_lengths_is_compared_from_below() -> None:
-    assert length_claims(sums([2.2, 2.1, 2.0, 1.9, 1.8]), 1500).reference_tokens == 1024
-
-
-@pytest.mark.parametrize("trained", [None, 128])
-def test_no_length_within_the_training_length_leaves_no_reference(trained: int | None) -> None:
-    claims = length_claims(sums([2.2, 2.1, 2.0, 1.9, 1.8]), trained)
-    assert claims.reference_tokens is None
-    assert claims.differences == ()
+@pytest.mark.parametrize(("trained", "reference"), [(None, None), (128, None), (1024, 1024), (1500, 1024)])
+def test_the_reference_is_the_longest_length_within_the_training_length(
+    trained: int | None, reference: int | None
+) -> None:
+    claims = length_claims(sums(FALLING), trained)
+    assert claims.reference_tokens == reference
+    assert (claims.differences == ()) is (reference is None)
     assert claims.lowers_to_tokens == 4096
 
 
 def test_documents_with_other_targets_at_some_length_do_not_enter() -> None:
-    table = sums([2.2, 2.1, 2.0, 1.9, 1.8])
+    table = sums(FALLING)
     table.tokens[0, 2] += 1
     assert length_claims(table, 1024).clusters == 39
 
@@ -71,20 +55,16 @@ def test_documents_with_other_targets_at_some_length_do_not_enter() -> None:
     ("table", "words"),
     [
         (None, "samples were not logged"),
-        (sums([2.2, 2.1, 2.0, 1.9, 1.8], documents=12), "too few documents"),
+        (sums(FALLING, documents=12), "too few documents"),
     ],
 )
 def test_what_stands_in_the_way_is_said(table: SumsByDocument | None, words: str) -> None:
     claims = length_claims(table, 1024)
     assert words in claims.obstacle
-    assert claims.lowers_to_tokens is None
-
-
-def test_few_documents_give_differences_without_intervals_and_no_claim() -> None:
-    claims = length_claims(sums([2.2, 2.1, 2.0, 1.9, 1.8], documents=12), 1024)
-    assert claims.differences[-1].estimate == pytest.approx(-0.2, abs=0.02)
-    assert np.isnan(claims.differences[-1].low)
-    assert claims.raises_from_tokens is None
+    assert (claims.lowers_to_tokens, claims.raises_from_tokens, claims.doubtful) == (None, None, False)
+    if table is not None:
+        assert claims.differences[-1].estimate == pytest.approx(-0.2, abs=0.02)
+        assert np.isnan(claims.differences[-1].low)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +72,14 @@ def test_few_documents_give_differences_without_intervals_and_no_claim() -> None
     [
         ([2.2, 2.1, 2.0, 1.9, 1.9], 2048, None),
         ([2.2, 2.0, 2.0, 2.0, 2.0], 512, None),
+        ([2.0, 2.0, 2.0, 2.0, 2.0], None, None),
+        ([2.2, 2.1, 2.0, 3.1, 4.0], 1024, 2048),
         ([2.2, 2.1, 2.0, 2.3, 1.8], 1024, 2048),
         ([2.2, 2.1, 2.0, 1.9, 2.4], 2048, 4096),
         ([2.0, 2.1, 2.2, 2.3, 2.4], None, 2048),
+        ([2.2, 2.1, 2.2, 2.0, 1.7], 512, None),
     ],
-    ids=["gain then flat", "early gain then flat", "break then deeper", "gain then break", "rising throughout"],
+    ids=["gain, flat", "early gain", "flat", "break", "break, deeper", "gain, break", "rising", "up, down further"],
 )
 def test_more_context_lowers_nll_up_to_the_last_step_down_before_a_step_up(
     curve: list[float], lowers_to: int | None, raises_from: int | None
@@ -132,7 +115,7 @@ def test_a_pause_before_a_gain_is_not_named_in_its_place() -> None:
 
 def uneven_sums(*, lengths: int = 5, documents: int = 40) -> SumsByDocument:
     sizes = np.random.default_rng(0).lognormal(0, 1.5, documents)
-    even = sums([2.2, 2.1, 2.0, 1.9, 1.8], documents=documents)
+    even = sums(FALLING, documents=documents)
     columns = [sizes * even.nll_nats.T, sizes * even.tokens.T, sizes * even.bytes.T]
     return SumsByDocument(
         {
@@ -143,7 +126,7 @@ def uneven_sums(*, lengths: int = 5, documents: int = 40) -> SumsByDocument:
 
 
 def test_documents_of_very_unequal_sizes_make_intervals_doubtful_whatever_else_is_in_the_way() -> None:
-    assert not length_claims(sums([2.2, 2.1, 2.0, 1.9, 1.8]), 1024).doubtful
+    assert not length_claims(sums(FALLING), 1024).doubtful
     assert length_claims(uneven_sums(), 1024).doubtful
     one = length_claims(uneven_sums(lengths=1), 1024)
     assert one.doubtful
@@ -152,10 +135,6 @@ def test_documents_of_very_unequal_sizes_make_intervals_doubtful_whatever_else_i
     elsewhere.tokens += np.arange(5)
     assert length_claims(elsewhere, 1024).obstacle == "the lengths were not scored on the same targets"
     assert length_claims(elsewhere, 1024).doubtful
-
-
-def test_where_there_are_too_few_documents_for_an_interval_none_is_doubtful() -> None:
-    assert not length_claims(uneven_sums(documents=12), 1024).doubtful
 
 
 CURVE = [2.2, 2.1, 2.0, 1.9]
@@ -201,24 +180,10 @@ def test_intervals_by_position_over_uneven_documents_are_doubtful() -> None:
             )
             for _ in range(2)
         )
-        assert doubtful_positions(own) is expected
+        assert own.doubtful is expected
         bands, obstacle = position_bands(own, base)
         assert not obstacle
         assert [band.doubtful for band in bands.values()] == [expected, expected]
-
-
-def test_the_length_named_may_lie_beyond_a_pause_but_not_beyond_an_upward_step() -> None:
-    """Gains after NLL has measurably risen, however large, do not move the length named."""
-    for curve, named in (
-        ([2.2, 2.1, 2.15, 2.0, 1.7], 512),
-        ([2.2, 2.1, 2.1, 2.0, 2.05], 2048),
-        ([2.2, 2.3, 2.0, 1.9, 1.7], None),
-        ([2.2, 2.1, 2.0, 1.9, 1.7], 4096),
-    ):
-        found = length_claims(sums(curve, noise=0.005), 1024)
-        assert found.lowers_to_tokens == named
-        up = next((step.context_length_tokens for step in found.steps if step.low > 0), 8192)
-        assert named is None or named < up
 
 
 @given(signs=st.lists(st.sampled_from([-1, 0, 1]), max_size=8))
@@ -237,7 +202,7 @@ def test_noise_alone_is_called_a_gain_no_more_often_than_the_band_says() -> None
 
 
 def test_one_length_allows_no_claim() -> None:
-    full = sums([2.2, 2.1, 2.0, 1.9, 1.8])
+    full = sums(FALLING)
     rows = zip(full.clusters, full.nll_nats[:, 0], full.tokens[:, 0], full.bytes[:, 0], strict=True)
     one = SumsByDocument({256: {cluster: np.array(values) for cluster, *values in rows}})
     assert "only one context length" in length_claims(one, 1024).obstacle

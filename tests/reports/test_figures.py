@@ -12,25 +12,35 @@ import pandas as pd
 import pytest
 import vl_convert
 from experiment_files import mqrar_task, write_everything
-from result_files import CURVES, LENGTHS, model_record, perplexity_task, position_task, ruler_task, write_run
+from result_files import (
+    CURVES,
+    LENGTHS,
+    Task,
+    model_record,
+    perplexity_task,
+    position_task,
+    reported,
+    ruler_task,
+    write_run,
+)
 
 from sbeval.reports import load_results
 from sbeval.reports.analyse.panels import perplexity_panels
-from sbeval.reports.analyse.positions import PositionBand, difference_to_baseline
 from sbeval.reports.analyse.statistics import wilson_interval
-from sbeval.reports.assemble import assemble
-from sbeval.reports.figures.curves import curve_figure
-from sbeval.reports.figures.labels import end_labels, nice_domain, spread
+from sbeval.reports.figures.labels import Caption, end_labels, nice_domain, spread
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look, choose_looks
-from sbeval.reports.sections.section import Figure
-from sbeval.reports.table import Table
+from sbeval.reports.kinds.curves import curve_figure
+from sbeval.reports.kinds.position_sums import PositionBand
+from sbeval.reports.kinds.positions import difference_to_baseline
+from sbeval.reports.section import Figure, Table
 from sbeval.reports.write.html import environment
+
+CAPTION = Caption(title="", finding="")
 
 
 def figures(folder: Path) -> dict[str, Figure]:
-    report = assemble(load_results([folder]), baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
-    return {figure.title: figure for section in report.sections for figure in section.figures}
+    return {figure.title: figure for section in reported(folder).sections for figure in section.figures}
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +62,7 @@ def test_every_value_named_along_an_axis_is_drawn() -> None:
     axes = Axes(x_title=None, x_domain=(256, 1024), y_title=None, y_scale="symlog", y_values=values, y_format="~g")
     looks = {"a": Look(light="#000000", dark="#ffffff", shape="circle", dashed=False)}
     rows = [{"setting": "a", "x": x, "y": y} for x, y in ((256, -0.15), (1024, 3.4))]
-    words = dict.fromkeys(("title", "subtitle", "description"), "")
-    drawn = vl_convert.vegalite_to_svg(line_figure(rows, axes=axes, looks=looks, marks={}, tooltip={}, **words))
+    drawn = vl_convert.vegalite_to_svg(line_figure(rows, CAPTION, axes=axes, looks=looks, marks={}, tooltip={}))
     labels = re.findall(r">([^<>]+)</text>", drawn.replace("\N{MINUS SIGN}", "-"))
     assert {*labels} >= {f"{value:g}" for value in values}
 
@@ -110,15 +119,7 @@ def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: P
     write_run(tmp_path / "b", model_record("stickbreaking"), [perplexity_task("stream", [2.2, 2.1, 1.8], lengths=some)])
     results = load_results([tmp_path])
     (panel,) = perplexity_panels(results.measurements, results.models)
-    spec = curve_figure(
-        panel.tables["nll"],
-        metric="nll",
-        looks=choose_looks(results.models),
-        training_lengths={},
-        title="",
-        subtitle="",
-        description="",
-    )
+    spec = curve_figure(panel, "nll", CAPTION, choose_looks(results.models), {})
     found = points(spec, "demo-sb")
     assert [length for length, value in found.items() if value is None] == [1024, 2048]
     assert set(found) == {256, 512, 1024, 2048, 4096}
@@ -140,7 +141,7 @@ def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything: dict[s
 def test_the_difference_to_a_baseline_is_taken_bin_by_bin() -> None:
     rows = [("a", 1, 8, 3.0), ("a", 9, 16, 2.0), ("b", 1, 8, 3.5), ("b", 9, 16, 1.5), ("b", 17, 32, 1.0)]
     table = pd.DataFrame(rows, columns=["setting", "first", "last", "nll"])
-    found = difference_to_baseline(table, "a", {"b": {(1, 8): PositionBand(low=0.4, high=0.6, documents=30)}})
+    found = difference_to_baseline(table, "a", {"b": {(1, 8): PositionBand(low=0.4, high=0.6)}})
     assert found[["setting", "first", "nll"]].to_numpy().tolist() == [["b", 1, 0.5], ["b", 9, -0.5]]
     assert found["ci95_low"].tolist() == pytest.approx([0.4, math.nan], nan_ok=True)
 
@@ -162,29 +163,26 @@ def test_text_is_escaped_in_elements_and_attributes_alike() -> None:
 
 
 def tables(folder: Path) -> dict[str, Table]:
-    report = assemble(load_results([folder]), baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
-    return {table.stem: table for table in report.tables}
+    return {table.stem: table for table in reported(folder).tables}
 
 
 def words(table: Table) -> list[str]:
     return [cell.plain for cells in ((table.header), *table.rows_in_files) for cell in cells]
 
 
-def test_measures_beside_the_score_have_a_table_of_their_own(tmp_path: Path) -> None:
-    name, metrics, metadata, samples = ruler_task("sb_niah_single_1", 2000)
-    metrics |= {"retrieval_gain@0001024,none": 3.25, "retrieval_gain@0004096,none": 0.5}
-    write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    table = tables(tmp_path)["beside-sb_niah_single_1"]
-    assert {"demo-sb retrieval_gain", "3.25", "4,096"} <= set(words(table))
-
-
-def test_measures_of_recall_that_have_no_figure_stand_in_a_table(tmp_path: Path) -> None:
-    name, metrics, metadata, samples = mqrar_task(64)
-    metrics |= {"retrieval_gain_32_pairs@0000768,none": 2.125}
-    write_run(tmp_path, model_record("stickbreaking"), [(name, metrics, metadata, samples)])
-    (table,) = (table for stem, table in tables(tmp_path).items() if stem.startswith("beside-"))
-    assert "demo-sb retrieval_gain_32_pairs" in words(table)
-    assert not any("exact_match" in text for text in words(table))
+@pytest.mark.parametrize(
+    ("task", "metric", "elsewhere"),
+    [
+        (ruler_task("sb_niah_single_1", 2000), "retrieval_gain@0001024,none", "score"),
+        (mqrar_task(64), "retrieval_gain_32_pairs@0000768,none", "exact_match"),
+    ],
+)
+def test_measures_that_have_no_figure_stand_in_a_table(tmp_path: Path, task: Task, metric: str, elsewhere: str) -> None:
+    name, metrics, metadata, samples = task
+    write_run(tmp_path, model_record("stickbreaking"), [(name, {**metrics, metric: 3.25}, metadata, samples)])
+    cells = words(tables(tmp_path)[f"beside-{name}"])
+    assert {f"demo-sb {metric.partition('@')[0]}", "3.25"} <= set(cells)
+    assert not any(elsewhere in text for text in cells)
 
 
 def test_one_figure_shows_where_the_weight_of_every_model_goes(everything: dict[str, Figure]) -> None:

@@ -2,15 +2,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from result_files import model_record, ordinary_task, write_run
+from result_files import model_record, ordinary_task, reported, write_run
 
 from sbeval.reports import compare, load_results
 from sbeval.reports.analyse.selection import pool_seeds
 from sbeval.reports.analyse.statistics import wilson_interval
 from sbeval.reports.analyse.suite import SuiteRow, suite_rows
-from sbeval.reports.assemble import assemble
 from sbeval.reports.read.runs import text_length
-from sbeval.reports.sections.section import Section
+from sbeval.reports.section import Section
 
 
 def write(folder: Path, attention: str, longest: int | None, value: float, **changes: Any) -> None:
@@ -32,8 +31,7 @@ def rows(folder: Path) -> list[SuiteRow]:
 
 
 def section(folder: Path) -> Section | None:
-    report = assemble(load_results([folder]), baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
-    return next((section for section in report.sections if section.identifier == "inputs"), None)
+    return next((section for section in reported(folder).sections if section.identifier == "inputs"), None)
 
 
 def test_runs_of_one_task_at_several_max_lengths_are_rows_and_a_curve(tmp_path: Path) -> None:

@@ -26,12 +26,6 @@ def labels(results: Results) -> list[str]:
     return [model.label for model in results.models]
 
 
-def test_models_of_one_name_are_told_apart_by_what_differs(tmp_path: Path) -> None:
-    for index, scaling in enumerate((None, {"rope_type": "dynamic", "factor": 4.0})):
-        write(tmp_path / str(index), "rope", rope_scaling=scaling)
-    assert sorted(labels(load_results([tmp_path]))) == ["demo-rope", "demo-rope (dynamic RoPE x4)"]
-
-
 def test_a_model_is_named_after_what_attends_beyond_its_training_length(tmp_path: Path) -> None:
     named = {
         "demo-rope": None,
@@ -45,7 +39,7 @@ def test_a_model_is_named_after_what_attends_beyond_its_training_length(tmp_path
     assert set(labels(load_results([tmp_path]))) == set(named)
 
 
-def test_a_limit_is_no_part_of_a_name(tmp_path: Path) -> None:
+def test_models_of_one_name_are_told_apart_by_what_differs_and_not_by_a_limit(tmp_path: Path) -> None:
     for index, scaling in enumerate((None, {"rope_type": "dynamic", "factor": 4.0})):
         write(tmp_path / str(index), "rope", rope_scaling=scaling)
     later = {"limit": 25, "seconds": 1.796e9, "date": "2026-11-21T10-00-00.000001"}

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from result_files import CURVES, LENGTHS, model_record, perplexity_task, write_run
+from result_files import CURVES, LENGTHS, model_record, perplexity_task, reported, write_run
 
 from sbeval.reports import build_report, load_results
-from sbeval.reports.analyse.names import in_words, name_list
-from sbeval.reports.assemble import assemble
-from sbeval.reports.sections.runs import run_facts
-from sbeval.reports.sections.section import Figure, Report
+from sbeval.reports.kinds.runs import run_facts
+from sbeval.reports.read.fields import in_words, name_list
+from sbeval.reports.section import Figure, Report
 
 PARTED = ("stick-breaking", "stick-breaking, extended", "RoPE")
 
@@ -25,11 +24,6 @@ def write_pair(folder: Path, *, documents: int = 60, lengths: int = len(LENGTHS)
         task = perplexity_task("fixed_target", curve, lengths=LENGTHS[:lengths], documents=documents)
         write_run(folder / attention, model_record(attention, **record), [task])
     return folder
-
-
-def report_on(folder: Path, **labels: str) -> Report:
-    found = load_results([folder], labels=labels)
-    return assemble(found, baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
 
 
 def figure_named(report: Report, words: str) -> Figure:
@@ -46,7 +40,7 @@ def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_car
 
 
 def test_differences_are_drawn_with_their_band_and_zero_at_the_training_length(tmp_path: Path) -> None:
-    report = report_on(write_pair(tmp_path))
+    report = reported(write_pair(tmp_path))
     spec = figure_named(report, ": difference").variants["nll"]
     rows = {(row["setting"], row["x"]): row for row in spec["data"]["values"]}
     for attention, label in (("stickbreaking", "demo-sb"), ("rope", "demo-rope")):
@@ -59,7 +53,7 @@ def test_differences_are_drawn_with_their_band_and_zero_at_the_training_length(t
 
 
 def test_a_small_difference_stays_visible_beside_a_huge_one(tmp_path: Path) -> None:
-    spec = figure_named(report_on(write_pair(tmp_path)), ": difference").variants["nll"]
+    spec = figure_named(reported(write_pair(tmp_path)), ": difference").variants["nll"]
     scale = spec["layer"][-1]["encoding"]["y"]["scale"]
     (low, high), constant = scale["domain"], scale["constant"]
 
@@ -73,7 +67,7 @@ def test_a_small_difference_stays_visible_beside_a_huge_one(tmp_path: Path) -> N
 def test_few_documents_get_their_difference_how_many_agree_and_why_there_is_no_interval(
     tmp_path: Path, documents: int
 ) -> None:
-    report = report_on(write_pair(tmp_path, documents=documents))
+    report = reported(write_pair(tmp_path, documents=documents))
     card = next(finding for finding in report.findings if finding.label == "demo-rope")
     (headline,) = card.headlines
     assert float(headline.value) == pytest.approx(CURVES["rope"][-1] - CURVES["rope"][2], abs=0.05)
@@ -94,7 +88,7 @@ def test_lists_of_names_are_sentences_in_which_a_name_with_a_comma_is_in_quotes(
         curve = CURVES["rope" if label == "RoPE" else "stickbreaking"]
         model = model_record("stickbreaking", name=label, checkpoint_sha256=str(index) * 64)
         write_run(tmp_path / str(index), model, [perplexity_task("fixed_target", curve, seed=index)])
-    (sentence,) = report_on(tmp_path).overview
+    (sentence,) = reported(tmp_path).overview
     assert "NLL is lower at the longest context than at the training length for " in sentence
     assert (
         "for stick-breaking and \N{LEFT DOUBLE QUOTATION MARK}stick-breaking, extended\N{RIGHT DOUBLE QUOTATION MARK};"
@@ -129,7 +123,7 @@ def test_the_axis_ends_where_the_measurements_do(
 ) -> None:
     model = model_record("rope", training_length_tokens=trained)
     write_run(tmp_path, model, [perplexity_task("stream", [2.0] * len(lengths), lengths=lengths)])
-    report = report_on(tmp_path)
+    report = reported(tmp_path)
     spec = figure_named(report, "stream").variants["nll"]
     assert spec["layer"][-1]["encoding"]["x"]["scale"]["domain"] == list(ends)
     marks = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "mark-line"]

@@ -10,7 +10,7 @@ from experiment_files import write_everything, write_extension
 from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.reports import build_report
-from sbeval.reports.sections.tables import published_tables
+from sbeval.reports.kinds.suite import published_tables
 from sbeval.reports.write.exports import latex_text, markdown_text
 
 

@@ -9,8 +9,8 @@ from result_files import CURVES, LENGTHS, model_record, perplexity_task, ruler_t
 
 from sbeval.reports import build_report, load_results
 from sbeval.reports.assemble import assemble
-from sbeval.reports.read.answers import ANSWERS, SAMPLES_READ
-from sbeval.reports.table import Table
+from sbeval.reports.kinds.answers import ANSWERS, SAMPLES_READ
+from sbeval.reports.section import Table
 from sbeval.results.records import metric_key
 
 ASKED = [1024, 4096]

@@ -6,50 +6,37 @@ from typing import Any
 
 import pandas as pd
 
+from sbeval.reports.figures.labels import Caption
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.rows import records
+from sbeval.reports.read.results import records
 
-SHARES = {"span50": "50% of the weight", "span90": "90%", "span99": "99%"}
-REMAINDER = "remaining stick"
+_SHARES = {"span50": "50% of the weight", "span90": "90%", "span99": "99%"}
+_REMAINDER = "remaining stick"
 _SHORTEST_SIDE_PIXELS, _LONGEST_SIDE_PIXELS, _CELL_PIXELS = 96, 190, 16
 
 
-def span_figure(
-    heads: pd.DataFrame, *, lengths: Sequence[int], title: str, subtitle: str, description: str
-) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one model's spans.
-
-    Args:
-        heads: columns context_length_tokens, layer, head, span50, span90, span99 (keys), remainder; a head without
-            weight stays empty.
-        lengths: context lengths shown, one row each.
-        title: heading of the image files.
-        subtitle: second line of the image files.
-        description: the finding in words, for readers who cannot see the figure.
-    """
+def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) -> dict[str, Any]:
+    """Returns the Vega-Lite specification of one model's spans, one row a length; a head without weight stays empty."""
     sticks = bool((heads["remainder"].fillna(0) > 0).any())
-    fields = {**SHARES, **({"remainder": REMAINDER} if sticks else {})}
+    fields = {**_SHARES, **({"remainder": _REMAINDER} if sticks else {})}
     width, height = (_side(int(heads[name].nunique())) for name in ("head", "layer"))
-    longest = max(lengths)
-    parts = []
+    grids = []
     for length in lengths:
         rows = [_row(row) for row in records(heads[heads["context_length_tokens"] == length])]
         last = length == lengths[-1]
         for place, (field, words) in enumerate(fields.items()):
             legend = _legend(field) if last and field in ("span50", "remainder") else None
-            title_of_part = f"{length_text(length)}: {words}"
             # every second image names its layers, so that rows of four and of two both begin with names
             named = (last, place % 2 == 0)
-            parts.append(_grid(rows, field, title_of_part, (width, height), longest, legend, named=named))
+            title = f"{length_text(length)}: {words}"
+            grids.append(_grid(rows, field, title, (width, height), max(lengths), legend, named=named))
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "title": {"text": title, "subtitle": subtitle},
-        "description": description,
+        **caption.vega,
         "usermeta": {"partPixels": width + 62},
         "padding": 6,
         "columns": len(fields),
         "spacing": {"row": 14, "column": 18},
-        "concat": parts,
+        "concat": grids,
         "resolve": {"scale": {"color": "independent"}},
     }
 
@@ -59,7 +46,7 @@ def _side(count: int) -> int:
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    spans = {field: None if math.isnan(row[field]) else float(row[field]) for field in SHARES}
+    spans = {field: None if math.isnan(row[field]) else float(row[field]) for field in _SHARES}
     remainder = None if math.isnan(row["remainder"]) else float(row["remainder"])
     texts = {f"{field}_text": "no weight" if value is None else f"{value:,.1f} keys" for field, value in spans.items()}
     return {
@@ -96,8 +83,8 @@ def _grid(
         "layer": "layer",
         "head": "head",
         "length_text": "context",
-        **{f"{share}_text": words for share, words in SHARES.items()},
-        "remainder_text": REMAINDER,
+        **{f"{share}_text": words for share, words in _SHARES.items()},
+        "remainder_text": _REMAINDER,
     }
     axis = {"domain": False, "ticks": False, "labelOverlap": True, "labelAngle": 0}
     x_axis, y_axis = (axis if shown else {**axis, "labels": False} for shown in named)

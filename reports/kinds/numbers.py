@@ -1,4 +1,4 @@
-"""The section of one number a curve: mean change of NLL beyond the training length, mean scores, effective lengths."""
+"""One number a curve: mean change of NLL beyond the training length, mean scores, effective lengths."""
 
 import math
 
@@ -6,14 +6,13 @@ from sbeval.reports.analyse.one_number import NLL_CHANGE, CurveNumber
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.sections.section import Material, Section
-from sbeval.reports.table import Cell, Row, Table, row, texts
+from sbeval.reports.section import Cell, Kind, Material, Row, Section, Table, row, texts
 
 
-def numbers_section(material: Material) -> Section | None:
-    """Builds the section, None where no curve has two lengths to take an area between."""
-    nll = [one for one in material.numbers if one.metric == NLL_CHANGE]
-    scores = [one for one in material.numbers if one.metric != NLL_CHANGE]
+def _section(material: Material) -> Section | None:
+    """Returns None where no curve has two lengths to take an area between."""
+    nll = [number for number in material.numbers if number.metric == NLL_CHANGE]
+    scores = [number for number in material.numbers if number.metric != NLL_CHANGE]
     tables = []
     if nll:
         tables.append(
@@ -21,7 +20,7 @@ def numbers_section(material: Material) -> Section | None:
                 stem="numbers-nll",
                 caption="Mean change of NLL beyond the training length, and how far more context lowers NLL",
                 header=texts("model", "text", "lengths", "mean change (nats per token)", "effective length"),
-                rows=tuple(_nll_row(one) for one in nll),
+                rows=tuple(_nll_row(number) for number in nll),
                 interval="95% intervals",
             )
         )
@@ -31,7 +30,7 @@ def numbers_section(material: Material) -> Section | None:
                 stem="numbers-scores",
                 caption="Mean score over octaves",
                 header=texts("model", "task", "lengths", "mean score"),
-                rows=tuple(_score_row(one) for one in scores),
+                rows=tuple(_score_row(number) for number in scores),
                 interval="95% intervals",
             )
         )
@@ -50,19 +49,24 @@ def numbers_section(material: Material) -> Section | None:
     )
 
 
-def _nll_row(one: CurveNumber) -> Row:
-    area = one.area
+NUMBERS = Kind(section=_section)
+
+
+def _nll_row(number: CurveNumber) -> Row:
+    area = number.area
     text = area.text + (f" {DOUBTFUL}" if area.doubtful else "")
     change = Cell(text, verdict="better" if area.high < 0 else "worse" if area.low > 0 else None)
-    effective = "" if one.effective is None else one.effective.text
-    return row(Cell(name=one.setting), [CORPUS_WORDS.get(one.corpus, one.corpus), _lengths(one), change, effective])
+    effective = "" if number.effective is None else number.effective.text
+    return row(
+        Cell(name=number.setting), [CORPUS_WORDS.get(number.corpus, number.corpus), _lengths(number), change, effective]
+    )
 
 
-def _score_row(one: CurveNumber) -> Row:
-    area = one.area
+def _score_row(number: CurveNumber) -> Row:
+    area = number.area
     ends = None if math.isnan(area.low) else (f"{area.low:.1%}", f"{area.high:.1%}")
-    return row(Cell(name=one.setting), [one.task, _lengths(one), Cell(f"{area.estimate:.1%}", interval=ends)])
+    return row(Cell(name=number.setting), [number.task, _lengths(number), Cell(f"{area.estimate:.1%}", interval=ends)])
 
 
-def _lengths(one: CurveNumber) -> str:
-    return f"{length_text(one.area.from_tokens)} to {length_text(one.area.to_tokens)}"
+def _lengths(number: CurveNumber) -> str:
+    return f"{length_text(number.area.from_tokens)} to {length_text(number.area.to_tokens)}"

@@ -11,8 +11,7 @@ from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.reports.read.runs import EvaluationRun, TaskResult
-from sbeval.reports.sections.section import Fact, Fold, Link, Material, Section
-from sbeval.reports.table import Cell, Row, Table, row, texts
+from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Row, Section, Table, row, texts
 
 _SPEED_HEADER = (
     "model",
@@ -28,7 +27,7 @@ _TASKS_AT_MOST = 2
 _NOT_RECORDED = "not recorded"
 
 
-def speed_section(material: Material) -> Section:
+def _speed(material: Material) -> Section:
     """Builds the section on tokens a second, peak memory and time."""
     table = Table(
         stem="speed",
@@ -72,7 +71,7 @@ def _minutes(run: EvaluationRun) -> str:
         return _NOT_RECORDED
 
 
-def provenance_section(material: Material) -> Section:
+def _provenance(material: Material) -> Section:
     """Builds the section with one fold a run."""
     folds = [_fold(model, run, material.folder) for model in material.results.models for run in model.runs]
     return Section(
@@ -83,7 +82,7 @@ def provenance_section(material: Material) -> Section:
     )
 
 
-def notes_section(material: Material) -> Section | None:
+def _left_out(material: Material) -> Section | None:
     """Builds the section on what was left out, None where nothing was."""
     if not material.results.notes:
         return None
@@ -96,6 +95,9 @@ def notes_section(material: Material) -> Section | None:
             for note in material.results.notes
         ),
     )
+
+
+SPEED, PROVENANCE, LEFT_OUT = Kind(section=_speed), Kind(section=_provenance), Kind(section=_left_out)
 
 
 def run_facts(run: EvaluationRun) -> dict[str, str]:

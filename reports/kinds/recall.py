@@ -1,20 +1,25 @@
-"""The section on recall probes: share of exact answers by number of pairs, by distance and by context length."""
+"""Recall probes: share of exact answers by number of pairs, by distance and by context length."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.panels import safe_stem
-from sbeval.reports.analyse.recall import SOLVED, intervals, recall_scores, solved_up_to
 from sbeval.reports.analyse.ruler import by_length
-from sbeval.reports.figures.curves import curve_tooltip, length_domain, length_rows, training_marks
+from sbeval.reports.analyse.statistics import share_interval
+from sbeval.reports.figures.curves import SHARES, length_domain, length_rows, training_marks, with_seeds
+from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import length_text
-from sbeval.reports.sections.section import Figure, Material, Section
-from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
+from sbeval.reports.read.fields import first_listed, in_words, length_text
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
 
+_SOLVED = 0.99
+_METRIC = re.compile(r"(?P<metric>exact_match|answer_nll|chance)(?:_(?P<pairs>\d+)_(?P<unit>pairs|tokens))?")
+_UNITS = {"pairs": "pairs", "tokens": "tokens back"}
+_AXIS_WORDS = {"pairs": "keys", "tokens back": "distance"}
 _TASKS = {
     "sb_mqrar": ("MQRAR", "Every key is given new values; at each return of a key its earlier value is asked for."),
     "sb_mqrar_text": ("MQRAR as text", "Numbers assigned to names again and again, each shown before it changes."),
@@ -25,12 +30,11 @@ _TASKS = {
     "sb_flipflop": ("Flip-flop", "Write, ignore and read a bit; a read shows the bit written last."),
 }
 _MANY_SHOT = "sb_many_shot_"
-_COUNTED = {"pairs": "keys", "tokens back": "distance"}
 _TOOLTIP = {"setting": "model", "x_text": "", "value_text": "exact answers", "interval_text": "95% interval"}
 
 
-def recall_section(material: Material) -> Section | None:
-    """Builds the section, None where no recall task was run."""
+def _section(material: Material) -> Section | None:
+    """Returns None where no recall task was run."""
     scores = recall_scores(material.results.measurements)
     if scores.empty:
         return None
@@ -46,7 +50,7 @@ def recall_section(material: Material) -> Section | None:
         title="Recall",
         lead=(
             "Share of answers whose every token is the model's most probable one; in many-shot classification, of "
-            f"texts whose label is the most probable of all. Solved means at least {SOLVED:.0%}. "
+            f"texts whose label is the most probable of all. Solved means at least {_SOLVED:.0%}. "
             "Bands: 95% intervals over samples."
         ),
         figures=tuple(figures),
@@ -55,13 +59,52 @@ def recall_section(material: Material) -> Section | None:
     )
 
 
+RECALL = Kind(section=_section)
+
+
+def is_drawn(metric: str) -> bool:
+    """Whether a metric of a recall task has a place in this section."""
+    return _METRIC.fullmatch(metric) is not None
+
+
+def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of recall tasks, with columns `pairs` and `unit`.
+
+    `pairs` counts what `unit` says: pairs of a sequence, or tokens since an answer was read; both are NA where a metric
+    names neither. Intervals of shares are those of `share_interval`.
+    """
+    rows = measurements[measurements["family"] == "recall"].copy()
+    names = rows["metric"].str.extract(f"^{_METRIC.pattern}$")
+    rows["metric"], rows["pairs"] = names["metric"], pd.to_numeric(names["pairs"]).astype("Int64")
+    rows["unit"] = names["unit"].map(_UNITS)
+    rows = rows.dropna(subset=["metric", "context_length_tokens"])
+    lows, highs = share_interval(rows)
+    share = rows["metric"] == "exact_match"
+    rows.loc[share, "ci95_low"], rows.loc[share, "ci95_high"] = lows[share], highs[share]
+    return rows.drop(columns=["tokens", "clusters"]).reset_index(drop=True)
+
+
+def solved_up_to(scores: Mapping[int, float], threshold: float = _SOLVED) -> int | None:
+    """Returns the largest number such that every one up to it is solved, None where the smallest is not."""
+    solved = None
+    for count in sorted(scores):
+        if math.isnan(scores[count]) or scores[count] < threshold:
+            break
+        solved = count
+    return solved
+
+
 def _order(task: str) -> tuple[int, str]:
     return (list(_TASKS).index(task) if task in _TASKS else len(_TASKS), task)
 
 
-def _title(task: str) -> str:
+def _title(task: str, words: str) -> str:
     many_shot = f"Many-shot classification, {task.removeprefix(_MANY_SHOT)}" if task.startswith(_MANY_SHOT) else task
-    return _TASKS.get(task, (many_shot, ""))[0]
+    return _TASKS.get(task, (many_shot, ""))[0] + words
+
+
+def _stem(task: str, words: str) -> str:
+    return safe_stem(f"recall-{task}{words}")
 
 
 def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str | None]]:
@@ -78,66 +121,58 @@ def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str | None]]:
     return [(scores[scores["pairs"] == count], f", {count} {counted}", None) for count in pairs]
 
 
+def _column(counted: str | None) -> str:
+    return "pairs" if counted else "context_length_tokens"
+
+
 def _figure(
     material: Material, looks: Mapping[str, Look], task: str, scores: pd.DataFrame, words: str, counted: str | None
 ) -> Figure:
-    column, unit = ("pairs", counted) if counted else ("context_length_tokens", "tokens")
     exact = scores[scores["metric"] == "exact_match"]
     order = [label for label in looks if (exact["setting"] == label).any()]
     marks = {} if counted else training_marks(material.training_lengths, order)
-    counts = sorted(int(count) for count in exact[column].unique())
-    rows = length_rows(exact, order, ".2%", column)
-    for one in rows:
-        one["x_text"] = f"{one['x']:,} {unit}"
+    counts = sorted(int(count) for count in exact[_column(counted)].unique())
+    rows = length_rows(exact, order, ".2%", _column(counted))
+    for point in rows:
+        point["x_text"] = f"{point['x']:,} {counted or 'tokens'}"
     guesses = scores[scores["metric"] == "chance"]["value"]
-    levels = {SOLVED: f"solved, {SOLVED:.0%}"}
+    levels = {_SOLVED: f"solved, {_SOLVED:.0%}"}
     if len(guesses) and guesses.max() == guesses.min():
         levels[float(guesses.max())] = "chance"
-    title, explanation = f"{_title(task)}{words}", _TASKS.get(task, ("", ""))[1]
-    finding = _finding(exact, order, counted)
+    caption = Caption(
+        title=_title(task, words), finding=_finding(exact, order, counted), explanation=_TASKS.get(task, ("", ""))[1]
+    )
     spec = line_figure(
         rows,
+        caption,
         axes=Axes(
             x_title=f"{counted} (log scale)" if counted else "context length (tokens, log scale)",
             x_domain=(counts[0], max(counts[-1], counts[0] + 1)) if counted else length_domain(exact, marks),
             x_values=tuple(counts) if counted else None,
             y_title="exact answers",
-            y_domain=(0.0, 1.0),
-            y_format=".0%",
             levels=levels,
+            **SHARES,
         ),
         looks={label: looks[label] for label in order},
         marks=marks,
-        tooltip=curve_tooltip(rows, _TOOLTIP | {"x_text": _COUNTED[counted] if counted else "context"}),
-        title=title,
-        subtitle=explanation,
-        description=f"{title}. {finding}",
+        tooltip=with_seeds(_TOOLTIP | {"x_text": _AXIS_WORDS[counted] if counted else "context"}, rows),
     )
-    return material.figure(
-        {"exact_match": spec}, _stem(task, words), title=title, finding=finding, explanation=explanation
-    )
-
-
-def _stem(task: str, words: str) -> str:
-    return safe_stem(f"recall-{task}{words}")
+    return material.figure({"exact_match": spec}, _stem(task, words), caption)
 
 
 def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> str:
-    parts = []
+    sentences = []
     for label in order:
-        scores = by_length(exact, label, "pairs" if counted else "context_length_tokens")
-        solved = solved_up_to(scores)
-        last = max(scores)
+        scores = by_length(exact, label, _column(counted))
+        solved, first, last = solved_up_to(scores), min(scores), max(scores)
         if solved is None:
-            parts.append(f"{in_words(label)} solves none ({scores[min(scores)]:.1%} at {_count(min(scores), counted)})")
+            words = f"solves none ({scores[first]:.1%} at {_count(first, counted)})"
         elif solved == last:
-            parts.append(f"{in_words(label)} solves all, up to {_count(last, counted)}")
+            words = f"solves all, up to {_count(last, counted)}"
         else:
-            parts.append(
-                f"{in_words(label)} solves up to {_count(solved, counted)} "
-                f"({scores[last]:.1%} at {_count(last, counted)})"
-            )
-    return "; ".join(parts[:4]) + (f"; {len(parts) - 4} more lines." if len(parts) > 4 else ".")
+            words = f"solves up to {_count(solved, counted)} ({scores[last]:.1%} at {_count(last, counted)})"
+        sentences.append(f"{in_words(label)} {words}")
+    return first_listed(sentences)
 
 
 def _count(number: int, counted: str | None) -> str:
@@ -145,29 +180,27 @@ def _count(number: int, counted: str | None) -> str:
 
 
 def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, labels: Sequence[str]) -> Table:
-    column = "pairs" if counted else "context_length_tokens"
+    column = _column(counted)
     exact = scores[scores["metric"] == "exact_match"]
     counts = sorted(int(count) for count in exact[column].unique())
-    several = exact["setting"].nunique() > 1
-    best = {count: exact[exact[column] == count]["value"].max() if several else None for count in counts}
+    best = exact.groupby(column)["value"].max().to_dict() if exact["setting"].nunique() > 1 else {}
     rows = []
     for label in labels:
-        values, ends = by_length(exact, label, column), intervals(exact, label, column)
+        values, lows, highs = (by_length(exact, label, column, end) for end in ("value", "ci95_low", "ci95_high"))
         answers = by_length(scores[scores["metric"] == "answer_nll"], label, column)
-        if values:
-            cells = [
-                Cell(
-                    f"{values[count]:.1%}",
-                    interval=ends.get(count),
-                    bold=values[count] == best[count],
-                    small=(f"{answers[count]:.3f} nats",) if count in answers else (),
-                )
-                if count in values
-                else NOT_MEASURED
-                for count in counts
-            ]
-            rows.append(row(Cell(name=label), cells))
-    title = f"{_title(task)}{words}"
+        cells = [
+            Cell(
+                f"{values[count]:.1%}",
+                interval=None if math.isnan(lows[count]) else (f"{lows[count]:.1%}", f"{highs[count]:.1%}"),
+                bold=values[count] == best.get(count),
+                small=(f"{answers[count]:.3f} nats",) if count in answers else (),
+            )
+            if count in values
+            else NOT_MEASURED
+            for count in counts
+        ]
+        rows += [row(Cell(name=label), cells)] if values else []
+    title = _title(task, words)
     return Table(
         stem=_stem(task, words),
         caption=f"{title}: exact answers by {counted or 'context length'}",

@@ -1,10 +1,10 @@
-"""The section on RULER: averages against length, the grid of tasks, effective lengths, differences, every score."""
+"""RULER: averages against length, the grid of tasks, effective lengths, differences, every score."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from sbeval.reports.analyse.names import in_words
 from sbeval.reports.analyse.paired import PairedDifference, ruler_differences
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import (
@@ -15,7 +15,6 @@ from sbeval.reports.analyse.ruler import (
     NEAR_CHANCE,
     RELATIVE_THRESHOLD,
     TASKS,
-    Alike,
     EffectiveLength,
     RulerScores,
     apart,
@@ -25,17 +24,25 @@ from sbeval.reports.analyse.ruler import (
     missing_tasks,
     weighted_averages,
 )
-from sbeval.reports.figures.curves import score_figure, score_grid
+from sbeval.reports.figures.curves import (
+    SCORE_TOOLTIP,
+    SHARES,
+    length_domain,
+    length_rows,
+    score_figure,
+    training_marks,
+)
+from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lines import Axes, Multiple, small_multiples
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.rows import TaskKey, records
+from sbeval.reports.read.fields import first_listed, in_words, length_text, listed
+from sbeval.reports.read.results import TaskKey
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
-from sbeval.reports.sections.section import Figure, Material, Section, listed
-from sbeval.reports.table import NOT_MEASURED, Cell, Table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
 
 
-def ruler_section(material: Material) -> Section | None:
-    """Builds the section, None where no RULER task was run."""
+def _section(material: Material) -> Section | None:
+    """Returns None where no RULER task was run."""
     scores = material.ruler.scores
     if scores.empty:
         return None
@@ -45,11 +52,12 @@ def ruler_section(material: Material) -> Section | None:
         for chosen in averaged_alike(scores, tasks):
             if not (means := average(chosen.scores, chosen.tasks)).empty:
                 title = f"RULER, {words}" if chosen.tasks == tasks else f"RULER, {chosen.words}"
-                figures.append(_average_figure(material, looks, title, means, chosen))
-    alike = len(looks) == 1 or any(len(set(one.scores["setting"])) > 1 for one in averaged_alike(scores, TASKS))
+                figures.append(_average_figure(material, looks, title, means, chosen.explanation))
+    alike = len(looks) == 1 or any(len(set(chosen.scores["setting"])) > 1 for chosen in averaged_alike(scores, TASKS))
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
     if len(grid) > 1:
         figures.append(_grid_figure(material, looks, grid))
+    labels = list(looks)
     return Section(
         identifier="ruler",
         title="RULER",
@@ -58,67 +66,62 @@ def ruler_section(material: Material) -> Section | None:
         figures=tuple(figures),
         legend=looks,
         tables=(
-            _means_table(material.ruler, list(looks)),
-            _effective_table(material.ruler, list(looks)),
-            *_difference_tables(material.results[SAMPLE_SCORES], list(looks), material.baseline),
-            _scores_table(scores, list(looks)),
+            _means_table(material.ruler, labels),
+            _effective_table(material.ruler, labels),
+            *_difference_tables(material.results[SAMPLE_SCORES], labels, material.baseline),
+            _scores_table(scores, labels),
         ),
     )
 
 
+RULER = Kind(section=_section)
+
+
 def _average_figure(
-    material: Material, looks: Mapping[str, Look], title: str, means: pd.DataFrame, chosen: Alike
+    material: Material, looks: Mapping[str, Look], title: str, means: pd.DataFrame, explanation: str
 ) -> Figure:
-    parts = []
+    sentences = []
     for label in looks:
-        values = by_length(means, label)
-        if values:
-            first, last = next(iter(values)), list(values)[-1]
-            parts.append(
-                f"{in_words(label)} {values[first]:.0%} at {length_text(first)}, "
-                f"{values[last]:.0%} at {length_text(last)}"
-            )
-    finding = listed(parts)
-    spec = score_figure(
-        means,
-        looks=looks,
-        training_lengths=material.training_lengths,
-        title=title,
-        subtitle=chosen.explanation,
-        description=f"{title}. {finding}",
-    )
-    stem = safe_stem(title.replace("RULER, ", "ruler-").replace(" ", "-"))
-    return material.figure({"score": spec}, stem, title=title, finding=finding, explanation=chosen.explanation)
+        if values := by_length(means, label):
+            ends = [f"{values[length]:.0%} at {length_text(length)}" for length in (min(values), max(values))]
+            sentences.append(f"{in_words(label)} {', '.join(ends)}")
+    caption = Caption(title=title, finding=listed(sentences), explanation=explanation)
+    spec = score_figure(means, caption, looks=looks, training_lengths=material.training_lengths)
+    return material.figure({"score": spec}, safe_stem(title.replace("RULER, ", "ruler-").replace(" ", "-")), caption)
 
 
 def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[str, pd.DataFrame]) -> Figure:
-    title, finding = "RULER, task by task", _grid_finding(grid, list(looks))
-    spec = score_grid(
-        grid,
-        looks=looks,
-        training_lengths=material.training_lengths,
-        title=title,
+    caption = Caption(
+        title="RULER, task by task",
+        finding=_grid_finding(grid, list(looks)),
+        explanation=f"{len(grid)} of RULER's 13 tasks on the same axes. Dotted lines mark training lengths.",
         subtitle="score against context length (tokens, log scale)",
-        description=f"{title}. {finding}",
     )
-    explanation = f"{len(grid)} of RULER's 13 tasks on the same axes. Dotted lines mark training lengths."
-    return material.figure(
-        {"score": spec}, "ruler-tasks", title=title, finding=finding, explanation=explanation, wide=True
+    everything = pd.concat(list(grid.values()), ignore_index=True)
+    shown = {label: look for label, look in looks.items() if (everything["setting"] == label).any()}
+    marks = training_marks(material.training_lengths, shown)
+    domain = length_domain(everything, marks)
+    axes = Axes(x_title=None, x_octaves=3, x_domain=domain, y_title=None, **SHARES)
+    multiples = []
+    for task, scores in grid.items():
+        order = [label for label in shown if (scores["setting"] == label).any()]
+        multiples.append(Multiple(name=task, rows=length_rows(scores, order, ".3f"), axes=axes))
+    spec = small_multiples(
+        multiples, caption, columns=4, height=130, width=200, looks=shown, marks=marks, tooltip=SCORE_TOOLTIP
     )
+    return material.figure({"score": spec}, "ruler-tasks", caption, wide=True)
 
 
 def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> str:
-    parts = []
+    sentences = []
     for label in labels:
         scores = [values for rows in grid.values() if (values := by_length(rows, label))]
         if scores:
             longest = max(max(values) for values in scores)
             last = [values[longest] for values in scores if longest in values]
-            half = sum(value >= 0.5 for value in last)
-            parts.append(
-                f"{in_words(label)} scores at least 50% in {half} of {len(last)} tasks at {length_text(longest)}"
-            )
-    return "; ".join(parts[:4]) + (f"; {len(parts) - 4} more lines." if len(parts) > 4 else ".")
+            half = f"{sum(value >= 0.5 for value in last)} of {len(last)} tasks"
+            sentences.append(f"{in_words(label)} scores at least 50% in {half} at {length_text(longest)}")
+    return first_listed(sentences)
 
 
 def _means_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
@@ -180,18 +183,18 @@ def _effective_cell(length: EffectiveLength) -> Cell:
 
 def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence[str], baseline: str) -> list[Table]:
     """Returns the differences to the baseline by length, or nothing where no two models share samples."""
-    by_task = {label: {task: one for (own, task), one in samples.items() if own == label} for label in labels}
-    found = {
+    by_task = {label: {task: scores for (model, task), scores in samples.items() if model == label} for label in labels}
+    pairs = {
         label: ruler_differences(by_task[label], by_task.get(baseline, {})) for label in labels if label != baseline
     }
-    known = {length for differences, _ in found.values() for length in differences}
+    known = {length for differences, _ in pairs.values() for length in differences}
     lengths = sorted(known, key=lambda length: (length is None, length or 0))
     rows = [
         row(
             Cell(name=label, small=(f"{len(tasks)} tasks",)),
             [_difference_cell(differences.get(length)) for length in lengths],
         )
-        for label, (differences, tasks) in found.items()
+        for label, (differences, tasks) in pairs.items()
         if differences
     ]
     if not rows:
@@ -211,22 +214,21 @@ def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence
     ]
 
 
-def _difference_cell(found: PairedDifference | None) -> Cell:
-    if found is None:
+def _difference_cell(pair: PairedDifference | None) -> Cell:
+    if pair is None:
         return NOT_MEASURED
-    known = found.low == found.low
     return Cell(
-        f"{100 * found.estimate:+.1f}",
-        interval=(f"{100 * found.low:+.1f}", f"{100 * found.high:+.1f}") if known else None,
-        verdict="better" if found.low > 0 else "worse" if found.high < 0 else None,
+        f"{100 * pair.estimate:+.1f}",
+        interval=None if math.isnan(pair.low) else (f"{100 * pair.low:+.1f}", f"{100 * pair.high:+.1f}"),
+        verdict="better" if pair.low > 0 else "worse" if pair.high < 0 else None,
     )
 
 
 def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
     lengths = sorted(int(length) for length in scores["context_length_tokens"].unique())
-    found: dict[tuple[str, str], dict[int, float]] = {}
-    for one in records(scores):
-        found.setdefault((one["setting"], one["ruler_task"]), {})[int(one["context_length_tokens"])] = one["value"]
+    by_task = {
+        (label, task): by_length(rows, str(label)) for (label, task), rows in scores.groupby(["setting", "ruler_task"])
+    }
     rows = [
         row(
             Cell(f" {task}", name=label),
@@ -234,7 +236,7 @@ def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
         )
         for label in labels
         for task in (*TASKS, *ALIAS_SHARES)
-        if (values := found.get((label, task))) is not None
+        if (values := by_task.get((label, task))) is not None
     ]
     return Table(
         stem="ruler-tasks",

@@ -1,9 +1,13 @@
-"""What a report is made of before any file is written: material of sections, then sections, figures and facts."""
+"""What a report is made of before any file is written: tables of typed cells, figures, facts, sections, their material.
+
+The page shows every line of a cell; Markdown and LaTeX hold an interval in brackets and small print in parentheses
+behind the text, unless a cell says what stands there instead.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -11,11 +15,10 @@ from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.findings import Finding
 from sbeval.reports.analyse.one_number import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
-from sbeval.reports.analyse.suite import SuiteRow
+from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.read.files import Notes
-from sbeval.reports.read.results import Results
-from sbeval.reports.table import Table
+from sbeval.reports.read.results import Reader, Results
 
 _OPENING = ("curves", "ruler", "recall", "inputs", "positions")
 """Sections by what a reader of a report looks for first."""
@@ -23,14 +26,102 @@ Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
 """Writes a figure's image files under a name; returns the image's name and the links to the files."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table.
+
+    Attributes:
+        name: a name before the text, such as a model's, whose writing direction is its own.
+        interval: ends of the interval around a number, as texts.
+        small: further lines in small print.
+        verdict: which way a difference points, where it certainly does.
+        quiet: True to show the text in muted colour.
+        in_files: what Markdown and LaTeX show, None for the same as the page.
+    """
+
+    text: str = ""
+    _: dataclasses.KW_ONLY
+    name: str = ""
+    interval: tuple[str, str] | None = None
+    small: tuple[str, ...] = ()
+    verdict: Literal["better", "worse"] | None = None
+    bold: bool = False
+    missing: bool = False
+    quiet: bool = False
+    in_files: str | None = None
+
+    @property
+    def plain(self) -> str:
+        """The cell as one line of text, for Markdown and LaTeX."""
+        if self.in_files is not None:
+            return self.in_files
+        interval = f" [{self.interval[0]}, {self.interval[1]}]" if self.interval else ""
+        return f"{self.name}{self.text}{interval}" + (f" ({'; '.join(self.small)})" if self.small else "")
+
+
+NOT_MEASURED = Cell("not measured", missing=True, in_files="")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """A row, its first cell the heading; `page_only` for one that the files hold in a table of its own."""
+
+    cells: tuple[Cell, ...]
+    page_only: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table with a caption; `stem` names its LaTeX file.
+
+    Attributes:
+        header: names of the columns; the first is of the rows' headings.
+        explanation: how to read it, on the page.
+        interval: what the intervals are; files say it in the caption, since they show intervals in brackets.
+        folded: words under which the page shows the table on request, empty to show it at once.
+        compact: True for rows of one line, each with the colour of its model.
+        prose: True for cells of running text.
+        on_page: False for a table that the page holds in another form.
+    """
+
+    stem: str
+    caption: str
+    header: tuple[Cell, ...]
+    rows: tuple[Row, ...]
+    explanation: str = ""
+    interval: str = ""
+    folded: str = ""
+    compact: bool = False
+    prose: bool = False
+    on_page: bool = True
+
+    @property
+    def caption_in_files(self) -> str:
+        """The caption, with what the brackets hold."""
+        return f"{self.caption} [{self.interval}]" if self.interval else self.caption
+
+    @property
+    def rows_in_files(self) -> tuple[tuple[Cell, ...], ...]:
+        """The cells of every row that Markdown and LaTeX show."""
+        return tuple(row.cells for row in self.rows if not row.page_only)
+
+
+def row(heading: Cell | str, cells: Iterable[Cell | str], *, page_only: bool = False) -> Row:
+    """Returns a row; texts become cells."""
+    return Row(texts(heading, *cells), page_only)
+
+
+def texts(*cells: Cell | str) -> tuple[Cell, ...]:
+    """Returns cells; texts become cells."""
+    return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
     """One figure of the page.
 
     Attributes:
-        title: heading.
         finding: what its first variant shows, in one sentence; also the text for readers who cannot see it.
-        explanation: how to read it.
         variants: metric to its Vega-Lite specification.
         findings: metric to what that variant shows, where it is not `finding`.
         image: name of the first variant's image, for paper and for pages without scripts.
@@ -44,10 +135,10 @@ class Figure:
     explanation: str
     variants: Mapping[str, Mapping[str, Any]]
     image: str
-    findings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    downloads: tuple[str, ...] = ()
-    wide: bool = False
-    folded: bool = False
+    findings: Mapping[str, str]
+    downloads: tuple[str, ...]
+    wide: bool
+    folded: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +173,10 @@ class Section:
 
     Attributes:
         identifier: anchor.
-        title: heading.
-        lead: one paragraph below it.
-        figures: its figures.
+        lead: one paragraph below the title.
         metrics: metric to its name, for the switch; empty for no switch.
         legend: models with a button that hides their lines, and how they are drawn here.
-        tables: tables below the figures.
-        folds: facts below the tables.
+        folds: facts shown on request.
         remarks: a list below them.
     """
 
@@ -115,15 +203,12 @@ class Report:
 
     Attributes:
         overview: sentences on what all models show side by side.
+        overview_table: the same as a table, None for fewer than two models.
         findings: what is said about each model.
         caveats: what a reader must know about all of it.
-        overview_table: all models side by side, None for fewer than two.
-        sections: the sections in order.
-        looks: how each model is drawn.
-        counts: how many models and runs.
+        counts: how many models and runs, in words.
         cards_folded: True where the models are so many that each one's words are shown on request.
-        numbers: one number for each curve of each model, see `one_number.tabulate_numbers`.
-        notes: what was left out and why.
+        numbers: one number for each curve of each model, as a table.
     """
 
     overview: tuple[str, ...]
@@ -156,15 +241,10 @@ class Material:
 
     Attributes:
         results: the tidy table, and what readers found.
-        looks: how each model is drawn.
         training_lengths: model label to its training length in tokens, where known.
         baseline: label of the model that differences are taken against.
         claims: what the lengths show, by model label, corpus and protocol.
-        ruler: RULER's scores and effective lengths.
-        numbers: one number for each curve of each model.
-        ordinary: the rows of ordinary tasks.
         folder: where the page will stand, for links to the result files.
-        publish: writes a figure's image files.
     """
 
     results: Results
@@ -174,7 +254,6 @@ class Material:
     claims: Mapping[ClaimKey, LengthClaims]
     ruler: RulerScores
     numbers: Sequence[CurveNumber]
-    ordinary: Sequence[SuiteRow]
     folder: Path
     publish: Publish
 
@@ -187,10 +266,8 @@ class Material:
         self,
         variants: Mapping[str, Mapping[str, Any]],
         stem: str,
+        caption: Caption,
         *,
-        title: str,
-        finding: str,
-        explanation: str = "",
         findings: Mapping[str, str] | None = None,
         wide: bool = False,
         folded: bool = False,
@@ -198,9 +275,9 @@ class Material:
         """Has the first variant's image files written under a name, and returns the figure."""
         image, downloads = self.publish(next(iter(variants.values())), stem)
         return Figure(
-            title=title,
-            finding=finding,
-            explanation=explanation,
+            title=caption.title,
+            finding=caption.finding,
+            explanation=caption.explanation,
             variants=variants,
             findings=findings or {},
             image=image,
@@ -210,6 +287,14 @@ class Material:
         )
 
 
-def listed(parts: Sequence[str]) -> str:
-    """Joins what is said about each line to one sentence; of more than four lines the last are counted."""
-    return "; ".join(parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more lines"]) + "."
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """A kind of measurement, or another part of the page.
+
+    Attributes:
+        section: builds its section, None where nothing of the kind was measured.
+        readers: read what it needs beside the tidy table.
+    """
+
+    section: Callable[[Material], Section | None]
+    readers: tuple[Reader[Any], ...] = ()

@@ -1,0 +1,233 @@
+"""Single samples: what documents lost or gained, and what was asked, expected and answered."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sbeval.errors import UserError
+from sbeval.foreign_files import parse_json, usable_number
+from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.read.fields import is_length, length_text, shown_name
+from sbeval.reports.read.files import Notes
+from sbeval.reports.read.models import EvaluatedModel
+from sbeval.reports.read.results import Reader, TaskKey
+from sbeval.reports.read.samples import DOCUMENT_SUMS
+from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Row, Section, Table, row, texts
+from sbeval.results.digits import change_text, decimals
+from sbeval.results.records import metric_key
+
+SAMPLES_READ = 3
+_LONGEST_LINE_BYTES = 64 * 2**20
+_QUESTION_LETTERS, _ANSWER_LETTERS = 140, 160
+_ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+_MODELS_AT_MOST = 6
+_DOCUMENTS_AT_EITHER_END = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a model wrote for one sample at one context length.
+
+    Attributes:
+        sample: number of the sample in its task.
+        context_length_tokens: None for a task without context lengths.
+        question: the end of the prompt, on one line.
+        expected: what should be answered.
+        text: the beginning of the answer, on one line.
+        score: the sample's score, None where the file holds none by that name.
+    """
+
+    sample: int
+    context_length_tokens: int | None
+    question: str
+    expected: str
+    text: str
+    score: float | None
+
+
+def _read(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, tuple[Answer, ...]]:
+    """Reads the first samples of every task that generates; of several runs the one whose numbers count."""
+    by_task: dict[TaskKey, tuple[Answer, ...]] = {}
+    for model in models:
+        for _, task in model.task_runs():
+            key = (model.label, shown_name(task.name))
+            if task.samples is None or key in by_task:
+                continue
+            answers = tuple(answer for sample in _first_samples(task.samples) for answer in _answers(sample))
+            if answers:
+                by_task[key] = answers
+    return by_task
+
+
+def _first_samples(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yields the first samples of a file; what cannot be read is noted by those who read the whole file."""
+    try:
+        with path.open("rb") as file:
+            for line in itertools.islice(iter(lambda: file.readline(_LONGEST_LINE_BYTES), b""), SAMPLES_READ):
+                sample = parse_json(line.decode("utf-8", errors="replace"))
+                if isinstance(sample, dict):
+                    yield sample
+    except (OSError, UserError):
+        return
+
+
+def _answers(sample: Mapping[str, Any]) -> Iterator[Answer]:
+    requests, answers = sample.get("arguments"), sample.get("filtered_resps")
+    if not isinstance(requests, dict) or not isinstance(answers, list) or len(requests) != len(answers):
+        return
+    doc = sample.get("doc")
+    doc = doc if isinstance(doc, dict) else {}
+    lengths = doc.get("lengths", [None])
+    if not isinstance(lengths, list) or len(lengths) != len(answers):
+        return
+    expected = doc.get("references", sample.get("target"))
+    expected = ", ".join(map(str, expected)) if isinstance(expected, list) else str(expected)
+    for request, answer, length in zip(requests.values(), answers, lengths, strict=True):
+        prompt, settings = (request.get("arg_0"), request.get("arg_1")) if isinstance(request, dict) else (None, None)
+        known = length is None or (type(length) is int and is_length(length))
+        # what is generated comes with the settings of its generation; scored text with the text
+        if not isinstance(prompt, str) or not isinstance(settings, dict) or not isinstance(answer, str) or not known:
+            return
+        yield Answer(
+            sample=number if type(number := sample.get("doc_id")) is int else 0,
+            context_length_tokens=length,
+            question=_end(prompt),
+            expected=_beginning(expected),
+            text=_beginning(answer),
+            score=None if length is None else usable_number(sample.get(metric_key("score", length))),
+        )
+
+
+def _beginning(text: str) -> str:
+    line = shown_name(text[: 4 * _ANSWER_LETTERS]) if text.strip() else ""
+    return line if len(line) <= _ANSWER_LETTERS else line[:_ANSWER_LETTERS].rstrip() + _ELLIPSIS
+
+
+def _end(text: str) -> str:
+    line = shown_name(text[-4 * _QUESTION_LETTERS :])
+    return line if len(line) <= _QUESTION_LETTERS else _ELLIPSIS + line[-_QUESTION_LETTERS:].lstrip()
+
+
+def _one_seed(
+    by_task: Mapping[TaskKey, tuple[Answer, ...]], pooled_label: Mapping[str, str], notes: Notes
+) -> dict[TaskKey, tuple[Answer, ...]]:
+    """Keeps the answers of one seed of each group."""
+    kept: dict[TaskKey, tuple[Answer, ...]] = {}
+    for (label, task), answers in by_task.items():
+        kept.setdefault((pooled_label.get(label, label), task), answers)
+    return kept
+
+
+ANSWERS = Reader(read=_read, pool=_one_seed)
+
+
+def _section(material: Material) -> Section | None:
+    """Returns None where no samples were logged that can be shown."""
+    tables = [*_document_tables(material), *_answer_tables(material)]
+    if not tables:
+        return None
+    return Section(
+        identifier="samples",
+        title="Samples",
+        lead="Single documents and answers, from the logged samples: examples to look at, no measurements.",
+        tables=tuple(tables),
+    )
+
+
+SAMPLES = Kind(section=_section, readers=(ANSWERS,))
+
+
+def _document_tables(material: Material) -> Iterator[Table]:
+    """Yields, for every text with identical targets, the documents whose NLL falls and rises most."""
+    for corpus in dict.fromkeys(key[1] for key in material.claims if key[2] == "fixed_target"):
+        changes = {label: documents for label in material.looks if (documents := _changes(material, label, corpus))}
+        if not changes:
+            continue
+        labels = list(changes)[:_MODELS_AT_MOST]
+        shared = set.intersection(*(set(changes[label]) for label in labels))
+        order = sorted(shared, key=lambda name: (float(np.mean([changes[label][name][0] for label in labels])), name))
+        ends = order
+        if len(order) > 2 * _DOCUMENTS_AT_EITHER_END:
+            ends = order[:_DOCUMENTS_AT_EITHER_END] + order[-_DOCUMENTS_AT_EITHER_END:]
+        words = f"{CORPUS_WORDS.get(corpus, corpus)}, single documents"
+        yield Table(
+            stem=f"documents-{safe_stem(corpus)}",
+            caption=f"{words}: NLL at the longest context minus NLL at the training length",
+            header=texts("document", *(Cell(name=label) for label in labels)),
+            rows=tuple(_document_row(name, [changes[label][name] for label in labels]) for name in ends),
+            explanation=(
+                "Nats per token on the same targets; below zero, the longer context helps. Small print: NLL at "
+                f"both lengths. {len(ends)} of {len(order)} documents, from the largest fall to the largest rise."
+            ),
+            folded=words,
+        )
+
+
+def _changes(material: Material, label: str, corpus: str) -> dict[str, tuple[float, str]]:
+    """Returns a model's documents with the difference, and both NLLs as text; nothing without a training length."""
+    claim = material.claims.get((label, corpus, "fixed_target"))
+    if claim is None or claim.reference_tokens is None or max(claim.lengths) == claim.reference_tokens:
+        return {}
+    rows = material.results.measurements
+    scored = rows[(rows["setting"] == label) & (rows["corpus"] == corpus) & (rows["protocol"] == "fixed_target")]
+    sums = material.results[DOCUMENT_SUMS].get((label, str(scored["task"].iloc[0])))
+    if sums is None:
+        return {}
+    columns = [sums.lengths.index(claim.reference_tokens), sums.lengths.index(max(claim.lengths))]
+    lengths = [length_text(sums.lengths[column]) for column in columns]
+    changes = {}
+    for place, name in enumerate(sums.clusters):
+        tokens = sums.tokens[place, columns]
+        if tokens[0] == tokens[1] > 0:
+            before, after = sums.nll_nats[place, columns] / tokens
+            digits = decimals(after - before, least=2)
+            words = f"{before:.{digits}f} at {lengths[0]}, {after:.{digits}f} at {lengths[1]}"
+            changes[shown_name(name)] = (float(after - before), words)
+    return changes
+
+
+def _document_row(name: str, changes: Sequence[tuple[float, str]]) -> Row:
+    return row(Cell(name=name), [Cell(change_text(change)[0], small=(words,)) for change, words in changes])
+
+
+def _answer_tables(material: Material) -> Iterator[Table]:
+    answers = material.results[ANSWERS]
+    for task in dict.fromkeys(task for _, task in answers):
+        labels = [label for label in material.looks if (label, task) in answers][:_MODELS_AT_MOST]
+        yield Table(
+            stem=f"answers-{safe_stem(task)}",
+            caption=f"{task}: the first samples",
+            header=texts("end of the prompt", "context", "expected", *(Cell(name=label) for label in labels)),
+            rows=tuple(_answer_rows([answers[label, task] for label in labels])),
+            explanation="Answers by their beginning, on one line; coloured by the sample's score.",
+            folded=f"{task}: what was asked and answered",
+            prose=True,
+        )
+
+
+def _answer_rows(by_model: Sequence[Sequence[Answer]]) -> Iterator[Row]:
+    """Yields a row for each sample at its shortest and its longest context."""
+    by_place = [
+        {(answer.sample, answer.context_length_tokens or 0): answer for answer in answers} for answers in by_model
+    ]
+    places = sorted({place for answers in by_place for place in answers})
+    for sample, group in itertools.groupby(places, key=lambda place: place[0]):
+        lengths = [length for _, length in group]
+        for length in dict.fromkeys((lengths[0], lengths[-1])):
+            shown = [answers.get((sample, length)) for answers in by_place]
+            first = next(answer for answer in shown if answer is not None)
+            cells = [Cell(length_text(length) if length else "whole"), Cell(first.expected), *map(_answer_cell, shown)]
+            heading = first.question if length == lengths[0] else "the same, in a longer text"
+            yield row(Cell(heading, quiet=True), cells)
+
+
+def _answer_cell(answer: Answer | None) -> Cell:
+    if answer is None:
+        return NOT_MEASURED
+    text, score = answer.text or "(nothing)", answer.score
+    right, wrong = score is not None and score >= 1, score is not None and score <= 0
+    return Cell(text, verdict="better" if right else "worse" if wrong else None, quiet=not answer.text)

@@ -1,0 +1,263 @@
+"""Needles: scores by depth and context length, from the samples of needle tasks, as heatmaps with the mean on top."""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sbeval.reports.analyse.panels import safe_stem
+from sbeval.reports.analyse.ruler import TASKS, short_name
+from sbeval.reports.analyse.statistics import score_interval
+from sbeval.reports.figures.labels import Caption
+from sbeval.reports.read.fields import context_metric, in_words, length_text
+from sbeval.reports.read.results import TaskKey, records
+from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
+from sbeval.reports.section import Figure, Kind, Material, Section
+
+_CELL_COLUMNS = ["setting", "task", "context_length_tokens", "depth_percent", "score", "low", "high", "samples"]
+_FINEST_GRID = 21
+_BIN_PERCENT = 10.0
+_UNEVEN_PERCENT = 1.5
+_SHOWN = 3
+_WIDTH_PIXELS = 380
+_MEAN_HEIGHT_PIXELS = 70
+_CELL_HEIGHT_PIXELS = 22
+_NUMBERED_AT_MOST = 4
+_FEWEST_ROWS = 3
+_LIGHT_TEXT_BELOW = 0.55
+_SCALE = {"domain": [0, 1], "scheme": "cividis"}
+
+
+def _section(material: Material) -> Section | None:
+    """Builds one figure a task, one small image a model; None where no samples record depths."""
+    cells = needle_cells(material.results[SAMPLE_SCORES])
+    if cells.empty:
+        return None
+    figures: list[Figure] = []
+    for task in sorted(dict.fromkeys(cells["task"]), key=_task_order):
+        of_task = cells[cells["task"] == task]
+        labels = [label for label in material.looks if (of_task["setting"] == label).any()]
+        low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
+        counts = str(low) if low == high else f"{low} to {high}"
+        explanation = f"{counts} {'sample' if high == 1 else 'samples'} a cell."
+        caption = Caption(
+            title=short_name(task),
+            finding="; ".join(_finding(label, of_task[of_task["setting"] == label]) for label in labels[:4]) + ".",
+            explanation=explanation,
+            subtitle=f"score in percent; {explanation}",
+        )
+        figures.append(
+            material.figure(
+                {"score": _heatmaps(of_task, labels, caption)},
+                f"needles-{safe_stem(caption.title)}",
+                caption,
+                wide=True,
+                folded=len(figures) >= _SHOWN,
+            )
+        )
+    return Section(
+        identifier="needles",
+        title="Needles by depth and length",
+        lead="Score of every cell in percent, on one scale from 0 to 1; the line on top is the mean over depths.",
+        figures=tuple(figures),
+    )
+
+
+NEEDLES = Kind(section=_section)
+
+
+def needle_cells(samples: Mapping[TaskKey, SampleScores]) -> pd.DataFrame:
+    """Returns one row a cell of every heatmap; a cell counts the samples of all seeds.
+
+    Where a sample asks for several needles its depth is their mean.
+    """
+    rows = []
+    for (label, task), scores in samples.items():
+        cells: dict[tuple[int, float], list[float]] = defaultdict(list)
+        for length, depth, cell in (cell for seed in scores.seeds or (scores,) for cell in _cells(seed)):
+            cells[length, depth] += cell
+        for (length, depth), cell in sorted(cells.items()):
+            mean, count = float(np.mean(cell)), len(cell)
+            stderr = float(np.std(cell, ddof=1)) / count**0.5 if count > 1 else 0.0
+            low, high = score_interval(mean, stderr, count)
+            rows.append((label, task, length, depth, mean, float(low), float(high), count))
+    return pd.DataFrame(rows, columns=_CELL_COLUMNS)
+
+
+def _cells(scores: SampleScores) -> Iterable[tuple[int, float, list[float]]]:
+    """Yields (context length, depth in percent, scores of the samples)."""
+    for (metric, _), values in scores.scores.items():
+        parsed = context_metric(metric)
+        if parsed is None or parsed[0] != "score" or parsed[1] not in scores.depths_percent:
+            continue
+        depths = scores.depths_percent[parsed[1]]
+        placed = [(depths[key], value) for key, value in values.items() if key in depths and 0 <= value <= 1]
+        exact = sorted({depth for depth, _ in placed})
+        steps = [later - earlier for earlier, later in itertools.pairwise(exact)]
+        grid = len(exact) <= _FINEST_GRID and (not steps or max(steps) - min(steps) <= _UNEVEN_PERCENT)
+        groups: dict[float, list[float]] = defaultdict(list)
+        for depth, score in placed:
+            groups[depth if grid else round(depth / _BIN_PERCENT) * _BIN_PERCENT].append(score)
+        for depth, cell in sorted(groups.items()):
+            yield parsed[1], depth, cell
+
+
+def _task_order(task: str) -> tuple[int, str]:
+    name = short_name(task)
+    return (TASKS.index(name) if name in TASKS else len(TASKS), name)
+
+
+def _finding(label: str, cells: pd.DataFrame) -> str:
+    weighted = (cells["score"] * cells["samples"]).groupby(cells["context_length_tokens"]).sum()
+    means = weighted / cells.groupby("context_length_tokens")["samples"].sum()
+    first, last = int(means.index[0]), int(means.index[-1])
+    words = f"{in_words(label)} finds {means.iloc[0]:.0%} at {length_text(first)}"
+    return words if last == first else f"{words} and {means.iloc[-1]:.0%} at {length_text(last)}"
+
+
+def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> dict[str, Any]:
+    """Returns the Vega-Lite specification of one task: a heatmap a model, all on the same axes."""
+    order = [
+        length_text(length) for length in sorted(int(length) for length in cells["context_length_tokens"].unique())
+    ]
+    numbers = len(models) <= _NUMBERED_AT_MOST
+    x: dict[str, Any] = {
+        "field": "length",
+        "type": "ordinal",
+        "sort": order,
+        "scale": {"type": "band", "domain": order, "paddingInner": 0.04, "paddingOuter": 0},
+    }
+    heatmaps = []
+    for label in models:
+        rows = records(cells[cells["setting"] == label])
+        heading = {"text": label, "fontSize": 12.5, "offset": 8, "anchor": "start", "frame": "group"}
+        images = [_means(_mean_rows(rows), x), _grid(_cell_rows(rows), x, numbers=numbers)]
+        heatmaps.append({"title": heading, "spacing": 8, "vconcat": images})
+    return {
+        **caption.vega,
+        "padding": 6,
+        "spacing": {"row": 30, "column": 36},
+        "columns": max(2, round(math.sqrt(len(models) / 2))),
+        "concat": heatmaps,
+        "resolve": {"scale": {"color": "shared"}},
+    }
+
+
+def _mean_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for length in dict.fromkeys(int(cell["context_length_tokens"]) for cell in cells):
+        of_length = [cell for cell in cells if int(cell["context_length_tokens"]) == length]
+        count = sum(float(cell["samples"]) for cell in of_length)
+        score = sum(float(cell["score"]) * float(cell["samples"]) for cell in of_length) / count
+        rows.append(
+            {
+                "length": length_text(length),
+                "score": score,
+                "score_text": f"{score:.1%}",
+                "samples_text": f"{count:,.0f}",
+            }
+        )
+    return rows
+
+
+def _cell_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "length": length_text(int(cell["context_length_tokens"])),
+            "depth": float(cell["depth_percent"]),
+            "score": float(cell["score"]),
+            "percent": f"{100 * cell['score']:.0f}",
+            "score_text": f"{cell['score']:.1%}",
+            "interval_text": f"{cell['low']:.1%} to {cell['high']:.1%}",
+            "depth_text": f"{cell['depth_percent']:.0f} % from the start",
+            "samples_text": f"{int(cell['samples']):,}",
+        }
+        for cell in cells
+    ]
+
+
+def _means(means: list[dict[str, Any]], x: dict[str, Any]) -> dict[str, Any]:
+    y = {
+        "field": "score",
+        "type": "quantitative",
+        "title": "mean",
+        "scale": {"domain": [0, 1]},
+        "axis": {"values": [0, 0.5, 1], "format": ".0%"},
+    }
+    tooltip = _tooltip({"length": "context", "score_text": "mean score", "samples_text": "samples"})
+    return {
+        "width": _WIDTH_PIXELS,
+        "height": _MEAN_HEIGHT_PIXELS,
+        "data": {"values": means},
+        "encoding": {"x": {**x, "axis": None}, "y": y},
+        "layer": [
+            {"mark": {"type": "line", "style": "ink-line"}},
+            {
+                "mark": {"type": "point", "filled": True, "size": 60, "style": "ink-point"},
+                "encoding": {"tooltip": tooltip},
+            },
+        ],
+    }
+
+
+def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], *, numbers: bool) -> dict[str, Any]:
+    depths = sorted({cell["depth"] for cell in cells})
+    y = {
+        "field": "depth",
+        "type": "ordinal",
+        "sort": depths,
+        "title": "needle depth (% from the start)",
+        "scale": {"paddingInner": 0.06, "paddingOuter": 0},
+        "axis": {
+            "labelExpr": "format(datum.value, '.0f')",
+            "domain": False,
+            "ticks": False,
+            "labelOverlap": True,
+            # many images of the same axis: its ends and middle say enough, and each label takes time to draw
+            "values": depths if numbers else [depths[0], depths[len(depths) // 2], depths[-1]],
+        },
+    }
+    fields = {
+        "length": "context",
+        "depth_text": "depth",
+        "score_text": "score",
+        "interval_text": "95% interval",
+        "samples_text": "samples",
+    }
+    legend = {
+        "title": "score",
+        "orient": "bottom",
+        "direction": "horizontal",
+        "format": ".0%",
+        "values": [0, 0.5, 1],
+        "gradientLength": 160,
+        "gradientThickness": 10,
+    }
+    color = {"field": "score", "type": "quantitative", "scale": _SCALE, "legend": legend}
+    letters = {
+        "condition": {"test": f"datum.score < {_LIGHT_TEXT_BELOW}", "value": "#ffffff"},
+        "value": "#101418",
+    }
+    text = {"mark": {"type": "text", "fontSize": 12}, "encoding": {"text": {"field": "percent"}, "color": letters}}
+    return {
+        "width": _WIDTH_PIXELS,
+        "height": (_CELL_HEIGHT_PIXELS if numbers else _CELL_HEIGHT_PIXELS // 2) * max(_FEWEST_ROWS, len(depths)),
+        "data": {"values": cells},
+        "encoding": {
+            "x": {**x, "title": "context length (tokens)", "axis": {"labelAngle": 0, "domain": False, "ticks": False}},
+            "y": y,
+            "tooltip": _tooltip(fields),
+        },
+        "layer": [
+            {"mark": {"type": "rect", "style": "heat-cell"}, "encoding": {"color": color}},
+            *([text] if numbers else []),
+        ],
+    }
+
+
+def _tooltip(fields: dict[str, str]) -> list[dict[str, str]]:
+    return [{"field": field, "type": "nominal", "title": words} for field, words in fields.items()]

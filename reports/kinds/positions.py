@@ -1,0 +1,289 @@
+"""NLL by position in one long window, and its difference to a baseline: the figures, and what they show."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
+from sbeval.reports.analyse.overview import DOUBTFUL
+from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.figures.curves import METRIC_WORDS, count_text, training_marks
+from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.theme import Look
+from sbeval.reports.kinds.position_sums import BINS, POSITION_SUMS, UNLOGGED, Bin, PositionBand, position_bands
+from sbeval.reports.read.fields import LARGEST_NATS, in_words, length_text, listed, name_list
+from sbeval.reports.read.results import records
+from sbeval.reports.section import Figure, Kind, Material, Section
+
+# kinds of RoPE scaling whose frequencies depend on the length of the request
+_FOLLOWS_REQUEST = ("dynamic", "longrope")
+_TOOLTIP = {
+    "setting": "model",
+    "range_text": "positions",
+    "value_text": "value",
+    "interval_text": "95% interval",
+    "tokens_text": "scored tokens",
+    "clusters_text": "documents",
+}
+
+
+def _section(material: Material) -> Section | None:
+    """Returns None where no run recorded positions.
+
+    Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay.
+    """
+    positions, baseline = material.results[BINS], material.baseline
+    looks = material.looks_of(positions["setting"])
+    if positions.empty:
+        return None
+    figures: list[Figure] = []
+    texts = positions[["corpus", "corpus_sha256"]].astype(object).fillna("")
+    several = texts.drop_duplicates()["corpus"].duplicated(keep=False).any()
+    for corpus, digest in dict.fromkeys(texts.itertuples(index=False, name=None)):
+        on_text = positions[(texts == [corpus, digest]).all(axis=1)]
+        table = _whole_bins(_comparable(on_text, baseline))
+        bases = _bases(material, table)
+        name = CORPUS_WORDS.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
+        stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
+        figures.append(
+            _levels(material, table, looks, f"{name}: NLL by position", stem, [_doubt(material, table), bases])
+        )
+        bands, without_bands = _bands(material, table)
+        others = difference_to_baseline(table, baseline, bands)
+        if not others.empty:
+            title = f"{name}: difference to {baseline}"
+            remarks = [_band_words(bands), without_bands, bases]
+            figures.append(_differences(material, others, looks, title, f"{stem}-difference", remarks))
+    bands_words = (
+        "Bands: 95% intervals over source documents, point by point."
+        if positions["ci95_low"].notna().any()
+        else "No bands: the results hold no intervals by position."
+    )
+    return Section(
+        identifier="positions",
+        title="NLL by position",
+        lead="One pass at the longest context; every point is the mean over targets that far into the window. "
+        f"{bands_words} A last bin cut short by the window's end is not drawn.",
+        figures=tuple(figures),
+        legend=looks,
+    )
+
+
+POSITIONS = Kind(section=_section, readers=(BINS, POSITION_SUMS))
+
+
+def difference_to_baseline(
+    table: pd.DataFrame, baseline: str, bands: Mapping[str, Mapping[Bin, PositionBand]]
+) -> pd.DataFrame:
+    """Subtracts the baseline's NLL in every bin both have; the baseline itself is left out.
+
+    Without a band a difference has no interval: those of the two levels say nothing about it.
+    """
+    base = table[table["setting"] == baseline].set_index(["first", "last"])["nll"]
+    others = table[table["setting"] != baseline].copy()
+    bins = pd.MultiIndex.from_frame(others[["first", "last"]])
+    others["nll"] = others["nll"].to_numpy() - base.reindex(bins).to_numpy()
+    none = PositionBand()
+    shown = [bands.get(row["setting"], {}).get((int(row["first"]), int(row["last"])), none) for row in records(others)]
+    others["ci95_low"], others["ci95_high"] = [band.low for band in shown], [band.high for band in shown]
+    return others.dropna(subset=["nll"]).reset_index(drop=True)
+
+
+def _bands(material: Material, table: pd.DataFrame) -> tuple[dict[str, dict[Bin, PositionBand]], str]:
+    """Returns each model's bands against the baseline, and a sentence on those that have none."""
+    sums, baseline = material.results[POSITION_SUMS], material.baseline
+    facts = {row["setting"]: row for row in records(table.drop_duplicates("setting"))}
+    bands: dict[str, dict[Bin, PositionBand]] = {}
+    lacking: dict[str, list[str]] = {}
+    for label, row in facts.items():
+        if label == baseline or baseline not in facts:
+            continue
+        base = facts[baseline]
+        mine, theirs = sums.get((label, row["task"]), UNLOGGED), sums.get((baseline, base["task"]), UNLOGGED)
+        if mine.obstacle or theirs.obstacle:
+            who = label if mine.obstacle else baseline
+            reason = f"samples of {in_words(who)} {mine.obstacle or theirs.obstacle}"
+        elif row["context_length_tokens"] != base["context_length_tokens"]:
+            reason = "the passes have different lengths"
+        else:
+            bands[label], reason = position_bands(mine, theirs)
+        if reason:
+            lacking.setdefault(reason, []).append(label)
+    sentences = []
+    for reason, labels in lacking.items():
+        where = " at some positions" if any(map(bands.get, labels)) else ""
+        sentences.append(f"No band{where} for {name_list(labels)}: {reason}.")
+    return bands, " ".join(sentences)
+
+
+def _band_words(bands: Mapping[str, Mapping[Bin, PositionBand]]) -> str:
+    if not any(bands.values()):
+        return ""
+    words = "Bands: 95%, paired by document on identical targets, simultaneous over the positions."
+    doubtful = any(band.doubtful for of_model in bands.values() for band in of_model.values())
+    return f"{words} {DOUBTFUL}: {DOUBTFUL_WORDS}." if doubtful else words
+
+
+def _doubt(material: Material, table: pd.DataFrame) -> str:
+    """Says whether intervals are doubtful, by the sums by position or, without samples, by what the run recorded."""
+    for row in records(table.drop_duplicates("setting")):
+        sums = material.results[POSITION_SUMS].get((row["setting"], row["task"]), UNLOGGED)
+        recorded = material.results.model(row["setting"]).uneven_documents(row["task"])
+        if recorded if sums.obstacle else sums.doubtful:
+            return f"{DOUBTFUL}: {DOUBTFUL_WORDS}."
+    return ""
+
+
+def _comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    tokenizers = table.groupby("setting", sort=False)["tokenizer_sha256"].first()
+    wanted = tokenizers.get(baseline, tokenizers.iloc[0])
+    same = [label for label, tokenizer in tokenizers.items() if tokenizer == wanted or pd.isna(tokenizer)]
+    return table[table["setting"].isin(same)]
+
+
+def _whole_bins(table: pd.DataFrame) -> pd.DataFrame:
+    """Leaves out a last bin of fewer positions than the one before: the window's end cut it short."""
+    kept = []
+    for _, bins in table.groupby(["setting", "task"], sort=False):
+        widths = (bins["last"] - bins["first"]).tolist()
+        kept.append(bins.iloc[:-1] if len(bins) > 1 and widths[-1] < widths[-2] else bins)
+    return pd.concat(kept, ignore_index=True)
+
+
+def _passes(table: pd.DataFrame) -> str:
+    """Names the context lengths of the passes shown."""
+    lengths = sorted({int(length) for length in table["context_length_tokens"].dropna()})
+    return ", ".join(map(length_text, lengths)) if lengths else "the longest context"
+
+
+def _bases(material: Material, table: pd.DataFrame) -> str:
+    """Says which length set the frequencies of scaled RoPE, where they follow a request's length; else nothing."""
+    sentences = []
+    for label in dict.fromkeys(table["setting"]):
+        scaling = material.results.model(label).record.rope_scaling or {}
+        if scaling.get("rope_type", scaling.get("type")) in _FOLLOWS_REQUEST:
+            passes = _passes(table[table["setting"] == label])
+            sentences.append(f"{in_words(label)}: RoPE's base is set for {passes} at every position.")
+    return " ".join(sentences)
+
+
+def _levels(
+    material: Material,
+    table: pd.DataFrame,
+    looks: Mapping[str, Look],
+    title: str,
+    stem: str,
+    remarks: Sequence[str],
+) -> Figure:
+    explanation = " ".join(filter(None, remarks))
+    captions = {
+        metric: Caption(
+            title=title,
+            finding=_level_finding(table, list(looks), material.training_lengths, metric),
+            explanation=explanation,
+            subtitle=explanation or f"One pass at {_passes(table)}",
+        )
+        for metric in ("nll", "token_perplexity")
+    }
+    variants = {
+        metric: _figure(material, table, looks, caption, perplexity=metric == "token_perplexity")
+        for metric, caption in captions.items()
+    }
+    findings = {metric: caption.finding for metric, caption in captions.items()}
+    return material.figure(variants, stem, captions["nll"], findings=findings)
+
+
+def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: Mapping[str, int], metric: str) -> str:
+    def shown(nll: float) -> str:
+        return f"{nll:.2f}" if metric == "nll" else f"{math.exp(min(nll, LARGEST_NATS)):,.1f}"
+
+    sentences = []
+    for label in order:
+        bins = records(table[table["setting"] == label])
+        if not bins:
+            continue
+        trained = training_lengths.get(label)
+        inside = [row for row in bins if trained is not None and row["last"] <= trained]
+        start, last = inside[-1] if inside else bins[0], bins[-1]
+        sentences.append(
+            f"{in_words(label)} goes from {shown(start['nll'])} around position {length_text(int(start['last']))} "
+            f"to {shown(last['nll'])} around {length_text(int(last['last']))}"
+        )
+    return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
+
+
+def _differences(
+    material: Material,
+    table: pd.DataFrame,
+    looks: Mapping[str, Look],
+    title: str,
+    stem: str,
+    remarks: Sequence[str],
+) -> Figure:
+    sentences = []
+    for label in dict.fromkeys(table["setting"]):
+        last = records(table[table["setting"] == label])[-1]
+        side = "below" if last["nll"] < 0 else "above"
+        band = "" if math.isnan(last["ci95_low"]) else f" ({signed(last['ci95_low'])} to {signed(last['ci95_high'])})"
+        size = signed(abs(last["nll"]))[1:]
+        sentences.append(f"{in_words(label)} ends {size} nats {side} {in_words(material.baseline)}{band}")
+    words = "Below zero is better than the baseline"
+    explanation = " ".join([f"{words}.", *filter(None, remarks)])
+    caption = Caption(title=title, finding=listed(sentences), explanation=explanation, subtitle=words)
+    return material.figure({"nll": _figure(material, table, looks, caption, difference=True)}, stem, caption)
+
+
+def _figure(
+    material: Material,
+    table: pd.DataFrame,
+    looks: Mapping[str, Look],
+    caption: Caption,
+    *,
+    perplexity: bool = False,
+    difference: bool = False,
+) -> dict[str, Any]:
+    """Draws NLL against position, or exp(NLL) on a log axis, or differences to a baseline."""
+    order = [label for label in looks if label in set(table["setting"])]
+    rows = [_row(row, perplexity, end_digits=".3f" if difference else ",.2f") for row in records(table)]
+    positions = [row["x"] for row in rows]
+    words = "perplexity per token (log scale)" if perplexity else "NLL (nats per token)"
+    quantity = "difference in NLL (nats per token)" if difference else words
+    return line_figure(
+        sorted(rows, key=lambda row: (order.index(row["setting"]), row["x"])),
+        caption,
+        axes=Axes(
+            x_title="position in the window (tokens, log scale)",
+            x_domain=(max(1, math.floor(min(positions))), math.ceil(max(positions))),
+            y_title=quantity,
+            y_scale="log" if perplexity else "linear",
+            y_format="~g" if perplexity else None,
+            levels={0.0: ""} if difference else {},
+        ),
+        looks={label: looks[label] for label in order},
+        marks=training_marks(material.training_lengths, order),
+        tooltip=_TOOLTIP | {"value_text": quantity.removesuffix(" (log scale)")},
+    )
+
+
+def _row(row: Mapping[str, Any], perplexity: bool, *, end_digits: str) -> dict[str, Any]:
+    first, last = float(row["first"]), float(row["last"])
+    measured = math.isfinite(row["ci95_low"])
+    value, low, high = (
+        math.exp(min(row[key], LARGEST_NATS)) if perplexity else float(row[key])
+        for key in ("nll", "ci95_low", "ci95_high")
+    )
+    return {
+        "setting": row["setting"],
+        "x": math.sqrt(max(1.0, first) * max(1.0, last)),
+        "y": value,
+        "range_text": f"{int(first):,} to {int(last):,}",
+        "low": low if measured else None,
+        "high": high if measured else None,
+        "value_text": format(value, ",.2f" if perplexity else ".3f"),
+        "interval_text": f"{low:{end_digits}} to {high:{end_digits}}" if measured else "none",
+        "tokens_text": f"{int(row['tokens']):,}",
+        "clusters_text": count_text(row["clusters"]),
+    }

@@ -1,0 +1,268 @@
+"""Ordinary tasks side by side and by the length of their inputs, and the paper's tables with this report's numbers."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from sbeval import paper as the_paper
+from sbeval.reports.analyse.panels import safe_stem
+from sbeval.reports.analyse.ruler import by_length
+from sbeval.reports.analyse.statistics import score_interval
+from sbeval.reports.analyse.suite import SuiteRow, suite_rows
+from sbeval.reports.figures.curves import SHARES, length_figure
+from sbeval.reports.figures.labels import Caption
+from sbeval.reports.kinds.recall import is_drawn
+from sbeval.reports.read.fields import in_words, length_text, listed
+from sbeval.reports.read.results import records
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
+from sbeval.results.digits import with_interval
+from sbeval.results.records import parse_metric_key
+
+_SHOWN = 4
+_TOOLTIP = {"setting": "model", "length_text": "input", "value_text": "value", "interval_text": "95% interval"}
+_COLUMNS = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high"]
+_AVERAGE, _NOT_AVERAGED = "Avg.", "Wikitext"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedTable:
+    """One of the paper's tables.
+
+    Attributes:
+        number: the paper's number of the table.
+        columns: its columns of which something was measured.
+        published: row of the paper to (column to value).
+        measured: model to (column to value, in the column's own unit).
+    """
+
+    number: int
+    columns: tuple[str, ...]
+    published: dict[str, dict[str, float]]
+    measured: dict[str, dict[str, float]]
+
+
+def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> list[PublishedTable]:
+    """Returns the paper's tables of which a column was measured and a published value is held."""
+    tables = []
+    columns = paper.measured_columns()
+    for number in sorted({column.table for column in columns}):
+        measured: dict[str, dict[str, float]] = {}
+        for column in columns:
+            if column.table == number:
+                for model, value in _numbers(measurements, column).items():
+                    measured.setdefault(model, {})[column.column] = value
+        named = [column.column for column in columns if column.table == number]
+        averaged = [name for name in named if name != _NOT_AVERAGED]
+        for values in measured.values():
+            if set(averaged) <= values.keys():
+                values[_AVERAGE] = sum(values[name] for name in averaged) / len(averaged)
+        known = {name for values in measured.values() for name in values}
+        order = [name for name in [*named, _AVERAGE] if name in known]
+        published: dict[str, dict[str, float]] = {}
+        for value in paper.published_values():
+            if value.table == number and value.column in known:
+                published.setdefault(value.row, {})[value.column] = value.value
+        order = [name for name in order if any(name in values for values in published.values())]
+        if published:
+            tables.append(PublishedTable(number=number, columns=tuple(order), published=published, measured=measured))
+    return tables
+
+
+def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
+    """Returns model to the measured number of a column, in the column's unit; the mean where it takes several tasks."""
+    if len(tasks := column.task.split("+")) > 1:
+        each = [_numbers(measurements, column._replace(task=task)) for task in tasks]
+        both = set.intersection(*(set(numbers) for numbers in each))
+        return {model: sum(numbers[model] for numbers in each) / len(each) for model in each[0] if model in both}
+    parsed = parse_metric_key(column.metric)
+    metric, length = parsed if parsed is not None else (column.metric, None)
+    rows = measurements[(measurements["task"] == column.task) & (measurements["metric"] == metric)]
+    lengths = rows["context_length_tokens"]
+    rows = rows[lengths.isna() if length is None else (lengths == length).fillna(False)]
+    rows = rows[rows["filter"].fillna("none") == column.filter]
+    if column.shots is not None:
+        rows = rows[(rows["few_shot"] == column.shots).fillna(False)]
+    numbers: dict[str, float] = {}
+    for number in records(rows):  # the newest first, where a task was run with several bounds on its inputs
+        numbers.setdefault(number["setting"], float(number["value"]) * column.scale)
+    return numbers
+
+
+def _section(material: Material) -> Section | None:
+    """Returns None where no such task was run."""
+    measurements, ordinary = material.results.measurements, suite_rows(material.results)
+    labels = [model.label for model in material.results.models]
+    tables = [_ordinary_table(ordinary, labels, material.baseline)] if ordinary else []
+    tables += [_published_table(published, labels) for published in published_tables(measurements)]
+    ruler = measurements[(measurements["family"] == "ruler") & (measurements["metric"] != "score")]
+    recall = measurements[measurements["family"] == "recall"]
+    beside = pd.concat([ruler, recall[[not is_drawn(metric) for metric in recall["metric"]]]])
+    tables += [_beside_table(task, beside[beside["task"] == task], labels) for task in dict.fromkeys(beside["task"])]
+    if not tables:
+        return None
+    lead = f"Best in bold; differences are to {material.baseline}." if ordinary and len(labels) > 1 else ""
+    return Section(identifier="tables", title="Tables", lead=lead, tables=tuple(tables))
+
+
+TABLES = Kind(section=_section)
+
+
+def _ordinary_table(ordinary: Sequence[SuiteRow], labels: Sequence[str], baseline: str) -> Table:
+    shown = [label for label in labels if any(label in task.cells for task in ordinary)]
+    return Table(
+        stem="tasks",
+        caption="Ordinary tasks",
+        header=texts("task", *[Cell(name=label) for label in shown]),
+        rows=tuple(row(task.name, [_ordinary_cell(task, label, baseline) for label in shown]) for task in ordinary),
+        explanation=(
+            "Small print: standard error, and the difference to the baseline with its 95% interval. It is paired over "
+            "the same questions where both runs logged their samples; where marked unpaired, the runs are taken as "
+            "independent, which makes the interval wider."
+        ),
+    )
+
+
+def _ordinary_cell(task: SuiteRow, label: str, baseline: str) -> Cell:
+    if label not in task.cells:
+        return NOT_MEASURED
+    cell = task.cells[label]
+    small = [] if math.isnan(cell.stderr) else [f"± {cell.stderr:.4f}"]
+    if (difference := task.difference(label, baseline)) is not None:
+        unpaired = "" if difference.samples else " unpaired"
+        small.append(f"{with_interval(difference.estimate, difference.low, difference.high)}{unpaired}")
+    return Cell(
+        f"{cell.value:.4f}" if abs(cell.value) < 10 else f"{cell.value:,.2f}",
+        bold=label in task.best,
+        small=tuple(small),
+        in_files=f"{cell.value:.4f}",
+    )
+
+
+def _published_table(published: PublishedTable, labels: Sequence[str]) -> Table:
+    rows = [(Cell(f"paper: {name}"), values) for name, values in published.published.items()]
+    rows += [(Cell(name=label), published.measured[label]) for label in labels if label in published.measured]
+    tops = {}
+    for column in published.columns:
+        best = min if column.lower().startswith("wikitext") else max
+        tops[column] = best(values[column] for _, values in rows if column in values)
+    cells = {
+        heading: [
+            Cell(f"{values[column]:.1f}", bold=values[column] == tops[column]) if column in values else NOT_MEASURED
+            for column in published.columns
+        ]
+        for heading, values in rows
+    }
+    return Table(
+        stem=f"paper-table-{published.number}",
+        caption=f"The paper's Table {published.number}",
+        header=texts("model", *published.columns),
+        rows=tuple(row(heading, of_row) for heading, of_row in cells.items()),
+        explanation="Published values and this report's, in the paper's units; best in bold.",
+    )
+
+
+def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> Table:
+    counts = sorted({int(count) for count in measured["context_length_tokens"].dropna()})
+    columns: list[int | None] = [*counts] or [None]
+    values: dict[tuple[str, str], dict[int | None, float]] = {}
+    for number in records(measured):
+        length = None if pd.isna(number["context_length_tokens"]) else int(number["context_length_tokens"])
+        values.setdefault((number["setting"], number["metric"]), {})[length] = number["value"]
+    return Table(
+        stem=f"beside-{safe_stem(task)}",
+        caption=f"Beside the score: {task}",
+        header=texts("model and metric", *([f"{count:,}" for count in counts] or ["value"])),
+        rows=tuple(
+            row(
+                Cell(f" {metric}", name=label),
+                [f"{known[count]:.4g}" if count in known else NOT_MEASURED for count in columns],
+            )
+            for label in labels
+            for metric in dict.fromkeys(measured["metric"])
+            if (known := values.get((label, metric))) is not None
+        ),
+        explanation=(
+            "Measures beside the share of answers found, such as teacher-forced ones; each column is one length."
+        ),
+    )
+
+
+def _by_length(material: Material) -> Section | None:
+    """Returns None where no task was run at several lengths."""
+    ordinary = suite_rows(material.results)
+    groups: dict[tuple[str, str, str], list[SuiteRow]] = {}
+    for task in ordinary:
+        if any(task.limit):
+            groups.setdefault((task.task, task.metric, task.filter_name), []).append(task)
+    looks = material.looks_of(label for task in ordinary for label in task.cells)
+    figures: list[Figure] = []
+    shown: set[str] = set()
+    for names, rows in groups.items():
+        table, by_text = input_table(rows)
+        if table["context_length_tokens"].nunique() < 2:
+            continue
+        shown |= set(table["setting"])
+        title = ", ".join(name for name in names if name != "none")
+        length_words = "text length" if by_text else "longest input, max_length"
+        finding = listed([_ends(label, table) for label in looks if (table["setting"] == label).any()])
+        caption = Caption(title=title, finding=finding, subtitle=f"against {length_words}")
+        shares = bool(table["value"].between(0, 1).all())
+        spec = length_figure(
+            table,
+            caption,
+            looks=looks,
+            training_lengths=material.training_lengths,
+            number_format=".4f",
+            tooltip=_TOOLTIP,
+            x_title=f"{length_words} (tokens, log scale)",
+            y_title="score" if shares else "value",
+            **(SHARES if shares else {}),
+        )
+        folded = len(figures) >= _SHOWN
+        figures.append(material.figure({"score": spec}, f"inputs-{safe_stem(title)}", caption, folded=folded))
+    if not figures:
+        return None
+    return Section(
+        identifier="inputs",
+        title="Ordinary tasks by input length",
+        lead=(
+            "Tasks that a model ran at several values of max_length, or on texts of several lengths. A task whose "
+            "inputs are shorter than max_length does not change with it. Bands: 95% intervals, Wilson's for scores "
+            "between 0 and 1, else 1.96 standard errors; a score of 0 or 1 without its number of samples has none."
+        ),
+        figures=tuple(figures),
+        legend={label: look for label, look in looks.items() if label in shown},
+    )
+
+
+INPUTS = Kind(section=_by_length)
+
+
+def input_table(rows: Sequence[SuiteRow]) -> tuple[pd.DataFrame, bool]:
+    """Returns one row a model and length, and whether the length is the texts' rather than `max_length`.
+
+    Of several values of `max_length` on texts of one length the largest counts.
+    """
+    by_text = any(task.limit.text_length_tokens is not None for task in rows)
+    numbers: dict[tuple[str, int], list[object]] = {}
+    for task in sorted(rows, key=lambda task: task.limit.max_length_tokens or 0):
+        length = task.limit.text_length_tokens if by_text else task.limit.max_length_tokens
+        if not length:  # texts of no length ("0k") have no place on a logarithmic axis
+            continue
+        shares = all(0 <= cell.value <= 1 for cell in task.cells.values())
+        for label, cell in task.cells.items():
+            low, high = cell.value - 1.96 * cell.stderr, cell.value + 1.96 * cell.stderr
+            if shares:
+                low, high = map(float, score_interval(cell.value, cell.stderr, cell.samples))
+            numbers[label, length] = [label, length, cell.value, low, high]
+    table = pd.DataFrame(list(numbers.values()), columns=_COLUMNS)
+    return table.sort_values(["setting", "context_length_tokens"], kind="stable").reset_index(drop=True), by_text
+
+
+def _ends(label: str, table: pd.DataFrame) -> str:
+    values = by_length(table, label)
+    ends = [f"{values[length]:.3f} at {length_text(length)}" for length in dict.fromkeys((min(values), max(values)))]
+    return f"{in_words(label)} {' and '.join(ends)}"
