@@ -43,11 +43,8 @@ class Judged:
     """A number with what the data say about it.
 
     Attributes:
-        rule: what is asked of it.
-        name: what it is, in a few words.
         change: how much worse the candidate is, above zero for worse; NaN where nothing is known.
         low: lower end of the band that holds at once with those of all rules.
-        high: its upper end.
         allowed: largest change for the worse.
         reason: why there is no band, or what is doubtful about it; empty for neither.
     """
@@ -96,9 +93,6 @@ class Comparison:
     """Everything two models were compared on.
 
     Attributes:
-        reference: name of the first model.
-        candidate: name of the second model.
-        rule: what counts as worse.
         lengths: one entry a text, protocol and length, and one for the mean over octaves.
         effective: one entry a text with identical targets.
         scores: one entry a length of RULER, and one an ordinary task.
@@ -117,7 +111,7 @@ class Comparison:
     def verdicts(self) -> list[Judged]:
         """What the rule says of every number; effective lengths may not lose any octave for certain."""
         numbers = (*self.lengths, *self.effective, *self.scores)
-        return [judge(self.rule, _full_name(number), number) for number in numbers]
+        return [judge(self.rule, number.name or f"{number.group}, {_place(number)}", number) for number in numbers]
 
     @property
     def groups(self) -> int:
@@ -172,10 +166,6 @@ def _place(number: Difference) -> str:
     if number.name:
         return f"{number.name} ({number.count} samples)"
     return OVER_OCTAVES if number.unit == SCORE else BEYOND
-
-
-def _full_name(number: Difference) -> str:
-    return number.name or f"{number.group}, {_place(number)}"
 
 
 def _by_group(numbers: Iterable[Difference]) -> dict[str, list[Difference]]:

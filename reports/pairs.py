@@ -34,11 +34,8 @@ class Difference:
         context_length_tokens: None for a number without one, and for the mean over octaves: of NLL beyond the
             reference's training length, less the difference there.
         unit: `NATS`, `BITS` where the tokenizers differ, `SCORE`, or `OCTAVES` of effective lengths.
-        estimate: the difference.
         low: lower end of its band; NaN where there are too few documents.
-        high: upper end.
         count: documents or samples compared.
-        higher_is_better: which way is better.
         reference_rise: by how much the reference's NLL is above that at its training length, 0 where it is not.
         doubtful: whether the documents' sizes are so uneven that the band covers less often than it says.
     """
@@ -214,13 +211,12 @@ def effective_differences(
             effective_nll_length(claim, least_loss=loss) for claim, loss in zip(claims, (0, least_effect), strict=True)
         )
         if base is not None and own is not None and claims[0].lengths == claims[1].lengths:
-            name = f"{first.corpus}: effective length {own.text}, against {base.text}"
             ends = [(own.tokens, base.tokens), (own.low, base.high), (own.high, base.low)]
             estimate, low, high = (math.log2(mine or 1) - math.log2(other or 1) for mine, other in ends)
             differences.append(
                 Difference(
                     group=f"{first.corpus}: effective length",
-                    name=name,
+                    name=f"{first.corpus}: effective length {own.text}, against {base.text}",
                     unit=OCTAVES,
                     estimate=estimate,
                     low=low,

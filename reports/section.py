@@ -75,8 +75,6 @@ class Table:
     """A table with a caption; `stem` names its LaTeX file.
 
     Attributes:
-        header: names of the columns; the first is of the rows' headings.
-        explanation: how to read it, on the page.
         interval: what the intervals are; files say it in the caption, since they show intervals in brackets.
         folded: words under which the page shows the table on request, empty to show it at once.
         compact: True for rows of one line, each with the colour of its model.
@@ -126,8 +124,6 @@ class Figure:
         findings: metric to what that variant shows, where it is not `finding`.
         image: name of the first variant's image, for paper and for pages without scripts.
         downloads: image files beside the page, as relative links.
-        wide: True for a figure that takes the whole width.
-        folded: True for a figure shown on request.
     """
 
     title: str
@@ -173,11 +169,9 @@ class Section:
 
     Attributes:
         identifier: anchor.
-        lead: one paragraph below the title.
         metrics: metric to its name, for the switch; empty for no switch.
         legend: models with a button that hides their lines, and how they are drawn here.
-        folds: facts shown on request.
-        remarks: a list below them.
+        remarks: a list at the end.
     """
 
     identifier: str
@@ -204,11 +198,8 @@ class Report:
     Attributes:
         overview: sentences on what all models show side by side.
         overview_table: the same as a table, None for fewer than two models.
-        findings: what is said about each model.
-        caveats: what a reader must know about all of it.
-        counts: how many models and runs, in words.
         cards_folded: True where the models are so many that each one's words are shown on request.
-        numbers: one number for each curve of each model, as a table.
+        numbers: one row for each curve of each model.
     """
 
     overview: tuple[str, ...]
@@ -240,10 +231,7 @@ class Material:
     """What sections are made from; what several of them need is computed once and kept here.
 
     Attributes:
-        results: the tidy table, and what readers found.
         training_lengths: model label to its training length in tokens, where known.
-        baseline: label of the model that differences are taken against.
-        claims: what the lengths show, by model label, corpus and protocol.
         folder: where the page will stand, for links to the result files.
     """
 
@@ -289,12 +277,7 @@ class Material:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A kind of measurement, or another part of the page.
-
-    Attributes:
-        section: builds its section, None where nothing of the kind was measured.
-        readers: read what it needs beside the tidy table.
-    """
+    """A kind of measurement, or another part of the page; its readers read what it needs beside the tidy table."""
 
     section: Callable[[Material], Section | None]
     readers: tuple[Reader[Any], ...] = ()

@@ -18,8 +18,6 @@ _SCHEME_WORDS = {
     "fire": "softmax attention, FIRE",
     "forgetting": "forgetting attention",
 }
-
-
 _TASKS_AT_MOST = 4
 DOUBTFUL_WORDS = "doubtful intervals, since these documents differ much in size"
 
@@ -34,14 +32,7 @@ class Headline:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What is said about one model.
-
-    Attributes:
-        label: the model.
-        facts: what it is, in a few words.
-        headlines: the numbers people look for first.
-        sentences: what the measurements allow to be said.
-    """
+    """What is said about one model: what it is, the numbers people look for first, what the measurements allow."""
 
     label: str
     facts: str
@@ -61,10 +52,8 @@ def model_facts(model: EvaluatedModel) -> str:
         parts.append(extrapolation)
     if record.parameters:
         parts.append(f"{parameters_text(record.parameters)} parameters")
-    if record.training_length_tokens:
-        parts.append(f"trained at {length_text(record.training_length_tokens)}")
-    else:
-        parts.append("training length not recorded")
+    trained = record.training_length_tokens
+    parts.append(f"trained at {length_text(trained)}" if trained else "training length not recorded")
     if model.seeds > 1:
         parts.append(f"mean of {model.seeds} training seeds")
     if record.extended_from:
@@ -95,9 +84,8 @@ def find(
         sentences = [_context_sentence(corpus, claim) for corpus, claim in identical.items()]
         sentences += _stream_sentences(own, identical)
         sentences += effective_lengths.get(model.label, ())
-        telling = [*identical.values(), *own.values()]
         usable = [claim for claim in identical.values() if not claim.obstacle]
-        usable = usable or [claim for claim in telling if _few(claim)]
+        usable = usable or [claim for claim in (*identical.values(), *own.values()) if _few(claim)]
         findings.append(
             Finding(
                 label=model.label,
@@ -234,12 +222,12 @@ def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Ma
     for (corpus, protocol), claim in own.items():
         if protocol == "fixed_target":
             continue
-        words = f"In {protocol.replace('_', ' ')} windows ({CORPUS_WORDS.get(corpus, corpus)})"
-        where = words if claim.obstacle else words + _doubt(claim)
+        where = f"In {protocol.replace('_', ' ')} windows ({CORPUS_WORDS.get(corpus, corpus)})"
         if claim.obstacle:
             if corpus not in identical or _few(claim):
                 sentences.append(f"{where}: {_without_claim(claim)}.")
             continue
+        where += _doubt(claim)
         if claim.reference_tokens is None:
             sentences.append(f"{where}: {_no_reference(claim)}.")
             continue

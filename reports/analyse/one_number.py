@@ -41,14 +41,10 @@ _RECALL_METRIC = "exact_match"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Area:
-    """A mean over octaves.
+    """A mean over octaves, in nats per token, or of scores.
 
     Attributes:
-        from_tokens: shortest length it is taken over.
-        to_tokens: longest one.
-        estimate: in nats per token, or a score.
         low: lower end of the 95% interval, NaN where there is none.
-        high: upper end.
         units: documents or samples it rests on; None where samples were not logged.
         doubtful: whether the documents' sizes are so uneven that the interval covers less often than it says.
     """
@@ -70,12 +66,8 @@ class Area:
 def nll_area(sums: SumsByDocument, reference_tokens: int | None) -> Area | None:
     """Returns the mean change of NLL beyond the reference, in nats per token, on documents with identical targets.
 
-    Args:
-        sums: sums by document.
-        reference_tokens: the training length, or the longest length below it that was evaluated.
-
-    Returns:
-        None where no length beyond the reference has a target that the others have too.
+    The reference is the training length, or the longest length below it that was evaluated; None where no length beyond
+    it has a target that the others have too.
     """
     weights_K = change_weights(sums.lengths, reference_tokens)
     same_C = (sums.tokens == sums.tokens[:, :1]).all(axis=1) & (sums.tokens[:, 0] > 0)
@@ -185,10 +177,8 @@ class CurveNumber:
     """One number for one curve of one model.
 
     Attributes:
-        setting: the model's label.
         task: the task, or "RULER, mean of N tasks".
         metric: `NLL_CHANGE` or `SCORE`.
-        area: the mean over octaves.
         corpus: of `NLL_CHANGE`, name of the text.
         effective: of `NLL_CHANGE`, how far more context lowers NLL; None where nothing is claimed.
     """

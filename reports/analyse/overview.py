@@ -1,7 +1,8 @@
 """What is said about all models together: what they show side by side, and what a reader must know about all claims."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.findings import difference_text
@@ -14,8 +15,8 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_L
 
 DOUBTFUL = "\N{DAGGER}"
 """Stands beside an interval that covers less often than it says."""
-_NAMED_AT_MOST = 4
-_CAVEATS_NAME_AT_MOST = 5
+_named = functools.partial(name_list, at_most=4)
+_all_named = functools.partial(name_list, at_most=5)
 HEADER = (
     "model",
     "trained at",
@@ -28,12 +29,7 @@ HEADER = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Overview:
-    """All models side by side.
-
-    Attributes:
-        sentences: one for each text with identical targets for two models or more.
-        rows: cells in the order of `HEADER`, one row a model and text; empty for fewer than two.
-    """
+    """All models side by side: a sentence a text with identical targets for two models or more, rows of `HEADER`."""
 
     sentences: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -111,10 +107,6 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
     )
 
 
-def _named(labels: Sequence[str]) -> str:
-    return name_list(labels, at_most=_NAMED_AT_MOST)
-
-
 def caveats(
     claims: Mapping[ClaimKey, LengthClaims],
     ruler_missing: Mapping[str, Sequence[str]],
@@ -159,7 +151,7 @@ def caveats(
             f"Missing: paired differences of {_all_named(sorted(unlogged))}; run with --log_samples to get them."
         )
     if ruler_apart:
-        tasks = name_list(list(dict.fromkeys(task for own in ruler_apart.values() for task in own)))
+        tasks = name_list(dict.fromkeys(task for tasks in ruler_apart.values() for task in tasks))
         remarks.append(f"Kept apart from RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_WORDS}).")
     if len(ruler_filled) > 1:
         named = "; ".join(f"{rule} for {_all_named(labels)}" for rule, labels in ruler_filled.items())
@@ -200,7 +192,3 @@ def _ruler_not_run(missing: Mapping[str, Sequence[str]]) -> list[str]:
             lacking.setdefault(tuple(tasks), []).append(label)
     parts = [f"{name_list(tasks)} for {_all_named(labels)}" for tasks, labels in lacking.items()]
     return [f"Missing of RULER's {len(TASKS)} tasks: {'; '.join(parts)}."] if parts else []
-
-
-def _all_named(labels: Iterable[str]) -> str:
-    return name_list(labels, at_most=_CAVEATS_NAME_AT_MOST)

@@ -17,14 +17,7 @@ _MOST_GRADES = 21
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PairedDifference:
-    """One model minus another on the same samples.
-
-    Attributes:
-        estimate: mean difference.
-        low: lower end of its 95% interval, NaN below 20 samples.
-        high: upper end.
-        samples: how many samples both have.
-    """
+    """One model minus another on the samples both have; the ends of the 95% interval are NaN below 20 samples."""
 
     estimate: float
     low: float
@@ -49,12 +42,7 @@ def metric_differences(
 ) -> list[PairedDifference]:
     """Compares metrics of one task on the samples that have all of them, with one band over the differences.
 
-    Args:
-        own: the candidate's scores.
-        base: the reference's.
-        metrics: such as one score at several lengths.
-        weights_MK: sums of metrics that are compared in place of the metrics, such as the mean over octaves.
-        confidence: how often the band holds all differences at once.
+    `weights_MK` make sums of metrics, such as the mean over octaves, that are compared in place of the metrics.
 
     Returns:
         One difference a metric or sum; empty where the two share no sample.
@@ -78,11 +66,6 @@ def ruler_differences(
     Every task weighs the same, whatever its number of samples. Lengths count where every shared task has them. Samples
     of all tasks are resampled together, so the spread between tasks widens the band: it errs on the wide side.
 
-    Args:
-        own: task to its samples' scores.
-        base: likewise, of the model that is subtracted.
-        confidence: how often the band holds at all lengths at once.
-
     Returns:
         Context length to difference, with the mean over octaves under None, and the tasks compared.
     """
@@ -95,8 +78,7 @@ def ruler_differences(
         tables = [side[length] for side in (mine, theirs) for length in shared]
         keys = [key for key in tables[0] if all(key in table for table in tables)] if tables else []
         if keys:
-            found = np.array([[mine[length][key] - theirs[length][key] for length in shared] for key in keys])
-            rows.append(found)
+            rows.append(np.array([[mine[length][key] - theirs[length][key] for length in shared] for key in keys]))
             weights.append(np.full(len(keys), 1 / len(keys)))
             compared.append(task)
     if not rows:
@@ -111,12 +93,8 @@ def ruler_differences(
 
 def scores_by_length(scores: SampleScores, wanted: str = "score") -> dict[int, Mapping[SampleKey, float]]:
     """Returns context length to the scores of the samples, of one metric."""
-    found = {}
-    for (metric, _), values in scores.scores.items():
-        parsed = context_metric(metric)
-        if parsed is not None and parsed[0] == wanted:
-            found[parsed[1]] = values
-    return found
+    parsed = ((context_metric(metric), values) for (metric, _), values in scores.scores.items())
+    return {place[1]: values for place, values in parsed if place is not None and place[0] == wanted}
 
 
 def _differences(

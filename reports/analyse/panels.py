@@ -33,9 +33,7 @@ class Panel:
     """Numbers on one axis.
 
     Attributes:
-        corpus: name of the text.
-        corpus_sha256: its hash, None where not recorded.
-        protocol: how it was scored.
+        corpus_sha256: None where not recorded.
         aspect: what the models of a split panel differ in; empty for an undivided panel.
         tables: metric to its rows, only metrics that may share this axis.
         labels: models shown, in order.
@@ -59,8 +57,8 @@ class Panel:
     @property
     def stem(self) -> str:
         """A file name without its ending; only letters, digits, `_` and `-`."""
-        parts = [self.corpus, self.protocol, self.aspect, (self.corpus_sha256 or "")[:6]]
-        return "-".join(safe_stem(part) for part in parts if part)
+        names = [self.corpus, self.protocol, self.aspect, (self.corpus_sha256 or "")[:6]]
+        return "-".join(safe_stem(name) for name in names if name)
 
 
 def safe_stem(value: str) -> str:
@@ -81,12 +79,10 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
     columns = ["corpus", "corpus_sha256", "protocol"]
     texts = rows[columns].astype(object).fillna("")
     for corpus, digest, protocol in dict.fromkeys(texts.itertuples(index=False, name=None)):
-        part = rows[(texts == [corpus, digest, protocol]).all(axis=1)]
-        shown = [model for model in models if model.label in set(part["setting"])]
-        for aspect, members in _aspects(shown):
+        on_text = rows[(texts == [corpus, digest, protocol]).all(axis=1)]
+        for aspect, members in _aspects([model for model in models if model.label in set(on_text["setting"])]):
             labels = tuple(model.label for model in members)
-            own = part[part["setting"].isin(labels)]
-            tables, remarks = _tables(own)
+            tables, remarks = _tables(on_text[on_text["setting"].isin(labels)])
             if tables:
                 panels.append(
                     Panel(
@@ -99,17 +95,15 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
                         remarks=tuple(remarks),
                     )
                 )
-    return sorted(panels, key=_panel_order)
-
-
-def _panel_order(panel: Panel) -> tuple[str, str, int, str]:
-    rank = PROTOCOL_ORDER.index(panel.protocol) if panel.protocol in PROTOCOL_ORDER else len(PROTOCOL_ORDER)
-    return (panel.corpus, panel.corpus_sha256 or "", rank, "")
+    rank = {protocol: place for place, protocol in enumerate(PROTOCOL_ORDER)}
+    return sorted(
+        panels, key=lambda panel: (panel.corpus, panel.corpus_sha256 or "", rank.get(panel.protocol, len(rank)))
+    )
 
 
 def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
     remarks = []
-    tables = {str(metric): part for metric, part in rows.groupby("metric")}
+    tables = {str(metric): of_metric for metric, of_metric in rows.groupby("metric")}
     if "nll" in tables and "token_perplexity" not in tables:
         tables["token_perplexity"] = _perplexity(tables["nll"])
     kept = ["nll", "token_perplexity", "bits_per_byte"]
@@ -118,19 +112,15 @@ def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
         remarks.append("The models have different tokenizers, so only bits per byte are comparable.")
     if rows["bos"].nunique(dropna=True) > 1:
         remarks.append("The models' windows start differently (BOS policy); see the provenance.")
-    if "nll" in kept and _targets_differ(tables.get("nll", rows)):
+    scored = tables.get("nll", rows).groupby("context_length_tokens")["tokens"]
+    if "nll" in kept and (scored.nunique() > 1).any():
         remarks.append(
             "At some lengths the models were scored on different numbers of tokens (other longest lengths or limits), "
             "so small differences between their lines may come from the text."
         )
-    longest = rows.groupby("setting")["targets_per_window"].max()
-    if longest.nunique() > 1:
+    if rows.groupby("setting")["targets_per_window"].max().nunique() > 1:
         remarks.append("The number of targets in a window differs between models.")
     return {metric: tables[metric] for metric in kept if metric in tables}, remarks
-
-
-def _targets_differ(rows: pd.DataFrame) -> bool:
-    return bool((rows.groupby("context_length_tokens")["tokens"].nunique() > 1).any())
 
 
 def _perplexity(nll: pd.DataFrame) -> pd.DataFrame:
@@ -151,22 +141,19 @@ def _aspects(models: Sequence[EvaluatedModel]) -> list[tuple[str, list[Evaluated
     usual = Counter(_own_length(s) for s in full).most_common(1)
     length = usual[0][0] if usual else None
     by_scheme = [s for s in full if _own_length(s) == length]
-    plain = [s for s in by_scheme if s.record.attention == "stickbreaking" and not _variant(s)]
+    unchanged = [s for s in by_scheme if s.record.remainder in (None, "none") and not s.record.head_norm]
+    plain = [s for s in unchanged if s.record.attention == "stickbreaking"]
     repeated = {s.record.attention for s in full if _own_length(s) != length}
     by_length = [s for s in full if s.record.attention in repeated or s in plain]
     windowed = [s for s in models if s.record.sliding_window is not None]
     schemes_windowed = {s.record.attention for s in windowed}
     by_window = [s for s in by_scheme if s.record.attention in schemes_windowed or s in plain] + windowed
-    parts = [
+    aspects = [
         (f"position scheme, trained at {length_text(length)}" if length else "position scheme", by_scheme),
         ("training length", by_length if repeated else []),
         ("attention window", by_window if windowed else []),
     ]
-    return [(aspect, members) for aspect, members in parts if len(members) > 1]
-
-
-def _variant(model: EvaluatedModel) -> bool:
-    return model.record.remainder not in (None, "none") or bool(model.record.head_norm)
+    return [(aspect, members) for aspect, members in aspects if len(members) > 1]
 
 
 def _own_length(model: EvaluatedModel) -> int | None:

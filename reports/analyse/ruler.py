@@ -5,6 +5,7 @@ Lines on one axis are means over the same tasks, which decides the models and ta
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -36,12 +37,7 @@ NEAR_CHANCE = 0.10
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EffectiveLength:
-    """An effective context length.
-
-    Attributes:
-        text: "<4K", "16K", ">64K" or "n/a".
-        reason: why it is "n/a", else empty.
-    """
+    """An effective context length: "<4K", "16K", ">64K" or, for a reason, "n/a"."""
 
     text: str
     reason: str = ""
@@ -73,12 +69,12 @@ def ruler_scores(measurements: pd.DataFrame) -> pd.DataFrame:
 
 def filled_by(models: Sequence[EvaluatedModel]) -> dict[str, tuple[str, ...]]:
     """Returns, by who fills RULER's prompts (`TaskRecord.scripts`, else "sbeval"), the models whose runs say so."""
-    found: dict[str, dict[str, None]] = {}
+    labels_by_rule: dict[str, dict[str, None]] = {}
     for model in models:
         for record in (task.record for run in model.runs for task in run.tasks):
             if record is not None and record.family == "ruler":
-                found.setdefault(record.scripts or "sbeval", {})[model.label] = None
-    return {rule: tuple(labels) for rule, labels in found.items()}
+                labels_by_rule.setdefault(record.scripts or "sbeval", {})[model.label] = None
+    return {rule: tuple(labels) for rule, labels in labels_by_rule.items()}
 
 
 def missing_tasks(scores: pd.DataFrame, model: str) -> tuple[str, ...]:
@@ -102,23 +98,12 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
     """
     rows = []
     chosen = scores[scores["ruler_task"].isin(tasks)]
-    for model, own in chosen.groupby("setting", sort=False):
-        complete = own["ruler_task"].nunique()
-        for length, at_length in own.groupby("context_length_tokens"):
-            if at_length["ruler_task"].nunique() < complete:
-                continue
-            mean = float(at_length["value"].mean())
-            low, high = mean_interval(*(at_length[column] for column in ("value", "ci95_low", "ci95_high")))
-            rows.append(
-                {
-                    "setting": model,
-                    "context_length_tokens": length,
-                    "value": mean,
-                    "ci95_low": low,
-                    "ci95_high": high,
-                    "tasks": complete,
-                }
-            )
+    for model, of_model in chosen.groupby("setting", sort=False):
+        complete = of_model["ruler_task"].nunique()
+        for length, at_length in of_model.groupby("context_length_tokens"):
+            if at_length["ruler_task"].nunique() == complete:
+                interval = mean_interval(*(at_length[column] for column in ("value", "ci95_low", "ci95_high")))
+                rows.append((model, length, float(at_length["value"].mean()), *interval, complete))
     columns = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high", "tasks"]
     return pd.DataFrame.from_records(rows, columns=columns)
 
@@ -169,10 +154,9 @@ def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None
     if any(length not in scores for length in WEIGHTED_LENGTHS):
         return None
     values = [scores[length] for length in WEIGHTED_LENGTHS]
-    up = range(1, len(values) + 1)
-    total = sum(up)
-    increasing = sum(weight * value for weight, value in zip(up, values, strict=True)) / total
-    decreasing = sum(weight * value for weight, value in zip(reversed(up), values, strict=True)) / total
+    total = sum(range(1, len(values) + 1))
+    increasing = sum(weight * value for weight, value in enumerate(values, start=1)) / total
+    decreasing = sum((len(values) - place) * value for place, value in enumerate(values)) / total
     return increasing, decreasing
 
 
@@ -220,9 +204,7 @@ def effective_sentences(ruler: RulerScores) -> dict[str, list[str]]:
     sentences = {}
     for label, (absolute, relative) in ruler.effective.items():
         count = len(TASKS) - len(missing_tasks(ruler.scores, label))
-        tasks = "all 13 tasks" if count == len(TASKS) else f"the {count} of 13 tasks run"
-        if count == 1:
-            tasks = "the one of 13 tasks run"
+        tasks = "all 13 tasks" if count == len(TASKS) else f"the {'one' if count == 1 else count} of 13 tasks run"
         sentences[label] = [
             f"Effective length on RULER: {_length_words(absolute)} at the benchmark's threshold of "
             f"{ABSOLUTE_THRESHOLD:.1%}, {_length_words(relative)} at {RELATIVE_THRESHOLD:.0%} of its own "
@@ -235,15 +217,10 @@ def _length_words(length: EffectiveLength) -> str:
     return f"{length.text} ({length.reason})" if length.reason else length.text
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Alike:
-    """Models averaged over the same tasks.
+class Alike(NamedTuple):
+    """Models averaged over the same tasks, with the rows of those that ran them all.
 
-    Attributes:
-        tasks: the tasks averaged.
-        scores: the rows of the models that ran all of them.
-        words: what the average is called where it is not over every task asked for.
-        explanation: which tasks it is over, and who is left out.
+    `words` name the average where it is not over every task asked for; the explanation says who is left out.
     """
 
     tasks: tuple[str, ...]
@@ -257,35 +234,24 @@ def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
 
     Models that ran none of the tasks are left aside.
     """
-    own = scores[scores["ruler_task"].isin(tasks)]
-    ran = {str(model): frozenset(rows["ruler_task"]) for model, rows in own.groupby("setting", sort=False)}
+    chosen = scores[scores["ruler_task"].isin(tasks)]
+    ran = {str(model): frozenset(rows["ruler_task"]) for model, rows in chosen.groupby("setting", sort=False)}
     if not ran:
         return []
-    found = []
+    averages = []
     complete = [model for model, names in ran.items() if len(names) == len(tasks)]
     if complete:
         others = [model for model in ran if model not in complete]
         left_out = f" Left out, since they did not run them all: {', '.join(others)}." if others else ""
         count = f"{len(tasks)} tasks" if len(tasks) > 1 else "one task"
-        found.append(
-            Alike(
-                tasks=tuple(tasks),
-                scores=own[own["setting"].isin(complete)],
-                words="",
-                explanation=f"Mean over {count}.{left_out}" if len(tasks) > 1 or left_out else "",
-            )
-        )
+        explanation = f"Mean over {count}.{left_out}" if len(tasks) > 1 or left_out else ""
+        averages.append(Alike(tuple(tasks), chosen[chosen["setting"].isin(complete)], "", explanation))
     shared = tuple(task for task in tasks if all(task in names for names in ran.values()))
     if shared and len(shared) < len(tasks):
         count = f"{len(shared)} of {len(tasks)}"
         counted = f"the {count} tasks" if len(shared) > 1 else f"the one of {len(tasks)} tasks"
         everyone = "every model here ran" if len(ran) > 1 else "run"
-        found.append(
-            Alike(
-                tasks=shared,
-                scores=own[own["ruler_task"].isin(shared)],
-                words=f"{count} {'needle tasks' if all(task.startswith('niah') for task in tasks) else 'tasks'}",
-                explanation=f"Mean over {', '.join(shared)}: {counted} {everyone}.",
-            )
-        )
-    return found
+        words = f"{count} {'needle tasks' if all(task.startswith('niah') for task in tasks) else 'tasks'}"
+        explanation = f"Mean over {', '.join(shared)}: {counted} {everyone}."
+        averages.append(Alike(shared, chosen[chosen["ruler_task"].isin(shared)], words, explanation))
+    return averages

@@ -16,8 +16,7 @@ from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 _LOWER_IS_BETTER = ("perplexity", "nll", "bits_per_byte")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SuiteCell:
+class SuiteCell(NamedTuple):
     """One number with its standard error and number of samples, NaN where unknown."""
 
     value: float
@@ -40,9 +39,6 @@ class SuiteRow:
 
     Attributes:
         name: task, metric, filter and number of examples, as a heading.
-        task: lm-eval's task name.
-        metric: lm-eval's metric name.
-        filter_name: lm-eval's filter before the metric.
         higher_is_better: None where unknown.
         limit: what bounded the inputs, if one model was run with several bounds.
         cells: model to its number; models without one are absent.
@@ -92,11 +88,11 @@ def divided_tasks(results: Results) -> set[tuple[str, str]]:
     `max_length` counts where it varies on texts of one length: on longer texts it has to be longer.
     """
     rows = _ordinary(results)
-    found = set()
+    divided = set()
     for field, fixed in (("text_length_tokens", []), ("max_length_tokens", ["text_length_tokens"])):
         counts = rows.groupby(["setting", "task", *fixed], dropna=False)[field].nunique(dropna=False)
-        found |= {(str(task), field) for task in counts[counts > 1].index.get_level_values("task")}
-    return found
+        divided |= {(str(task), field) for task in counts[counts > 1].index.get_level_values("task")}
+    return divided
 
 
 def _ordinary(results: Results) -> pd.DataFrame:
@@ -119,52 +115,38 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
         names = (_known(row[column]) for column in ("task", "metric", "filter", "few_shot"))
         bounds = (_known(row[field]) if (row["task"], field) in divided else None for field in InputLimit._fields)
         groups.setdefault((*names, *bounds), []).append(row)
-    found = []
+    every_row = []
     for key in sorted(groups, key=_row_order):
-        own = groups[key]
-        task, metric, chosen_filter, few_shot, *limits = key
-        limit = InputLimit(*limits)
-        parts = [task, metric]
-        if chosen_filter not in (None, "none"):
-            parts.append(chosen_filter)
-        if few_shot is not None:
-            parts.append(f"{few_shot}-shot")
-        parts += limit_words(limit)
-        better = [row["higher_is_better"] for row in own if not pd.isna(row["higher_is_better"])]
-        found.append(
+        task, metric, chosen_filter, few_shot, text_length, max_length = key
+        words = [
+            task,
+            metric,
+            None if chosen_filter == "none" else chosen_filter,
+            None if few_shot is None else f"{few_shot}-shot",
+            None if text_length is None else f"texts of {length_text(text_length)}",
+            None if max_length is None else f"max_length {length_text(max_length)}",
+        ]
+        better = [row["higher_is_better"] for row in groups[key] if not pd.isna(row["higher_is_better"])]
+        every_row.append(
             SuiteRow(
-                name=", ".join(map(str, parts)),
+                name=", ".join(filter(None, words)),
                 task=task,
                 metric=metric,
                 higher_is_better=bool(better[0]) if better else usual_direction(metric),
                 filter_name=chosen_filter or "none",
-                limit=limit,
+                limit=InputLimit(text_length, max_length),
                 samples={
                     row["setting"]: results[SAMPLE_SCORES][row["setting"], task].within(_limit(row))
-                    for row in own
+                    for row in groups[key]
                     if (row["setting"], task) in results[SAMPLE_SCORES]
                 },
                 cells={
-                    row["setting"]: SuiteCell(
-                        value=float(row["value"]),
-                        stderr=float(row["stderr"]),
-                        samples=math.nan if pd.isna(row["samples"]) else float(row["samples"]),
-                    )
-                    for row in own
+                    row["setting"]: SuiteCell(*(float(row[column]) for column in SuiteCell._fields))
+                    for row in groups[key]
                 },
             )
         )
-    return found
-
-
-def limit_words(limit: InputLimit) -> list[str]:
-    """Names the bounds of a row."""
-    words = []
-    if limit.text_length_tokens is not None:
-        words.append(f"texts of {length_text(limit.text_length_tokens)}")
-    if limit.max_length_tokens is not None:
-        words.append(f"max_length {length_text(limit.max_length_tokens)}")
-    return words
+    return every_row
 
 
 def _row_order(key: Sequence[Any]) -> tuple[Any, ...]:

@@ -31,15 +31,8 @@ def length_figure(
 ) -> dict[str, Any]:
     """Returns the Vega-Lite specification of numbers against context length.
 
-    Args:
-        table: columns setting, context_length_tokens, value, ci95_low, ci95_high and, where known, tokens and clusters.
-        caption: what is said about it.
-        looks: of models; those that are not in the table are left out.
-        training_lengths: in tokens, where known.
-        number_format: of the numbers in the tooltip.
-        tooltip: field of a row to its name.
-        x_title: what the axis counts.
-        **y_axis: fields of `Axes` for the measured quantity.
+    The table has columns setting, context_length_tokens, value, ci95_low, ci95_high and, where known, tokens and
+    clusters; models that are not in it are left out. `y_axis` holds fields of `Axes` for the measured quantity.
     """
     shown = set(table["setting"])
     looks = {label: look for label, look in looks.items() if label in shown}
@@ -101,41 +94,41 @@ def length_rows(
     """
     every_length = sorted(int(length) for length in table[column].dropna().unique())
     rows: list[dict[str, Any]] = []
-    measured = by_model(table)
-    for label in order:
-        own = {int(row[column]): row for row in measured[label]}
-        first, last = min(own), max(own)
+    rows_of = by_model(table)
+    for label in (label for label in order if label in rows_of):
+        measured = {int(row[column]): row for row in rows_of[label]}
+        first, last = min(measured), max(measured)
         for length in every_length:
-            if length in own:
-                rows.append(_row(label, length, own[length], number_format))
+            if length in measured:
+                rows.append(_row(label, length, measured[length], number_format))
             elif first < length < last:
                 rows.append({"setting": label, "x": length, "y": None, "low": None, "high": None})
     return rows
 
 
-def _row(label: str, length: int, found: Mapping[str, Any], number_format: str) -> dict[str, Any]:
-    low, high = float(found["ci95_low"]), float(found["ci95_high"])
+def _row(label: str, length: int, number: Mapping[str, Any], number_format: str) -> dict[str, Any]:
+    low, high = float(number["ci95_low"]), float(number["ci95_high"])
     measured = not math.isnan(low)
     return {
         "setting": label,
         "x": length,
-        "y": float(found["value"]),
+        "y": float(number["value"]),
         "low": low if measured else None,
         "high": high if measured else None,
         "length_text": f"{length:,} tokens",
-        "value_text": format(found["value"], number_format),
+        "value_text": format(number["value"], number_format),
         "interval_text": f"{low:{number_format}} to {high:{number_format}}" if measured else "none",
-        "tokens_text": count_text(found.get("tokens", math.nan)),
-        "clusters_text": count_text(found.get("clusters", math.nan)),
-        **_seeds(found, number_format),
+        "tokens_text": count_text(number.get("tokens", math.nan)),
+        "clusters_text": count_text(number.get("clusters", math.nan)),
+        **_seeds(number, number_format),
     }
 
 
-def _seeds(found: Mapping[str, Any], number_format: str) -> dict[str, Any]:
-    count = found.get("seeds", math.nan)
+def _seeds(number: Mapping[str, Any], number_format: str) -> dict[str, Any]:
+    count = number.get("seeds", math.nan)
     if math.isnan(count) or count < 2:
         return {}
-    low, high = float(found["seed_low"]), float(found["seed_high"])
+    low, high = float(number["seed_low"]), float(number["seed_high"])
     words = f"{int(count)}, from {low:{number_format}} to {high:{number_format}}"
     return {"seed_low": low, "seed_high": high, "seeds_text": words}
 

@@ -28,13 +28,9 @@ IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
 
 
 class ImageWriter:
-    """Draws figures in processes of its own, at most as many as there are cores.
+    """Draws figures in processes of its own, at most as many as there are cores; used as a context.
 
-    Used as a context. Every figure has an SVG text, whether its file was asked for or not.
-
-    Args:
-        folder: where the image files go; it exists.
-        formats: which to write there, of png, svg and pdf.
+    Files of the formats go to a folder that exists. Every figure has an SVG text, asked for as a file or not.
     """
 
     def __init__(self, folder: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> None:
@@ -53,8 +49,8 @@ class ImageWriter:
     def publish(self, spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
         """Has a figure drawn under a name of its own; returns that name, and the files' paths beside the page."""
         self._published[stem] = count = self._published.get(stem, 0) + 1
-        own = stem if count == 1 else f"{stem}-{count}"
-        return own, tuple(f"{self._folder.name}/{name}" for name in self.draw(spec, own))
+        name = stem if count == 1 else f"{stem}-{count}"
+        return name, tuple(f"{self._folder.name}/{file}" for file in self.draw(spec, name))
 
     def draw(self, spec: Mapping[str, Any], stem: str) -> tuple[str, ...]:
         """Has a figure drawn and returns the names its files will have in the folder."""

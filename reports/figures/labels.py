@@ -15,13 +15,9 @@ VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """What is said about a figure.
+    """What is said about a figure; the finding, one sentence, is also the text for readers who cannot see it.
 
-    Attributes:
-        title: heading.
-        finding: what it shows, in one sentence; also the text for readers who cannot see it.
-        explanation: how to read it, on the page.
-        subtitle: how to read it, in the image files; None for the same as on the page.
+    The explanation says on the page how to read it, the subtitle in the image files; None for the same words.
     """
 
     title: str
@@ -34,10 +30,7 @@ class Caption:
         """What every Vega-Lite specification begins with."""
         return {
             "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-            "title": {
-                "text": self.title,
-                "subtitle": self.explanation if self.subtitle is None else self.subtitle,
-            },
+            "title": {"text": self.title, "subtitle": self.explanation if self.subtitle is None else self.subtitle},
             "description": f"{self.title}. {self.finding}",
         }
 
@@ -55,12 +48,9 @@ def end_labels(
     or, among many lines, in one column at the longest.
     """
     measured = [row for row in rows if row["y"] is not None and (y_scale != "log" or row["y"] > 0)]
-    last: dict[str, Mapping[str, Any]] = {}
-    for row in measured:
-        if row["setting"] not in last or row["x"] > last[row["setting"]]["x"]:
-            last[row["setting"]] = row
     if not measured:
         return []
+    last = {row["setting"]: row for row in sorted(measured, key=lambda row: row["x"])}
     transforms: dict[str, Callable[[float], float]] = {"log": math.log, "symlog": _symlog}
     drawn = transforms.get(y_scale, float)
     values = [row[key] for row in measured for key in ("y", "low", "high", "seed_low", "seed_high") if key in row]
@@ -72,12 +62,9 @@ def end_labels(
     }
     placed = within_plot(spread(heights), height_pixels)
     longest = max(last[label]["x"] for label in heights)
+    column = {"label_x": longest} if len(heights) > _BESIDE_OWN_END_AT_MOST else {}
     return [
-        {
-            **last[label],
-            "label_x": longest if len(heights) > _BESIDE_OWN_END_AT_MOST else last[label]["x"],
-            "shift": placed[label] - heights[label],
-        }
+        {**last[label], "label_x": last[label]["x"], **column, "shift": placed[label] - heights[label]}
         for label in heights
     ]
 
@@ -116,20 +103,18 @@ def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIX
     groups: list[tuple[list[str], float]] = []
     for label in sorted(heights, key=lambda label: heights[label]):
         groups.append(([label], heights[label]))
-        while len(groups) > 1 and _overlap(groups[-2], groups[-1], label_height):
-            (later, later_middle), (earlier, earlier_middle) = groups.pop(), groups.pop()
+        while len(groups) > 1:
+            (earlier, earlier_middle), (later, later_middle) = groups[-2:]
             count = len(earlier) + len(later)
-            groups.append((earlier + later, (earlier_middle * len(earlier) + later_middle * len(later)) / count))
+            if later_middle - earlier_middle >= count * label_height / 2:
+                break
+            middle = (earlier_middle * len(earlier) + later_middle * len(later)) / count
+            groups[-2:] = [(earlier + later, middle)]
     return {
         label: middle + (index - (len(labels) - 1) / 2) * label_height
         for labels, middle in groups
         for index, label in enumerate(labels)
     }
-
-
-def _overlap(earlier: tuple[list[str], float], later: tuple[list[str], float], label_height: float) -> bool:
-    reach = (len(earlier[0]) + len(later[0])) * label_height / 2
-    return later[1] - earlier[1] < reach
 
 
 def vertical_marks(marks: Mapping[int, str], x: Row) -> list[Row]:
@@ -180,15 +165,9 @@ def line_names(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:
     own_color = {**color, "legend": None}
     leader = {"type": "rule", "style": "leader", "xOffset": 6, "x2Offset": 15, "y2Offset": moved}
     mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 17}
+    from_end = {"x": x, "x2": {"field": "label_x"}, "y": y, "y2": {"field": "y"}, "color": own_color}
+    beside = {"x": {**x, "field": "label_x"}, "y": y, "text": {"field": "setting"}, "color": own_color}
     return [
-        {
-            **shared,
-            "mark": leader,
-            "encoding": {"x": x, "x2": {"field": "label_x"}, "y": y, "y2": {"field": "y"}, "color": own_color},
-        },
-        {
-            **shared,
-            "mark": {**mark, "limit": WIDEST_PIXELS, "dy": moved},
-            "encoding": {"x": {**x, "field": "label_x"}, "y": y, "text": {"field": "setting"}, "color": own_color},
-        },
+        {**shared, "mark": leader, "encoding": from_end},
+        {**shared, "mark": {**mark, "limit": WIDEST_PIXELS, "dy": moved}, "encoding": beside},
     ]

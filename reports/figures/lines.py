@@ -30,12 +30,9 @@ _MEASURED = {"filter": "isValid(datum.y)"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Axes:
-    """The two axes of a figure.
+    """The two axes of a figure, of which that along x is logarithmic.
 
     Attributes:
-        x_title: what is counted along the logarithmic axis, None for no title.
-        x_domain: its first and last value.
-        y_title: the measured quantity with its unit, None for no title.
         x_octaves: octaves from one named length to the next, None to choose.
         y_scale: "linear", "log", or "symlog" for one that is linear around zero and logarithmic away from it.
         y_domain: fixed ends, None to fit the lines shown.
@@ -82,7 +79,7 @@ def line_figure(
         marks: position on the x axis to the text of a vertical mark there.
         tooltip: field of a row to its name in the tooltip.
         height: of the plot, in pixels.
-        width: of the plot, in pixels.
+        width: likewise.
         direct_labels: False to leave the line ends unnamed where a legend stands beside the figure.
         hover: name of the selection under the pointer, unique among figures joined into one.
         every_look: True to give the scales all of `looks`, so that figures joined into one agree on them.

@@ -39,14 +39,7 @@ DARK = {"ink": "#eef0f2", "muted": "#a4adb6", "grid": "#2c3238", "axis": "#4a525
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How one model is drawn.
-
-    Attributes:
-        light: colour on a light page.
-        dark: colour on a dark page.
-        shape: Vega's name of the point's shape.
-        dashed: True for the state before context extension.
-    """
+    """How one model is drawn: colours of light and dark pages, Vega's name of a shape, dashed before an extension."""
 
     light: str
     dark: str
@@ -63,9 +56,9 @@ def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
     parents = {model.parent for model in models if model.parent}
     hues: dict[str, str] = {}
     for model in models:
-        own = _SCHEME_HUES.get(model.record.attention or "")
-        if model.label not in parents and own is not None and own not in hues.values():
-            hues[model.label] = own
+        hue = _SCHEME_HUES.get(model.record.attention or "")
+        if model.label not in parents and hue is not None and hue not in hues.values():
+            hues[model.label] = hue
     free = [hue for hue in _HUES if hue not in hues.values()] or list(_HUES)
     unnamed = [model.label for model in models if model.label not in hues and model.label not in parents]
     hues |= {label: free[index % len(free)] for index, label in enumerate(unnamed)}
@@ -97,6 +90,7 @@ def within(looks: Mapping[str, Look], labels: Sequence[str], parents: Mapping[st
 def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
     """Returns the Vega-Lite configuration of a page in these colours."""
     text = {"labelColor": colours["muted"], "titleColor": colours["ink"], "labelFont": font, "titleFont": font}
+    muted = {"stroke": colours["muted"], "color": colours["muted"]}
     return {
         "background": "transparent",
         "font": font,
@@ -127,16 +121,11 @@ def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
             "offset": 14,
         },
         "style": {
-            "mark-line": {
-                "stroke": colours["muted"],
-                "color": colours["muted"],
-                "strokeWidth": 1,
-                "strokeDash": [2, 3],
-            },
+            "mark-line": {**muted, "strokeWidth": 1, "strokeDash": [2, 3]},
             "mark-text": {"fill": colours["muted"], "color": colours["muted"], "fontSize": 12, "font": font},
             "series-text": {"fontSize": 13, "font": font, "fontWeight": 500},
             "leader": {"strokeWidth": 0.75, "opacity": 0.6},
-            "zero-line": {"stroke": colours["muted"], "color": colours["muted"], "strokeWidth": 1},
+            "zero-line": {**muted, "strokeWidth": 1},
             "heat-cell": {"stroke": None},
             "ink-line": {"stroke": colours["ink"], "color": colours["ink"], "strokeWidth": 1.75},
             "ink-point": {"fill": colours["ink"], "color": colours["ink"], "opacity": 1},

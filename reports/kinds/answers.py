@@ -36,9 +36,8 @@ class Answer:
         sample: number of the sample in its task.
         context_length_tokens: None for a task without context lengths.
         question: the end of the prompt, on one line.
-        expected: what should be answered.
         text: the beginning of the answer, on one line.
-        score: the sample's score, None where the file holds none by that name.
+        score: None where the file holds none by that name.
     """
 
     sample: int

@@ -107,22 +107,14 @@ def _points(label: str, claim: LengthClaims) -> list[dict[str, Any]]:
     reference = claim.reference_tokens or 0
     shared = {"setting": label, "clusters_text": f"{claim.clusters:,}"}
     zero = {"x": reference, "y": 0.0, "value_text": "0, the length compared with", "interval_text": "none"}
-    rows: list[dict[str, Any]] = [zero | {"low": 0.0, "high": 0.0}]
+    banded = not all(math.isnan(item.low) for item in claim.differences)
+    rows: list[dict[str, Any]] = [zero | dict.fromkeys(("low", "high"), 0.0 if banded else None)]
     for item in claim.differences:
-        measured = not math.isnan(item.low)
         text, low, high = change_text(item.estimate, item.low, item.high)
-        rows.append(
-            {
-                "x": item.context_length_tokens,
-                "y": item.estimate,
-                "low": item.low if measured else None,
-                "high": item.high if measured else None,
-                "value_text": text,
-                "interval_text": f"{low} to {high}" if measured else "none: too few documents",
-            }
-        )
-    if not any(point["low"] for point in rows):
-        rows[0] |= {"low": None, "high": None}
+        band = {"low": item.low, "high": item.high, "value_text": text, "interval_text": f"{low} to {high}"}
+        if math.isnan(item.low):
+            band |= {"low": None, "high": None, "interval_text": "none: too few documents"}
+        rows.append({"x": item.context_length_tokens, "y": item.estimate, **band})
     against = length_text(reference)
     every = [shared | point | {"length_text": f"{point['x']:,} tokens, against {against}"} for point in rows]
     return sorted(every, key=lambda point: point["x"])
@@ -135,9 +127,8 @@ def _y_scale(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[st
         return {}
     values = [row[key] for row in rows for key in ("y", "low", "high") if row[key] is not None]
     low, high = 1.15 * min(values), 1.15 * max(values)
-    ticks = tuple(
-        tick for tick in (*(-tick for tick in reversed(_SYMLOG_TICKS)), 0.0, *_SYMLOG_TICKS) if low <= tick <= high
-    )
+    every = sorted((0.0, *_SYMLOG_TICKS, *(-tick for tick in _SYMLOG_TICKS)))
+    ticks = tuple(tick for tick in every if low <= tick <= high)
     return {"y_scale": "symlog", "y_domain": (low, high), "y_values": ticks, "y_format": "~g"}
 
 

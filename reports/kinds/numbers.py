@@ -13,29 +13,24 @@ def _section(material: Material) -> Section | None:
     """Returns None where no curve has two lengths to take an area between."""
     nll = [number for number in material.numbers if number.metric == NLL_CHANGE]
     scores = [number for number in material.numbers if number.metric != NLL_CHANGE]
-    tables = []
-    if nll:
-        tables.append(
-            Table(
-                stem="numbers-nll",
-                caption="Mean change of NLL beyond the training length, and how far more context lowers NLL",
-                header=texts("model", "text", "lengths", "mean change (nats per token)", "effective length"),
-                rows=tuple(_nll_row(number) for number in nll),
-                interval="95% intervals",
-            )
-        )
-    if scores:
-        tables.append(
-            Table(
-                stem="numbers-scores",
-                caption="Mean score over octaves",
-                header=texts("model", "task", "lengths", "mean score"),
-                rows=tuple(_score_row(number) for number in scores),
-                interval="95% intervals",
-            )
-        )
-    if not tables:
+    if not material.numbers:
         return None
+    tables = (
+        Table(
+            stem="numbers-nll",
+            caption="Mean change of NLL beyond the training length, and how far more context lowers NLL",
+            header=texts("model", "text", "lengths", "mean change (nats per token)", "effective length"),
+            rows=tuple(map(_nll_row, nll)),
+            interval="95% intervals",
+        ),
+        Table(
+            stem="numbers-scores",
+            caption="Mean score over octaves",
+            header=texts("model", "task", "lengths", "mean score"),
+            rows=tuple(map(_score_row, scores)),
+            interval="95% intervals",
+        ),
+    )
     return Section(
         identifier="numbers",
         title="One number a curve",
@@ -45,7 +40,7 @@ def _section(material: Material) -> Section | None:
             "length is the longest one whose own step lowers NLL measurably; its lower end counts every step that is "
             "not measurable as a loss, its upper end as a gain."
         ),
-        tables=tuple(tables),
+        tables=tuple(table for table in tables if table.rows),
     )
 
 

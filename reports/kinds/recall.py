@@ -1,5 +1,6 @@
 """Recall probes: share of exact answers by number of pairs, by distance and by context length."""
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -86,12 +87,8 @@ def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
 
 def solved_up_to(scores: Mapping[int, float], threshold: float = _SOLVED) -> int | None:
     """Returns the largest number such that every one up to it is solved, None where the smallest is not."""
-    solved = None
-    for count in sorted(scores):
-        if math.isnan(scores[count]) or scores[count] < threshold:
-            break
-        solved = count
-    return solved
+    solved = itertools.takewhile(lambda count: scores[count] >= threshold, sorted(scores))
+    return max(solved, default=None)
 
 
 def _order(task: str) -> tuple[int, str]:
@@ -103,10 +100,6 @@ def _title(task: str, words: str) -> str:
     return _TASKS.get(task, (many_shot, ""))[0] + words
 
 
-def _stem(task: str, words: str) -> str:
-    return safe_stem(f"recall-{task}{words}")
-
-
 def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str | None]]:
     """Returns (rows, what is held fixed, what the axis counts or None for lengths); the axis takes more values."""
     pairs = sorted(int(count) for count in scores["pairs"].dropna().unique())
@@ -115,9 +108,8 @@ def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str | None]]:
         return [(scores, "", None)]
     counted = str(scores["unit"].dropna().iloc[0])
     if len(pairs) >= len(lengths):
-        return [
-            (scores[scores["context_length_tokens"] == length], f", {length:,} tokens", counted) for length in lengths
-        ]
+        at_length = {length: scores[scores["context_length_tokens"] == length] for length in lengths}
+        return [(rows, f", {length:,} tokens", counted) for length, rows in at_length.items()]
     return [(scores[scores["pairs"] == count], f", {count} {counted}", None) for count in pairs]
 
 
@@ -157,7 +149,7 @@ def _figure(
         marks=marks,
         tooltip=with_seeds(_TOOLTIP | {"x_text": _AXIS_WORDS[counted] if counted else "context"}, rows),
     )
-    return material.figure({"exact_match": spec}, _stem(task, words), caption)
+    return material.figure({"exact_match": spec}, safe_stem(f"recall-{task}{words}"), caption)
 
 
 def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> str:
@@ -202,7 +194,7 @@ def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, lab
         rows += [row(Cell(name=label), cells)] if values else []
     title = _title(task, words)
     return Table(
-        stem=_stem(task, words),
+        stem=safe_stem(f"recall-{task}{words}"),
         caption=f"{title}: exact answers by {counted or 'context length'}",
         header=texts("model", *[_count(count, counted) for count in counts]),
         rows=tuple(rows),

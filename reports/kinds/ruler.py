@@ -15,7 +15,6 @@ from sbeval.reports.analyse.ruler import (
     NEAR_CHANCE,
     RELATIVE_THRESHOLD,
     TASKS,
-    EffectiveLength,
     RulerScores,
     apart,
     average,
@@ -49,11 +48,12 @@ def _section(material: Material) -> Section | None:
     looks = material.looks_of(scores["setting"])
     figures = []
     for words, tasks in AVERAGED_TASKS.items():
-        for chosen in averaged_alike(scores, tasks):
-            if not (means := average(chosen.scores, chosen.tasks)).empty:
-                title = f"RULER, {words}" if chosen.tasks == tasks else f"RULER, {chosen.words}"
-                figures.append(_average_figure(material, looks, title, means, chosen.explanation))
-    alike = len(looks) == 1 or any(len(set(chosen.scores["setting"])) > 1 for chosen in averaged_alike(scores, TASKS))
+        for alike in averaged_alike(scores, tasks):
+            if not (means := average(alike.scores, alike.tasks)).empty:
+                figures.append(_average_figure(material, looks, alike.words or words, means, alike.explanation))
+    comparable = len(looks) == 1 or any(
+        alike.scores["setting"].nunique() > 1 for alike in averaged_alike(scores, TASKS)
+    )
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
     if len(grid) > 1:
         figures.append(_grid_figure(material, looks, grid))
@@ -62,7 +62,9 @@ def _section(material: Material) -> Section | None:
         identifier="ruler",
         title="RULER",
         lead="Share of the expected answers found in the generated text. Bands: 95% intervals."
-        + ("" if alike else " No average over tasks sets the models side by side, since no task was run with all."),
+        + (
+            "" if comparable else " No average over tasks sets the models side by side, since no task was run with all."
+        ),
         figures=tuple(figures),
         legend=looks,
         tables=(
@@ -78,16 +80,16 @@ RULER = Kind(section=_section)
 
 
 def _average_figure(
-    material: Material, looks: Mapping[str, Look], title: str, means: pd.DataFrame, explanation: str
+    material: Material, looks: Mapping[str, Look], words: str, means: pd.DataFrame, explanation: str
 ) -> Figure:
     sentences = []
     for label in looks:
         if values := by_length(means, label):
             ends = [f"{values[length]:.0%} at {length_text(length)}" for length in (min(values), max(values))]
             sentences.append(f"{in_words(label)} {', '.join(ends)}")
-    caption = Caption(title=title, finding=listed(sentences), explanation=explanation)
+    caption = Caption(title=f"RULER, {words}", finding=listed(sentences), explanation=explanation)
     spec = score_figure(means, caption, looks=looks, training_lengths=material.training_lengths)
-    return material.figure({"score": spec}, safe_stem(title.replace("RULER, ", "ruler-").replace(" ", "-")), caption)
+    return material.figure({"score": spec}, safe_stem(f"ruler-{words.replace(' ', '-')}"), caption)
 
 
 def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[str, pd.DataFrame]) -> Figure:
@@ -102,10 +104,9 @@ def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[st
     marks = training_marks(material.training_lengths, shown)
     domain = length_domain(everything, marks)
     axes = Axes(x_title=None, x_octaves=3, x_domain=domain, y_title=None, **SHARES)
-    multiples = []
-    for task, scores in grid.items():
-        order = [label for label in shown if (scores["setting"] == label).any()]
-        multiples.append(Multiple(name=task, rows=length_rows(scores, order, ".3f"), axes=axes))
+    multiples = [
+        Multiple(name=task, rows=length_rows(scores, list(shown), ".3f"), axes=axes) for task, scores in grid.items()
+    ]
     spec = small_multiples(
         multiples, caption, columns=4, height=130, width=200, looks=shown, marks=marks, tooltip=SCORE_TOOLTIP
     )
@@ -154,7 +155,7 @@ def _effective_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
         weighted = None if missing else weighted_averages(by_length(ruler.overall, label))
         lacking = Cell("not all 13 tasks" if missing else "not all six lengths", missing=True)
         cells = [Cell(f"{value:.1%}") for value in weighted] if weighted else [lacking, lacking]
-        effective = [_effective_cell(length) for length in ruler.effective[label]]
+        effective = [Cell(length.text, small=tuple(filter(None, [length.reason]))) for length in ruler.effective[label]]
         rows.append(row(Cell(name=label), [_tasks_run(ruler, label), *effective, *cells]))
     return Table(
         stem="ruler-effective",
@@ -177,10 +178,6 @@ def _effective_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
     )
 
 
-def _effective_cell(length: EffectiveLength) -> Cell:
-    return Cell(length.text, small=(length.reason,) if length.reason else ())
-
-
 def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence[str], baseline: str) -> list[Table]:
     """Returns the differences to the baseline by length, or nothing where no two models share samples."""
     by_task = {label: {task: scores for (model, task), scores in samples.items() if model == label} for label in labels}
@@ -188,17 +185,16 @@ def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence
         label: ruler_differences(by_task[label], by_task.get(baseline, {})) for label in labels if label != baseline
     }
     known = {length for differences, _ in pairs.values() for length in differences}
+    if not known:
+        return []
     lengths = sorted(known, key=lambda length: (length is None, length or 0))
     rows = [
         row(
-            Cell(name=label, small=(f"{len(tasks)} tasks",)),
-            [_difference_cell(differences.get(length)) for length in lengths],
+            Cell(name=label, small=(f"{len(tasks)} tasks",)), [_difference_cell(pair.get(length)) for length in lengths]
         )
-        for label, (differences, tasks) in pairs.items()
-        if differences
+        for label, (pair, tasks) in pairs.items()
+        if pair
     ]
-    if not rows:
-        return []
     return [
         Table(
             stem="ruler-differences",
@@ -226,18 +222,12 @@ def _difference_cell(pair: PairedDifference | None) -> Cell:
 
 def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
     lengths = sorted(int(length) for length in scores["context_length_tokens"].unique())
-    by_task = {
-        (label, task): by_length(rows, str(label)) for (label, task), rows in scores.groupby(["setting", "ruler_task"])
-    }
-    rows = [
-        row(
-            Cell(f" {task}", name=label),
-            [f"{values[length]:.1%}" if length in values else NOT_MEASURED for length in lengths],
-        )
-        for label in labels
-        for task in (*TASKS, *ALIAS_SHARES)
-        if (values := by_task.get((label, task))) is not None
-    ]
+    rows = []
+    for label in labels:
+        for task in (*TASKS, *ALIAS_SHARES):
+            if values := by_length(scores[scores["ruler_task"] == task], label):
+                cells = [f"{values[length]:.1%}" if length in values else NOT_MEASURED for length in lengths]
+                rows.append(row(Cell(f" {task}", name=label), cells))
     return Table(
         stem="ruler-tasks",
         caption="RULER scores, task by task",

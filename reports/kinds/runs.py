@@ -13,16 +13,7 @@ from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_
 from sbeval.reports.read.runs import EvaluationRun, TaskResult
 from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Row, Section, Table, row, texts
 
-_SPEED_HEADER = (
-    "model",
-    "tokens per second",
-    "peak memory",
-    "minutes",
-    "longest context",
-    "kernels",
-    "dtype",
-    "machine",
-)
+_SPEED = ("tokens per second", "peak memory", "minutes", "longest context", "kernels", "dtype", "machine")
 _TASKS_AT_MOST = 2
 _NOT_RECORDED = "not recorded"
 
@@ -32,7 +23,7 @@ def _speed(material: Material) -> Section:
     table = Table(
         stem="speed",
         caption="Speed and memory of every run",
-        header=texts(*_SPEED_HEADER),
+        header=texts("model", *_SPEED),
         rows=tuple(_speed_row(model, run) for model in material.results.models for run in model.runs),
         explanation=(
             "Scored tokens per second of model time over the whole run, all lengths together. Runs on different "

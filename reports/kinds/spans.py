@@ -145,7 +145,7 @@ def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Loo
     for column, (words, number_format, axis) in _MEASURES.items():
         known = _value_of(means, column)
         if len(known):
-            rows = length_rows(known, [label for label in looks if label in set(known["setting"])], number_format)
+            rows = length_rows(known, list(looks), number_format)
             multiples.append(Multiple(name=words, rows=rows, axes=Axes(**shared, **axis)))
     tooltip = {"setting": "model", "length_text": "context", "value_text": "mean over heads"}
     spec = small_multiples(

@@ -1,8 +1,9 @@
 """Ordinary tasks side by side and by the length of their inputs, and the paper's tables with this report's numbers."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -32,7 +33,6 @@ class PublishedTable:
     """One of the paper's tables.
 
     Attributes:
-        number: the paper's number of the table.
         columns: its columns of which something was measured.
         published: row of the paper to (column to value).
         measured: model to (column to value, in the column's own unit).
@@ -148,18 +148,16 @@ def _published_table(published: PublishedTable, labels: Sequence[str]) -> Table:
     for column in published.columns:
         best = min if column.lower().startswith("wikitext") else max
         tops[column] = best(values[column] for _, values in rows if column in values)
-    cells = {
-        heading: [
-            Cell(f"{values[column]:.1f}", bold=values[column] == tops[column]) if column in values else NOT_MEASURED
-            for column in published.columns
-        ]
-        for heading, values in rows
-    }
+
+    def cell(values: Mapping[str, float], column: str) -> Cell:
+        known = column in values
+        return Cell(f"{values[column]:.1f}", bold=values[column] == tops[column]) if known else NOT_MEASURED
+
     return Table(
         stem=f"paper-table-{published.number}",
         caption=f"The paper's Table {published.number}",
         header=texts("model", *published.columns),
-        rows=tuple(row(heading, of_row) for heading, of_row in cells.items()),
+        rows=tuple(row(heading, [cell(values, column) for column in tops]) for heading, values in rows),
         explanation="Published values and this report's, in the paper's units; best in bold.",
     )
 
@@ -171,19 +169,16 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
     for number in records(measured):
         length = None if pd.isna(number["context_length_tokens"]) else int(number["context_length_tokens"])
         values.setdefault((number["setting"], number["metric"]), {})[length] = number["value"]
+    rows = []
+    for name in itertools.product(labels, dict.fromkeys(measured["metric"])):
+        if known := values.get(name):
+            cells = [f"{known[count]:.4g}" if count in known else NOT_MEASURED for count in columns]
+            rows.append(row(Cell(f" {name[1]}", name=name[0]), cells))
     return Table(
         stem=f"beside-{safe_stem(task)}",
         caption=f"Beside the score: {task}",
         header=texts("model and metric", *([f"{count:,}" for count in counts] or ["value"])),
-        rows=tuple(
-            row(
-                Cell(f" {metric}", name=label),
-                [f"{known[count]:.4g}" if count in known else NOT_MEASURED for count in columns],
-            )
-            for label in labels
-            for metric in dict.fromkeys(measured["metric"])
-            if (known := values.get((label, metric))) is not None
-        ),
+        rows=tuple(rows),
         explanation=(
             "Measures beside the share of answers found, such as teacher-forced ones; each column is one length."
         ),

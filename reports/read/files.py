@@ -19,12 +19,7 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
-    """One thing left out of a report.
-
-    Attributes:
-        path: the file it is about, None where it is about no single file.
-        reason: one sentence for the reader.
-    """
+    """One thing left out of a report, for a reason in one sentence; `path` is None where it is about no single file."""
 
     path: Path | None
     reason: str

@@ -23,14 +23,9 @@ class Measurement(NamedTuple):
     """One number, and where it stands.
 
     Attributes:
-        model: the model measured.
-        run: the run that measured it.
-        task: the task in that run.
-        metric: name of the metric.
         filter_name: lm-eval's filter before it, empty for none.
         length: context length in tokens, None for a metric without one.
         name: the metric as the results file names it.
-        value: the number.
         interval: ends of its 95% interval, NaN without one.
     """
 
@@ -58,14 +53,7 @@ class Measurement(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of the tidy table.
-
-    Attributes:
-        name: its name.
-        read: takes its cell from a number, None where missing.
-        kind: what it holds.
-        key: True where it is part of what names one number of a model.
-    """
+    """A column of the tidy table, its cells None where missing; a key is part of what names one number of a model."""
 
     name: str
     read: Callable[[Measurement], Any]

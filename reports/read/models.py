@@ -20,10 +20,8 @@ class EvaluatedModel:
     """One line in a figure, one row in a table.
 
     Attributes:
-        key: what distinguishes it from every other model.
-        label: the name shown.
         record: facts of the newest run.
-        runs: the runs of this model, newest first.
+        runs: newest first.
         parent: label of the model this one was extended from, where that one is in the report too.
         seeds: how many checkpoints it stands for, which differ in their training seed alone.
     """

@@ -24,14 +24,11 @@ class TaskResult:
     """One task of one run.
 
     Attributes:
-        name: lm-eval's task name.
         record: the task's own facts, None for a task that is not ours.
         metrics: metric keys (with lm-eval's `,filter` ending) to what the file holds.
         samples: the samples file, None where samples were not logged.
         few_shot: number of examples in the prompt, None where unknown.
-        version: the task's version as text, None where unknown.
         higher_is_better: metric name to direction, as far as the file says.
-        metadata: the task's metadata as lm-eval wrote it.
         samples_used: how many samples the task's numbers rest on, None where the file does not count them.
         limit_samples: how many samples `--limit` left, None where every one was used.
         dataset: data set or folder that lm-eval's settings of the task name, None where they name none.
@@ -55,14 +52,11 @@ class EvaluationRun:
     """One result file.
 
     Attributes:
-        path: the file.
         date: when the run started, in UTC.
-        record: the evaluated model's facts.
         label: what the run called its model, None where it did not.
         model_source: lm-eval's model name, such as "sb" or "hf".
         model_args: model arguments as the user wrote them.
         described: False where the file holds no model record and `record` was filled from lm-eval's own fields.
-        tasks: what was measured.
         limit: lm-eval's `--limit`, None where every document was used.
         raw: the file's other top-level fields, unknown ones included.
     """

@@ -2,14 +2,13 @@
 
 import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
 from sbeval.reports.read.results import Results
-from sbeval.reports.section import Figure, Report, Table
+from sbeval.reports.section import Report, Table
 
 _OTHER_TYPES: dict[str, ExtensionDtype] = {
     "higher_is_better": pd.BooleanDtype(),
@@ -17,8 +16,9 @@ _OTHER_TYPES: dict[str, ExtensionDtype] = {
 }
 TABLE_FILES = ("results.csv", "results.parquet", "numbers.csv", "summary.md")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-_MARKDOWN_SPECIAL = "\\`*_{}[]<>#|!~$"
-_MARKDOWN_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
+_MARKDOWN_ESCAPES = str.maketrans(
+    {letter: f"\\{letter}" for letter in "\\`*_{}[]#|!~$"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
+)
 _LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -41,19 +41,13 @@ _LATEX_ESCAPES = {
     "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
 }
 _NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
-
-
 _DASHES = re.compile("-(?=-)")
 
 
 def write_tables(every_seed: Results, report: Report, folder: Path, *, title: str) -> None:
     """Writes `results.csv`, `results.parquet`, `numbers.csv`, `summary.md` and `latex/*.tex` into the folder.
 
-    Args:
-        every_seed: the tidy table with every training seed by itself, for CSV and Parquet.
-        report: the page's content.
-        folder: where to write.
-        title: heading of the Markdown file.
+    The tidy table holds every training seed by itself; the title is the heading of the Markdown file.
     """
     _spreadsheet_safe(every_seed.measurements).to_csv(folder / "results.csv", index=False)
     _typed(every_seed.measurements).to_parquet(folder / "results.parquet", index=False)
@@ -61,14 +55,10 @@ def write_tables(every_seed: Results, report: Report, folder: Path, *, title: st
     (folder / "summary.md").write_text(markdown_summary(title, report), encoding="utf-8")
     written: set[str] = set()
     for table in report.tables:
-        stem = next(name for name in _numbered(table.stem) if name not in written)
+        numbered = (f"{table.stem}-{number}" for number in itertools.count(2))
+        stem = next(name for name in itertools.chain([table.stem], numbered) if name not in written)
         written.add(stem)
         (folder / "latex" / f"{stem}.tex").write_text(latex_table(table), encoding="utf-8")
-
-
-def _numbered(stem: str) -> Iterator[str]:
-    yield stem
-    yield from (f"{stem}-{number}" for number in itertools.count(2))
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
@@ -93,7 +83,7 @@ def _spreadsheet_safe(table: pd.DataFrame) -> pd.DataFrame:
 def markdown_text(value: str) -> str:
     """Escapes Markdown, HTML, GitHub's formulas and mentions, and keeps the text on one line."""
     line = " ".join(value.split())
-    return "".join(_MARKDOWN_ENTITIES.get(letter) or _markdown_escaped(letter) for letter in line)
+    return line.translate(_MARKDOWN_ESCAPES)
 
 
 def markdown_summary(title: str, report: Report) -> str:
@@ -105,13 +95,12 @@ def markdown_summary(title: str, report: Report) -> str:
         sentences = " ".join(markdown_text(sentence) for sentence in finding.sentences)
         lines.append(f"- **{markdown_text(finding.label)}** ({markdown_text(finding.facts)}): {sentences}")
     lines += ["", *[f"{markdown_text(caveat)}\n" for caveat in report.caveats]]
-    for section in report.sections:
-        if not section.figures:
-            continue
+    for section in (section for section in report.sections if section.figures):
         lines += [f"## {markdown_text(section.title)}", ""]
         for figure in section.figures:
             images = [link for link in figure.downloads if link.endswith((".png", ".svg"))]
-            lines += [f"### {markdown_text(figure.title)}", "", _words(figure), ""]
+            words = " ".join(markdown_text(text) for text in (figure.finding, figure.explanation) if text)
+            lines += [f"### {markdown_text(figure.title)}", "", words, ""]
             if images:
                 lines += [f"![{markdown_text(figure.title)}. {markdown_text(figure.finding)}]({images[0]})", ""]
     lines += ["## Tables", ""]
@@ -126,10 +115,6 @@ def markdown_summary(title: str, report: Report) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _words(figure: Figure) -> str:
-    return " ".join(markdown_text(part) for part in (figure.finding, figure.explanation) if part)
-
-
 def _markdown_table(table: Table) -> list[str]:
     rows = [
         [f"**{markdown_text(cell.plain)}**" if cell.bold else markdown_text(cell.plain) for cell in cells]
@@ -142,10 +127,6 @@ def _markdown_table(table: Table) -> list[str]:
         f"| {' | '.join(['---', *['---:'] * (len(table.header) - 1)])} |",
         *[f"| {' | '.join(row)} |" for row in rows[1:]],
     ]
-
-
-def _markdown_escaped(letter: str) -> str:
-    return f"\\{letter}" if letter in _MARKDOWN_SPECIAL else letter
 
 
 def latex_text(value: str) -> str:

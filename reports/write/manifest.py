@@ -24,12 +24,9 @@ def refuse_others(folder: Path, names: Iterable[str]) -> None:
 
 
 def add_manifest(part: Path, folder: Path, *, replace: bool) -> None:
-    """Writes the manifest of a report's new files, once nothing of somebody else's lies in their way.
+    """Writes the manifest of a report's new files, which lie in `part` and belong in `folder`.
 
-    Args:
-        part: holds the new files.
-        folder: where they belong.
-        replace: move what lies in their way aside instead of refusing it.
+    What lies in their way and is somebody else's is refused, or with `replace` moved aside.
 
     Raises:
         UserError: something lies in their way, or it cannot be moved.

@@ -72,19 +72,9 @@ def write_schemes(folder: Path, *, seeds: int = 1, arguments_bytes: int = 0) -> 
     for scheme in SCHEMES:
         for seed in range(seeds):
             curve = scheme_curve(scheme, seed, LENGTHS)
-            model = scheme_model(scheme, seed)
-            tasks = [
-                perplexity_task("stream", curve),
-                perplexity_task("fixed_target", curve),
-                position_task(curve),
-            ]
-            write_run(
-                folder / f"{scheme}-{seed}",
-                model,
-                tasks,
-                seconds=1_795_000_000.0 + seed,
-                arguments_bytes=arguments_bytes,
-            )
+            tasks = [perplexity_task("stream", curve), perplexity_task("fixed_target", curve), position_task(curve)]
+            place, seconds = folder / f"{scheme}-{seed}", 1_795_000_000.0 + seed
+            write_run(place, scheme_model(scheme, seed), tasks, seconds=seconds, arguments_bytes=arguments_bytes)
 
 
 def write_extensions(folder: Path, *, schemes: Sequence[str] = ("scheme_stickbreaking", "scheme_rope")) -> None:
@@ -142,13 +132,13 @@ def mqrar_task(capacity: int, *, pairs: Sequence[int] = (32, 64, 96, 128, 160, 1
         score = 0.999 if count <= capacity else max(0.02, 0.9 * capacity / count)
         for metric, value in (("exact_match", score), ("answer_nll", -math.log(score)), ("chance", 1 / 4096)):
             key = metric_key(f"{metric}_{count}_pairs", 768)
-            own = (
-                np.clip(generator.normal(value, 0.02, samples), 0, 1) if metric == "exact_match" else [value] * samples
-            )
-            for line, one in zip(lines, own, strict=True):
-                line[key] = float(one)
-            results[f"{key},none"] = float(np.mean(own))
-            results[f"{key}_stderr,none"] = float(np.std(own, ddof=1) / math.sqrt(samples))
+            numbers = np.full(samples, value)
+            if metric == "exact_match":
+                numbers = np.clip(generator.normal(value, 0.02, samples), 0, 1)
+            for line, number in zip(lines, numbers, strict=True):
+                line[key] = float(number)
+            results[f"{key},none"] = float(np.mean(numbers))
+            results[f"{key}_stderr,none"] = float(np.std(numbers, ddof=1) / math.sqrt(samples))
     record = TaskRecord(family="recall", protocol="mqrar", lengths=[768], seed=42)
     return "sb_mqrar", results, record.to_json(), lines
 
@@ -184,20 +174,11 @@ def write_everything(folder: Path) -> None:
             mqrar_task(160 if attention == "stickbreaking" else 64),
             flipflop_task(1 << 20 if attention == "stickbreaking" else 1024),
         ]
-        write_run(
-            folder / f"tasks-{attention}",
-            model_record(attention),
-            tasks,
-            date="2026-11-20T12-00-00.000001",
-            seconds=1_795_003_600.0,
-        )
+        later = {"date": "2026-11-20T12-00-00.000001", "seconds": 1_795_003_600.0}
+        write_run(folder / f"tasks-{attention}", model_record(attention), tasks, **later)
     for attention in ("nope", "alibi"):
-        write_run(
-            folder / f"demo-{attention}",
-            model_record(attention),
-            [perplexity_task("stream", CURVES[attention])],
-            log_samples=False,
-        )
+        stream = perplexity_task("stream", CURVES[attention])
+        write_run(folder / f"demo-{attention}", model_record(attention), [stream], log_samples=False)
 
 
 def write_extension(folder: Path) -> None:

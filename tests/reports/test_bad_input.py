@@ -52,12 +52,8 @@ def test_samples_without_results_are_named(tmp_path: Path) -> None:
 def test_the_newest_of_two_runs_counts_and_the_other_is_listed(tmp_path: Path) -> None:
     good(tmp_path / "a", seconds=1_795_000_000.0)
     newer = [value + 0.5 for value in CURVES["stickbreaking"]]
-    write_run(
-        tmp_path / "b",
-        model_record("stickbreaking"),
-        [perplexity_task("stream", newer)],
-        seconds=1_795_100_000.0,
-    )
+    task = perplexity_task("stream", newer)
+    write_run(tmp_path / "b", model_record("stickbreaking"), [task], seconds=1_795_100_000.0)
     results = load_results([tmp_path])
     nll = results.measurements[results.measurements["metric"] == "nll"]
     assert nll["value"].to_numpy() == pytest.approx(newer, abs=0.15)
@@ -121,38 +117,23 @@ def test_ordinary_runs_of_lm_eval_are_read_without_any_of_our_records(tmp_path: 
     assert "training length not recorded" in page
 
 
-def test_a_hostile_name_is_text_in_every_kind_of_table(tmp_path: Path) -> None:
-    tasks = [ruler_task("sb_ruler_vt", 4000), mqrar_task(64), span_task("stickbreaking")]
-    metrics = {**tasks[0][1], "<img src=x>@0001024,none": 1.0}
-    write_run(
-        tmp_path / "r", model_record("stickbreaking", name=EVIL), [(tasks[0][0], metrics, *tasks[0][2:]), *tasks[1:]]
-    )
-    output = tmp_path / "report"
-    page = build_report([tmp_path / "r"], output, image_formats=()).read_text(encoding="utf-8")
-    assert page.count("<caption>") >= 5
-    for text in (page[: page.index('<script type="application/json"')], (output / "summary.md").read_text("utf-8")):
-        assert "<script>alert" not in text
-        assert "<img src=x>" not in text
-
-
-def test_hostile_names_are_text_everywhere_and_never_a_path(tmp_path: Path) -> None:
-    model = model_record("stickbreaking", name=EVIL, gpu=EVIL)
-    task = perplexity_task("stream", CURVES["stickbreaking"], corpus=EVIL.replace("/", "_"), documents=25)
-    record = {**task[2], "corpus": EVIL, "corpus_detail": EVIL}
-    name = EVIL
-    write_run(
-        tmp_path / "r",
-        model,
-        [("sb_evil", task[1], record, task[3]), ordinary_task(name, "acc", 0.5)],
-        log_samples=False,
-    )
+def test_hostile_names_are_text_in_every_kind_of_table_and_never_a_path(tmp_path: Path) -> None:
+    tasks = [mqrar_task(64), span_task("stickbreaking"), ordinary_task(EVIL, "acc", 0.5)]
+    name, metrics, record, samples = ruler_task("sb_ruler_vt", 4000)
+    tasks.append((name, {**metrics, "<img src=x>@0001024,none": 1.0}, record, samples))
+    _, metrics, record, samples = perplexity_task("stream", CURVES["stickbreaking"], documents=25)
+    tasks.append(("sb_evil", metrics, {**(record or {}), "corpus": EVIL, "corpus_detail": EVIL}, samples))
+    write_run(tmp_path / "r", model_record("stickbreaking", name=EVIL, gpu=EVIL), tasks, log_samples=False)
     output = tmp_path / "out" / "report"
     page = build_report([tmp_path / "r"], output, image_formats=("svg",)).read_text(encoding="utf-8")
+    assert page.count("<caption>") >= 5
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
     assert "<bdi>" in page
     assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in page[page.index("<h2") : page.index('id="provenance"')]
-    assert "<script>alert" not in (output / "summary.md").read_text(encoding="utf-8")
+    for text in (page[: page.index('<script type="application/json"')], (output / "summary.md").read_text("utf-8")):
+        assert "<script>alert" not in text
+        assert "<img src=x>" not in text
     written = [path for path in tmp_path.rglob("*") if path.is_file() and output not in path.parents]
     assert [path.parent.name for path in written] == ["r"]
     for path in (output / "latex").iterdir():

@@ -156,45 +156,29 @@ def test_one_text_under_two_names_is_one_text(tmp_path: Path) -> None:
     (panel,) = perplexity_panels(results.measurements, results.models)
     assert set(panel.labels) == {"demo-rope", "demo-sb"}
     assert panel.corpus == "stdlib", "what the newest run calls it"
-    (group,) = {difference.group for difference in compare("demo-rope", "demo-sb", paths=[tmp_path]).lengths}
-    assert "stdlib" in group
-    assert "stdlib_311" not in group
+    assert {number.group for number in compare("demo-rope", "demo-sb", paths=[tmp_path]).lengths} == {"stdlib, stream"}
 
 
-def test_scheme_training_length_and_window_become_three_panels(tmp_path: Path) -> None:
-    write(tmp_path / "sb", "stickbreaking")
-    write(tmp_path / "rope", "rope")
-    write(tmp_path / "alibi", "alibi")
-    write(tmp_path / "rope4", "rope", name="rope-4k", checkpoint_sha256="41" * 32, training_length_tokens=4096)
-    write(tmp_path / "window", "rope", name="rope-w", checkpoint_sha256="42" * 32, sliding_window=512)
-    results = load_results([tmp_path])
-    panels = perplexity_panels(results.measurements, results.models)
-    assert {panel.aspect: set(panel.labels) for panel in panels} == {
-        "position scheme, trained at 1K": {"demo-sb", "demo-rope", "demo-alibi"},
-        "training length": {"demo-sb", "demo-rope", "rope-4k"},
-        "attention window": {"demo-sb", "demo-rope", "rope-w"},
-    }
-
-
-def test_only_keeps_the_models_and_tasks_named(tmp_path: Path) -> None:
+@pytest.fixture
+def two(tmp_path: Path) -> Results:
     write(tmp_path / "a", "rope")
     write(tmp_path / "b", "stickbreaking")
-    results = load_results([tmp_path])
-    assert labels(restrict(results, ["demo-r*"])) == ["demo-rope"]
-    assert set(restrict(results, ["demo-r*"]).measurements["setting"]) == {"demo-rope"}
-    assert labels(restrict(results, ["sb_stdlib_stream"])) == ["demo-sb", "demo-rope"]
+    return load_results([tmp_path])
+
+
+def test_only_keeps_the_models_and_tasks_named(two: Results) -> None:
+    assert labels(restrict(two, ["demo-r*"])) == ["demo-rope"]
+    assert set(restrict(two, ["demo-r*"]).measurements["setting"]) == {"demo-rope"}
+    assert labels(restrict(two, ["sb_stdlib_stream"])) == ["demo-sb", "demo-rope"]
     with pytest.raises(UserError, match="demo-sb, demo-rope"):
-        restrict(results, ["nothing"])
+        restrict(two, ["nothing"])
 
 
-def test_the_baseline_is_rope_unless_named(tmp_path: Path) -> None:
-    write(tmp_path / "a", "rope")
-    write(tmp_path / "b", "stickbreaking")
-    models = load_results([tmp_path]).models
-    assert choose_baseline(models, None) == "demo-rope"
-    assert choose_baseline(models, "demo-sb") == "demo-sb"
+def test_the_baseline_is_rope_unless_named(two: Results) -> None:
+    assert choose_baseline(two.models, None) == "demo-rope"
+    assert choose_baseline(two.models, "demo-sb") == "demo-sb"
     with pytest.raises(UserError, match="'other'"):
-        choose_baseline(models, "other")
+        choose_baseline(two.models, "other")
 
 
 def test_of_one_task_run_with_several_limits_the_most_samples_count(tmp_path: Path) -> None:

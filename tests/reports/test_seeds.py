@@ -18,15 +18,19 @@ def write_seed(folder: Path, seed: int, *, lengths: int = 9, **changes: object) 
     write_run(folder / str(seed), scheme_model("scheme_rope", seed, **changes), [task])
 
 
+def write_seeds(folder: Path, count: int) -> Path:
+    for seed in range(count):
+        write_seed(folder, seed)
+    return folder
+
+
 def nll(results: Results) -> dict[int, dict[str, float]]:
     rows = results.measurements[results.measurements["metric"] == "nll"]
     return {int(row["context_length_tokens"]): row for row in rows.to_dict("records")}
 
 
 def test_seeds_are_one_line_at_their_mean_with_the_lowest_and_highest_beside_it(tmp_path: Path) -> None:
-    for seed in range(3):
-        write_seed(tmp_path, seed)
-    single = load_results([tmp_path])
+    single = load_results([write_seeds(tmp_path, 3)])
     pooled = pool_seeds(single)
     assert [(model.label, model.seeds, len(model.runs)) for model in pooled.models] == [("scheme_rope", 3, 3)]
     values = single.measurements[single.measurements["metric"] == "nll"].pivot(
@@ -39,32 +43,21 @@ def test_seeds_are_one_line_at_their_mean_with_the_lowest_and_highest_beside_it(
 
 
 def test_a_seed_that_also_ran_another_task_with_a_limit_is_still_one_of_them(tmp_path: Path) -> None:
-    for seed in range(3):
-        write_seed(tmp_path, seed)
-    write_run(
-        tmp_path / "more",
-        scheme_model("scheme_rope", 0),
-        [ordinary_task("piqa", "acc", 0.5)],
-        limit=25,
-        date="2026-11-21T10-00-00.000001",
-        seconds=1.796e9,
-    )
+    write_seeds(tmp_path, 3)
+    later = {"limit": 25, "date": "2026-11-21T10-00-00.000001", "seconds": 1.796e9}
+    write_run(tmp_path / "more", scheme_model("scheme_rope", 0), [ordinary_task("piqa", "acc", 0.5)], **later)
     pooled = pool_seeds(load_results([tmp_path]))
     assert [(model.label, model.seeds) for model in pooled.models] == [("scheme_rope", 3)]
 
 
 def test_perplexity_of_pooled_seeds_is_that_of_their_mean_nll(tmp_path: Path) -> None:
-    for seed in range(2):
-        write_seed(tmp_path, seed)
-    pooled = pool_seeds(load_results([tmp_path]))
+    pooled = pool_seeds(load_results([write_seeds(tmp_path, 2)]))
     rows = pooled.measurements.pivot(index="context_length_tokens", columns="metric", values="value")
     assert rows["token_perplexity"].to_numpy() == pytest.approx(np.exp(rows["nll"].to_numpy(dtype=float)))
 
 
 def test_claims_about_seeds_rest_on_the_mean_of_each_document(tmp_path: Path) -> None:
-    for seed in range(2):
-        write_seed(tmp_path, seed)
-    single = load_results([tmp_path])
+    single = load_results([write_seeds(tmp_path, 2)])
     ((_, sums),) = pool_seeds(single)[DOCUMENT_SUMS].items()
     own = [part.nll_nats for part in single[DOCUMENT_SUMS].values()]
     assert sums.nll_nats == pytest.approx(np.mean(own, axis=0))
@@ -103,9 +96,7 @@ def test_checkpoints_that_differ_in_more_than_the_seed_stay_apart(tmp_path: Path
 
 
 def test_one_seed_can_be_shown_alone(tmp_path: Path) -> None:
-    for seed in range(2):
-        write_seed(tmp_path, seed)
-    results = load_results([tmp_path])
+    results = load_results([write_seeds(tmp_path, 2)])
     chosen = restrict(results, [next(one.label for one in results.models if "seed 1" in one.label)])
     assert pool_seeds(chosen).models[0].seeds == 1
 
@@ -117,14 +108,8 @@ def test_the_scheme_recipes_become_the_papers_three_panels(tmp_path: Path) -> No
     by_aspect = {panel.aspect: {label.removeprefix("scheme_") for label in panel.labels} for panel in panels}
     assert by_aspect == {
         "position scheme, trained at 1K": {
-            "stickbreaking",
-            "stickbreaking_remainder",
-            "stickbreaking_remainder_norm",
-            "rope",
-            "nope",
-            "alibi",
-            "fire",
-            "forgetting",
+            *("stickbreaking", "stickbreaking_remainder", "stickbreaking_remainder_norm"),
+            *("rope", "nope", "alibi", "fire", "forgetting"),
         },
         "training length": {"stickbreaking", "rope", "rope_4x", "rope_4x_dynamic"},
         "attention window": {"stickbreaking", "rope", "rope_window_1024", "rope_window_256", "rope_window_512"},
@@ -133,9 +118,9 @@ def test_the_scheme_recipes_become_the_papers_three_panels(tmp_path: Path) -> No
 
 
 def test_a_page_of_seeds_says_so_and_its_tables_keep_every_seed(tmp_path: Path) -> None:
-    for seed in range(2):
-        write_seed(tmp_path / "results", seed)
-    page = build_report([tmp_path / "results"], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
+    page = build_report([write_seeds(tmp_path / "results", 2)], tmp_path / "report", image_formats=()).read_text(
+        encoding="utf-8"
+    )
     assert "A line over several training seeds is their mean" in page
     assert "mean of 2 training seeds" in page
     assert "(seed 1)" in (tmp_path / "report" / "results.csv").read_text(encoding="utf-8")

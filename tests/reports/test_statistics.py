@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from result_files import model_record, ordinary_task, write_run
 
 from sbeval.reports import load_results
-from sbeval.reports.analyse.paired import ruler_differences, task_difference
+from sbeval.reports.analyse.paired import PairedDifference, ruler_differences, task_difference
 from sbeval.reports.analyse.statistics import (
     graded_errors,
     mean_interval,
@@ -191,34 +191,33 @@ def scores(values: list[float], metric: tuple[str, str] = ACC) -> SampleScores:
     return SampleScores(scores={metric: {(str(place), "hash"): value for place, value in enumerate(values)}})
 
 
+def difference(own: list[float], base: list[float]) -> PairedDifference:
+    paired = task_difference(scores(own), scores(base), ACC)
+    assert paired is not None
+    return paired
+
+
 def test_pairing_takes_out_how_hard_the_questions_are() -> None:
     generator = np.random.default_rng(0)
     level = generator.normal(0.5, 0.3, 200)
-    base, own = scores(list(level)), scores(list(level + 0.02 + generator.normal(0, 0.01, 200)))
-    found = task_difference(own, base, ACC)
-    assert found is not None
+    found = difference(list(level + 0.02 + generator.normal(0, 0.01, 200)), list(level))
     assert 0.015 < found.low < found.estimate < found.high < 0.025
 
 
 def test_only_questions_both_answered_are_compared() -> None:
-    found = task_difference(scores([1.0] * 30), scores([0.0] * 25), ACC)
-    assert found is not None
+    found = difference([1.0] * 30, [0.0] * 25)
     assert (found.estimate, found.samples) == (1.0, 25)
 
 
 def test_few_questions_give_a_difference_without_an_interval() -> None:
-    found = task_difference(scores([1.0, 0.0, 1.0]), scores([0.0, 0.0, 0.0]), ACC)
-    assert found is not None
-    assert np.isnan(found.low)
+    assert np.isnan(difference([1.0, 0.0, 1.0], [0.0, 0.0, 0.0]).low)
 
 
 def test_two_models_that_agree_on_every_question_are_not_certainly_alike() -> None:
-    found = task_difference(scores([1.0] * 30), scores([1.0] * 30), ACC)
-    assert found is not None
+    found = difference([1.0] * 30, [1.0] * 30)
     assert (found.estimate, found.low) == (0.0, pytest.approx(-found.high))
     assert 0.05 < found.high < 0.2
-    found = task_difference(scores([0.0] * 30), scores([1.0] * 30), ACC)
-    assert found is not None
+    found = difference([0.0] * 30, [1.0] * 30)
     assert found.low == -1.0 < found.high < -0.8
 
 
