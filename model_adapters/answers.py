@@ -58,11 +58,9 @@ class Answers(Generic[Key, Response]):
     """The answers to requests of one type, given in any order while a progress bar is shown.
 
     Args:
-        session: whose response cache keeps them.
         request_type: as the response cache and the bar name it.
         arguments: those of each request, by the key under which its answer is given.
         steps: length of the bar if it counts parts of answers.
-        quiet: whether to hide the bar.
     """
 
     def __init__(

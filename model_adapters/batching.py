@@ -64,11 +64,8 @@ def run_in_batches(
 ) -> Generator[tuple[Sequence[Item], Result], None, None]:
     """Yields consecutive batches of `items`, which are sorted by length, longest first, each with what `run` returned.
 
-    Args:
-        items: what to run.
-        run: runs one batch; if it raises an out-of-memory error, it is called again with a smaller one.
-        length_tokens: length of an item when it is run alone, padding included.
-        limits: what a batch may hold if memory allows it.
+    `run` is called again with a smaller batch if it raises an out-of-memory error. `length_tokens` is the length of an
+    item run alone, padding included.
 
     Raises:
         DoesNotFit: a single item is too large for the memory.

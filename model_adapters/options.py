@@ -162,8 +162,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     for key in ("pretrained", "tokenizer", "peft", "delta"):
         if given.get(key) is not None and not isinstance(given[key], str):
             raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(given[key])}: correct it.")
-    name = given.get("pretrained")
-    if name is None:
+    if (name := given.get("pretrained")) is None:
         near = [key for key in given if key.startswith("pre")]
         raise UserError(
             f"Expected pretrained=CHECKPOINT in --model_args, found {near[0] if near else 'none'}: name a folder or a "

@@ -174,8 +174,7 @@ def _in_transformers(model: nn.Module, method: Extrapolation) -> Changes:
     for module in model.modules():
         if _is_hooked(module):
             return []
-        copied = _copied(type(module).forward, attend)
-        if copied is not None:
+        if (copied := _copied(type(module).forward, attend)) is not None:
             changes.append((module, {"forward": types.MethodType(copied, module)}))
     return changes
 

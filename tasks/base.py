@@ -51,8 +51,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         Raises:
             UserError: there are none.
         """
-        chosen = list(self.doc_iterator(**selection))
-        if not chosen:
+        if not (chosen := list(self.doc_iterator(**selection))):
             raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
         return chosen
 

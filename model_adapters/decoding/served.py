@@ -126,8 +126,7 @@ def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
     """Returns why requests with a setting of `normalize_gen_kwargs` cannot be generated in slots, None if they can."""
     if setting.get("do_sample"):
         return "tokens are sampled"
-    unknown = sorted(set(setting) - _SETTINGS - _OF_SAMPLING)
-    if unknown:
+    if unknown := sorted(set(setting) - _SETTINGS - _OF_SAMPLING):
         return f"the request sets {', '.join(unknown)}"
     config = getattr(model, "generation_config", None)
     asked = {} if config is None else config.to_diff_dict()

@@ -69,11 +69,9 @@ class Text:
 
 
 class Continuation(NamedTuple):
-    """What was generated for a prompt.
+    """Tokens generated for a prompt, up to the first end token or completed stop sequence, inclusive.
 
-    Attributes:
-        tokens: up to the first end token or completed stop sequence, inclusive.
-        sound: whether all logits were finite; if not, `tokens` stop before the first that were NaN or infinite.
+    They are `sound` if all logits were finite; if not, they stop before the first that were NaN or infinite.
     """
 
     tokens: list[int]

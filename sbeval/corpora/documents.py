@@ -13,7 +13,6 @@ class Document(NamedTuple):
 
     Attributes:
         name: unique within its corpus; names the cluster in results.
-        text: what is tokenised.
         original_words: words of the page before any preprocessing, counted as lm-eval counts them.
         original_bytes: UTF-8 bytes of the page before any preprocessing.
     """
@@ -29,7 +28,6 @@ class Corpus:
     """A named text source.
 
     Attributes:
-        name: the corpus as results name it.
         documents: starts a fresh pass over the documents, in an order that never changes.
         detail: what else identifies the corpus, such as an interpreter's version.
     """

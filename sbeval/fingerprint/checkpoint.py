@@ -83,8 +83,7 @@ def weights_sha256(folder: Path) -> str | None:
     Raises:
         OSError: one cannot be read.
     """
-    files = weight_files(folder)
-    if not files:
+    if not (files := weight_files(folder)):
         return None
     digest = hashlib.sha256()
     for path, content in zip(files, files_sha256(files), strict=True):

@@ -95,11 +95,7 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
 
 
 def data_revisions(configs: Mapping[str, Any]) -> Parts:
-    """Returns the commits of the hub's data sets that a run's tasks have read, as far as the hub's cache names them.
-
-    Args:
-        configs: `configs` of a results file.
-    """
+    """Returns the commits that the hub's cache names for the data sets in the `configs` of a results file."""
     names = set[tuple[str, str | None]]()
     for config in configs.values():
         config = config if isinstance(config, dict) else {}
@@ -127,10 +123,8 @@ class _Definition(NamedTuple):
 def task_parts(folder: Path | None, tasks: Sequence[str]) -> Parts:
     """Returns the files that define the tasks of a run, and the local data they name, by content.
 
-    Args:
-        folder: lm-eval's `include_path`, None without one.
-        tasks: as lm-eval takes them: names and patterns of tasks, groups and tags, YAML files, patterns of those (that
-            end in .yaml), folders of them, and several of these between commas.
+    `folder` is lm-eval's `include_path`. Tasks are as lm-eval takes them: names and patterns of tasks, groups and tags,
+    YAML files, patterns of those (that end in .yaml), folders of them, and several of these between commas.
 
     Raises:
         OSError: a file cannot be read.

@@ -27,10 +27,7 @@ REMEDY = (
     "try dtype=float32 and check the checkpoint's weights, or pass non_finite=null in --model_args to record null for "
     "such answers"
 )
-_SUMMED = {
-    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32),
-    torch.float64: torch.float64,
-}
+_SUMMED = {**dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32), torch.float64: torch.float64}
 NEVER = 2**62
 """Stands for no step at all among numbers of tokens."""
 
@@ -105,7 +102,6 @@ class FiniteWatch(LogitsProcessor):
 
     Args:
         rows: number of rows, beams counted.
-        device: where the logits are.
 
     Attributes:
         first_B: int64, how many tokens stood before each row's first such step, or `NEVER`.

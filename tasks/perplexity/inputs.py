@@ -131,19 +131,9 @@ class LeadIn:
             raise UserError(f'{task}: expected a tokenizer with a BOS token for bos "window", found none: use "text".')
         return cls(policy=policy, token=int(tokenizer.bos_token_id))
 
-    @classmethod
-    def of_lm_eval(cls, tokenizer: Any) -> "LeadIn":
-        """Returns the rule of lm-eval's rolling log-likelihood."""
-        return cls(policy="hf", token=prefix_token_id(tokenizer))
-
     def before(self, window: Window, corpus: TokenizedCorpus) -> int:
         """Returns the token fed before a window's first target."""
         begins = self.policy == "window" or window.start == 0
         if self.policy == "hf" and not begins:
             begins = window.start == int(corpus.starts[corpus.document_at(window.start)])
         return self.token if begins else int(corpus.tokens(window.start - 1, window.start)[0])
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the token before a window is fed, so that it counts as context."""
-        return self.policy != "window"

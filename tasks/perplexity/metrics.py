@@ -124,8 +124,6 @@ class PerplexityMetrics:
     """Computes the metrics of one task run.
 
     Attributes:
-        lengths: context lengths, ascending.
-        seed: seed of the bootstrap.
         same_targets: whether every length scores the same targets with only the context differing. Then `nll_change@L`
             is NLL at L minus NLL at the shortest length: below zero, the longer context helps.
         longppl: whether samples also log rows of key tokens under `longppl@L`.

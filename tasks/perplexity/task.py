@@ -42,10 +42,8 @@ class PerplexityTask(BaseTask):
     `process_results`.
 
     Attributes:
-        protocol: name in results.
         special_tokens: whether documents are encoded with the special tokens their tokenizer adds.
         identical_targets: whether every length scores the same targets with only the context differing.
-        default_context: where a window's left context comes from unless the user says otherwise.
     """
 
     protocol: str
@@ -125,8 +123,7 @@ class PerplexityTask(BaseTask):
             dropped = list(self.lengths.dropped)
             log.warning("%s: left out default context lengths %s, since %s", name, dropped, self.lengths.reason)
         self.metrics = PerplexityMetrics(self.lengths.scored, self.options.seed, self.identical_targets)
-        blocks = self.blocks()
-        if not blocks:
+        if not (blocks := self.blocks()):
             raise UserError(f"{name}: expected text in corpus {source.name!r}, found none: give a longer text.")
         self.keep_documents(blocks)
         joint = None if self.lead_in.policy == "hf" else tokenizer.decode(list(separator))
@@ -167,7 +164,7 @@ class PerplexityTask(BaseTask):
             for length in self.lengths.scored
         }
         record["own_document_share"] = {
-            str(length): own_document_share(of_length, starts, lead_in=self.lead_in.is_text)
+            str(length): own_document_share(of_length, starts, lead_in=self.lead_in.policy != "window")
             for length, of_length in windows.items()
         }
         targets = [targets_by_document(of_length, starts) for of_length in windows.values()]

@@ -26,8 +26,6 @@ class HubLabels(NamedTuple):
 
     Attributes:
         key: the option that names a local copy.
-        path: the dataset.
-        config: its configuration.
         converted: whether the hub's conversion to Parquet is read.
         label_field: column of the labels; texts are in `text`.
         asked: split of the questions, None where there is only `train`.
@@ -59,9 +57,6 @@ class LabelledTexts(NamedTuple):
         shot_labels: int64 [shots], from 0 to labels - 1.
         questions: texts that are asked for, none of them a shot.
         question_labels: int64 [questions].
-        labels: how many there are.
-        sha256: hash of all that.
-        source: where it came from.
     """
 
     shots: list[str]

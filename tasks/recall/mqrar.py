@@ -11,7 +11,6 @@ import numpy as np
 
 from sbeval.checkpoints.facts import local_config
 from sbeval.errors import UserError
-from sbeval.scoring.requests import TargetSequence
 from sbeval.tasks.draws import seeded_random, short_nouns
 from sbeval.tasks.recall.options import FlipFlopOptions, MqrarOptions, MqrarTextOptions
 from sbeval.tasks.recall.sequences import Mqrar, with_other_values
@@ -60,7 +59,7 @@ class MqrarTask(OverPairs):
         shown = setting.sequence(self.options.seed, index)
         replaced = with_other_values(setting, shown, self.options.seed, index)
         each = np.ones(len(shown.targets_T), dtype=np.int64)
-        return [Asked(TargetSequence(*sequence), each) for sequence in (shown, replaced)]
+        return [Asked(sequence, each) for sequence in (shown, replaced)]
 
     def chance(self, condition: Condition) -> float:
         """Returns the share of one value among all."""

@@ -27,7 +27,6 @@ class Fit:
     """How one sample fills one length.
 
     Attributes:
-        index: the sample.
         units: haystack units.
         prompt_tokens: tokens of the whole prompt, BOS included.
         depths_tokens: tokens before each piece the question is about.
@@ -45,9 +44,7 @@ class Fitter(NamedTuple):
     """Fits the samples of one task to one context length, with nothing kept on disk.
 
     Attributes:
-        task: whose samples.
         context_length: prompt plus generated tokens, never exceeded.
-        frame: what stands around the prompts.
     """
 
     task: "FittedSamples"
@@ -189,10 +186,7 @@ class FittedSamples:
     """Fits the samples of one task to any length and frame, and keeps on disk how.
 
     Attributes:
-        name: of the task.
-        generator: makes the samples.
         facts: everything a sample depends on beside its index, the tokenizer included; JSON values.
-        counter: the model's tokenizer.
         generated_tokens: tokens of each length kept free for the answer.
         in_steps: whether prompts are filled as NVIDIA's scripts do.
     """

@@ -34,7 +34,6 @@ class Question(NamedTuple):
     """One answerable question.
 
     Attributes:
-        text: the question.
         answers: its answer's aliases, each once.
         gold: its own documents.
         more: other documents of the same article.
@@ -47,14 +46,7 @@ class Question(NamedTuple):
 
 
 class QaCorpus(NamedTuple):
-    """Questions, and the documents that all prompts are filled with.
-
-    Attributes:
-        documents: every document once, sorted.
-        questions: in the order of the file.
-        sha256: hash of the file.
-        source: where it came from.
-    """
+    """Every document once, sorted, which fill all prompts; questions in the order of the file; its hash and source."""
 
     documents: Sequence[str]
     questions: Sequence[Question]
@@ -144,9 +136,7 @@ class DocumentsDraft(Draft):
     """Numbered documents in random order; a unit is one document.
 
     Attributes:
-        documents: all documents.
         order: which document comes in when, those with the answer first, int64.
-        cumulative_tokens: tokens of the first n documents and numbers, int64, from n = 0.
         document_tokens: tokens of each document of `order`, without its number.
         number_tokens: tokens of the first n numbers, int64, from n = 0.
         gold: how many of the first documents hold the answer.

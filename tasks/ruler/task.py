@@ -45,8 +45,6 @@ class RulerTask(BaseTask):
     the token budget.
 
     Attributes:
-        generator_class: makes the samples.
-        family: of the task in its record.
         metrics: of each length, and whether more is better.
     """
 

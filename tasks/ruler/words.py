@@ -40,13 +40,9 @@ class WordListDraft(Draft):
     """A numbered list of words in random order; a unit is one uncommon word with all its repetitions.
 
     Attributes:
-        pool: all words.
         order: common words, then uncommon ones, in the order they come in, int64.
         word_tokens: tokens of all repetitions of the common words and the first n uncommon ones, int64, from n = 0.
         number_tokens: tokens of the first n numbers, int64, from n = 0.
-        common_repeats: occurrences of each common word.
-        uncommon_repeats: occurrences of each uncommon word.
-        common: number of common words.
         name: seeds the order.
     """
 
