@@ -78,11 +78,8 @@ class Answers(Generic[Key, Response]):
         self._arguments = arguments
         self._error: BaseException | None = None
         self._results: Generator[Any, None, None] | None = None
-        self._bar = tqdm(
-            total=len(arguments) if steps is None else steps,
-            disable=quiet or session.quiet,
-            desc=f"Running {request_type} requests",
-        )
+        total = len(arguments) if steps is None else steps
+        self._bar = tqdm(total=total, disable=quiet or session.quiet, desc=f"Running {request_type} requests")
 
     def __enter__(self) -> Self:
         return self

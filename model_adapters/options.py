@@ -39,9 +39,7 @@ _SOURCE = "--model_args"
 def _threshold(value: Any) -> float | Literal["auto"] | None:
     if value is None or value is False:
         return None
-    if value == "auto":
-        return "auto"
-    return as_number(value, lambda threshold: 0 <= threshold < 1) or None
+    return "auto" if value == "auto" else as_number(value, lambda threshold: 0 <= threshold < 1) or None
 
 
 def _rope_scaling(value: Any) -> dict[str, Any]:

@@ -142,12 +142,8 @@ def target_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bo
         session.meter.add(sum(request.inputs for request in batch))
         return scores
 
-    batches = run_in_batches(
-        sorted(answers.todo, key=lambda request: -request.inputs),
-        score,
-        length_tokens=lambda request: request.inputs,
-        limits=session.own_batches,
-    )
+    todo = sorted(answers.todo, key=lambda request: -request.inputs)
+    batches = run_in_batches(todo, score, length_tokens=lambda request: request.inputs, limits=session.own_batches)
     with answers, session.autocast():
         for batch, scores in answers.each(batches):
             for request, answer in zip(batch, scores, strict=True):

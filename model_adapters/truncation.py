@@ -125,9 +125,5 @@ def _warn(session: Session, what: str, cuts: Sequence[int]) -> None:
         logger.warning(
             "%d of %d %s were cut on the left by up to %d tokens to fit into max_length=%d (truncation=error refuses "
             "this)",
-            len(cut),
-            len(cuts),
-            what,
-            max(cut),
-            session.max_length,
+            *(len(cut), len(cuts), what, max(cut), session.max_length),
         )

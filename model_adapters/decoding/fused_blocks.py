@@ -116,15 +116,9 @@ class FusedBlocks:
         scale = block.residual_multiplier
         map_row(mixed_1T, [block.output.weight], _biases(block.output), out=hidden_1E, scale=scale, add=True)
         inner_1F = hidden_1E.new_empty(1, _readable(block.down))
-        map_row(
-            hidden_1E,
-            [linear.weight for linear in block.gated],
-            _biases(*block.gated),
-            out=inner_1F,
-            norm_E=after.weight,  # type: ignore[arg-type]
-            eps=_eps(after),
-            activation=block.activation,
-        )
+        weights = [linear.weight for linear in block.gated]
+        before_it: dict[str, Any] = {"norm_E": after.weight, "eps": _eps(after)}
+        map_row(hidden_1E, weights, _biases(*block.gated), out=inner_1F, activation=block.activation, **before_it)
         map_row(inner_1F, [block.down.weight], _biases(block.down), out=hidden_1E, scale=scale, add=True)
 
 

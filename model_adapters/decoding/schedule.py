@@ -216,8 +216,7 @@ def slot_bytes(model: Any, room_tokens: int) -> int:
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    windows = sliding_windows(model) or []
-    tokens = sum(min(room_tokens, window or room_tokens) for window in windows)
+    tokens = sum(min(room_tokens, window or room_tokens) for window in sliding_windows(model) or [])
     return int(2 * heads * head_dim * tokens * model.dtype.itemsize)
 
 

@@ -210,10 +210,6 @@ def _same_as_whole(model: Any, fused: FusedBlocks | None) -> bool:
     stepper = Stepper(model, slots=max(slots) + 1, room_tokens=2 * _SAMPLE_TOKENS, most_new_tokens=1, fused=fused)
     stepper.start(slots, prompts, [1] * texts)
     found_BV = stepper.try_step()
-    expected: list[Tensor] = [
-        model(input_ids=torch.from_numpy(prompt).to(model.device)[None], use_cache=False, logits_to_keep=1).logits[
-            0, -1
-        ]
-        for prompt in prompts
-    ]
+    inputs = [torch.from_numpy(prompt).to(model.device)[None] for prompt in prompts]
+    expected: list[Tensor] = [model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1] for ids in inputs]
     return same_but_for_rounding(found_BV[slots].to(expected[0].dtype), torch.stack(expected))

@@ -201,15 +201,9 @@ class Stepper:
         if self._fused is not None:
             return self._fused.logits(token_BT, self.cache, self._rope).float()[:, None]
         rope = {} if self._rope is None else {"rope_frequencies": self._rope}
-        position_B1 = self.cache.position_B[:, None].long()
-        output = self._model(
-            input_ids=token_BT,
-            position_ids=position_B1 + torch.arange(new, device=position_B1.device),
-            past_key_values=self.cache,
-            use_cache=True,
-            **rope,
-        )
-        logits_BTV: Tensor = output.logits.float()
+        position_BT = self.cache.position_B[:, None].long() + torch.arange(new, device=token_BT.device)
+        caching = {"past_key_values": self.cache, "use_cache": True}
+        logits_BTV: Tensor = self._model(input_ids=token_BT, position_ids=position_BT, **caching, **rope).logits.float()
         return logits_BTV
 
     def _looked_up(self) -> Tensor:
@@ -250,8 +244,7 @@ class Stepper:
             early_B1 = (self._count_B < self._fewest_B)[:, None]
             logits_BV[:, self._not_early] = logits_BV[:, self._not_early].masked_fill(early_B1, -torch.inf)
         chosen_B1 = logits_BV.argmax(-1, keepdim=True)
-        unused = self._written_BW.shape[1] - 1
-        place_B = torch.where(taken_B, self._count_B, unused)
+        place_B = torch.where(taken_B, self._count_B, self._written_BW.shape[1] - 1)
         self._written_BW.scatter_(1, place_B[:, None], chosen_B1)
         self._count_B += taken_B
         self.cache.position_B += taken_B

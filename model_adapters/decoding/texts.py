@@ -108,11 +108,8 @@ def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_en
     if thinks and think_end_token in tokens:
         tokens = tokens[len(tokens) - tokens[::-1].index(think_end_token) :]
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    answer: str = postprocess_generated_text(
-        generation=text.lstrip() if thinks else text,
-        stop=stop,
-        think_end_token=think_end_token if isinstance(think_end_token, str) else None,
-    )
+    think_text = None if thinks else think_end_token
+    answer: str = postprocess_generated_text(text.lstrip() if thinks else text, stop=stop, think_end_token=think_text)
     return answer
 
 

@@ -117,18 +117,10 @@ class AttentionOfLongTexts:
             scale = query_BHLD.shape[-1] ** -0.5 if scaling is None else scaling
             if (output_BHLD := self._attend(query_BHLD, key_BHLD, value_BHLD, scale=scale)) is not None:
                 return output_BHLD.transpose(1, 2).contiguous(), None
-        found: tuple[Tensor, Tensor | None] = self._own(
-            module,
-            query_BHLD,
-            key_BHLD,
-            value_BHLD,
-            attention_mask,
-            dropout=dropout,
-            scaling=scaling,
-            is_causal=is_causal,
-            **others,
-        )
-        return found
+        others |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        attended: tuple[Tensor, Tensor | None]
+        attended = self._own(module, query_BHLD, key_BHLD, value_BHLD, attention_mask, **others)
+        return attended
 
 
 class AttentionTable:

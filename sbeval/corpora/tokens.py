@@ -21,8 +21,7 @@ class Layout(NamedTuple):
     @property
     def label(self) -> str:
         """Names the layout in keys and file names."""
-        encoding = "hf" if self.special_tokens else "plain"
-        return f"{encoding}-{'.'.join(map(str, self.separator))}"
+        return f"{'hf' if self.special_tokens else 'plain'}-{'.'.join(map(str, self.separator))}"
 
 
 class TargetSums(NamedTuple):

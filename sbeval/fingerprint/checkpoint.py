@@ -14,20 +14,8 @@ from sbeval.keeping.hashes import file_sha256, files_sha256
 
 # what people and trainers put beside a model; every other file counts, since a file too few is a stale answer
 _NO_PART = (
-    *(
-        ".*",
-        "*.md",
-        "LICENSE*",
-        "NOTICE*",
-        "*.png",
-        "*.jpg",
-        "*.svg",
-        "*.pdf",
-        "*.log",
-        "*.lock",
-        "*.part",
-        "*.partial",
-    ),
+    *(".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.svg", "*.pdf"),
+    *("*.log", "*.lock", "*.part", "*.partial"),
     *("training_record.json", "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
     *("run.json", "runs.jsonl", "training_log.jsonl"),
 )

@@ -88,9 +88,9 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
             f"Expected to read what the run depends on, found that {error.filename} cannot be read "
             f"({error.strerror}): check its permissions."
         ) from error
-    left_out = {"output_path", *_NAMING} | (
-        {"include_path"} if folder and Path(os.path.expanduser(folder)).is_dir() else set()
-    )
+    left_out = {"output_path", *_NAMING}
+    if folder and Path(os.path.expanduser(folder)).is_dir():
+        left_out.add("include_path")
     return RunInputs(settings | {key: value for key, value in config.items() if key not in left_out}, parts)
 
 
@@ -199,10 +199,9 @@ def _read(file: Path, content: str) -> _Definition:
         return _Definition(names=())
     task, include, options = settings.get("task"), settings.get("include"), settings.get("dataset_kwargs")
     files = [options.get(key) for key in ("data_dir", "data_files")] if isinstance(options, dict) else []
-    members = [] if isinstance(task, str) else task
     return _Definition(
         names=tuple(strings([task if isinstance(task, str) else [], settings.get("group"), settings.get("tag")])),
-        members=tuple(strings(members)),
+        members=() if isinstance(task, str) else tuple(strings(task)),
         includes=tuple(strings(include)),
         # a bare word elsewhere is no path, although a folder may be called so
         data=(*strings(files), *(name for name in strings([settings.get("dataset_path"), options]) if "/" in name)),

@@ -189,8 +189,7 @@ def _mark_answers(task: Any) -> bool:
     for instance in marked:
         for name, filtered in instance.filtered_resps.items():
             if isinstance(filtered, str):
-                none = next(answer for answer in instance.resps if is_null(answer))
-                instance.filtered_resps[name] = none
+                instance.filtered_resps[name] = next(filter(is_null, instance.resps))
             elif isinstance(filtered, list):
                 instance.filtered_resps[name] = _NullAnswers(filtered)
     return bool(marked)

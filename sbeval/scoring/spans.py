@@ -39,8 +39,7 @@ def spans(weights_HRK: Tensor, newest_R: Tensor) -> Tensor:
     for share in SHARES:
         first_HR1 = torch.searchsorted(cumulative_HRK, share * total_HR1 * (1 - 1e-12))
         found.append((first_HR1[..., 0] + 1 - unseen_R).double())
-    spans_HRS = torch.stack(found, dim=-1)
-    return torch.where(total_HR1 > 0, spans_HRS, torch.nan)
+    return torch.where(total_HR1 > 0, torch.stack(found, dim=-1), torch.nan)
 
 
 def entropy(weights_HRK: Tensor) -> Tensor:

@@ -36,9 +36,7 @@ def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> Corpus:
     """
     options.check_text(name)
     corpus = _whole_corpus(name, options)
-    if options.split is None:
-        return corpus
-    return split_corpus(corpus, options.split, tokenizer)
+    return corpus if options.split is None else split_corpus(corpus, options.split, tokenizer)
 
 
 def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
@@ -47,9 +45,8 @@ def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
         read = name if path is None or words_sha256(path) == _WIKITEXT_WORDS_SHA256 else _local_name(path)
         return wikitext_corpus(lambda: _wikitext_pages(options), detokenize=_detokenize_wikitext, name=read)
     if options.data_path is not None:
-        return local_corpus(
-            options.data_path, name=_local_name(options.data_path), text_field=options.text_field or "text"
-        )
+        name = _local_name(options.data_path)
+        return local_corpus(options.data_path, name=name, text_field=options.text_field or "text")
     if name == "stdlib" and options.dataset is None:
         return stdlib_corpus()
     source = hub_text(

@@ -128,8 +128,7 @@ class _Evaluator:
         if not count:
             return np.zeros(long.scored, dtype=bool)
         lead_in = prefix_token_id(self._tokenizer)
-        logprobs = [self._computed(lead_in, tokens, count) for tokens, _, _ in read]
-        key = np.flatnonzero(_need_context(*logprobs))
+        key = np.flatnonzero(_need_context(*(self._computed(lead_in, tokens, count) for tokens, _, _ in read)))
         _, key_begins, key_ends = (values[-count:][key] for values in read[1])
         return np.asarray(((key_begins > ends[:, None]) & (key_ends < begins[:, None])).any(axis=1))
 
@@ -234,8 +233,7 @@ def evaluator_identity(evaluator: str, dtype: str = OWN_DTYPE) -> str:
     Raises:
         OSError: one of its files cannot be read.
     """
-    parts = checkpoint_parts(evaluator) | versions()
-    return json.dumps([parts, dtype, _device()], sort_keys=True)
+    return json.dumps([checkpoint_parts(evaluator) | versions(), dtype, _device()], sort_keys=True)
 
 
 def _device() -> str:

@@ -73,12 +73,9 @@ class PerplexityTask(BaseTask):
         """Chooses lengths that leave room for `targets` more tokens in the stream or a document."""
         streams = self.context == "stream"
         text = (stream_limit if streams else document_limit)(self.corpus, targets=targets)
-        return settle_lengths(
-            self.config.task,
-            self.options.context_lengths,
-            hard=[text, *self.model_limits()],
-            by_default=[] if streams else interval_limits(self.corpus, targets=targets),
-        )
+        hard = [text, *self.model_limits()]
+        by_default = [] if streams else interval_limits(self.corpus, targets=targets)
+        return settle_lengths(self.config.task, self.options.context_lengths, hard=hard, by_default=by_default)
 
     @property
     def context(self) -> str:
@@ -179,22 +176,13 @@ class PerplexityTask(BaseTask):
             log.warning(
                 "%s: %d document%s scored, and an interval needs %d, so there will be none; a larger --limit, more "
                 'text, or text cut into documents with --metadata \'{"split": "paragraph"}\' gives more',
-                self.config.task,
-                documents,
-                " is" if documents == 1 else "s are",
-                MINIMUM_CLUSTERS,
+                *(self.config.task, documents, " is" if documents == 1 else "s are", MINIMUM_CLUSTERS),
             )
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns one request for each distinct window of the block."""
         return [
-            Instance(
-                request_type=TOKEN_LOGPROBS,
-                doc=doc,
-                arguments=self.request(window),
-                idx=index,
-                metadata=kwargs["metadata"],
-            )
+            Instance(TOKEN_LOGPROBS, doc, self.request(window), index, metadata=kwargs["metadata"])
             for index, window in enumerate(self._distinct_windows(doc))
         ]
 

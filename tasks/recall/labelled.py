@@ -104,8 +104,7 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
     )
     shots = list(dict(shots).items())
     if asked_split is None:
-        order = seeded_order(len(shots), "held out", examples)
-        held_out = set(order[: len(shots) // HELD_OUT].tolist())
+        held_out = set(seeded_order(len(shots), "held out", examples)[: len(shots) // HELD_OUT].tolist())
         questions = [row for number, row in enumerate(shots) if number in held_out]
         shots = [row for number, row in enumerate(shots) if number not in held_out]
     known = sorted({label for _, label in shots}, key=lambda label: (str(type(label)), label))

@@ -46,12 +46,8 @@ class MqrarTask(OverPairs):
             )
 
     def _setting(self, condition: Condition) -> Mqrar:
-        return Mqrar(
-            length_tokens=condition.context_length,
-            pairs=condition.pairs or 1,
-            vocabulary=self.options.vocabulary,
-            n_back=condition.n_back,
-        )
+        length, pairs, vocabulary = condition.context_length, condition.pairs or 1, self.options.vocabulary
+        return Mqrar(length_tokens=length, pairs=pairs, vocabulary=vocabulary, n_back=condition.n_back)
 
     def asked(self, index: int, condition: Condition) -> list[Asked]:
         """Makes one sequence, and the same with other values."""

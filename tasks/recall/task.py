@@ -129,11 +129,10 @@ class RecallTask(BaseTask):
         rows: dict[int, dict[str, Any]] = {}
         sequences: list[TargetSequence] = []
         for _, doc in selected:
-            by_condition = [self.asked(int(doc["index"]), condition) for condition in self.all_conditions]
-            rows[int(doc["index"])] = {
-                "index": int(doc["index"]),
-                "answer_tokens": [[asked.answer_tokens.tolist() for asked in several] for several in by_condition],
-            }
+            index = int(doc["index"])
+            by_condition = [self.asked(index, condition) for condition in self.all_conditions]
+            tokens = [[asked.answer_tokens.tolist() for asked in several] for several in by_condition]
+            rows[index] = {"index": index, "answer_tokens": tokens}
             sequences += [asked.sequence for several in by_condition for asked in several]
         self.keep_samples(rows, self.options.num_samples)
         documents = [(number, rows[int(document["index"])]) for number, document in selected]

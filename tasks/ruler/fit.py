@@ -62,8 +62,7 @@ class Fitter(NamedTuple):
         Raises:
             UserError: the length is below the task's minimum.
         """
-        asked = list(indices)
-        fits = self._filled(asked)
+        fits = self._filled(list(indices))
         steps = self.task.generator.steps(self.context_length) if self.task.in_steps else None
         if steps is None:
             return fits
@@ -118,13 +117,8 @@ class Fitter(NamedTuple):
 
     def _fit(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> Fit:
         body_tokens, percents = draft.depths(units)
-        return Fit(
-            index=index,
-            units=units,
-            prompt_tokens=tokens,
-            depths_tokens=[before + depth for depth in body_tokens],
-            depths_percent=percents,
-        )
+        depths = [before + depth for depth in body_tokens]
+        return Fit(index=index, units=units, prompt_tokens=tokens, depths_tokens=depths, depths_percent=percents)
 
     def _sizes(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
         """Returns, by sample, the tokens before the body and those around it."""

@@ -196,10 +196,6 @@ class QaGenerator(Generator):
     def _corpus(self) -> QaCorpus:
         return task_questions(self.options)  # read once and kept
 
-    @functools.cached_property
-    def _template(self) -> str:
-        return qa_document()
-
     def available(self) -> int:
         """Returns the number of questions."""
         return len(self._corpus.questions)
@@ -211,14 +207,14 @@ class QaGenerator(Generator):
     @functools.cached_property
     def _tokens(self) -> tuple[NDArray[np.int64], int]:
         """Token counts of all documents, and of what stands before a document without its number."""
-        shown = [self._template.format(i=1, document=document) + "\n\n" for document in self._corpus.documents]
+        shown = [qa_document().format(i=1, document=document) + "\n\n" for document in self._corpus.documents]
         with_number = self._counter.count_pool(shown, PARAGRAPHS)
-        number = int(self._counter.count_pieces([self._template.format(i=1, document="")], PARAGRAPHS)[0])
+        number = int(self._counter.count_pieces([qa_document().format(i=1, document="")], PARAGRAPHS)[0])
         return with_number - number, number
 
     @functools.cached_property
     def _number_tokens(self) -> NDArray[np.int64]:
-        shown = [self._template.format(i=i, document="") for i in range(1, MOST_DOCUMENTS + 1)]
+        shown = [qa_document().format(i=i, document="") for i in range(1, MOST_DOCUMENTS + 1)]
         return np.concatenate(([0], np.cumsum(self._counter.count_pool(shown, PARAGRAPHS))))
 
     def draft(self, index: int, context_length: int) -> DocumentsDraft:
@@ -246,7 +242,7 @@ class QaGenerator(Generator):
             document_tokens=self._tokens[0][order],
             number_tokens=self._number_tokens,
             gold=len(question.gold),
-            template=self._template,
+            template=qa_document(),
             name=(*self._name, index),
             shuffle_seed=self.options.seed if self.options.scripts else None,
         )

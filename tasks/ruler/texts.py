@@ -103,12 +103,8 @@ def load_essays(path: str | None) -> Essays:
         words = " ".join(load_from_hub("essays", "DIR", HUB_DATASET, split="train")["text"]).split()
     if not words:
         raise UserError(f"Expected essays at {path or HUB_DATASET}, and found no words; name a folder of .txt files.")
-    return Essays(
-        words=words,
-        sentence_starts=sentence_starts(words),
-        sha256=hashlib.sha256(" ".join(words).encode()).hexdigest(),
-        source=path or HUB_DATASET,
-    )
+    digest = hashlib.sha256(" ".join(words).encode()).hexdigest()
+    return Essays(words, sentence_starts(words), digest, path or HUB_DATASET)
 
 
 def _read_folder(path: Path) -> str:
