@@ -159,6 +159,7 @@ def attention_span(session: Session, requests: Sequence[Instance], *, quiet: boo
             f"Expected a model that attends as it was trained to for attention spans, found extrapolation="
             f"{session.rope.extrapolation}: remove it from --model_args."
         )
+    scorer = session.scorer
     answers: AnswersOnce[AttentionSpanRequest, list[list[Any]]]
     answers = AnswersOnce(session, requests, ATTENTION_SPAN, AttentionSpanRequest, quiet=quiet)
     session.check_positions(max((request.context_length for request in answers.todo), default=0))
@@ -170,9 +171,7 @@ def attention_span(session: Session, requests: Sequence[Instance], *, quiet: boo
             tokens = torch.from_numpy(np.array(resolve_tokens(request.key), dtype=np.int64))[None].to(session.device)
             with session.autocast(), session.rope.hold(request.context_length):
                 try:
-                    rows = attention_spans(
-                        session.scorer.model, tokens, request.queries, non_finite=session.scorer.non_finite
-                    )
+                    rows = attention_spans(scorer.model, tokens, request.queries, non_finite=scorer.non_finite)
                 except NonFiniteError as error:
                     raise error.of(names[request]) from None
             session.meter.add(request.context_length)

@@ -33,10 +33,8 @@ _LOCAL = "a local file or folder"
 class RunInputs(NamedTuple):
     """What two runs have to share for one's numbers to be the other's.
 
-    Attributes:
-        settings: the run's configuration by name ("limit", "model_args.dtype"), without where its results go and where
-            its local inputs lie.
-        parts: the inputs that it names, by content, and versions.
+    The configuration by name ("limit", "model_args.dtype"), without where its results go and where its local inputs
+    lie; and the parts of the inputs that it names, by content, with versions.
     """
 
     settings: dict[str, Any]

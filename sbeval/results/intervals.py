@@ -39,13 +39,9 @@ _CHUNK_ELEMENTS = 100_000  # fits a core's cache
 
 
 class RatioEstimate(NamedTuple):
-    """A ratio of sums with its interval.
+    """A ratio of sums, NaN where denominators sum to zero, over clusters with a numerator or a denominator.
 
-    Attributes:
-        estimate: sum of numerators over sum of denominators; NaN where the denominators sum to zero.
-        low: lower end, None below `MINIMUM_CLUSTERS` clusters.
-        high: upper end, None below `MINIMUM_CLUSTERS` clusters.
-        clusters: clusters with a numerator or a denominator.
+    Its interval is None below `MINIMUM_CLUSTERS` clusters.
     """
 
     estimate: float

@@ -69,10 +69,9 @@ class LabelledTexts(NamedTuple):
 
 
 def task_labelled(options: ManyShotOptions) -> LabelledTexts:
-    """Returns the labelled texts that a task's options name.
+    """Returns the labelled texts that a task's options name: a file of rows, a folder with such files, or the hub's.
 
-    They come from a file of rows (.jsonl, .json, .csv or .parquet), a folder with such files for `train` and `test`, or
-    the hub.
+    Rows are .jsonl, .json, .csv or .parquet; a folder holds files for `train` and `test`.
 
     Raises:
         UserError: there is nothing to read, or it has another layout.

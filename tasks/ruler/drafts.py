@@ -99,12 +99,9 @@ class Generator(ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Insert:
-    """Text put into a haystack at a relative depth.
+    """Text put into a haystack at a relative depth, 0 to 1, which is recorded if the question is about it.
 
-    Attributes:
-        text: the text with its line break, or, in running text, without a space at either side.
-        fraction: relative depth, 0 to 1.
-        asked: whether the question is about it; its depth is then recorded.
+    It ends with its line break; in running text it has no space at either side.
     """
 
     text: str

@@ -149,11 +149,10 @@ class NiahGenerator(HaystackGenerator):
         return LineHaystack(pool=lines, order=order, cumulative_tokens=np.concatenate(([0], np.cumsum(tokens[order]))))
 
     def _inserts(self, index: int, needles: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[Insert]:
-        texts = [self.needle(key, value) + ("" if self._inline else "\n") for key, value in needles]
-        fractions = self._fractions(index, needles, asked)
+        end = "" if self._inline else "\n"
         inserts = [
-            Insert(text=text, fraction=fraction, asked=key in asked)
-            for text, fraction, (key, _) in zip(texts, fractions, needles, strict=True)
+            Insert(text=self.needle(key, value) + end, fraction=fraction, asked=key in asked)
+            for (key, value), fraction in zip(needles, self._fractions(index, needles, asked), strict=True)
         ]
         return sorted(inserts, key=lambda insert: insert.fraction)
 

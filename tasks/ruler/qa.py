@@ -31,13 +31,7 @@ _KEYS = {"squad": "squad", "hotpotqa": "hotpot"}
 
 
 class Question(NamedTuple):
-    """One answerable question.
-
-    Attributes:
-        answers: its answer's aliases, each once.
-        gold: its own documents.
-        more: other documents of the same article.
-    """
+    """One answerable question: its answer's aliases, each once, its own documents, and others of the same article."""
 
     text: str
     answers: Sequence[str]
