@@ -148,10 +148,6 @@ class FiniteWatch(LogitsProcessor):
 class Null(float):
     """NaN that stands for a metric of a document without an answer."""
 
-    def __new__(cls, value: float = math.nan) -> "Null":
-        """Makes one."""
-        return super().__new__(cls, value)
-
 
 class _NullAnswers(list[Any]):
     """Several answers to one request, one of which is missing."""
@@ -200,7 +196,7 @@ def _null_for_null(process: Callable[..., Mapping[str, Any]]) -> Callable[..., M
     def process_results(document: Any, results: Sequence[Any]) -> Mapping[str, Any]:
         if not any(map(is_null, results)):
             return process(document, results)
-        return dict.fromkeys(process(document, [_stand_in(answer) for answer in results]), Null())
+        return dict.fromkeys(process(document, [_stand_in(answer) for answer in results]), Null(math.nan))
 
     return process_results
 
