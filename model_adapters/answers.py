@@ -58,11 +58,9 @@ class Answers(Generic[Key, Response]):
     """The answers to requests of one type, given in any order while a progress bar is shown.
 
     Args:
-        session: whose response cache keeps them.
         request_type: as the response cache and the bar name it.
         arguments: those of each request, by the key under which its answer is given.
         steps: length of the bar if it counts parts of answers.
-        quiet: whether to hide the bar.
     """
 
     def __init__(
@@ -80,11 +78,8 @@ class Answers(Generic[Key, Response]):
         self._arguments = arguments
         self._error: BaseException | None = None
         self._results: Generator[Any, None, None] | None = None
-        self._bar = tqdm(
-            total=len(arguments) if steps is None else steps,
-            disable=quiet or session.quiet,
-            desc=f"Running {request_type} requests",
-        )
+        total = len(arguments) if steps is None else steps
+        self._bar = tqdm(total=total, disable=quiet or session.quiet, desc=f"Running {request_type} requests")
 
     def __enter__(self) -> Self:
         return self

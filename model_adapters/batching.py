@@ -25,12 +25,9 @@ class DoesNotFit(UserError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLimits:
-    """What a batch may hold.
+    """What a batch may hold at most, None for no limit; tokens count padding, and a longer input runs alone.
 
-    Attributes:
-        max_rows: most inputs, None for no limit.
-        max_tokens: most tokens, padding included, None for no limit; an input longer than this runs alone.
-        same_length: inputs of different lengths stay in different batches.
+    With `same_length`, inputs of different lengths stay in different batches.
     """
 
     max_rows: int | None = None
@@ -40,13 +37,10 @@ class BatchLimits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SlotLimits:
-    """How many texts are generated side by side.
+    """How many texts are generated side by side: `slots`, or with None as many as memory and `most_slots` allow.
 
-    Attributes:
-        slots: most texts at a time, None for as many as memory holds.
-        most_slots: upper limit if `slots` is None; None if the user set no limit.
-        max_tokens: most tokens of all texts together, None for no limit but memory.
-        prompt_tokens: most tokens of prompts read at once, padding included; a longer one is read alone.
+    `max_tokens` are those of all texts together, None for no limit but memory, and `prompt_tokens` those of prompts
+    read at once, padding included; a longer prompt is read alone.
     """
 
     slots: int | None
@@ -64,11 +58,8 @@ def run_in_batches(
 ) -> Generator[tuple[Sequence[Item], Result], None, None]:
     """Yields consecutive batches of `items`, which are sorted by length, longest first, each with what `run` returned.
 
-    Args:
-        items: what to run.
-        run: runs one batch; if it raises an out-of-memory error, it is called again with a smaller one.
-        length_tokens: length of an item when it is run alone, padding included.
-        limits: what a batch may hold if memory allows it.
+    `run` is called again with a smaller batch if it raises an out-of-memory error. `length_tokens` is the length of an
+    item run alone, padding included.
 
     Raises:
         DoesNotFit: a single item is too large for the memory.

@@ -39,9 +39,7 @@ _SOURCE = "--model_args"
 def _threshold(value: Any) -> float | Literal["auto"] | None:
     if value is None or value is False:
         return None
-    if value == "auto":
-        return "auto"
-    return as_number(value, lambda threshold: 0 <= threshold < 1) or None
+    return "auto" if value == "auto" else as_number(value, lambda threshold: 0 <= threshold < 1) or None
 
 
 def _rope_scaling(value: Any) -> dict[str, Any]:
@@ -162,8 +160,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     for key in ("pretrained", "tokenizer", "peft", "delta"):
         if given.get(key) is not None and not isinstance(given[key], str):
             raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(given[key])}: correct it.")
-    name = given.get("pretrained")
-    if name is None:
+    if (name := given.get("pretrained")) is None:
         near = [key for key in given if key.startswith("pre")]
         raise UserError(
             f"Expected pretrained=CHECKPOINT in --model_args, found {near[0] if near else 'none'}: name a folder or a "
@@ -233,11 +230,9 @@ def check_shared_arguments(arguments: dict[str, Any]) -> None:
     if arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
         raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
     _check_batch_size(arguments.get("batch_size", 1))
-    if arguments.get("max_length") is not None:
-        arguments["max_length"] = read_value(Tokens, arguments["max_length"], name="max_length", source=_SOURCE)
-    if arguments.get("max_batch_size") is not None:
-        most = read_value(Count, arguments["max_batch_size"], name="max_batch_size", source=_SOURCE)
-        arguments["max_batch_size"] = most
+    for name, kind in (("max_length", Tokens), ("max_batch_size", Count)):
+        if arguments.get(name) is not None:
+            arguments[name] = read_value(kind, arguments[name], name=name, source=_SOURCE)
     for name, file in (("peft", "adapter_config.json"), ("delta", "config.json")):
         folder = arguments.get(name)
         is_path = isinstance(folder, str) and (folder.startswith(("/", ".", "~")) or Path(folder).is_dir())

@@ -162,8 +162,7 @@ def stamp(database: Any, settings: Mapping[str, Any]) -> None:
             stamp.
     """
     given = json.loads(json.dumps(settings))
-    found = database.get(STAMP_KEY)
-    if found is None:
+    if (found := database.get(STAMP_KEY)) is None:
         if len(database) > 0:
             raise UserError(
                 "Expected a response cache made by the model sb, found one without its settings: name another file "

@@ -68,7 +68,6 @@ class RequestRope:
         if scaling is not None:
             with self.hold(1):
                 pass
-
         self.extrapolation: Extrapolation | None = None
         if extrapolation is not None:
             length_tokens = original_length_tokens or training_length_tokens(getattr(model, "config", None))
@@ -161,21 +160,16 @@ def _in_transformers(model: nn.Module, method: Extrapolation) -> Changes:
         """Returns [B, Q, H, D] and no weights."""
         frequencies = RopeFrequencies(rotary.inv_freq, float(rotary.attention_scaling))
         attention = ExtrapolatedAttention(method, frequencies, angle_dtype=query_BHQD.dtype)  # as rotary embeddings do
-        output_BHQD = attention(
-            query_BHQD,
-            key_BGKD,
-            value_BGKD,
-            scale=query_BHQD.shape[-1] ** -0.5 if scaling is None else scaling,
-            seq_start_B=None if attention_mask is None else _starts(attention_mask),
-        )
+        scale = query_BHQD.shape[-1] ** -0.5 if scaling is None else scaling
+        start_B = None if attention_mask is None else _starts(attention_mask)
+        output_BHQD = attention(query_BHQD, key_BGKD, value_BGKD, scale=scale, seq_start_B=start_B)
         return output_BHQD.transpose(1, 2).contiguous(), None
 
     changes: Changes = []
     for module in model.modules():
         if _is_hooked(module):
             return []
-        copied = _copied(type(module).forward, attend)
-        if copied is not None:
+        if (copied := _copied(type(module).forward, attend)) is not None:
             changes.append((module, {"forward": types.MethodType(copied, module)}))
     return changes
 

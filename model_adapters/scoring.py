@@ -142,12 +142,8 @@ def target_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bo
         session.meter.add(sum(request.inputs for request in batch))
         return scores
 
-    batches = run_in_batches(
-        sorted(answers.todo, key=lambda request: -request.inputs),
-        score,
-        length_tokens=lambda request: request.inputs,
-        limits=session.own_batches,
-    )
+    todo = sorted(answers.todo, key=lambda request: -request.inputs)
+    batches = run_in_batches(todo, score, length_tokens=lambda request: request.inputs, limits=session.own_batches)
     with answers, session.autocast():
         for batch, scores in answers.each(batches):
             for request, answer in zip(batch, scores, strict=True):
@@ -163,6 +159,7 @@ def attention_span(session: Session, requests: Sequence[Instance], *, quiet: boo
             f"Expected a model that attends as it was trained to for attention spans, found extrapolation="
             f"{session.rope.extrapolation}: remove it from --model_args."
         )
+    scorer = session.scorer
     answers: AnswersOnce[AttentionSpanRequest, list[list[Any]]]
     answers = AnswersOnce(session, requests, ATTENTION_SPAN, AttentionSpanRequest, quiet=quiet)
     session.check_positions(max((request.context_length for request in answers.todo), default=0))
@@ -174,9 +171,7 @@ def attention_span(session: Session, requests: Sequence[Instance], *, quiet: boo
             tokens = torch.from_numpy(np.array(resolve_tokens(request.key), dtype=np.int64))[None].to(session.device)
             with session.autocast(), session.rope.hold(request.context_length):
                 try:
-                    rows = attention_spans(
-                        session.scorer.model, tokens, request.queries, non_finite=session.scorer.non_finite
-                    )
+                    rows = attention_spans(scorer.model, tokens, request.queries, non_finite=scorer.non_finite)
                 except NonFiniteError as error:
                     raise error.of(names[request]) from None
             session.meter.add(request.context_length)

@@ -131,14 +131,11 @@ def scored_after_prefixes(
                 return
 
 
-def _common(one: bytes, other: bytes) -> int:
+def _common(first: bytes, second: bytes) -> int:
     """How many tokens two inputs, as bytes, share at their beginning."""
-    low, high = 0, min(len(one), len(other)) // _BIG_ENDIAN.itemsize
-    while low < high:  # they agree up to `low` and differ before `high + 1`
-        middle = (low + high + 1) // 2
-        part = slice(low * _BIG_ENDIAN.itemsize, middle * _BIG_ENDIAN.itemsize)
-        low, high = (middle, high) if one[part] == other[part] else (low, middle - 1)
-    return low
+    tokens = min(len(first), len(second)) // _BIG_ENDIAN.itemsize
+    differ = np.flatnonzero(np.frombuffer(first, np.uint32, tokens) != np.frombuffer(second, np.uint32, tokens))
+    return int(differ[0]) if len(differ) else tokens
 
 
 class SharedWindow(NamedTuple):
@@ -163,11 +160,8 @@ def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> 
 def _shared(group: list[TokenLogprobsRequest]) -> SharedWindow:
     longest = max(group, key=lambda request: request.context_length)
     first = min(request.context_length - request.scored for request in group)
-    run = longest._replace(scored=longest.context_length - first)
-    return SharedWindow(
-        run,
-        [
-            (request, slice(request.context_length - request.scored - first, request.context_length - first))
-            for request in group
-        ],
-    )
+    members = [
+        (request, slice(request.context_length - request.scored - first, request.context_length - first))
+        for request in group
+    ]
+    return SharedWindow(longest._replace(scored=longest.context_length - first), members)

@@ -121,14 +121,9 @@ def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Sequen
 
 
 def _warn(session: Session, what: str, cuts: Sequence[int]) -> None:
-    cut = [tokens for tokens in cuts if tokens]
-    if cut:
+    if cut := [tokens for tokens in cuts if tokens]:
         logger.warning(
             "%d of %d %s were cut on the left by up to %d tokens to fit into max_length=%d (truncation=error refuses "
             "this)",
-            len(cut),
-            len(cuts),
-            what,
-            max(cut),
-            session.max_length,
+            *(len(cut), len(cuts), what, max(cut), session.max_length),
         )

@@ -89,8 +89,7 @@ def task_options(name: str, definition: Mapping[str, Any], metadata: Mapping[str
     settings = definition.get("metadata") or {}
     if "ruler" in settings:
         return read_options(name, settings["ruler"], metadata)
-    kind = options_class(definition["class"])
-    if kind is None:
+    if (kind := options_class(definition["class"])) is None:
         return None
     options = kind.of_task(name, {key: settings[key] for key in settings if key in kind.model_fields} | dict(metadata))
     if isinstance(options, CorpusOptions):

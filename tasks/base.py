@@ -51,8 +51,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         Raises:
             UserError: there are none.
         """
-        chosen = list(self.doc_iterator(**selection))
-        if not chosen:
+        if not (chosen := list(self.doc_iterator(**selection))):
             raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
         return chosen
 
@@ -66,13 +65,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         requests = keep_sequences(sequences)
         each = len(requests) // len(documents)
         return [
-            Instance(
-                request_type=TARGET_LOGPROBS,
-                doc=document,
-                arguments=request,
-                idx=place,
-                metadata=(self.config.task, number, 1),
-            )
+            Instance(TARGET_LOGPROBS, document, request, place, metadata=(self.config.task, number, 1))
             for index, (number, document) in enumerate(documents)
             for place, request in enumerate(requests[index * each : (index + 1) * each])
         ]

@@ -11,6 +11,7 @@ import math
 import random
 import string
 import uuid
+from collections.abc import Callable, Container
 from typing import Literal
 
 import numpy as np
@@ -83,11 +84,15 @@ def draw(kind: NeedleType, rng: random.Random) -> str:
 
 def draw_distinct(kind: NeedleType, count: int, rng: random.Random, taken: frozenset[str] | set[str]) -> list[str]:
     """Draws `count` different keys or values, none of them in `taken`."""
+    return distinct(count, lambda: draw(kind, rng), taken)
+
+
+def distinct(count: int, draw_text: Callable[[], str], taken: Container[str] = ()) -> list[str]:
+    """Draws until there are `count` different texts, none of them in `taken`, in the order of their first draws."""
     drawn: dict[str, None] = {}
     while len(drawn) < count:
-        candidate = draw(kind, rng)
-        if candidate not in taken:
-            drawn[candidate] = None
+        if (text := draw_text()) not in taken:
+            drawn[text] = None
     return list(drawn)
 
 

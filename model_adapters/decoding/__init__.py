@@ -4,8 +4,7 @@
 - `texts`: prompts to tokens, and tokens to answers up to a stop sequence
 - `schedule`: which prompts are read and run when, in how many slots, and what happens when memory runs out
 - `together`: prompts longer than a batch, which all processes of a group read
-- `stepper`: a model and its slots on the device: reads prompts, and adds a token to each slot in a step
-- `written`: new tokens of all slots, on their way to the host
+- `stepper`: a model and its slots on the device: reads prompts, adds a token to each slot in a step, and hands them on
 - `recording`: steps recorded as CUDA graphs
 - `fused_blocks`: a step of Llama-style blocks in few kernels
 - `transformers_attention`: attention of transformers' models in a step

@@ -116,15 +116,9 @@ class FusedBlocks:
         scale = block.residual_multiplier
         map_row(mixed_1T, [block.output.weight], _biases(block.output), out=hidden_1E, scale=scale, add=True)
         inner_1F = hidden_1E.new_empty(1, _readable(block.down))
-        map_row(
-            hidden_1E,
-            [linear.weight for linear in block.gated],
-            _biases(*block.gated),
-            out=inner_1F,
-            norm_E=after.weight,  # type: ignore[arg-type]
-            eps=_eps(after),
-            activation=block.activation,
-        )
+        weights = [linear.weight for linear in block.gated]
+        before_it: dict[str, Any] = {"norm_E": after.weight, "eps": _eps(after)}
+        map_row(hidden_1E, weights, _biases(*block.gated), out=inner_1F, activation=block.activation, **before_it)
         map_row(inner_1F, [block.down.weight], _biases(block.down), out=hidden_1E, scale=scale, add=True)
 
 
@@ -146,8 +140,7 @@ def _block_of(layer: Any, config: Any) -> _Block:
     except AttributeError as error:
         raise ValueError(f"a part of its blocks has no {error.name}") from error
     activation = _activation(mlp, config)
-    reason = _other_parts(attention, linears, norms, activation)
-    if reason is not None:
+    if (reason := _other_parts(attention, linears, norms, activation)) is not None:
         raise ValueError(reason)
     scale = float(getattr(layer, "residual_multiplier", None) or 1.0)
     return _Block(attention, maps, attention.o_proj, gated, mlp.down_proj, norms, activation, head_dim, scale)
@@ -159,12 +152,10 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
         return f"its activation is {activation}"
     if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
         return "its linear maps are of another kind"
-    other = [type(norm).__name__ for norm in norms if _eps(norm) is None]
-    if other:
+    if other := [type(norm).__name__ for norm in norms if _eps(norm) is None]:
         return f"its norms are {', '.join(other)}"
     named = ("q_norm", "k_norm", "head_gate", "exclusive")
-    more = [name for name in named if getattr(attention, name, None) not in (None, False)]
-    if more:
+    if more := [name for name in named if getattr(attention, name, None) not in (None, False)]:
         return f"its attention has {', '.join(more)}"
     if getattr(getattr(attention, "mixer", None), "bias", None) is not None:
         return "its attention has a bias"

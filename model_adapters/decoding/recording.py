@@ -16,11 +16,7 @@ _failed: list[torch.cuda.CUDAGraph] = []
 
 
 class Recording:
-    """Records steps until one fails: the log gives the reason once, and no other is tried.
-
-    Attributes:
-        possible: whether steps can be recorded, as far as is known.
-    """
+    """Records steps until one fails: the log gives the reason once, and no other is tried."""
 
     def __init__(self, device: torch.device) -> None:
         self.possible = device.type == "cuda"

@@ -16,9 +16,8 @@ from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import DoesNotFit, SlotLimits, free_memory, out_of_memory
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.recording import Recording
-from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, sliding_windows
+from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, Written, sliding_windows
 from sbeval.model_adapters.decoding.texts import Continuation, Text
-from sbeval.model_adapters.decoding.written import Written
 
 logger = logging.getLogger(__name__)
 
@@ -216,8 +215,7 @@ def slot_bytes(model: Any, room_tokens: int) -> int:
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    windows = sliding_windows(model) or []
-    tokens = sum(min(room_tokens, window or room_tokens) for window in windows)
+    tokens = sum(min(room_tokens, window or room_tokens) for window in sliding_windows(model) or [])
     return int(2 * heads * head_dim * tokens * model.dtype.itemsize)
 
 

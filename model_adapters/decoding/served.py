@@ -126,8 +126,7 @@ def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
     """Returns why requests with a setting of `normalize_gen_kwargs` cannot be generated in slots, None if they can."""
     if setting.get("do_sample"):
         return "tokens are sampled"
-    unknown = sorted(set(setting) - _SETTINGS - _OF_SAMPLING)
-    if unknown:
+    if unknown := sorted(set(setting) - _SETTINGS - _OF_SAMPLING):
         return f"the request sets {', '.join(unknown)}"
     config = getattr(model, "generation_config", None)
     asked = {} if config is None else config.to_diff_dict()
@@ -211,10 +210,6 @@ def _same_as_whole(model: Any, fused: FusedBlocks | None) -> bool:
     stepper = Stepper(model, slots=max(slots) + 1, room_tokens=2 * _SAMPLE_TOKENS, most_new_tokens=1, fused=fused)
     stepper.start(slots, prompts, [1] * texts)
     found_BV = stepper.try_step()
-    expected: list[Tensor] = [
-        model(input_ids=torch.from_numpy(prompt).to(model.device)[None], use_cache=False, logits_to_keep=1).logits[
-            0, -1
-        ]
-        for prompt in prompts
-    ]
+    inputs = [torch.from_numpy(prompt).to(model.device)[None] for prompt in prompts]
+    expected: list[Tensor] = [model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1] for ids in inputs]
     return same_but_for_rounding(found_BV[slots].to(expected[0].dtype), torch.stack(expected))

@@ -24,10 +24,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.transformers_attention import attending_to
-from sbeval.model_adapters.decoding.written import Written
 from sbeval.models import RopeFrequencies, SbevalForCausalLM
 from sbeval.models.slots import SlotCache
-from sbeval.scoring.non_finite import FiniteWatch
+from sbeval.scoring.non_finite import NEVER, FiniteWatch
 
 ReadPrompt = Callable[[Tensor, Cache], None]
 """Reads a prompt's tokens, int64 [1, L], into a cache, in place of the model."""
@@ -46,6 +45,33 @@ def sliding_windows(model: Any) -> list[int | None] | None:
     if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
         return None
     return [getattr(layer, "sliding_window", None) for layer in layers]
+
+
+class Written:
+    """Tokens written since the last look, on their way to the host."""
+
+    def __init__(self, written_BM: Tensor, count_B: Tensor, goes_on_B: Tensor, watch: FiniteWatch) -> None:
+        columns = (count_B, goes_on_B, watch.first_B)
+        whole = torch.cat([written_BM, *(column[:, None] for column in columns)], dim=1)
+        self._arrived: torch.cuda.Event | None = None
+        self._table: list[list[int]] | None = None
+        self._whole = whole
+        if whole.is_cuda:
+            self._whole = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True).copy_(whole, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(torch.cuda.current_stream(whole.device))
+
+    def of(self, slot: int) -> tuple[list[int], bool, int | None]:
+        """Returns a slot's new tokens, whether its text goes on, and how many tokens precede NaN or infinite logits.
+
+        The last is None if there were no such logits. Waits for the device.
+        """
+        if self._table is None:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+            self._table = self._whole.tolist()
+        *tokens, count, goes_on, first = self._table[slot]
+        return tokens[:count], bool(goes_on), None if first == NEVER else first
 
 
 class Stepper:
@@ -201,15 +227,9 @@ class Stepper:
         if self._fused is not None:
             return self._fused.logits(token_BT, self.cache, self._rope).float()[:, None]
         rope = {} if self._rope is None else {"rope_frequencies": self._rope}
-        position_B1 = self.cache.position_B[:, None].long()
-        output = self._model(
-            input_ids=token_BT,
-            position_ids=position_B1 + torch.arange(new, device=position_B1.device),
-            past_key_values=self.cache,
-            use_cache=True,
-            **rope,
-        )
-        logits_BTV: Tensor = output.logits.float()
+        position_BT = self.cache.position_B[:, None].long() + torch.arange(new, device=token_BT.device)
+        caching = {"past_key_values": self.cache, "use_cache": True}
+        logits_BTV: Tensor = self._model(input_ids=token_BT, position_ids=position_BT, **caching, **rope).logits.float()
         return logits_BTV
 
     def _looked_up(self) -> Tensor:
@@ -250,8 +270,7 @@ class Stepper:
             early_B1 = (self._count_B < self._fewest_B)[:, None]
             logits_BV[:, self._not_early] = logits_BV[:, self._not_early].masked_fill(early_B1, -torch.inf)
         chosen_B1 = logits_BV.argmax(-1, keepdim=True)
-        unused = self._written_BW.shape[1] - 1
-        place_B = torch.where(taken_B, self._count_B, unused)
+        place_B = torch.where(taken_B, self._count_B, self._written_BW.shape[1] - 1)
         self._written_BW.scatter_(1, place_B[:, None], chosen_B1)
         self._count_B += taken_B
         self.cache.position_B += taken_B

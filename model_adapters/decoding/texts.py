@@ -69,11 +69,9 @@ class Text:
 
 
 class Continuation(NamedTuple):
-    """What was generated for a prompt.
+    """Tokens generated for a prompt, up to the first end token or completed stop sequence, inclusive.
 
-    Attributes:
-        tokens: up to the first end token or completed stop sequence, inclusive.
-        sound: whether all logits were finite; if not, `tokens` stop before the first that were NaN or infinite.
+    They are `sound` if all logits were finite; if not, they stop before the first that were NaN or infinite.
     """
 
     tokens: list[int]
@@ -110,11 +108,8 @@ def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_en
     if thinks and think_end_token in tokens:
         tokens = tokens[len(tokens) - tokens[::-1].index(think_end_token) :]
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    answer: str = postprocess_generated_text(
-        generation=text.lstrip() if thinks else text,
-        stop=stop,
-        think_end_token=think_end_token if isinstance(think_end_token, str) else None,
-    )
+    think_text = None if thinks else think_end_token
+    answer: str = postprocess_generated_text(text.lstrip() if thinks else text, stop=stop, think_end_token=think_text)
     return answer
 
 

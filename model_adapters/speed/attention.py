@@ -115,21 +115,12 @@ class AttentionOfLongTexts:
         more = any(others.get(name) is not None and others[name] is not False for name in _CHANGING)
         if attention_mask is None and not dropout and causal is True and not more:
             scale = query_BHLD.shape[-1] ** -0.5 if scaling is None else scaling
-            output_BHLD = self._attend(query_BHLD, key_BHLD, value_BHLD, scale=scale)
-            if output_BHLD is not None:
+            if (output_BHLD := self._attend(query_BHLD, key_BHLD, value_BHLD, scale=scale)) is not None:
                 return output_BHLD.transpose(1, 2).contiguous(), None
-        found: tuple[Tensor, Tensor | None] = self._own(
-            module,
-            query_BHLD,
-            key_BHLD,
-            value_BHLD,
-            attention_mask,
-            dropout=dropout,
-            scaling=scaling,
-            is_causal=is_causal,
-            **others,
-        )
-        return found
+        others |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        attended: tuple[Tensor, Tensor | None]
+        attended = self._own(module, query_BHLD, key_BHLD, value_BHLD, attention_mask, **others)
+        return attended
 
 
 class AttentionTable:
@@ -166,8 +157,7 @@ def fuse_long_attention(model: nn.Module, attend: LongAttention = long_causal_at
         head_dim = getattr(module, "head_dim", None)
         if not isinstance(head_dim, int) or not has_tuned_size(head_dim):
             continue
-        copied = _with_table(_forward_of(module), attend)
-        if copied is not None:
+        if (copied := _with_table(_forward_of(module), attend)) is not None:
             module.forward = types.MethodType(copied, module)
             changed.append(module)
     return changed
@@ -175,8 +165,7 @@ def fuse_long_attention(model: nn.Module, attend: LongAttention = long_causal_at
 
 def _forward_of(module: nn.Module) -> Any:
     of_class = type(module).forward
-    own = vars(module).get("forward")
-    if own is None:
+    if (own := vars(module).get("forward")) is None:
         return of_class
     function = getattr(own, "__func__", None)
     return function if getattr(function, "__wrapped__", None) is of_class else None

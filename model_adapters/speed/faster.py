@@ -23,8 +23,7 @@ def make_faster(model: nn.Module) -> bool:
 
     Returns whether anything was replaced for good: a model that then differs gets its own parts back.
     """
-    expected = _logits(model)
-    if expected is None:
+    if (expected := _logits(model)) is None:
         return False
     norms = fuse_norms(model)
     aligned = align_linears(model)
@@ -33,8 +32,7 @@ def make_faster(model: nn.Module) -> bool:
     attentions = fuse_long_attention(model)  # after the rotations, whose copies it copies
     if not (norms or aligned or mlps or rotations or attentions):
         return False
-    found = _logits(model)
-    if found is not None and same_but_for_rounding(found, expected):
+    if (found := _logits(model)) is not None and same_but_for_rounding(found, expected):
         return True
     give_back_forwards([*rotations, *attentions])
     for name, module in {**mlps, **norms}.items():

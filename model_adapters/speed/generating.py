@@ -94,13 +94,11 @@ def steps_without_plans(model: nn.Module) -> Iterator[None]:
     def leave(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         torch.backends.cuda.enable_cudnn_sdp(before.pop())
 
-    handles = [
-        called.register_forward_pre_hook(enter, with_kwargs=True),
-        called.register_forward_hook(leave, always_call=True),
-    ]
+    entering = called.register_forward_pre_hook(enter, with_kwargs=True)
+    leaving = called.register_forward_hook(leave, always_call=True)
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        entering.remove()
+        leaving.remove()
         torch.backends.cuda.enable_cudnn_sdp(allowed)  # after an interrupted step too

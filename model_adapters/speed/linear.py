@@ -4,6 +4,7 @@ The fast kernels read rows that start at multiples of 16 bytes. A Llama-style ML
 and its products fall back to slower ones. Rows and columns of zeros change no sum; they are added once, after loading.
 """
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -83,17 +84,13 @@ def align_linears(model: nn.Module) -> int:
     Maps that share their weight with another module, that have hooks or a forward of their own, or that are or hold
     something of a special class (adapters, quantised or distributed weights) are left as they are.
     """
-    owners: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     found = [
         name
         for name, module in model.named_modules()
         if type(module) is nn.Linear and owners[id(module.weight)] == 1 and _unaligned(module)
     ]
-    for name in found:
+    for name in found:  # by name, so that a map's own weight is freed before the next one is padded
         own: Any = model.get_submodule(name)
         model.set_submodule(name, AlignedLinear(own))
     return len(found)

@@ -110,8 +110,7 @@ def _fused_mlp(module: Any) -> FusedGatedMLP | None:
         return None
     if weight.dtype not in _WEIGHTS:  # quantised
         return None
-    activation = _activation_of(module, weight.device)
-    if activation is None:
+    if (activation := _activation_of(module, weight.device)) is None:
         return None
     fused = FusedGatedMLP(module, activation)
     generator = torch.Generator().manual_seed(0)
@@ -127,8 +126,7 @@ def _fused_mlp(module: Any) -> FusedGatedMLP | None:
 
 
 def _activation_of(module: Any, device: torch.device) -> str | None:
-    own = getattr(module, "act_fn", None)
-    if own is None:
+    if (own := getattr(module, "act_fn", None)) is None:
         return UNGATED.get(getattr(module, "activation", ""))
     near, far = torch.linspace(-6.0, 6.0, 97), torch.tensor([10.5, 20.0, 100.0, 1000.0])
     sample = torch.cat([-far, near, far]).to(device)

@@ -14,8 +14,7 @@ def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module 
     """Replaces each module for which `stand_in` returns another, not None, and returns those replaced."""
     replaced: dict[str, nn.Module] = {}
     for name, module in list(model.named_modules()):
-        other = stand_in(module)
-        if other is not None:
+        if (other := stand_in(module)) is not None:
             model.set_submodule(name, other)
             replaced[name] = module
     return replaced

@@ -51,10 +51,7 @@ def watch() -> None:
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
     """Holds a step at which every process waits for the others."""
-    if _watch is None:
-        yield
-        return
-    with _watch.waiting():
+    with contextlib.nullcontext() if _watch is None else _watch.waiting():
         yield
 
 
@@ -195,11 +192,8 @@ class _Watch:
 
     def _late(self, step: int) -> list[str]:
         """Returns the names of the processes that have not come to a step."""
-        late = []
-        for rank in range(self._count):
-            if int(self._read(f"sbeval/step/{rank}") or 0) < step:
-                late.append(self._read(f"sbeval/name/{rank}") or f"rank {rank}")
-        return late
+        late = [rank for rank in range(self._count) if int(self._read(f"sbeval/step/{rank}") or 0) < step]
+        return [self._read(f"sbeval/name/{rank}") or f"rank {rank}" for rank in late]
 
     def _end(self, sentence: str) -> None:
         """Ends this process, whatever it is doing; one of them says why where no launcher does."""

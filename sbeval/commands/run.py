@@ -67,12 +67,9 @@ class Asked(NamedTuple):
     """What the arguments of a run and its `--config` file ask for, before lm-eval has looked at it.
 
     Attributes:
-        model: its name in lm-eval.
-        model_args: its arguments.
         tasks: names and patterns of tasks and groups, one by one.
         metadata: what lm-eval hands to the tasks, the model's arguments among it.
         folders: of `--include_path`.
-        batch_size: None where none is named.
     """
 
     model: str
@@ -86,10 +83,8 @@ class Asked(NamedTuple):
 def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) -> None:
     """Runs `lm_eval run` with these arguments, the model `sb` and the packaged tasks.
 
-    Args:
-        arguments: what would follow `lm_eval run` on the command line.
-        check: called before torch is imported; raises a `UserError` for what cannot run, and returns whether lm-eval's
-            own tasks are needed, whose thousands of files take it ten seconds to read.
+    `check` is called before torch is imported; it raises a `UserError` for what cannot run, and returns whether
+    lm-eval's own tasks are needed, whose thousands of files take it ten seconds to read.
 
     Raises:
         UserError: what the model or the tasks found wrong with the input.

@@ -14,14 +14,7 @@
 
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
 from sbeval.corpora.local import local_corpus, read_text, text_name
-from sbeval.corpora.sources import (
-    KNOWN,
-    hub_corpus,
-    hub_text,
-    split_wikitext_pages,
-    stdlib_corpus,
-    wikitext_corpus,
-)
+from sbeval.corpora.sources import KNOWN, hub_corpus, hub_text, split_wikitext_pages, stdlib_corpus, wikitext_corpus
 from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
 from sbeval.corpora.tokens import Layout, TokenizedCorpus

@@ -9,13 +9,9 @@ _COUNTED_TOGETHER = 2**20
 
 
 class Document(NamedTuple):
-    """One document.
+    """One document, with words and bytes of the page before any preprocessing, as lm-eval counts them.
 
-    Attributes:
-        name: unique within its corpus; names the cluster in results.
-        text: what is tokenised.
-        original_words: words of the page before any preprocessing, counted as lm-eval counts them.
-        original_bytes: UTF-8 bytes of the page before any preprocessing.
+    The name is unique within its corpus, and names the cluster in results.
     """
 
     name: str
@@ -26,12 +22,9 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """A named text source.
+    """A named text source; `detail` identifies it further, such as an interpreter's version.
 
-    Attributes:
-        name: the corpus as results name it.
-        documents: starts a fresh pass over the documents, in an order that never changes.
-        detail: what else identifies the corpus, such as an interpreter's version.
+    `documents` starts a fresh pass over the documents, in an order that never changes.
     """
 
     name: str

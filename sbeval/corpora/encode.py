@@ -30,7 +30,6 @@ class EncodedDocument(NamedTuple):
     """One row of the token file.
 
     Attributes:
-        document: what was encoded.
         tokens: int32 [n].
         token_words: int32 [n], words that begin in each token.
         token_bytes: int32 [n], bytes of the characters that begin in each token.
@@ -47,12 +46,7 @@ class EncodedDocument(NamedTuple):
 
 
 class DocumentTokens(NamedTuple):
-    """Tokens in the order of the text.
-
-    Attributes:
-        ids: int32 [n].
-        ends: character behind each token, int64 [n], or None where the tokenizer does not tell it.
-    """
+    """Tokens in the order of the text, int32 [n], and the character behind each, int64 [n], None if unknown."""
 
     ids: NDArray[np.int32]
     ends: NDArray[np.int64] | None

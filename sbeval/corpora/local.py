@@ -171,8 +171,7 @@ def _parquet_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    compression = _COMPRESSIONS.get(path.suffix)
-    if compression is None:
+    if (compression := _COMPRESSIONS.get(path.suffix)) is None:
         try:
             with path.open("rb") as stream:
                 yield stream

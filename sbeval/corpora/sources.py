@@ -33,8 +33,6 @@ class HubText:
 
     Attributes:
         path: dataset such as "NeelNanda/pile-10k".
-        config: configuration of the dataset, None for its only one.
-        split: split to read.
         text_field: column that holds the text; "document.text" is the field `text` of the column `document`.
         document_field: column that names a document, where several rows repeat one; None for one document a row.
         only: column and value of the rows that are taken, None for all of them.

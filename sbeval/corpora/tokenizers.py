@@ -72,8 +72,7 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 
 def _hash(tokenizer: Any) -> str:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         given = getattr(tokenizer, "init_kwargs", {})
         files = {name: given.get(name) for name in getattr(tokenizer, "vocab_files_names", ())}
         read = [file_sha256(Path(path)) for path in files.values() if isinstance(path, str) and Path(path).is_file()]

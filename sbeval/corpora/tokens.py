@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 
 class Layout(NamedTuple):
-    """How documents lie in the flat array.
-
-    Attributes:
-        separator: token ids after every document.
-        special_tokens: whether each document is encoded with the special tokens its tokenizer adds, as lm-eval does.
-    """
+    """How documents lie in the flat array: token ids after each, and whether each has lm-eval's special tokens."""
 
     separator: tuple[int, ...] = ()
     special_tokens: bool = False
@@ -26,8 +21,7 @@ class Layout(NamedTuple):
     @property
     def label(self) -> str:
         """Names the layout in keys and file names."""
-        encoding = "hf" if self.special_tokens else "plain"
-        return f"{encoding}-{'.'.join(map(str, self.separator))}"
+        return f"{'hf' if self.special_tokens else 'plain'}-{'.'.join(map(str, self.separator))}"
 
 
 class TargetSums(NamedTuple):
@@ -87,9 +81,6 @@ class TokenizedCorpus:
     """A corpus as tokens, and where its documents lie.
 
     Attributes:
-        corpus_sha256: hash of the documents.
-        tokenizer_sha256: hash of the tokenizer.
-        layout: separators and special tokens.
         path: the Arrow file, one row a document.
         names: [C] document names.
         starts: [C + 1] first token of each document, and N.

@@ -43,15 +43,9 @@ def disjoint_windows(start: int, stop: int, context_length: int) -> list[Window]
 def sliding_windows(start: int, stop: int, context_length: int, *, stride: int, region: int) -> list[Window]:
     """Cuts a block into windows of L inputs that score `stride` new targets each, and every target once.
 
-    Left context comes from before the block. If the block begins the region, there is none and the first window
-    scores all L targets.
-
-    Args:
-        start: first target of the block.
-        stop: end of the block.
-        context_length: L, at most the block's length.
-        stride: new targets a window, at most L; divides the block.
-        region: first token that may be context; equal to `start`, or at least L before it.
+    Left context comes from before the block, from `region` on, which is `start` or at least L before it. If the block
+    begins the region, there is none and the first window scores all L targets. The stride is at most L, and divides
+    the block.
     """
     first = start + (context_length if start == region else stride)
     windows = [Window(first - context_length, first, first - start)]
@@ -138,10 +132,8 @@ def targets_by_document(windows: Sequence[Window], starts: NDArray[np.int64]) ->
 def own_document_share(windows: Sequence[Window], starts: NDArray[np.int64], *, lead_in: bool) -> float:
     """Returns the share of scored targets whose whole left context lies in their own document.
 
-    Args:
-        windows: at least one.
-        starts: [C + 1] first token of each document, and the total.
-        lead_in: whether the token before a window is fed (BOS is fed where not).
+    There is at least one window; `starts` are [C + 1], the total among them; `lead_in` says whether the token before a
+    window is fed (BOS is fed where not).
     """
     inside = sum(own_document_targets(window, starts, lead_in=lead_in) for window in windows)
     return inside / sum(window.scored for window in windows)

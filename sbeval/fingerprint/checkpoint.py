@@ -14,20 +14,8 @@ from sbeval.keeping.hashes import file_sha256, files_sha256
 
 # what people and trainers put beside a model; every other file counts, since a file too few is a stale answer
 _NO_PART = (
-    *(
-        ".*",
-        "*.md",
-        "LICENSE*",
-        "NOTICE*",
-        "*.png",
-        "*.jpg",
-        "*.svg",
-        "*.pdf",
-        "*.log",
-        "*.lock",
-        "*.part",
-        "*.partial",
-    ),
+    *(".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.svg", "*.pdf"),
+    *("*.log", "*.lock", "*.part", "*.partial"),
     *("training_record.json", "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
     *("run.json", "runs.jsonl", "training_log.jsonl"),
 )
@@ -83,8 +71,7 @@ def weights_sha256(folder: Path) -> str | None:
     Raises:
         OSError: one cannot be read.
     """
-    files = weight_files(folder)
-    if not files:
+    if not (files := weight_files(folder)):
         return None
     digest = hashlib.sha256()
     for path, content in zip(files, files_sha256(files), strict=True):

@@ -33,10 +33,8 @@ _LOCAL = "a local file or folder"
 class RunInputs(NamedTuple):
     """What two runs have to share for one's numbers to be the other's.
 
-    Attributes:
-        settings: the run's configuration by name ("limit", "model_args.dtype"), without where its results go and where
-            its local inputs lie.
-        parts: the inputs that it names, by content, and versions.
+    The configuration by name ("limit", "model_args.dtype"), without where its results go and where its local inputs
+    lie; and the parts of the inputs that it names, by content, with versions.
     """
 
     settings: dict[str, Any]
@@ -88,18 +86,14 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
             f"Expected to read what the run depends on, found that {error.filename} cannot be read "
             f"({error.strerror}): check its permissions."
         ) from error
-    left_out = {"output_path", *_NAMING} | (
-        {"include_path"} if folder and Path(os.path.expanduser(folder)).is_dir() else set()
-    )
+    left_out = {"output_path", *_NAMING}
+    if folder and Path(os.path.expanduser(folder)).is_dir():
+        left_out.add("include_path")
     return RunInputs(settings | {key: value for key, value in config.items() if key not in left_out}, parts)
 
 
 def data_revisions(configs: Mapping[str, Any]) -> Parts:
-    """Returns the commits of the hub's data sets that a run's tasks have read, as far as the hub's cache names them.
-
-    Args:
-        configs: `configs` of a results file.
-    """
+    """Returns the commits that the hub's cache names for the data sets in the `configs` of a results file."""
     names = set[tuple[str, str | None]]()
     for config in configs.values():
         config = config if isinstance(config, dict) else {}
@@ -127,10 +121,8 @@ class _Definition(NamedTuple):
 def task_parts(folder: Path | None, tasks: Sequence[str]) -> Parts:
     """Returns the files that define the tasks of a run, and the local data they name, by content.
 
-    Args:
-        folder: lm-eval's `include_path`, None without one.
-        tasks: as lm-eval takes them: names and patterns of tasks, groups and tags, YAML files, patterns of those (that
-            end in .yaml), folders of them, and several of these between commas.
+    `folder` is lm-eval's `include_path`. Tasks are as lm-eval takes them: names and patterns of tasks, groups and tags,
+    YAML files, patterns of those (that end in .yaml), folders of them, and several of these between commas.
 
     Raises:
         OSError: a file cannot be read.
@@ -205,10 +197,9 @@ def _read(file: Path, content: str) -> _Definition:
         return _Definition(names=())
     task, include, options = settings.get("task"), settings.get("include"), settings.get("dataset_kwargs")
     files = [options.get(key) for key in ("data_dir", "data_files")] if isinstance(options, dict) else []
-    members = [] if isinstance(task, str) else task
     return _Definition(
         names=tuple(strings([task if isinstance(task, str) else [], settings.get("group"), settings.get("tag")])),
-        members=tuple(strings(members)),
+        members=() if isinstance(task, str) else tuple(strings(task)),
         includes=tuple(strings(include)),
         # a bare word elsewhere is no path, although a folder may be called so
         data=(*strings(files), *(name for name in strings([settings.get("dataset_path"), options]) if "/" in name)),

@@ -11,8 +11,7 @@ from sbeval.keeping.writing import whole_file
 
 def cache_folder(content: str) -> Path:
     """Returns where content of a kind is kept: in `SBEVAL_CACHE`, else in Hugging Face's datasets cache."""
-    named = os.environ.get("SBEVAL_CACHE")
-    if named:
+    if named := os.environ.get("SBEVAL_CACHE"):
         return Path(named).expanduser() / content
     # as `datasets.config` has it, whose import takes a second
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"

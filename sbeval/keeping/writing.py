@@ -170,10 +170,7 @@ def unfinished(path: Path) -> Iterator[Path]:
 def _remove_left(path: Path) -> None:
     for left in path.parent.glob(f"{glob.escape(path.name)}.{_TWELVE_DIGITS}.part*"):
         is_room = left.is_dir()  # or a file that an earlier version left
-        with (
-            contextlib.suppress(OSError),
-            lock_tried(_lock(left) if is_room else left, without_locks=False) as is_held,
-        ):
+        with contextlib.suppress(OSError), lock_tried(_lock(left) if is_room else left, without_locks=False) as is_held:
             if is_held and is_room:
                 shutil.rmtree(left, ignore_errors=True)
             elif is_held:

@@ -8,15 +8,10 @@ _MOST = 6
 def change_text(
     estimate: float, low: float = math.nan, high: float = math.nan, *, least: int = 3
 ) -> tuple[str, str, str]:
-    """Writes a difference and the ends of its interval with signs, all three with the same digits.
+    """Writes a difference and the ends of its interval (NaN for none) with signs, all three with the same digits.
 
-    An interval is shown with two digits of its width, a difference without one with two of its own.
-
-    Args:
-        estimate: the difference.
-        low: lower end of its interval, NaN for none.
-        high: upper end.
-        least: digits behind the point of large ones.
+    An interval is shown with two digits of its width, a difference without one with two of its own; large ones have
+    `least` digits behind the point.
     """
     digits = decimals(estimate if math.isnan(high - low) else high - low, least=least)
     return f"{estimate:+.{digits}f}", f"{low:+.{digits}f}", f"{high:+.{digits}f}"

@@ -39,13 +39,9 @@ _CHUNK_ELEMENTS = 100_000  # fits a core's cache
 
 
 class RatioEstimate(NamedTuple):
-    """A ratio of sums with its interval.
+    """A ratio of sums, NaN where denominators sum to zero, over clusters with a numerator or a denominator.
 
-    Attributes:
-        estimate: sum of numerators over sum of denominators; NaN where the denominators sum to zero.
-        low: lower end, None below `MINIMUM_CLUSTERS` clusters.
-        high: upper end, None below `MINIMUM_CLUSTERS` clusters.
-        clusters: clusters with a numerator or a denominator.
+    Its interval is None below `MINIMUM_CLUSTERS` clusters.
     """
 
     estimate: float
@@ -55,25 +51,17 @@ class RatioEstimate(NamedTuple):
 
 
 def ratio_interval(
-    numerators: ArrayLike,
-    denominators: ArrayLike,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
+    numerators: ArrayLike, denominators: ArrayLike, *, seed: int, confidence: float = 0.95, resamples: int = RESAMPLES
 ) -> RatioEstimate:
     """Estimates sum(numerators) / sum(denominators) with a studentised cluster-bootstrap interval.
 
     For a paired difference of two ratios over the same targets, pass the difference of their numerators. For a monotone
-    function of the ratio, such as perplexity, apply the function to both ends.
+    function of the ratio, such as perplexity, apply the function to both ends. Equal seeds and cluster counts draw the
+    same resamples.
 
-    Args:
-        numerators: [C] one sum a cluster, such as NLL in nats.
-        denominators: [C] one sum a cluster, such as tokens; a cluster of two zeros is left aside. It may be zero alone,
-            such as the words that begin in the middle of a long word: the numerator counts.
-        seed: seed of the resampling; equal seeds and cluster counts draw the same resamples.
-        confidence: coverage the interval is named after.
-        resamples: B.
+    Numerators are [C], one sum a cluster, such as NLL in nats, denominators [C] such as tokens; a cluster of two zeros
+    is left aside. A denominator may be zero alone, such as the words that begin in the middle of a long word: the
+    numerator counts.
     """
     y_C = np.asarray(numerators, np.float64)
     x_C = np.asarray(denominators, np.float64)
@@ -106,9 +94,8 @@ def ratio_interval(
 def uneven(sizes: ArrayLike) -> bool:
     """Says whether clusters differ so much in size that intervals over them are doubtful, see `UNEVEN_LOG_DEVIATION`.
 
-    Args:
-        sizes: [C] such as tokens; clusters of size zero have no part. Where too few are left for an interval, there is
-            none to doubt.
+    Sizes are [C] such as tokens; clusters of size zero have no part. Where too few are left for an interval, there is
+    none to doubt.
     """
     x_C = np.asarray(sizes, np.float64)
     x_C = x_C[x_C > 0]
@@ -118,16 +105,9 @@ def uneven(sizes: ArrayLike) -> bool:
 def resampled(
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], clusters: int, *, resamples: int, seed: int
 ) -> NDArray[np.float64]:
-    """Computes a statistic of resamples, in chunks that keep memory flat.
+    """Computes a statistic of resamples, one value each, in chunks that keep memory flat.
 
-    Args:
-        statistic: from how often each cluster is in each resample, [b, C], to one value a resample.
-        clusters: C.
-        resamples: B.
-        seed: seed of the resampling.
-
-    Returns:
-        The values, one a resample.
+    The statistic is computed from how often each cluster is in each resample, [b, C].
     """
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK_ELEMENTS // clusters)

@@ -185,11 +185,7 @@ class ModelRecord(_Record):
 
 
 def recorded_command(arguments: Sequence[str] | None = None) -> str:
-    """Returns a command line in the shell's writing, with tokens, keys and passwords replaced by `***`.
-
-    Args:
-        arguments: the program and its arguments; those of this process if None.
-    """
+    """Returns a command line, by default this process's, in the shell's writing, with secrets replaced by `***`."""
     program, *rest = sys.argv if arguments is None else arguments
     path = Path(program)
     command = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name or "python"]

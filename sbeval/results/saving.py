@@ -22,10 +22,8 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(\.\d+)?$")
 def saved_whole(output_path: str) -> Iterator[str]:
     """Yields what to give lm-eval as its output path; its files lie at `output_path` once the block has ended.
 
-    Samples are moved before the results that name them. What is whole is moved too where something else is not.
-
-    Args:
-        output_path: a folder, or as lm-eval has it a path that ends in .json.
+    That is a folder, or as lm-eval has it a path that ends in .json. Samples are moved before the results that name
+    them. What is whole is moved too where something else is not.
 
     Raises:
         UserError: the folder cannot be written to, or lm-eval could not write something.
@@ -76,18 +74,15 @@ def _named_in_logs(new: Path, folder: Path) -> Iterator[None]:
 
 def what_is_cut_off(file: Path) -> str | None:
     """Returns what a results file lacks to be whole with all its samples, None where it lacks nothing."""
-    results = _results(file)
-    if results is None:
+    if (results := _results(file)) is None:
         return f"the results file {file.name} is not whole"
     scored: dict[str, dict[str, Any]] = results["n-samples"]
-    tasks = list(results["configs"])
-    if not tasks:
+    if not (tasks := list(results["configs"])):
         return f"the results file {file.name} holds no task"
     date = date_of(file)
     for task in tasks:
         documents = usable_number(scored.get(task, {}).get("effective"))
-        counted = _samples(file.parent / f"samples_{task}_{date}.jsonl")
-        if counted is None:
+        if (counted := _samples(file.parent / f"samples_{task}_{date}.jsonl")) is None:
             return f"the samples file of {task} is missing or cut off"
         if documents is not None and counted < documents:
             return f"the samples file of {task} holds {counted} of {documents:.0f} documents"

@@ -30,12 +30,7 @@ def fields_of(record: type[TaskRecord] | type[ModelRecord]) -> list[RecordField]
     """Returns the fields of a record in their order."""
     # `inspect.getdoc` takes the common indent away, so entries of a section are indented by four
     meanings = {name: " ".join(text.split()) for name, text in _ENTRY.findall(inspect.getdoc(record) or "")}
-    return [
-        RecordField(
-            field.name, field.type if isinstance(field.type, str) else _written(field.type), meanings[field.name]
-        )
-        for field in dataclasses.fields(record)
-    ]
+    return [RecordField(field.name, _written(field.type), meanings[field.name]) for field in dataclasses.fields(record)]
 
 
 def results_schema() -> dict[str, Any]:

@@ -17,10 +17,8 @@ _NONE = "-"
 def compact_table(results: Mapping[str, Any], others: Callable[[dict[str, Any]], str], column: str = "results") -> str:
     """Returns the tables of a run: NLL a row each length, scores a row each task, and lm-eval's table of the rest.
 
-    Args:
-        results: what lm-eval returned, as its own table takes it.
-        others: lm-eval's table, for results without context lengths.
-        column: "results", or "groups"; groups stand among the results too, and are not shown twice.
+    `others` makes that for results without context lengths. The column is "results", or "groups"; groups stand among
+    the results too, and are not shown twice.
     """
     rows: Mapping[str, Mapping[str, Any]] = results[column]
     if column == "groups":

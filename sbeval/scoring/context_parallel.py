@@ -116,11 +116,7 @@ class ContextParallelScorer(TokenScorer):
         place[own] = torch.arange(len(own))
         mine_N = place[position_N] >= 0
         found = super()._scores(
-            self._own_part(input_ids_BL),
-            row_N[mine_N],
-            place[position_N[mine_N]],
-            target_N[mine_N],
-            None,
+            self._own_part(input_ids_BL), row_N[mine_N], place[position_N[mine_N]], target_N[mine_N], None
         )
         together = torch.zeros((2, len(target_N)), device=found[0].device)
         together[:, mine_N.to(together.device)] = torch.stack([each.float() for each in found])

@@ -75,15 +75,6 @@ def kernel_target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor,
     aligned = logits_NV.stride(0) % 16 == 0 and logits_NV.data_ptr() % _LOAD_BYTES == 0
     width = _LOAD_BYTES // logits_NV.element_size() if aligned else 1
     with torch.cuda.device(logits_NV.device) if logits_NV.is_cuda else contextlib.nullcontext():
-        _kernel[(rows,)](
-            logits_NV,
-            target_N,
-            logprob_N,
-            greedy_N,
-            vocabulary,
-            logits_NV.stride(0),
-            LANES=_BLOCK // width,
-            WIDTH=width,
-            num_warps=8,
-        )
+        arguments = (logits_NV, target_N, logprob_N, greedy_N, vocabulary, logits_NV.stride(0))
+        _kernel[(rows,)](*arguments, LANES=_BLOCK // width, WIDTH=width, num_warps=8)
     return logprob_N, greedy_N

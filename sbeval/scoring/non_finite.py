@@ -27,10 +27,7 @@ REMEDY = (
     "try dtype=float32 and check the checkpoint's weights, or pass non_finite=null in --model_args to record null for "
     "such answers"
 )
-_SUMMED = {
-    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32),
-    torch.float64: torch.float64,
-}
+_SUMMED = {**dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32), torch.float64: torch.float64}
 NEVER = 2**62
 """Stands for no step at all among numbers of tokens."""
 
@@ -105,7 +102,6 @@ class FiniteWatch(LogitsProcessor):
 
     Args:
         rows: number of rows, beams counted.
-        device: where the logits are.
 
     Attributes:
         first_B: int64, how many tokens stood before each row's first such step, or `NEVER`.
@@ -152,10 +148,6 @@ class FiniteWatch(LogitsProcessor):
 class Null(float):
     """NaN that stands for a metric of a document without an answer."""
 
-    def __new__(cls, value: float = math.nan) -> "Null":
-        """Makes one."""
-        return super().__new__(cls, value)
-
 
 class _NullAnswers(list[Any]):
     """Several answers to one request, one of which is missing."""
@@ -193,8 +185,7 @@ def _mark_answers(task: Any) -> bool:
     for instance in marked:
         for name, filtered in instance.filtered_resps.items():
             if isinstance(filtered, str):
-                none = next(answer for answer in instance.resps if is_null(answer))
-                instance.filtered_resps[name] = none
+                instance.filtered_resps[name] = next(filter(is_null, instance.resps))
             elif isinstance(filtered, list):
                 instance.filtered_resps[name] = _NullAnswers(filtered)
     return bool(marked)
@@ -205,7 +196,7 @@ def _null_for_null(process: Callable[..., Mapping[str, Any]]) -> Callable[..., M
     def process_results(document: Any, results: Sequence[Any]) -> Mapping[str, Any]:
         if not any(map(is_null, results)):
             return process(document, results)
-        return dict.fromkeys(process(document, [_stand_in(answer) for answer in results]), Null())
+        return dict.fromkeys(process(document, [_stand_in(answer) for answer in results]), Null(math.nan))
 
     return process_results
 

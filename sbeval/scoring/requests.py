@@ -131,10 +131,9 @@ def keep_sequences(sequences: Sequence[TargetSequence]) -> list[TargetLogprobsRe
     Raises:
         UserError: the folder cannot be written.
     """
-    names = ("inputs", "positions", "targets")
     arrays: dict[str, Any] = {
         name: np.concatenate([np.asarray(sequence[place], dtype=np.int32) for sequence in sequences])
-        for place, name in enumerate(names)
+        for place, name in enumerate(("inputs", "positions", "targets"))
     }
     for name, place in (("input_counts", 0), ("target_counts", 2)):
         arrays[name] = np.array([len(sequence[place]) for sequence in sequences], dtype=np.int64)
@@ -159,12 +158,8 @@ def resolve_sequence(key: str) -> TargetSequence:
     parts, input_ends, target_ends = _open(str(_path(digest)))
     inputs = slice(input_ends[int(row)], input_ends[int(row) + 1])
     targets = slice(target_ends[int(row)], target_ends[int(row) + 1])
-    return TargetSequence(
-        *(
-            parts[name][part].astype(np.int64)
-            for name, part in (("inputs", inputs), ("positions", targets), ("targets", targets))
-        )
-    )
+    places = {"inputs": inputs, "positions": targets, "targets": targets}
+    return TargetSequence(*(parts[name][place].astype(np.int64) for name, place in places.items()))
 
 
 @functools.lru_cache(maxsize=8)

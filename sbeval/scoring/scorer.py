@@ -99,13 +99,7 @@ class TokenScorer:
 
     @torch.no_grad()
     def start(
-        self,
-        input_ids_BL: Tensor,
-        row_N: Tensor,
-        position_N: Tensor,
-        target_N: Tensor,
-        *,
-        after: Prefix | None = None,
+        self, input_ids_BL: Tensor, row_N: Tensor, position_N: Tensor, target_N: Tensor, *, after: Prefix | None = None
     ) -> PendingScores:
         """Scores target n as the token that follows `input_ids_BL[row_N[n], : position_N[n] + 1]`.
 

@@ -39,8 +39,7 @@ def spans(weights_HRK: Tensor, newest_R: Tensor) -> Tensor:
     for share in SHARES:
         first_HR1 = torch.searchsorted(cumulative_HRK, share * total_HR1 * (1 - 1e-12))
         found.append((first_HR1[..., 0] + 1 - unseen_R).double())
-    spans_HRS = torch.stack(found, dim=-1)
-    return torch.where(total_HR1 > 0, spans_HRS, torch.nan)
+    return torch.where(total_HR1 > 0, torch.stack(found, dim=-1), torch.nan)
 
 
 def entropy(weights_HRK: Tensor) -> Tensor:
@@ -65,8 +64,7 @@ def attention_spans(
     """
     layers: list[Layer] = []
     with _recorded(model, queries, layers):
-        options = {"use_cache": False, "logits_to_keep": 1}
-        logits_V = model(input_ids=input_ids, **options).logits[0, -1]
+        logits_V = model(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits[0, -1]
     if not layers:
         raise UserError(
             f"Expected attention that can be looked into, found {type(model).__name__} with another one; load it with "
@@ -96,8 +94,7 @@ class Layer(NamedTuple):
 def _not_finite(layers: list[Layer], logits_V: Tensor) -> str | None:
     """Says what was not finite first, None where all was."""
     for number, layer in enumerate(layers):
-        positions = layer.not_finite_K.nonzero().flatten().tolist()
-        if positions:
+        if positions := layer.not_finite_K.nonzero().flatten().tolist():
             return f"attention of layer {number} at position {positions[0]}"
     return None if bool(logits_V.amax().isfinite()) else "logits at the last position"
 
@@ -165,21 +162,14 @@ def _summary(q_1HQD: Tensor, k_1GKD: Tensor, queries: int, weights: Weights) -> 
     length, heads = q_1HQD.shape[2], q_1HQD.shape[1]
     rows = max(1, _BLOCK_WEIGHTS // (heads * length))
     found = []
-    for start in range(_first_query(q_1HQD, queries), length, rows):
+    for start in range(max(1, length - queries), length, rows):
         stop = min(length, start + rows)
         own_HRK, rest_HR, back = weights(q_1HQD[:, :, start:stop].float(), k_1GKD[:, :, :stop].float(), start)
         newest_R = torch.arange(start, stop, device=own_HRK.device) - back
         others = [rest_HR.double(), own_HRK[..., 0].double(), entropy(own_HRK)]
         found.append(torch.cat([spans(own_HRK, newest_R), torch.stack(others, dim=-1)], dim=-1))
-    return _layer(q_1HQD, k_1GKD, torch.cat(found, dim=1))
-
-
-def _first_query(q_1HQD: Tensor, queries: int) -> int:
-    return max(1, q_1HQD.shape[2] - queries)
-
-
-def _layer(q_1HKD: Tensor, k_1GKD: Tensor, measures_HRM: Tensor) -> Layer:
-    finite_K = torch.cat([q_1HKD[0], k_1GKD[0]]).isfinite().all(-1).all(0)
+    measures_HRM = torch.cat(found, dim=1)
+    finite_K = torch.cat([q_1HQD[0], k_1GKD[0]]).isfinite().all(-1).all(0)
     finite_K[-measures_HRM.shape[1] :] &= measures_HRM[..., len(SHARES)].isfinite().all(0)  # remaining sticks
     return Layer(measures_HRM.nanmean(dim=1).cpu(), ~finite_K)
 

@@ -61,8 +61,7 @@ class FixedTarget(PerplexityTask):
     def build_all_requests(self, **kwargs: Any) -> None:
         """Builds the requests; where a LongPPL evaluator was named, lets it choose the key tokens of this process."""
         super().build_all_requests(**kwargs)
-        evaluator = self.options.longppl_evaluator
-        if evaluator is None:
+        if (evaluator := self.options.longppl_evaluator) is None:
             return
         scored = self.lengths.scored
         if len(scored) < 2:

@@ -36,9 +36,7 @@ def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> Corpus:
     """
     options.check_text(name)
     corpus = _whole_corpus(name, options)
-    if options.split is None:
-        return corpus
-    return split_corpus(corpus, options.split, tokenizer)
+    return corpus if options.split is None else split_corpus(corpus, options.split, tokenizer)
 
 
 def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
@@ -47,9 +45,8 @@ def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
         read = name if path is None or words_sha256(path) == _WIKITEXT_WORDS_SHA256 else _local_name(path)
         return wikitext_corpus(lambda: _wikitext_pages(options), detokenize=_detokenize_wikitext, name=read)
     if options.data_path is not None:
-        return local_corpus(
-            options.data_path, name=_local_name(options.data_path), text_field=options.text_field or "text"
-        )
+        name = _local_name(options.data_path)
+        return local_corpus(options.data_path, name=name, text_field=options.text_field or "text")
     if name == "stdlib" and options.dataset is None:
         return stdlib_corpus()
     source = hub_text(
@@ -131,19 +128,9 @@ class LeadIn:
             raise UserError(f'{task}: expected a tokenizer with a BOS token for bos "window", found none: use "text".')
         return cls(policy=policy, token=int(tokenizer.bos_token_id))
 
-    @classmethod
-    def of_lm_eval(cls, tokenizer: Any) -> "LeadIn":
-        """Returns the rule of lm-eval's rolling log-likelihood."""
-        return cls(policy="hf", token=prefix_token_id(tokenizer))
-
     def before(self, window: Window, corpus: TokenizedCorpus) -> int:
         """Returns the token fed before a window's first target."""
         begins = self.policy == "window" or window.start == 0
         if self.policy == "hf" and not begins:
             begins = window.start == int(corpus.starts[corpus.document_at(window.start)])
         return self.token if begins else int(corpus.tokens(window.start - 1, window.start)[0])
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the token before a window is fed, so that it counts as context."""
-        return self.policy != "window"

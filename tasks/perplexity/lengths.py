@@ -14,13 +14,7 @@ DEFAULT_LENGTHS = PerplexityOptions.default_lengths
 
 
 class Limit(NamedTuple):
-    """Something that sets the longest context length.
-
-    Attributes:
-        tokens: that length.
-        because: what limits it, for messages: "the text has 4,000 tokens".
-        remedy: what a user can do, for messages.
-    """
+    """A longest context length in tokens, what sets it ("the text has 4,000 tokens"), and what a user can do."""
 
     tokens: int
     because: str
@@ -28,13 +22,7 @@ class Limit(NamedTuple):
 
 
 class SettledLengths(NamedTuple):
-    """Context lengths of a run.
-
-    Attributes:
-        scored: in tokens, ascending.
-        dropped: default lengths left out, ascending.
-        reason: why they were left out, None where none were.
-    """
+    """Context lengths of a run in tokens, ascending; default ones that were left out, and why, None where none were."""
 
     scored: tuple[int, ...]
     dropped: tuple[int, ...] = ()

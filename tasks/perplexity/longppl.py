@@ -45,13 +45,8 @@ def key_tokens(
 ) -> list[NDArray[np.bool_]]:
     """Returns, for each pair of requests with the same targets, which targets are key tokens.
 
-    Args:
-        evaluator: checkpoint folder or hub id of a causal language model; it is loaded where an answer is not kept
-            from an earlier run, used and let go.
-        pairs: requests at the short and the long context.
-        tokenizer: behind the requests.
-        tokenizer_hash: of that tokenizer.
-        dtype: of the evaluator's weights, such as `bfloat16`.
+    The evaluator, a folder or hub id of a causal language model, is loaded where an answer is not kept from an earlier
+    run, used and let go. Pairs are requests at the short and the long context, and `tokenizer` stands behind them.
 
     Raises:
         UserError: the evaluator does not load, or has another tokenizer, and one that tells no character offsets.
@@ -133,8 +128,7 @@ class _Evaluator:
         if not count:
             return np.zeros(long.scored, dtype=bool)
         lead_in = prefix_token_id(self._tokenizer)
-        logprobs = [self._computed(lead_in, tokens, count) for tokens, _, _ in read]
-        key = np.flatnonzero(_need_context(*logprobs))
+        key = np.flatnonzero(_need_context(*(self._computed(lead_in, tokens, count) for tokens, _, _ in read)))
         _, key_begins, key_ends = (values[-count:][key] for values in read[1])
         return np.asarray(((key_begins > ends[:, None]) & (key_ends < begins[:, None])).any(axis=1))
 
@@ -186,11 +180,8 @@ _ANSWERS_A_WRITE = 32
 class EvaluatorCache:
     """One evaluator's answers, by request or the name of what was asked; several processes may share it.
 
-    A request names its text and tokenizer by their hashes, and the file names the evaluator by its fingerprint, so that
-    an answer never belongs to another text or model.
-
-    Args:
-        identity: what tells the evaluator from every other, such as `evaluator_identity` returns.
+    A request names its text and tokenizer by their hashes, and the file names the evaluator by its fingerprint
+    (`evaluator_identity`), so that an answer never belongs to another text or model.
     """
 
     def __init__(self, identity: str) -> None:
@@ -242,8 +233,7 @@ def evaluator_identity(evaluator: str, dtype: str = OWN_DTYPE) -> str:
     Raises:
         OSError: one of its files cannot be read.
     """
-    parts = checkpoint_parts(evaluator) | versions()
-    return json.dumps([parts, dtype, _device()], sort_keys=True)
+    return json.dumps([checkpoint_parts(evaluator) | versions(), dtype, _device()], sort_keys=True)
 
 
 def _device() -> str:

@@ -124,8 +124,6 @@ class PerplexityMetrics:
     """Computes the metrics of one task run.
 
     Attributes:
-        lengths: context lengths, ascending.
-        seed: seed of the bootstrap.
         same_targets: whether every length scores the same targets with only the context differing. Then `nll_change@L`
             is NLL at L minus NLL at the shortest length: below zero, the longer context helps.
         longppl: whether samples also log rows of key tokens under `longppl@L`.
@@ -140,11 +138,8 @@ class PerplexityMetrics:
 
     def higher_is_better(self) -> dict[str, bool]:
         """Returns, for metrics that have a better direction, which it is."""
-        return {
-            key: False
-            for key in self.aggregation()
-            if "_ci95" not in key and "tokens@" not in key and "clusters@" not in key
-        }
+        neither = ("_ci95", "tokens@", "clusters@")
+        return {key: False for key in self.aggregation() if not any(word in key for word in neither)}
 
     def aggregation(self) -> dict[str, Callable[[list[Any]], Any]]:
         """Returns lm-eval's functions from the samples' values to a result, `nll@L` before what rests on it."""

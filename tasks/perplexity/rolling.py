@@ -6,6 +6,7 @@ from typing import Any
 from numpy import float64
 from numpy.typing import NDArray
 
+from sbeval.corpora import prefix_token_id
 from sbeval.corpora.windows import Window, rolling_windows
 from sbeval.results.records import ClusterSums
 from sbeval.tasks.perplexity.inputs import LeadIn
@@ -26,7 +27,7 @@ class Rolling(PerplexityTask):
 
     def settle_lead_in(self, tokenizer: Any, separator: tuple[int, ...]) -> LeadIn:
         """Returns lm-eval's own rule: BOS, else EOS, before every document, whatever the tokenizer adds."""
-        return LeadIn.of_lm_eval(tokenizer)
+        return LeadIn(policy="hf", token=prefix_token_id(tokenizer))
 
     def settle(self) -> SettledLengths:
         """Takes any length asked for; by default up to the first that takes the longest document whole."""

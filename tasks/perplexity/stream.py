@@ -27,8 +27,7 @@ class Stream(PerplexityTask):
         """Takes lengths that divide the longest one, up to what the text can fill."""
         lengths = super().settle()
         longest = lengths.scored[-1]
-        odd = [length for length in lengths.scored if longest % length]
-        if odd:
+        if odd := [length for length in lengths.scored if longest % length]:
             raise UserError(
                 f"{self.config.task}: expected context_lengths that divide the longest, {longest}, so that each scores "
                 f"the same targets, found {odd}: ask for divisors of {longest}."

@@ -42,10 +42,8 @@ class PerplexityTask(BaseTask):
     `process_results`.
 
     Attributes:
-        protocol: name in results.
         special_tokens: whether documents are encoded with the special tokens their tokenizer adds.
         identical_targets: whether every length scores the same targets with only the context differing.
-        default_context: where a window's left context comes from unless the user says otherwise.
     """
 
     protocol: str
@@ -75,12 +73,9 @@ class PerplexityTask(BaseTask):
         """Chooses lengths that leave room for `targets` more tokens in the stream or a document."""
         streams = self.context == "stream"
         text = (stream_limit if streams else document_limit)(self.corpus, targets=targets)
-        return settle_lengths(
-            self.config.task,
-            self.options.context_lengths,
-            hard=[text, *self.model_limits()],
-            by_default=[] if streams else interval_limits(self.corpus, targets=targets),
-        )
+        hard = [text, *self.model_limits()]
+        by_default = [] if streams else interval_limits(self.corpus, targets=targets)
+        return settle_lengths(self.config.task, self.options.context_lengths, hard=hard, by_default=by_default)
 
     @property
     def context(self) -> str:
@@ -125,8 +120,7 @@ class PerplexityTask(BaseTask):
             dropped = list(self.lengths.dropped)
             log.warning("%s: left out default context lengths %s, since %s", name, dropped, self.lengths.reason)
         self.metrics = PerplexityMetrics(self.lengths.scored, self.options.seed, self.identical_targets)
-        blocks = self.blocks()
-        if not blocks:
+        if not (blocks := self.blocks()):
             raise UserError(f"{name}: expected text in corpus {source.name!r}, found none: give a longer text.")
         self.keep_documents(blocks)
         joint = None if self.lead_in.policy == "hf" else tokenizer.decode(list(separator))
@@ -167,7 +161,7 @@ class PerplexityTask(BaseTask):
             for length in self.lengths.scored
         }
         record["own_document_share"] = {
-            str(length): own_document_share(of_length, starts, lead_in=self.lead_in.is_text)
+            str(length): own_document_share(of_length, starts, lead_in=self.lead_in.policy != "window")
             for length, of_length in windows.items()
         }
         targets = [targets_by_document(of_length, starts) for of_length in windows.values()]
@@ -182,22 +176,13 @@ class PerplexityTask(BaseTask):
             log.warning(
                 "%s: %d document%s scored, and an interval needs %d, so there will be none; a larger --limit, more "
                 'text, or text cut into documents with --metadata \'{"split": "paragraph"}\' gives more',
-                self.config.task,
-                documents,
-                " is" if documents == 1 else "s are",
-                MINIMUM_CLUSTERS,
+                *(self.config.task, documents, " is" if documents == 1 else "s are", MINIMUM_CLUSTERS),
             )
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns one request for each distinct window of the block."""
         return [
-            Instance(
-                request_type=TOKEN_LOGPROBS,
-                doc=doc,
-                arguments=self.request(window),
-                idx=index,
-                metadata=kwargs["metadata"],
-            )
+            Instance(TOKEN_LOGPROBS, doc, self.request(window), index, metadata=kwargs["metadata"])
             for index, window in enumerate(self._distinct_windows(doc))
         ]
 

@@ -27,14 +27,7 @@ Tokens = NDArray[np.int64]
 
 
 class Copied(NamedTuple):
-    """One word of a text and its return, as places in tokens.
-
-    Attributes:
-        word: its number in the list.
-        source: where it stands.
-        target: where it comes back.
-        asked: whether its return is scored.
-    """
+    """A word, by its number in the list, its two places in the text in tokens, and whether its return is scored."""
 
     word: int
     source: int
@@ -209,8 +202,7 @@ class PhraseTask(CopyTask):
 
     def copied(self, length: int, *name: object) -> list[Copied]:
         """Places phrases from the end on, each where neither it nor its return meets another."""
-        every = self.distances(length) * self.options.phrases
-        if not every:
+        if not (every := self.distances(length) * self.options.phrases):
             raise self.no_room(length)
         words = self.words.draw(len(every) * self.options.phrase_words, *name, "phrases").reshape(len(every), -1)
         placed: list[Copied] = []

@@ -26,8 +26,6 @@ class HubLabels(NamedTuple):
 
     Attributes:
         key: the option that names a local copy.
-        path: the dataset.
-        config: its configuration.
         converted: whether the hub's conversion to Parquet is read.
         label_field: column of the labels; texts are in `text`.
         asked: split of the questions, None where there is only `train`.
@@ -59,9 +57,6 @@ class LabelledTexts(NamedTuple):
         shot_labels: int64 [shots], from 0 to labels - 1.
         questions: texts that are asked for, none of them a shot.
         question_labels: int64 [questions].
-        labels: how many there are.
-        sha256: hash of all that.
-        source: where it came from.
     """
 
     shots: list[str]
@@ -74,10 +69,9 @@ class LabelledTexts(NamedTuple):
 
 
 def task_labelled(options: ManyShotOptions) -> LabelledTexts:
-    """Returns the labelled texts that a task's options name.
+    """Returns the labelled texts that a task's options name: a file of rows, a folder with such files, or the hub's.
 
-    They come from a file of rows (.jsonl, .json, .csv or .parquet), a folder with such files for `train` and `test`, or
-    the hub.
+    Rows are .jsonl, .json, .csv or .parquet; a folder holds files for `train` and `test`.
 
     Raises:
         UserError: there is nothing to read, or it has another layout.
@@ -109,8 +103,7 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
     )
     shots = list(dict(shots).items())
     if asked_split is None:
-        order = seeded_order(len(shots), "held out", examples)
-        held_out = set(order[: len(shots) // HELD_OUT].tolist())
+        held_out = set(seeded_order(len(shots), "held out", examples)[: len(shots) // HELD_OUT].tolist())
         questions = [row for number, row in enumerate(shots) if number in held_out]
         shots = [row for number, row in enumerate(shots) if number not in held_out]
     known = sorted({label for _, label in shots}, key=lambda label: (str(type(label)), label))

@@ -34,11 +34,7 @@ LEAST_SHOT_TOKENS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shots(LineHaystack):
-    """Labelled texts, in which a unit is one shot and `pool` holds the texts.
-
-    Attributes:
-        numbers: each text's label as it is shown, int64 [texts].
-    """
+    """Labelled texts: a unit is one shot, `pool` holds texts, and `numbers` their labels as shown, int64 [texts]."""
 
     numbers: NDArray[np.int64]
 

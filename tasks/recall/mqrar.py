@@ -11,7 +11,6 @@ import numpy as np
 
 from sbeval.checkpoints.facts import local_config
 from sbeval.errors import UserError
-from sbeval.scoring.requests import TargetSequence
 from sbeval.tasks.draws import seeded_random, short_nouns
 from sbeval.tasks.recall.options import FlipFlopOptions, MqrarOptions, MqrarTextOptions
 from sbeval.tasks.recall.sequences import Mqrar, with_other_values
@@ -47,12 +46,8 @@ class MqrarTask(OverPairs):
             )
 
     def _setting(self, condition: Condition) -> Mqrar:
-        return Mqrar(
-            length_tokens=condition.context_length,
-            pairs=condition.pairs or 1,
-            vocabulary=self.options.vocabulary,
-            n_back=condition.n_back,
-        )
+        length, pairs, vocabulary = condition.context_length, condition.pairs or 1, self.options.vocabulary
+        return Mqrar(length_tokens=length, pairs=pairs, vocabulary=vocabulary, n_back=condition.n_back)
 
     def asked(self, index: int, condition: Condition) -> list[Asked]:
         """Makes one sequence, and the same with other values."""
@@ -60,7 +55,7 @@ class MqrarTask(OverPairs):
         shown = setting.sequence(self.options.seed, index)
         replaced = with_other_values(setting, shown, self.options.seed, index)
         each = np.ones(len(shown.targets_T), dtype=np.int64)
-        return [Asked(TargetSequence(*sequence), each) for sequence in (shown, replaced)]
+        return [Asked(sequence, each) for sequence in (shown, replaced)]
 
     def chance(self, condition: Condition) -> float:
         """Returns the share of one value among all."""

@@ -11,12 +11,11 @@ Shape suffixes: L sequence length, T targets.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sbeval.errors import UserError
+from sbeval.scoring.requests import TargetSequence
 from sbeval.tasks.draws import seed_of
 
 LENGTH_TOKENS = 768
@@ -24,29 +23,11 @@ PAIRS = (32, 64, 96, 128, 160, 192)
 VOCABULARY = 8192
 
 
-class RecallSequence(NamedTuple):
-    """One sequence and what is asked of a model that reads it.
-
-    Attributes:
-        inputs_L: int64 [L] token ids.
-        positions_T: int64 [T], input positions at whose output a target is predicted, ascending.
-        targets_T: int64 [T] token ids.
-    """
-
-    inputs_L: NDArray[np.int64]
-    positions_T: NDArray[np.int64]
-    targets_T: NDArray[np.int64]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Mqrar:
-    """One setting of the task.
+    """One setting of the task: `length_tokens` is even; `n_back` 1 asks for a key's last value, 2 for the one before.
 
-    Attributes:
-        length_tokens: L, even.
-        pairs: how many keys there are.
-        vocabulary: token ids; the lower half are keys (0 is left out), the upper half values.
-        n_back: which earlier value is asked for: 1 the last one, 2 the one before it, ...
+    The lower half of the vocabulary are keys (0 is left out), the upper half values.
     """
 
     length_tokens: int = LENGTH_TOKENS
@@ -76,7 +57,7 @@ class Mqrar:
         """Accuracy of a guess among all values."""
         return 1 / (self.vocabulary - self.vocabulary // 2)
 
-    def sequence(self, seed: int, index: int) -> RecallSequence:
+    def sequence(self, seed: int, index: int) -> TargetSequence:
         """Makes sequence `index`, which depends on the setting, seed and index alone.
 
         The keys come once each `n_back` times in random order before any is asked for, so that every later key has an
@@ -101,10 +82,10 @@ class Mqrar:
             past.append(int(values[slot]))
         inputs = np.empty(self.length_tokens, dtype=np.int64)
         inputs[0::2], inputs[1::2] = names[keys], values
-        return RecallSequence(inputs, np.array(positions, dtype=np.int64), np.array(targets, dtype=np.int64))
+        return TargetSequence(inputs, np.array(positions, dtype=np.int64), np.array(targets, dtype=np.int64))
 
 
-def with_other_values(setting: Mqrar, sequence: RecallSequence, seed: int, index: int) -> RecallSequence:
+def with_other_values(setting: Mqrar, sequence: TargetSequence, seed: int, index: int) -> TargetSequence:
     """Returns a sequence with the same keys, questions and targets in which every value is another one.
 
     What a target's log-probability loses between the two is what having its value in the sequence was worth.

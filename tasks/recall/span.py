@@ -65,15 +65,11 @@ class SpanTask(BaseTask):
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns one request for each length, all ending at the same token."""
+        keys = [token_key(self.corpus, doc["stop"] - length, doc["stop"]) for length in self.lengths]
+        asked = [(key, length, self.queries) for key, length in zip(keys, self.lengths, strict=True)]
         return [
-            Instance(
-                request_type=ATTENTION_SPAN,
-                doc=doc,
-                arguments=(token_key(self.corpus, doc["stop"] - length, doc["stop"]), length, self.queries),
-                idx=place,
-                metadata=kwargs["metadata"],
-            )
-            for place, length in enumerate(self.lengths)
+            Instance(ATTENTION_SPAN, doc, arguments, place, metadata=kwargs["metadata"])
+            for place, arguments in enumerate(asked)
         ]
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Rows]) -> dict[str, Any]:

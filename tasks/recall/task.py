@@ -25,12 +25,9 @@ Scored = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Condition(NamedTuple):
-    """One condition, with a metric of its own.
+    """One condition, with a metric of its own; `pairs` are keys of a sequence, None where the task has no such thing.
 
-    Attributes:
-        context_length: tokens of a sequence.
-        pairs: keys of a sequence, None where the task has no such thing.
-        n_back: how many assignments ago the value asked for was given.
+    The value asked for was given `n_back` assignments ago.
     """
 
     context_length: int
@@ -45,12 +42,7 @@ class Condition(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A sequence and its answers.
-
-    Attributes:
-        sequence: inputs and targets.
-        answer_tokens: int64 [answers], tokens of each answer, in the order of the targets.
-    """
+    """A sequence, and how many tokens each answer has, int64 [answers], in the order of the targets."""
 
     sequence: TargetSequence
     answer_tokens: NDArray[np.int64]
@@ -107,16 +99,12 @@ class RecallTask(BaseTask):
         """Returns the hash of the tokenizer, None where none is used."""
         return None
 
-    def lengths(self) -> list[int]:
-        """Returns the context lengths, ascending."""
-        return sorted({condition.context_length for condition in self.all_conditions})
-
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
         return TaskRecord(
             family="recall",
             protocol=str(self.config.task).removeprefix("sb_"),
-            lengths=self.lengths(),
+            lengths=sorted({condition.context_length for condition in self.all_conditions}),
             tokenizer_sha256=self.tokenizer_sha256(),
             seed=self.options.seed,
         )
@@ -141,11 +129,10 @@ class RecallTask(BaseTask):
         rows: dict[int, dict[str, Any]] = {}
         sequences: list[TargetSequence] = []
         for _, doc in selected:
-            by_condition = [self.asked(int(doc["index"]), condition) for condition in self.all_conditions]
-            rows[int(doc["index"])] = {
-                "index": int(doc["index"]),
-                "answer_tokens": [[asked.answer_tokens.tolist() for asked in several] for several in by_condition],
-            }
+            index = int(doc["index"])
+            by_condition = [self.asked(index, condition) for condition in self.all_conditions]
+            tokens = [[asked.answer_tokens.tolist() for asked in several] for several in by_condition]
+            rows[index] = {"index": index, "answer_tokens": tokens}
             sequences += [asked.sequence for several in by_condition for asked in several]
         self.keep_samples(rows, self.options.num_samples)
         documents = [(number, rows[int(document["index"])]) for number, document in selected]
@@ -214,12 +201,7 @@ class TokenizedRecallTask(RecallTask):
 
 
 class Passage(NamedTuple):
-    """A text and its answers.
-
-    Attributes:
-        text: the text.
-        spans: first and last + 1 character of each answer, ascending.
-    """
+    """A text, and the first and last + 1 character of each answer, ascending."""
 
     text: str
     spans: list[tuple[int, int]]

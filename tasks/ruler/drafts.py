@@ -18,10 +18,6 @@ class Draft(ABC):
     The prompt is opening, body, closing and answer prefix, each placed directly behind the other.
 
     Attributes:
-        references: what the answer is compared with.
-        answer_prefix: how the answer starts.
-        opening: pieces before the body.
-        closing: the piece after it.
         least_units: fewest units the task is defined for.
         most_units: most units there are, None without a bound.
     """
@@ -61,9 +57,7 @@ class Draft(ABC):
 class Steps(NamedTuple):
     """How NVIDIA's scripts fill prompts: all samples begin with the units of the first, and go down in steps.
 
-    Attributes:
-        units: haystack units of a step.
-        origin: the first sample's units are this many and a whole number of steps; None where they are any number.
+    The first sample's units are `origin` and a whole number of steps; with None they are any number.
     """
 
     units: int
@@ -80,9 +74,7 @@ class Generator(ABC):
     """Makes the samples of one task.
 
     Args:
-        options: what is asked.
         task: its name, part of every seed.
-        counter: the model's tokenizer.
         generated_tokens: tokens of each length kept free for the answer.
     """
 
@@ -107,12 +99,9 @@ class Generator(ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Insert:
-    """Text put into a haystack at a relative depth.
+    """Text put into a haystack at a relative depth, 0 to 1, which is recorded if the question is about it.
 
-    Attributes:
-        text: the text with its line break, or, in running text, without a space at either side.
-        fraction: relative depth, 0 to 1.
-        asked: whether the question is about it; its depth is then recorded.
+    It ends with its line break; in running text it has no space at either side.
     """
 
     text: str
@@ -125,9 +114,7 @@ class HaystackDraft(Draft):
     """Inserts in a haystack: the needle tasks and variable tracking.
 
     Attributes:
-        haystack: where the inserts go.
         inserts: in the order they stand in.
-        counter: counts the inserts.
         apart: whether two inserts have at least one unit between them.
     """
 
@@ -214,9 +201,7 @@ class Frame:
     """What stands around a prompt: system text and chat template, or only the space before the answer prefix.
 
     Attributes:
-        head: before the prompt.
         middle: between the question and the answer prefix.
-        tail: after the answer prefix.
     """
 
     head: str = ""

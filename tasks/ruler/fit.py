@@ -27,7 +27,6 @@ class Fit:
     """How one sample fills one length.
 
     Attributes:
-        index: the sample.
         units: haystack units.
         prompt_tokens: tokens of the whole prompt, BOS included.
         depths_tokens: tokens before each piece the question is about.
@@ -45,9 +44,7 @@ class Fitter(NamedTuple):
     """Fits the samples of one task to one context length, with nothing kept on disk.
 
     Attributes:
-        task: whose samples.
         context_length: prompt plus generated tokens, never exceeded.
-        frame: what stands around the prompts.
     """
 
     task: "FittedSamples"
@@ -65,8 +62,7 @@ class Fitter(NamedTuple):
         Raises:
             UserError: the length is below the task's minimum.
         """
-        asked = list(indices)
-        fits = self._filled(asked)
+        fits = self._filled(list(indices))
         steps = self.task.generator.steps(self.context_length) if self.task.in_steps else None
         if steps is None:
             return fits
@@ -121,13 +117,8 @@ class Fitter(NamedTuple):
 
     def _fit(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> Fit:
         body_tokens, percents = draft.depths(units)
-        return Fit(
-            index=index,
-            units=units,
-            prompt_tokens=tokens,
-            depths_tokens=[before + depth for depth in body_tokens],
-            depths_percent=percents,
-        )
+        depths = [before + depth for depth in body_tokens]
+        return Fit(index=index, units=units, prompt_tokens=tokens, depths_tokens=depths, depths_percent=percents)
 
     def _sizes(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
         """Returns, by sample, the tokens before the body and those around it."""
@@ -189,10 +180,7 @@ class FittedSamples:
     """Fits the samples of one task to any length and frame, and keeps on disk how.
 
     Attributes:
-        name: of the task.
-        generator: makes the samples.
         facts: everything a sample depends on beside its index, the tokenizer included; JSON values.
-        counter: the model's tokenizer.
         generated_tokens: tokens of each length kept free for the answer.
         in_steps: whether prompts are filled as NVIDIA's scripts do.
     """

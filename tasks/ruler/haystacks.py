@@ -18,7 +18,6 @@ class Haystack(ABC):
 
     Attributes:
         inline: units stand in running text, each behind a space, instead of on lines of their own.
-        first_tokens: tokens of the first unit at the very start of a body, where no space stands before it.
     """
 
     inline: ClassVar[bool] = False
@@ -47,12 +46,7 @@ class Haystack(ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseHaystack(Haystack):
-    """The same line over and over.
-
-    Attributes:
-        line: the line with its line break.
-        line_tokens: its tokens.
-    """
+    """The same line, with its line break, over and over."""
 
     line: str
     line_tokens: int
@@ -103,7 +97,6 @@ class EssayHaystack(Haystack):
     """The words of some essays, from the beginning, and again where they run out; inserts go between sentences.
 
     Attributes:
-        words: the words.
         cumulative_tokens: tokens of the first n words, each behind a space, int64 [words + 1], from 0.
         sentence_starts: words that begin a sentence, int64 [sentences], from 0.
         first_word_tokens: tokens of the first word without a space before it.

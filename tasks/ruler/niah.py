@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.tasks.draws import draw, draw_distinct, seeded_order, seeded_random
+from sbeval.tasks.draws import distinct, draw, draw_distinct, seeded_order, seeded_random
 from sbeval.tasks.ruler.drafts import Generator, HaystackDraft, Insert, Steps
 from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, NoiseHaystack
 from sbeval.tasks.ruler.options import NiahOptions, VtOptions
@@ -149,11 +149,10 @@ class NiahGenerator(HaystackGenerator):
         return LineHaystack(pool=lines, order=order, cumulative_tokens=np.concatenate(([0], np.cumsum(tokens[order]))))
 
     def _inserts(self, index: int, needles: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[Insert]:
-        texts = [self.needle(key, value) + ("" if self._inline else "\n") for key, value in needles]
-        fractions = self._fractions(index, needles, asked)
+        end = "" if self._inline else "\n"
         inserts = [
-            Insert(text=text, fraction=fraction, asked=key in asked)
-            for text, fraction, (key, _) in zip(texts, fractions, needles, strict=True)
+            Insert(text=self.needle(key, value) + end, fraction=fraction, asked=key in asked)
+            for (key, value), fraction in zip(needles, self._fractions(index, needles, asked), strict=True)
         ]
         return sorted(inserts, key=lambda insert: insert.fraction)
 
@@ -186,10 +185,9 @@ class VtGenerator(HaystackGenerator):
 
     def _chains(self, rng: random.Random, letters: int, hops: int) -> list[list[str]]:
         """Draws the variables of every chain, in their order."""
-        names: dict[str, None] = {}
-        while len(names) < self.options.num_chains * (hops + 1):
-            names["".join(rng.choices(string.ascii_uppercase, k=letters))] = None
-        return [list(names)[i :: self.options.num_chains] for i in range(self.options.num_chains)]
+        chains = self.options.num_chains
+        names = distinct(chains * (hops + 1), lambda: "".join(rng.choices(string.ascii_uppercase, k=letters)))
+        return [names[i::chains] for i in range(chains)]
 
     def _make(self, index: int) -> HaystackDraft:
         rng = seeded_random(*self._name, index, "chains")
@@ -263,23 +261,20 @@ class VtGenerator(HaystackGenerator):
         hops = self._demonstration_hops
         chains = self._chains(rng, 3, hops)
         count = sum(map(len, chains))
-        values: dict[str, None] = {}
-        while len(values) < len(chains):
-            values[str(rng.randrange(10000, 100000))] = None
-        asked = next(iter(values))
+        values = distinct(len(chains), lambda: str(rng.randrange(10000, 100000)))
+        asked = values[0]
         statements = [_statements(chain, value) for chain, value in zip(chains, values, strict=True)]
         places = seeded_random(*self._name, "demonstration", units)
         answer = self._wording.answer_prefix.format(query=asked, num_v=hops + 1)
         ending = f"{self._question(asked)} {answer} {' '.join(chains[0])}\n\n"
         if self._inline:
-            inserts = self._inserts(statements, self._fractions(places, count), rng)
             draft = HaystackDraft(
                 references=(),
                 answer_prefix="",
                 opening=(),
                 closing="",
                 haystack=self._shared_haystack,
-                inserts=inserts,
+                inserts=self._inserts(statements, self._fractions(places, count), rng),
                 least_units=units,
                 counter=self._counter,
             )

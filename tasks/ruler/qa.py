@@ -31,14 +31,7 @@ _KEYS = {"squad": "squad", "hotpotqa": "hotpot"}
 
 
 class Question(NamedTuple):
-    """One answerable question.
-
-    Attributes:
-        text: the question.
-        answers: its answer's aliases, each once.
-        gold: its own documents.
-        more: other documents of the same article.
-    """
+    """One answerable question: its answer's aliases, each once, its own documents, and others of the same article."""
 
     text: str
     answers: Sequence[str]
@@ -47,14 +40,7 @@ class Question(NamedTuple):
 
 
 class QaCorpus(NamedTuple):
-    """Questions, and the documents that all prompts are filled with.
-
-    Attributes:
-        documents: every document once, sorted.
-        questions: in the order of the file.
-        sha256: hash of the file.
-        source: where it came from.
-    """
+    """Every document once, sorted, which fill all prompts; questions in the order of the file; its hash and source."""
 
     documents: Sequence[str]
     questions: Sequence[Question]
@@ -144,9 +130,7 @@ class DocumentsDraft(Draft):
     """Numbered documents in random order; a unit is one document.
 
     Attributes:
-        documents: all documents.
         order: which document comes in when, those with the answer first, int64.
-        cumulative_tokens: tokens of the first n documents and numbers, int64, from n = 0.
         document_tokens: tokens of each document of `order`, without its number.
         number_tokens: tokens of the first n numbers, int64, from n = 0.
         gold: how many of the first documents hold the answer.
@@ -206,10 +190,6 @@ class QaGenerator(Generator):
     def _corpus(self) -> QaCorpus:
         return task_questions(self.options)  # read once and kept
 
-    @functools.cached_property
-    def _template(self) -> str:
-        return qa_document()
-
     def available(self) -> int:
         """Returns the number of questions."""
         return len(self._corpus.questions)
@@ -221,14 +201,14 @@ class QaGenerator(Generator):
     @functools.cached_property
     def _tokens(self) -> tuple[NDArray[np.int64], int]:
         """Token counts of all documents, and of what stands before a document without its number."""
-        shown = [self._template.format(i=1, document=document) + "\n\n" for document in self._corpus.documents]
+        shown = [qa_document().format(i=1, document=document) + "\n\n" for document in self._corpus.documents]
         with_number = self._counter.count_pool(shown, PARAGRAPHS)
-        number = int(self._counter.count_pieces([self._template.format(i=1, document="")], PARAGRAPHS)[0])
+        number = int(self._counter.count_pieces([qa_document().format(i=1, document="")], PARAGRAPHS)[0])
         return with_number - number, number
 
     @functools.cached_property
     def _number_tokens(self) -> NDArray[np.int64]:
-        shown = [self._template.format(i=i, document="") for i in range(1, MOST_DOCUMENTS + 1)]
+        shown = [qa_document().format(i=i, document="") for i in range(1, MOST_DOCUMENTS + 1)]
         return np.concatenate(([0], np.cumsum(self._counter.count_pool(shown, PARAGRAPHS))))
 
     def draft(self, index: int, context_length: int) -> DocumentsDraft:
@@ -256,7 +236,7 @@ class QaGenerator(Generator):
             document_tokens=self._tokens[0][order],
             number_tokens=self._number_tokens,
             gold=len(question.gold),
-            template=self._template,
+            template=qa_document(),
             name=(*self._name, index),
             shuffle_seed=self.options.seed if self.options.scripts else None,
         )

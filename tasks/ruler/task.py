@@ -45,8 +45,6 @@ class RulerTask(BaseTask):
     the token budget.
 
     Attributes:
-        generator_class: makes the samples.
-        family: of the task in its record.
         metrics: of each length, and whether more is better.
     """
 
@@ -137,17 +135,13 @@ class RulerTask(BaseTask):
 
     def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
         """Makes the requests of some documents: one for each length, in order."""
-        return [
-            Instance(
-                request_type="generate_until",
-                doc=doc,
-                arguments=(prompt, copy.deepcopy(self.config.generation_kwargs)),
-                idx=position,
-                metadata=(self.config.task, doc_id, 1),
-            )
-            for doc_id, doc in documents
-            for position, prompt in enumerate(self.prompts(doc["index"], fits, frame))
-        ]
+        instances = []
+        for doc_id, doc in documents:
+            for place, prompt in enumerate(self.prompts(doc["index"], fits, frame)):
+                arguments = (prompt, copy.deepcopy(self.config.generation_kwargs))
+                name = (self.config.task, doc_id, 1)
+                instances.append(Instance("generate_until", doc, arguments, place, metadata=name))
+        return instances
 
     def prompts(self, index: int, fits: Fits, frame: Frame) -> list[str]:
         """Returns the whole prompts of a sample at every length."""

@@ -22,14 +22,7 @@ OFFLINE_TASKS = "sb_niah_single_1, sb_niah_multikey_2, sb_niah_multikey_3, sb_ru
 
 
 class Missing(NamedTuple):
-    """A corpus that could not be loaded.
-
-    Attributes:
-        key: the key of `--metadata` that gives a local copy.
-        form: what the key takes, "DIR" or "FILE".
-        source: where it was looked for.
-        reason: what went wrong, in a word.
-    """
+    """A corpus that could not be loaded from `source`, and why; option `key` takes a local copy, "DIR" or "FILE"."""
 
     key: str
     form: str
@@ -64,10 +57,7 @@ class Essays(NamedTuple):
     """The text of some essays.
 
     Attributes:
-        words: all words in order.
         sentence_starts: words that begin a sentence, int64 [sentences].
-        sha256: hash of the text.
-        source: where it came from.
     """
 
     words: list[str]
@@ -107,15 +97,14 @@ def load_essays(path: str | None) -> Essays:
     Raises:
         UserError: there is nothing to read, or the hub cannot be reached.
     """
-    words = (_read_folder(Path(path).expanduser()) if path else _read_hub()).split()
+    if path:
+        words = _read_folder(Path(path).expanduser()).split()
+    else:
+        words = " ".join(load_from_hub("essays", "DIR", HUB_DATASET, split="train")["text"]).split()
     if not words:
         raise UserError(f"Expected essays at {path or HUB_DATASET}, and found no words; name a folder of .txt files.")
-    return Essays(
-        words=words,
-        sentence_starts=sentence_starts(words),
-        sha256=hashlib.sha256(" ".join(words).encode()).hexdigest(),
-        source=path or HUB_DATASET,
-    )
+    digest = hashlib.sha256(" ".join(words).encode()).hexdigest()
+    return Essays(words, sentence_starts(words), digest, path or HUB_DATASET)
 
 
 def _read_folder(path: Path) -> str:
@@ -128,10 +117,6 @@ def _read_folder(path: Path) -> str:
             '--metadata \'{"essays": "DIR"}\'.'
         )
     return " ".join(read_text(file) for file in files)
-
-
-def _read_hub() -> str:
-    return " ".join(load_from_hub("essays", "DIR", HUB_DATASET, split="train")["text"])
 
 
 def load_from_hub(key: str, form: str, dataset: str, config: str | None = None, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import zeta
 
 from sbeval.errors import UserError
-from sbeval.tasks.draws import seeded_order, seeded_random, seeded_ranks, word_lists
+from sbeval.tasks.draws import distinct, seeded_order, seeded_random, seeded_ranks, word_lists
 from sbeval.tasks.ruler.drafts import Draft, Generator, Steps
 from sbeval.tasks.ruler.options import CweOptions, FweOptions
 from sbeval.tasks.ruler.wording import task_wording
@@ -40,13 +40,9 @@ class WordListDraft(Draft):
     """A numbered list of words in random order; a unit is one uncommon word with all its repetitions.
 
     Attributes:
-        pool: all words.
         order: common words, then uncommon ones, in the order they come in, int64.
         word_tokens: tokens of all repetitions of the common words and the first n uncommon ones, int64, from n = 0.
         number_tokens: tokens of the first n numbers, int64, from n = 0.
-        common_repeats: occurrences of each common word.
-        uncommon_repeats: occurrences of each uncommon word.
-        common: number of common words.
         name: seeds the order.
     """
 
@@ -103,7 +99,6 @@ class CweGenerator(Generator):
     def __init__(self, options: CweOptions, **setting: Any) -> None:
         super().__init__(options, **setting)
         self._short_at: dict[int, bool] = {}
-        self._wording = task_wording("cwe")
 
     def steps(self, length: int) -> Steps:
         """Returns ten words."""
@@ -154,7 +149,8 @@ class CweGenerator(Generator):
         order = order[: common + context_length // (2 * uncommon_repeats) + 1]
         tokens = pool_tokens[order]
         common_tokens = int(tokens[:common].sum()) * common_repeats
-        opening, question, prefix = (text.replace("10", str(common)) for text in self._wording)  # RULER's words say 10
+        # RULER's words say 10
+        opening, question, prefix = (text.replace("10", str(common)) for text in task_wording("cwe"))
         return WordListDraft(
             references=[words[i] for i in order[:common].tolist()],
             answer_prefix=prefix,
@@ -254,10 +250,7 @@ class FweGenerator(Generator):
         """Coded words, and token counts behind a space of the noise and each of them."""
         letters = self.options.coded_wordlen
         rng = seeded_random(*self._name, "coded words", letters)
-        words: dict[str, None] = {}
-        while len(words) < POOL_WORDS:
-            words["".join(rng.choices(string.ascii_lowercase, k=letters))] = None
-        pool = [NOISE, *words]
+        pool = [NOISE, *distinct(POOL_WORDS, lambda: "".join(rng.choices(string.ascii_lowercase, k=letters)))]
         return pool, self._counter.count_pool([" " + word for word in pool], WORDS)
 
     def draft(self, index: int, context_length: int) -> FrequencyDraft:
