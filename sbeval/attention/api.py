@@ -99,32 +99,24 @@ def stickbreaking_attention(
         scale = float(q.shape[-1] ** -0.5)
     if impl == "auto":
         impl = "triton" if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 256 else "blockwise"
-    if impl in ("reference", "blockwise"):
-        # autocast would round the logits to 16 bits
-        with torch.autocast(q.device.type, enabled=False) if q.device.type in AUTOCAST_DEVICES else nullcontext():
-            if impl == "reference":
-                from sbeval.attention.impl.reference import reference
-
-                results = reference(q, k, v, scale, attend_current, seq_start, cu_seqlens, cu_seqlens_k, causal)
-                return StickBreakingOutput(*results)
-            _refuse_tangents(q, k, v)
-            from sbeval.attention.impl.blockwise import blockwise
-
-            results = blockwise(
-                *(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold),
-                *(cu_seqlens_k, newer_remainder, causal),
-            )
-            return StickBreakingOutput(*results)
-    if impl == "triton":
+    if impl not in ("reference", "blockwise", "triton"):
+        raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
+    if impl != "reference":
         _refuse_tangents(q, k, v)
+    inputs = (q, k, v, scale, attend_current, seq_start, cu_seqlens)
+    if impl == "triton":
         from sbeval.attention.impl.triton import triton_attention
 
-        results = triton_attention(
-            *(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold),
-            *(cu_seqlens_k, newer_remainder, causal),
-        )
-        return StickBreakingOutput(*results)
-    raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
+        return StickBreakingOutput(*triton_attention(*inputs, skip_threshold, cu_seqlens_k, newer_remainder, causal))
+    # autocast would round the logits to 16 bits
+    with torch.autocast(q.device.type, enabled=False) if q.device.type in AUTOCAST_DEVICES else nullcontext():
+        if impl == "reference":
+            from sbeval.attention.impl.reference import reference
+
+            return StickBreakingOutput(*reference(*inputs, cu_seqlens_k, causal))
+        from sbeval.attention.impl.blockwise import blockwise
+
+        return StickBreakingOutput(*blockwise(*inputs, skip_threshold, cu_seqlens_k, newer_remainder, causal))
 
 
 def stickbreaking_decode(

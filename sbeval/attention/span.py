@@ -94,7 +94,7 @@ def _row_block_spans(tiles: Tiles, block: RowBlock, levels: Sequence[float]) -> 
     # reached to within rounding: two equal weights are half of the weight each
     slack = 1 - 4 * torch.finfo(q_nRD.dtype).eps
     bound_nRX = -torch.log1p(share_X * torch.expm1(-spent_nR)[..., None]) * slack
-    found_nRX = torch.full_like(bound_nRX, torch.nan, dtype=torch.float32)
+    span_of_share_nRX = torch.full_like(bound_nRX, torch.nan, dtype=torch.float32)
     newest_R = _newest_key(tiles, block)
     for tile, before_nR, after_nR in zip(walk, spent_before, [*spent_before[1:], spent_nR], strict=False):
         passes_nRX = (before_nR[..., None] < bound_nRX) & (bound_nRX <= after_nR[..., None])
@@ -104,8 +104,8 @@ def _row_block_spans(tiles: Tiles, block: RowBlock, levels: Sequence[float]) -> 
         missing_nRX = (bound_nRX - before_nR[..., None]).to(through_nRJ.dtype)
         place_nRX = torch.searchsorted(through_nRJ, missing_nRX).clamp_(max=tile.stop - tile.start - 1)
         span_nRX = place_nRX + (tile.start + 1 - newest_R[:, None])
-        found_nRX = torch.where(passes_nRX, span_nRX.to(torch.float32), found_nRX)
-    return found_nRX, spent_nR
+        span_of_share_nRX = torch.where(passes_nRX, span_nRX.to(torch.float32), span_of_share_nRX)
+    return span_of_share_nRX, spent_nR
 
 
 def _newest_key(tiles: Tiles, block: RowBlock) -> Tensor:

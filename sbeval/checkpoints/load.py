@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sbeval.checkpoints.facts import KvExpand, checkpoint_format, training_length_tokens
-from sbeval.checkpoints.files import Weights, find_folder, read_config
+from sbeval.checkpoints.files import Weights, find_folder, read_config, some
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.errors import UserError, first_line, raised_here
 from sbeval.hub_names import is_hub_id
@@ -161,10 +161,10 @@ def _alone(tensor: Tensor) -> Tensor:
 def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
     if dtype == "auto":
         return None
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(named, torch.dtype) or not named.is_floating_point:
         raise UserError(f"dtype must be auto or a floating point type such as bfloat16, got {dtype!r}")
-    return found
+    return named
 
 
 def register_fla_models() -> None:
@@ -178,29 +178,20 @@ def load_whole(auto_class: Any, name: str, **arguments: Any) -> Any:
 
     transformers leaves a tensor that a checkpoint lacks at its random initial value, with a warning.
 
-    Args:
-        auto_class: has `from_pretrained`.
-        name: a folder or a hub id.
-        arguments: passed on.
-
     Raises:
         UserError: tensors are missing or of another shape.
     """
-    found = auto_class.from_pretrained(name, output_loading_info=True, **{**arguments, "ignore_mismatched_sizes": True})
-    if not isinstance(found, tuple):  # code that a checkpoint brings along may load in its own way
-        align_weights(found)
-        return found
-    model, info = found
+    loaded = auto_class.from_pretrained(
+        name, output_loading_info=True, **{**arguments, "ignore_mismatched_sizes": True}
+    )
+    # code that a checkpoint brings along may load in its own way
+    model, info = loaded if isinstance(loaded, tuple) else (loaded, {"mismatched_keys": [], "missing_keys": []})
     align_weights(model)
     for tensor, shape, expected in sorted(info["mismatched_keys"]):
         raise UserError(f"{tensor} should be {list(expected)} by the configuration, but is {list(shape)}")
     missing = sorted(info["missing_keys"])
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise UserError(
-            f"the checkpoint {name} lacks tensors: {', '.join(missing[:3])}{more}; "
-            "complete the download or save it again"
-        )
+        raise UserError(f"the checkpoint {name} lacks tensors: {some(missing)}; complete the download or save it again")
     return model
 
 

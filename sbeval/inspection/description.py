@@ -78,11 +78,8 @@ class Description:
         format: as loading names it, the generation of dolomite-engine included; None where it cannot be loaded.
         told_by: what shows the format.
         attention: the scheme, or a transformers model's type.
-        training_length_tokens: before any RoPE scaling, None where nothing says it.
+        training_length_tokens: before any RoPE scaling.
         training_length_from: the key that says it.
-        learned_positions: how many the model has, None where they are not learned.
-        rope: RoPE's parameters, its scaling among them; None where the model has none.
-        tokenizer: None where the folder holds none that loads.
         problems: sentences on what is missing or not supported; with `format` None the checkpoint cannot be loaded.
     """
 
@@ -105,12 +102,7 @@ class Description:
 
 
 def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand = "auto") -> Description:
-    """Describes a checkpoint without reading a tensor.
-
-    Args:
-        path_or_id: a folder or a hub id.
-        dtype: to load it in; "auto" keeps the checkpoint's.
-        kv_expand: how grouped heads share keys and values, see `sbeval.checkpoints.facts`.
+    """Describes a checkpoint without reading a tensor; the options are those of `load_checkpoint`.
 
     Raises:
         UserError: there is no checkpoint, a file is missing or damaged, or the configuration asks for more than the

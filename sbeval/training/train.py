@@ -30,14 +30,9 @@ def train(
 ) -> Path | None:
     """Trains a model from the recipe, or goes on where an earlier call stopped.
 
-    Args:
-        recipe: the run.
-        out: its folder: resumable states, the loss curve, and at the end `<recipe.name>/`, the checkpoint.
-        max_seconds: stop with a resumable state after this much time; None trains to the end.
-        data_folder: token arrays to read instead of the recipe's.
-        command: command line for the record.
-        fsdp: shard weights, gradients and the optimizer over the processes of `accelerate launch`.
-        replace: where `out` holds something else, move that aside.
+    `out` holds resumable states, the loss curve, and at the end `<recipe.name>/`, the checkpoint; with `replace` what
+    else it holds is moved aside. `data_folder` holds token arrays to read instead of the recipe's. The other options
+    are those of `TrainingRun`.
 
     Returns:
         The checkpoint's folder, or None where time ran out first.

@@ -51,13 +51,8 @@ class ExtrapolatedAttention(NamedTuple):
     ) -> Tensor:
         """Returns [B, H, Q, D]; the queries are the last Q of the K positions, and neither they nor keys are rotated.
 
-        Args:
-            q_BHQD: queries.
-            k_BGKD: keys.
-            v_BGKD: values.
-            scale: factor of the logits.
-            seq_start_B: index of the first key that is no padding; the outputs of rows before it mean nothing.
-            packed_lengths: tokens of each of several texts in one row, which do not see each other.
+        `seq_start_B` is the first key that is no padding; the outputs of rows before it mean nothing. `packed_lengths`
+        are the tokens of each of several texts in one row, which do not see each other.
         """
         if packed_lengths is not None and len(packed_lengths) > 1:
             texts = zip(*(torch.split(x, list(packed_lengths), dim=2) for x in (q_BHQD, k_BGKD, v_BGKD)), strict=True)
@@ -81,9 +76,9 @@ class ExtrapolatedAttention(NamedTuple):
         if len(zones) == 1:
             return softmax_attention(*rotated(zones[0]), v_BGKD, scale=scale, seq_start_B=seq_start_B)
         if seq_start_B is None and suits_flex(q_BHQD, k_BGKD, v_BGKD):
-            found = compiled_zones(self.method, rotated, v_BGKD, scale=scale)
-            if found is not None:
-                return found
+            output_BHQD = compiled_zones(self.method, rotated, v_BGKD, scale=scale)
+            if output_BHQD is not None:
+                return output_BHQD
         return _in_blocks([(zone, *rotated(zone)) for zone in zones], v_BGKD, position_BQ, position_BK, scale=scale)
 
     def _rotated(self, x_BHLD: Tensor, position_BL: Tensor) -> Tensor:
