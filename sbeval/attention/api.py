@@ -134,16 +134,9 @@ def stickbreaking_decode(
 
     On a GPU nothing is read back from the device, so a CUDA graph can record the call and replay it as texts grow.
 
-    Args:
-        q_BHQD: queries, few in each slot.
-        k_BGKD: room for keys; the first `length_B` are attended to, the last Q of which are the queries' positions.
-            The rest must be finite.
-        v_BGKD: room for values, likewise.
-        length_B: integers, at least Q.
-        scale: factor of the logits.
-        attend_current: as in `stickbreaking_attention`, like the next two.
-        skip_threshold: stick below which older keys are skipped.
-        impl: "auto" takes kernels on a GPU and the definition on other devices.
+    k and v are room for keys and values: the first `length_B` (integers, at least Q) are attended to, the last Q of
+    which are the queries' positions; the rest must be finite. The other options are those of `stickbreaking_attention`;
+    `impl` "auto" takes kernels on a GPU.
     """
     if impl == "triton" or (impl == "auto" and q_BHQD.is_cuda and q_BHQD.dtype != torch.float64):
         from sbeval.attention.impl.triton.decode_slots import decode_slots

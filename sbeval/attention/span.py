@@ -45,16 +45,8 @@ def effective_span(
     """Counts, for each query, the keys from the newest it sees back to where a share of its weight is reached.
 
     The share is one of the weight the query gave in all, 1 - remainder. The sums are those of
-    `sbeval.stickbreaking_attention`, in fp32 or wider, in O(L) memory on any device.
-
-    Args:
-        q: [B, H, Q, D] queries. When Q < K they are the last Q positions.
-        k: [B, G, K, D] keys.
-        scale: factor of the logits; None means D ** -0.5.
-        attend_current: as in `stickbreaking_attention`, like the next two.
-        seq_start: [B] integers for left-padded batches.
-        cu_seqlens: int32 [n + 1] for packed sequences.
-        levels: shares of the weight, each between 0 and 1.
+    `sbeval.stickbreaking_attention`, whose arguments it takes, in fp32 or wider, in O(L) memory on any device. `levels`
+    are the shares, each between 0 and 1.
 
     Returns:
         `EffectiveSpan(spans, remainder)`; not differentiable.

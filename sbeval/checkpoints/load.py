@@ -79,14 +79,9 @@ def load_checkpoint(
 ) -> LoadedCheckpoint:
     """Finds a checkpoint's format and loads it.
 
-    Args:
-        path_or_id: a folder or a hub id.
-        dtype: of the parameters, a torch dtype or its name; "auto" keeps the checkpoint's.
-        device: where to put the model.
-        kv_expand: how dolomite's grouped stick-breaking heads share keys and values (`read_dolomite`).
-        trust_remote_code: run code a checkpoint of another model type brings along.
-        revision: branch, tag or commit of a hub id.
-        found_format: from `released_format`, where it was called before.
+    `dtype` is that of the parameters, "auto" the checkpoint's; `kv_expand` is how dolomite's grouped stick-breaking
+    heads share keys and values (`read_dolomite`); `trust_remote_code` runs code that a checkpoint of another model type
+    brings; `revision` is a branch, tag or commit; `found_format` is from `released_format`, if it was called before.
 
     Raises:
         UserError: nothing is found, files are missing or damaged, or a part is not supported.
@@ -95,7 +90,7 @@ def load_checkpoint(
     released, source = found_format or released_format(path_or_id, revision)
     model: Any
     if released is None and is_hub_id(path_or_id):
-        model = _from_transformers(str(path_or_id), wanted, trust_remote_code, revision)
+        model = from_transformers(str(path_or_id), wanted, trust_remote_code, revision)
         return _described(model.to(device).eval(), None, None, None)
     folder = find_folder(path_or_id, revision)
     source = source or read_config(folder)
@@ -103,7 +98,7 @@ def load_checkpoint(
     weights.check_sizes(source)
     name: str | None = None
     if released is None:
-        model = _from_transformers(str(folder), wanted, trust_remote_code, None)
+        model = from_transformers(str(folder), wanted, trust_remote_code, None)
     else:
         name, config, tensors = released.read(source, weights, kv_expand)
         model = build(released.model_class, config, tensors, wanted or weights.dtype())
@@ -195,19 +190,23 @@ def load_whole(auto_class: Any, name: str, **arguments: Any) -> Any:
     return model
 
 
-def _from_transformers(
-    name: str, dtype: torch.dtype | None, trust_remote_code: bool, revision: str | None
+def from_transformers(
+    name: str, dtype: torch.dtype | None, trust_remote_code: bool, revision: str | None, **options: Any
 ) -> PreTrainedModel:
+    """Loads a folder or a hub id as transformers does; `options` are further arguments of its Auto class.
+
+    Raises:
+        UserError: transformers cannot load it, or not every weight comes from the checkpoint.
+    """
     where: dict[str, Any] = {"trust_remote_code": trust_remote_code} | ({"revision": revision} if revision else {})
     register_fla_models()
     try:
         AutoConfig.from_pretrained(name, **where)
-        loaded: PreTrainedModel = load_whole(AutoModelForCausalLM, name, dtype=dtype or "auto", **where)
+        loaded: PreTrainedModel = load_whole(AutoModelForCausalLM, name, dtype=dtype or "auto", **where, **options)
     except UserError:
         raise
     except Exception as error:  # a broken file is answered with any class
         if raised_here(error) or isinstance(error, MemoryError):
             raise
-        reason = first_line(error)
-        raise UserError(f"transformers cannot load the checkpoint {name}: {reason}") from error
+        raise UserError(f"transformers cannot load the checkpoint {name}: {first_line(error)}") from error
     return loaded

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from sbeval.checkpoints import load_whole, register_fla_models
 from sbeval.checkpoints.facts import (
     KvExpand,
     checkpoint_format,
@@ -22,11 +21,11 @@ from sbeval.checkpoints.facts import (
     training_length_tokens,
 )
 from sbeval.checkpoints.files import Weights, find_folder, read_config
-from sbeval.checkpoints.load import build
+from sbeval.checkpoints.load import build, from_transformers
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import format_of_type
 from sbeval.corpora.tokenizers import adds_bos, load_tokenizer, tokenizer_sha256
-from sbeval.errors import UserError, first_line, raised_here, shown
+from sbeval.errors import UserError, shown
 from sbeval.inspection.memory import Sizes, experts_of, sizes_of
 from sbeval.models.learned_positions import learned_positions
 
@@ -182,16 +181,7 @@ def _assemble(
     if released is not None:
         name, config, tensors = released.read(source, headers, kv_expand)
         return name, build(released.model_class, config, tensors, headers.dtype())
-    register_fla_models()
-    try:
-        AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        model: PreTrainedModel = load_whole(AutoModelForCausalLM, str(folder), dtype="auto", device_map="meta")
-    except UserError:
-        raise
-    except Exception as error:  # a broken file is answered with any class
-        if raised_here(error) or isinstance(error, MemoryError):
-            raise
-        raise UserError(f"transformers cannot load the checkpoint {folder}: {first_line(error)}") from error
+    model = from_transformers(str(folder), None, False, None, device_map="meta")
     return checkpoint_format(model.config), model
 
 

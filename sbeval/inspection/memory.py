@@ -104,12 +104,7 @@ class Needs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """How much memory there is, and how far it reaches.
-
-    Attributes:
-        longest_window_tokens: one window alone that is scored; learned positions end it too.
-        longest_text_tokens: a prompt and its answer, alone.
-    """
+    """How much memory there is, and how long one window that is scored, or a prompt and its answer, may be alone."""
 
     place: str
     device: str

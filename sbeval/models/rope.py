@@ -45,15 +45,11 @@ def rope_frequencies(
 ) -> RopeFrequencies:
     """Returns the frequencies for one request: a function of its arguments alone.
 
-    Args:
-        rope_parameters: base and scaling in transformers' form, such as
-            `{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0}`.
-        head_dim: D, even.
-        original_length_tokens: training length before any scaling, unless `rope_parameters` names its own
-            `original_max_position_embeddings`.
-        length_tokens: length of the request, with all tokens it may still generate; the dynamic kinds depend on it.
-        max_position_embeddings: the configuration's; the kinds that allow a missing factor divide this by the original
-            length.
+    `rope_parameters` are base and scaling in transformers' form, such as
+    `{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0}`. The original length is that of training before any
+    scaling, unless they name their own `original_max_position_embeddings`; that of the request, on which the dynamic
+    kinds depend, counts all tokens it may still generate. Kinds that allow a missing factor divide
+    `max_position_embeddings` by the original length.
 
     Raises:
         UserError: the scaling lacks a key its kind needs.
@@ -126,12 +122,10 @@ def held_rope_frequencies(
 
     Models that rotate some layers differently (Gemma 3's windowed layers) are scaled in the others alone.
 
-    Args:
-        model: a model of this family or any transformers model.
-        length_tokens: the request's context length with all tokens it may generate, without padding.
-        scaling: from `parse_rope_scaling`; None holds the checkpoint's own, which matters where that depends on the
-            length. `rope_theta` and a partial rotation stay the checkpoint's unless the scaling names them.
-        original_length_tokens: training length before any scaling; None takes the checkpoint's.
+    `length_tokens` is the request's context length with all tokens it may generate, without padding. `scaling` is from
+    `parse_rope_scaling`; None holds the checkpoint's own, which matters where that depends on the length. `rope_theta`
+    and a partial rotation stay the checkpoint's unless the scaling names them. `original_length_tokens` is the training
+    length before any scaling; None takes the checkpoint's.
 
     Yields:
         The frequencies, one for each module that has its own.

@@ -16,7 +16,7 @@ from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
-from sbeval.training.distributed import check_context_parallel, is_first_process
+from sbeval.training.distributed import check_context_parallel, say
 from sbeval.training.losses import document_loss, next_token_loss
 from sbeval.training.own_text import OwnText, tokenised_text
 from sbeval.training.recipe import Extension, OptimizationSettings
@@ -101,8 +101,7 @@ def extend(
         stack.enter_context(lengthened(model, extension.context_tokens, extension.rope_scaling, parent))
         claim = claimed(out, identity, checkpoint, replace=replace, inputs=[folder, extension.data])
         if stack.enter_context(claim):
-            if is_first_process():
-                print(f"{checkpoint}: extended before", flush=True)
+            say(f"{checkpoint}: extended before")
             return checkpoint
         set_seed(extension.seed)
         apart = functools.partial(document_loss, separator=separator)
@@ -118,8 +117,7 @@ def extend(
 
         dtype = torch.float32 if extension.precision == "float32" else Weights(folder).dtype()
         run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
-        if is_first_process():
-            print(f"{checkpoint}: extended to {extension.context_tokens} tokens", flush=True)
+        say(f"{checkpoint}: extended to {extension.context_tokens} tokens")
         return checkpoint
 
 

@@ -10,7 +10,7 @@ from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
-from sbeval.training.distributed import is_first_process
+from sbeval.training.distributed import say
 from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import TrainRecipe
 from sbeval.training.run import TrainingRun
@@ -78,8 +78,7 @@ def train(
     }
     with claimed(out, identity, checkpoint, replace=replace, inputs=[data]) as ended:
         if ended:
-            if is_first_process():
-                print(f"{checkpoint}: trained before", flush=True)
+            say(f"{checkpoint}: trained before")
             return checkpoint
         model = run.train(model, windows)
         if model is None:
@@ -94,11 +93,7 @@ def train(
 
         dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
         run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
-        if is_first_process():
-            print(
-                f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens",
-                flush=True,
-            )
+        say(f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens")
         return checkpoint
 
 

@@ -29,10 +29,7 @@ Rotated = Callable[[Zone], tuple[Tensor, Tensor]]
 class ExtrapolatedAttention(NamedTuple):
     """Causal softmax attention of a method: a tuple, so that accelerate can move it between devices.
 
-    Attributes:
-        method: where queries and keys are.
-        frequencies: what they are rotated with.
-        angle_dtype: of cosine and sine; None keeps them in fp32, as this family has them.
+    `angle_dtype` is that of cosine and sine; None keeps them in fp32, as this family has them.
     """
 
     method: Extrapolation

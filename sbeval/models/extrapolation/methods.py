@@ -218,9 +218,8 @@ class Extrapolation:
 def parse_extrapolation(spec: str) -> Extrapolation | dict[str, Any]:
     """Returns the method a user asks for; of LongRoPE's factors, the RoPE scaling that they are.
 
-    Args:
-        spec: one of `SPELLINGS`; numbers may have commas between them. FILE holds transformers' longrope scaling as a
-            JSON object, `factor` and `long_factor` among it.
+    `spec` is one of `SPELLINGS`; numbers may have commas between them. FILE holds transformers' longrope scaling as a
+    JSON object, `factor` and `long_factor` among it.
 
     Raises:
         UserError: the method is unknown, a number cannot be, or the file cannot be read.

@@ -152,12 +152,8 @@ def map_parameters(*, outputs: int, inputs: int, gated: bool) -> MapParameters:
 class Slot:
     """Where keys and values of the newest position of a text belong.
 
-    Attributes:
-        k_GKD: room for keys, last dimension contiguous.
-        v_GKD: likewise.
-        position_1: integers on the device; the place is this modulo the room.
-        cos_F: cosine of the angles, which turn the first 2 F numbers of each query and key; None turns none.
-        sin_F: likewise.
+    Rooms have contiguous last dimensions; the place is `position_1`, integers on the device, modulo the room. Angles
+    turn the first 2 F numbers of each query and key, and None turns none.
     """
 
     k_GKD: Tensor
