@@ -6,16 +6,16 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    "product files": 351,
-    "product lines": 45979,
-    "lines of code": 30917,
-    "modules with one importer": 106,
-    "circles of files": 2,
-    "circles of rooms": 2,
-    "imports in functions": 111,
-    "of them of our modules": 45,
-    "vague names": 642,
-    "test lines": 32550,
+    "product files": 276,
+    "product lines": 41604,
+    "lines of code": 28550,
+    "modules with one importer": 67,
+    "circles of files": 0,
+    "circles of rooms": 0,
+    "imports in functions": 97,
+    "of them of our modules": 44,
+    "vague names": 212,
+    "test lines": 30200,
 }
 COUNTS = census()
 

@@ -9,7 +9,6 @@
 - `tokens`: how do the tokens of a corpus lie on disk?
 - `store`: how are they made once, and named in requests?
 - `windows`: which tokens does a protocol feed and score?
-- `cache`: where is something kept between runs, and how is a file written whole?
 - `archives`: how is a tar archive unpacked?
 """
 

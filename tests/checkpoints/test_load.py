@@ -188,11 +188,12 @@ def test_pickled_weights_load_without_running_code(tmp_path: Path) -> None:
 def test_released_formats_are_told_by_the_configuration_alone(
     model_type: str, expected: str | None, tmp_path: Path
 ) -> None:
-    assert released_format(tmp_path) is None
+    assert released_format(tmp_path) == (None, {})
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    found = released_format(tmp_path)
-    assert (found.name if found else None) == expected
-    assert released_format(tmp_path / "nothing") is None
+    known, config = released_format(tmp_path)
+    assert (known.name if known else None) == expected
+    assert config == {"model_type": model_type}
+    assert released_format(tmp_path / "nothing") == (None, {})
 
 
 def test_no_two_formats_claim_a_model_type() -> None:

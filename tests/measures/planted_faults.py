@@ -106,7 +106,7 @@ FAULTS = {
         "return self.settle_full_windows(targets=1)",
     ),
     "resamples ignore the weights": Fault(
-        "reports/test_statistics.py reports/test_paired.py",
+        "reports/test_statistics.py reports/test_judge.py",
         "residuals_CK = differences_CK - estimates_K * weights_CW",
         "residuals_CK = differences_CK - estimates_K",
     ),
@@ -121,7 +121,7 @@ FAULTS = {
         "shares",
     ),
     "agreeing samples pass for certainty": Fault(
-        "reports/test_statistics.py reports/test_compare.py",
+        "reports/test_statistics.py reports/test_judge.py",
         "/ total * count + 2) / (count + 2)",
         "/ total * count) / count",
     ),
