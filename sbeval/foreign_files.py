@@ -64,14 +64,7 @@ def parse_json(text: str | bytes, *, nan: bool = True) -> Any:
 
 
 def read_json(path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True, most: int = MOST_BYTES) -> Any:
-    """Reads a JSON file of at most so many bytes.
-
-    Args:
-        path: the file.
-        what: what it is, for messages: "the configuration of a checkpoint".
-        remedy: what to do where it cannot be read.
-        nan: whether NaN may stand for a number.
-        most: bytes.
+    """Reads a JSON file of at most so many bytes; `what` it is, such as "the configuration of a checkpoint", is told.
 
     Raises:
         UserError: there is none, or it is no JSON.

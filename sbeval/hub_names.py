@@ -24,11 +24,7 @@ def is_hub_id(path_or_id: str | Path) -> bool:
 def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "correct the name") -> None:
     """Refuses a name that is neither a folder of this machine nor a repository of the hub, before anything is loaded.
 
-    Args:
-        name: a folder or a hub id.
-        what: what is looked for, such as "a checkpoint".
-        file: name of a file that such a folder always holds, None without one.
-        remedy: what to do.
+    `what` is looked for, such as "a checkpoint", and `file` the name of a file that such a folder always holds.
 
     Raises:
         UserError: nothing is there, or the folder lacks the file.
@@ -79,13 +75,7 @@ def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool
 def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:
     """Returns the commit behind a revision of a hub id as the hub's cache has it, which may be a branch that moves.
 
-    Args:
-        name: a hub id.
-        kind: "models" or "datasets".
-        revision: branch, tag or commit, by default main.
-
-    Returns:
-        The commit; of a data set whose branch the cache does not name, all commits it holds; None where it holds none.
+    Of a data set ("datasets", not "models") whose branch the cache does not name, all commits it holds.
     """
     if looks_like_path(name):
         return None

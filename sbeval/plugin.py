@@ -161,12 +161,7 @@ def with_packaged_tasks(include_path: str | Path | Sequence[str | Path] | None) 
     The same files mean the folder itself, or the `tasks` folder of a checkout beside an installed package: there the
     user's choice wins, and lm-eval has nothing to warn about.
     """
-    if include_path is None:
-        given: list[str | Path] = []
-    elif isinstance(include_path, (str, Path)):
-        given = [include_path]
-    else:
-        given = list(include_path)
+    given: list[str | Path] = [include_path] if isinstance(include_path, str | Path) else list(include_path or ())
     try:
         packaged = tasks_folder()
     except UserError:

@@ -33,9 +33,8 @@ _KIND_OF_VALUE: dict[str, Any] = {
 def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     """Returns a RoPE scaling in transformers' form.
 
-    Args:
-        spec: "linear:4", "dynamic:4" or "yarn:4", or transformers' form itself, as a mapping or a JSON object.
-            A factor of 1 is valid: "dynamic:1" still sets the base by the request's length.
+    It is given as "linear:4", "dynamic:4" or "yarn:4", or in transformers' form itself, as a mapping or a JSON object.
+    A factor of 1 is valid: "dynamic:1" still sets the base by the request's length.
 
     Raises:
         UserError: the kind is unknown or the factor is no number of at least 1.

@@ -160,10 +160,8 @@ class Settings(BaseModel):
     def read(cls, values: Any, *, place: str, source: str) -> Self:
         """Reads settings from a mapping.
 
-        Args:
-            values: the mapping.
-            place: what the settings are of, for messages: "the recipe", "run 'stream'", a task's name.
-            source: where the user wrote them: the name of a file or of an option.
+        Messages name the `place`, what the settings are of ("the recipe", "run 'stream'", a task's name), and the
+        `source`, where the user wrote them: a file or an option.
 
         Raises:
             UserError: no mapping, an unknown or a missing key, or a value that cannot be.

@@ -99,32 +99,24 @@ def stickbreaking_attention(
         scale = float(q.shape[-1] ** -0.5)
     if impl == "auto":
         impl = "triton" if q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 256 else "blockwise"
-    if impl in ("reference", "blockwise"):
-        # autocast would round the logits to 16 bits
-        with torch.autocast(q.device.type, enabled=False) if q.device.type in AUTOCAST_DEVICES else nullcontext():
-            if impl == "reference":
-                from sbeval.attention.impl.reference import reference
-
-                results = reference(q, k, v, scale, attend_current, seq_start, cu_seqlens, cu_seqlens_k, causal)
-                return StickBreakingOutput(*results)
-            _refuse_tangents(q, k, v)
-            from sbeval.attention.impl.blockwise import blockwise
-
-            results = blockwise(
-                *(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold),
-                *(cu_seqlens_k, newer_remainder, causal),
-            )
-            return StickBreakingOutput(*results)
-    if impl == "triton":
+    if impl not in ("reference", "blockwise", "triton"):
+        raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
+    if impl != "reference":
         _refuse_tangents(q, k, v)
+    inputs = (q, k, v, scale, attend_current, seq_start, cu_seqlens)
+    if impl == "triton":
         from sbeval.attention.impl.triton import triton_attention
 
-        results = triton_attention(
-            *(q, k, v, scale, attend_current, seq_start, cu_seqlens, skip_threshold),
-            *(cu_seqlens_k, newer_remainder, causal),
-        )
-        return StickBreakingOutput(*results)
-    raise ValueError(f"impl must be auto, reference, blockwise or triton, got {impl!r}")
+        return StickBreakingOutput(*triton_attention(*inputs, skip_threshold, cu_seqlens_k, newer_remainder, causal))
+    # autocast would round the logits to 16 bits
+    with torch.autocast(q.device.type, enabled=False) if q.device.type in AUTOCAST_DEVICES else nullcontext():
+        if impl == "reference":
+            from sbeval.attention.impl.reference import reference
+
+            return StickBreakingOutput(*reference(*inputs, cu_seqlens_k, causal))
+        from sbeval.attention.impl.blockwise import blockwise
+
+        return StickBreakingOutput(*blockwise(*inputs, skip_threshold, cu_seqlens_k, newer_remainder, causal))
 
 
 def stickbreaking_decode(
@@ -142,16 +134,9 @@ def stickbreaking_decode(
 
     On a GPU nothing is read back from the device, so a CUDA graph can record the call and replay it as texts grow.
 
-    Args:
-        q_BHQD: queries, few in each slot.
-        k_BGKD: room for keys; the first `length_B` are attended to, the last Q of which are the queries' positions.
-            The rest must be finite.
-        v_BGKD: room for values, likewise.
-        length_B: integers, at least Q.
-        scale: factor of the logits.
-        attend_current: as in `stickbreaking_attention`, like the next two.
-        skip_threshold: stick below which older keys are skipped.
-        impl: "auto" takes kernels on a GPU and the definition on other devices.
+    k and v are room for keys and values: the first `length_B` (integers, at least Q) are attended to, the last Q of
+    which are the queries' positions; the rest must be finite. The other options are those of `stickbreaking_attention`;
+    `impl` "auto" takes kernels on a GPU.
     """
     if impl == "triton" or (impl == "auto" and q_BHQD.is_cuda and q_BHQD.dtype != torch.float64):
         from sbeval.attention.impl.triton.decode_slots import decode_slots

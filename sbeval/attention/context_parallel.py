@@ -26,12 +26,7 @@ from sbeval.attention.zigzag import Piece, chunks_of, pieces
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Transfers:
-    """What this process has received from others, in bytes of keys and values.
-
-    Attributes:
-        received_bytes: what came.
-        whole_bytes: what would have come without skipping.
-    """
+    """What this process has received of keys and values from others, and what it would have without skipping."""
 
     received_bytes: int = 0
     whole_bytes: int = 0
@@ -93,12 +88,8 @@ class ContextParallel:
     ) -> StickBreakingOutput:
         """Like `sbeval.stickbreaking_attention`, for this process's part of a sequence; all must call it.
 
-        Args:
-            q: [B, H, Q, D] queries of this process's positions.
-            k: [B, G, Q, D] keys of the same positions.
-            v: [B, G, Q, D] values.
-            skip_threshold: as there; also, a process whose sticks are all below it asks for no older keys.
-            options: `scale`, `attend_current` and `impl`.
+        q is [B, H, Q, D], k and v are [B, G, Q, D] of the same positions; `options` are `scale`, `attend_current` and
+        `impl`. A process whose sticks are all below `skip_threshold` asks for no older keys.
         """
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             parts = self.with_all_keys(

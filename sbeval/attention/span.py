@@ -45,16 +45,8 @@ def effective_span(
     """Counts, for each query, the keys from the newest it sees back to where a share of its weight is reached.
 
     The share is one of the weight the query gave in all, 1 - remainder. The sums are those of
-    `sbeval.stickbreaking_attention`, in fp32 or wider, in O(L) memory on any device.
-
-    Args:
-        q: [B, H, Q, D] queries. When Q < K they are the last Q positions.
-        k: [B, G, K, D] keys.
-        scale: factor of the logits; None means D ** -0.5.
-        attend_current: as in `stickbreaking_attention`, like the next two.
-        seq_start: [B] integers for left-padded batches.
-        cu_seqlens: int32 [n + 1] for packed sequences.
-        levels: shares of the weight, each between 0 and 1.
+    `sbeval.stickbreaking_attention`, whose arguments it takes, in fp32 or wider, in O(L) memory on any device. `levels`
+    are the shares, each between 0 and 1.
 
     Returns:
         `EffectiveSpan(spans, remainder)`; not differentiable.
@@ -94,7 +86,7 @@ def _row_block_spans(tiles: Tiles, block: RowBlock, levels: Sequence[float]) -> 
     # reached to within rounding: two equal weights are half of the weight each
     slack = 1 - 4 * torch.finfo(q_nRD.dtype).eps
     bound_nRX = -torch.log1p(share_X * torch.expm1(-spent_nR)[..., None]) * slack
-    found_nRX = torch.full_like(bound_nRX, torch.nan, dtype=torch.float32)
+    span_of_share_nRX = torch.full_like(bound_nRX, torch.nan, dtype=torch.float32)
     newest_R = _newest_key(tiles, block)
     for tile, before_nR, after_nR in zip(walk, spent_before, [*spent_before[1:], spent_nR], strict=False):
         passes_nRX = (before_nR[..., None] < bound_nRX) & (bound_nRX <= after_nR[..., None])
@@ -104,8 +96,8 @@ def _row_block_spans(tiles: Tiles, block: RowBlock, levels: Sequence[float]) -> 
         missing_nRX = (bound_nRX - before_nR[..., None]).to(through_nRJ.dtype)
         place_nRX = torch.searchsorted(through_nRJ, missing_nRX).clamp_(max=tile.stop - tile.start - 1)
         span_nRX = place_nRX + (tile.start + 1 - newest_R[:, None])
-        found_nRX = torch.where(passes_nRX, span_nRX.to(torch.float32), found_nRX)
-    return found_nRX, spent_nR
+        span_of_share_nRX = torch.where(passes_nRX, span_nRX.to(torch.float32), span_of_share_nRX)
+    return span_of_share_nRX, spent_nR
 
 
 def _newest_key(tiles: Tiles, block: RowBlock) -> Tensor:

@@ -16,8 +16,6 @@ class Piece(NamedTuple):
     Attributes:
         holder: rank of the process that has them.
         newer: whether they lie in that process's newer chunk.
-        start: first of them, in the chunk.
-        stop: one past the last.
         of_both: whether both chunks of the asking process see them; else only its newer chunk.
     """
 

@@ -37,16 +37,8 @@ def convert_checkpoint(
 ) -> LoadedCheckpoint:
     """Writes a checkpoint of any stick-breaking format to a folder in this project's form, its tokenizer beside it.
 
-    Args:
-        source: a folder or a hub id.
-        destination: a folder that does not exist yet, or is empty.
-        dtype: of the weights written; "auto" keeps the source's.
-        kv_expand: how grouped heads share keys and values (`load_checkpoint`).
-        revision: branch, tag or commit of a hub id.
-        replace: where the destination holds something, move that aside.
-
-    Returns:
-        What was loaded.
+    The other options are those of `load_checkpoint`, whose answer is returned; with `replace`, what the destination
+    holds is moved aside.
 
     Raises:
         UserError: the source cannot become a model of this family, or the destination holds something.
@@ -84,10 +76,7 @@ def settle_kv_expand(
 ) -> tuple[KvExpand, dict[str, float]]:
     """Finds how a checkpoint's grouped heads share keys and values: the way that predicts real text better.
 
-    Args:
-        source: a folder or a hub id.
-        tokens: [L] token ids of a short real text, by the checkpoint's tokenizer.
-        device: where to run.
+    `tokens` are [L] ids of a short real text, by the checkpoint's tokenizer.
 
     Returns:
         The way, "interleave" where both are alike (heads that are not grouped), and the mean NLL in nats of both.

@@ -54,11 +54,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
     """Checks, before transformers loads a folder, that its files are whole and hold as much as its configuration asks.
 
-    Pickles that are no part of an index are transformers' to open: it reads some that `Weights` does not.
-
-    Args:
-        folder: of the checkpoint.
-        config: the contents of `config.json`, where they were read before.
+    Pickles that are no part of an index are transformers' to open: it reads some that `Weights` does not. `config` are
+    the contents of `config.json`, where they were read before.
 
     Raises:
         UserError: a file is missing or damaged, an index is none, or the configuration asks for more than the files
@@ -113,7 +110,7 @@ class Weights:
         if missing:
             raise UserError(
                 f"{path.name} names {len(shards)} shards, of which {len(missing)} are missing in {self.folder}: "
-                f"{_some(missing)}; complete the download"
+                f"{some(missing)}; complete the download"
             )
         for shard, tensors in sorted(shards.items()):
             self._add(self.folder / shard, tensors)
@@ -133,7 +130,7 @@ class Weights:
             raise UserError(f"{path} is truncated or damaged ({first_line(error)}); download it again") from error
         absent = (expected or set()) - names
         if absent:
-            raise UserError(f"{path} lacks tensors its index names: {_some(absent)}; download it again")
+            raise UserError(f"{path} lacks tensors its index names: {some(absent)}; download it again")
         self._file_of.update(dict.fromkeys(names, path))
 
     def check_sizes(self, config: Mapping[str, Any]) -> None:
@@ -176,14 +173,10 @@ class Weights:
         """Marks tensors as not needed."""
         self._taken.update(names)
 
-    def left_over(self) -> list[str]:
-        """Returns the names nobody took."""
-        return sorted(set(self._file_of) - self._taken)
-
     def refuse_left_over(self, layout: str) -> None:
         """Raises a UserError where tensors have no place in a layout."""
-        if names := self.left_over():
-            raise UserError(f"these tensors are no part of the {layout} layout: {_some(names)}")
+        if names := set(self._file_of) - self._taken:
+            raise UserError(f"these tensors are no part of the {layout} layout: {some(names)}")
 
     def check_tied_head(self, embedding: Tensor) -> None:
         """Takes the head of a model whose head is its embedding, if the files hold one all the same.
@@ -220,6 +213,7 @@ def _lies_within(name: str) -> bool:
     return path.name != "" and "\0" not in name and not path.is_absolute() and ".." not in path.parts
 
 
-def _some(names: Iterable[str]) -> str:
+def some(names: Iterable[str]) -> str:
+    """Returns the first three names in order, and how many more there are."""
     ordered = sorted(names)
     return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")

@@ -34,22 +34,12 @@ def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalCo
     given = ConfigValues(source)
     given.one_of("hidden_act", ("swish", "silu"), "swish")
     config = SbevalConfig(
-        vocab_size=given.count("vocab_size", default=32000),
-        hidden_size=given.count("hidden_size", default=2048),
         intermediate_size=weights.shape("model.layers.0.mlp.gate_proj.weight")[0],
-        num_hidden_layers=given.count("num_hidden_layers", default=24),
-        num_attention_heads=given.count("num_heads", default=32),
-        num_key_value_heads=given.count("num_kv_heads", default=None),
         attention="stickbreaking",
         attend_current=given.get("attend_current", bool, False),
         qk_norm=given.get("qk_norm", bool, False),
-        norm_eps=given.get("norm_eps", float, 1e-6),
         bias=["qkv"] if given.get("qkv_bias", bool, False) else [],
-        tie_word_embeddings=given.get("tie_word_embeddings", bool, False),
-        training_length_tokens=given.count("max_position_embeddings", default=None),
-        pad_token_id=given.token("pad_token_id"),
-        bos_token_id=given.token("bos_token_id", 1),
-        eos_token_id=given.token("eos_token_id", 2),
+        **_shared_fields(given),
     )
     given.refuse_unread(FLA, whole=True)
     tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in fla_names(config).items()}
@@ -57,6 +47,23 @@ def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalCo
         weights.check_tied_head(tensors["model.embed_tokens.weight"])
     weights.refuse_left_over(f"fla {STICKBREAKING_TYPE}")
     return f"fla:{STICKBREAKING_TYPE}", config, tensors
+
+
+def _shared_fields(given: ConfigValues) -> dict[str, Any]:
+    """Returns the fields of this family's configuration that all these formats name alike."""
+    return {
+        "vocab_size": given.count("vocab_size", default=32000),
+        "hidden_size": given.count("hidden_size", default=2048),
+        "num_hidden_layers": given.count("num_hidden_layers", default=24),
+        "num_attention_heads": given.count("num_heads", default=32),
+        "num_key_value_heads": given.count("num_kv_heads", default=None),
+        "norm_eps": given.get("norm_eps", float, 1e-6),
+        "tie_word_embeddings": given.get("tie_word_embeddings", bool, False),
+        "training_length_tokens": given.count("max_position_embeddings", default=None),
+        "pad_token_id": given.token("pad_token_id"),
+        "bos_token_id": given.token("bos_token_id", 1),
+        "eos_token_id": given.token("eos_token_id", 2),
+    }
 
 
 def fla_names(config: SbevalConfig) -> Names:
@@ -102,25 +109,15 @@ def read_forgetting(source: Mapping[str, Any], weights: Weights) -> tuple[str, S
     given = ConfigValues(source)
     given.one_of("hidden_act", ("swish",), "swish")
     inner_rows = weights.shape("model.layers.0.mlp.gate_proj.weight")[0]
-    shared: dict[str, Any] = {
-        "vocab_size": given.count("vocab_size", default=32000),
-        "hidden_size": given.count("hidden_size", default=2048),
-        "intermediate_size": inner_rows if model_type == FORGETTING_TYPE else inner_rows // 2,
-        "num_hidden_layers": given.count("num_hidden_layers", default=24),
-        "num_attention_heads": given.count("num_heads", default=32),
-        "num_key_value_heads": given.count("num_kv_heads", default=None),
-        "norm_eps": given.get("norm_eps", float, 1e-6),
-        "tie_word_embeddings": given.get("tie_word_embeddings", bool, False),
-        "pad_token_id": given.token("pad_token_id"),
-        "bos_token_id": given.token("bos_token_id", 1),
-        "eos_token_id": given.token("eos_token_id", 2),
-    }
+    shared = _shared_fields(given)
+    shared["intermediate_size"] = inner_rows if model_type == FORGETTING_TYPE else inner_rows // 2
     gates, ignored = "full", FLA_FORGETTING
     if model_type == FORGETTING_TYPE:
         config = _fla_config(given, shared)
     else:
         ignored = FOX_SOFTMAX if model_type == FOX_SOFTMAX_TYPE else FOX
-        gates = "none" if model_type == FOX_SOFTMAX_TYPE else _gates(given)
+        kinds = ("full", "bias_only", "fixed", "none")
+        gates = "none" if model_type == FOX_SOFTMAX_TYPE else given.one_of("fgate_type", kinds, "full")
         config = _fox_config(given, shared, gates, model_type)
     given.refuse_unread(ignored, whole=True)
     tensors = _take(config, gates, model_type, weights)
@@ -140,13 +137,8 @@ def _fla_config(given: ConfigValues, shared: dict[str, Any]) -> SbevalConfig:
         qk_norm_per_head=qk_norm,
         qk_norm_eps=_HEADS_NORM_EPS if qk_norm else None,
         attention_gate=given.get("use_output_gate", bool, False),
-        training_length_tokens=given.count("max_position_embeddings", default=None),
         **shared,
     )
-
-
-def _gates(given: ConfigValues) -> str:
-    return given.one_of("fgate_type", ("full", "bias_only", "fixed", "none"), "full")
 
 
 def _fox_config(given: ConfigValues, shared: dict[str, Any], gates: str, model_type: str) -> SbevalConfig:
@@ -172,7 +164,6 @@ def _fox_config(given: ConfigValues, shared: dict[str, Any], gates: str, model_t
     return SbevalConfig(
         attention="forgetting" if gates != "none" else "rope" if rotates else "nope",
         rope_parameters={"rope_type": "default", "rope_theta": base} if rotates else None,
-        training_length_tokens=given.count("max_position_embeddings", default=None),
         **fields,
         **shared,
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sbeval.checkpoints.facts import KvExpand, checkpoint_format, training_length_tokens
-from sbeval.checkpoints.files import Weights, find_folder, read_config
+from sbeval.checkpoints.files import Weights, find_folder, read_config, some
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.errors import UserError, first_line, raised_here
 from sbeval.hub_names import is_hub_id
@@ -79,14 +79,9 @@ def load_checkpoint(
 ) -> LoadedCheckpoint:
     """Finds a checkpoint's format and loads it.
 
-    Args:
-        path_or_id: a folder or a hub id.
-        dtype: of the parameters, a torch dtype or its name; "auto" keeps the checkpoint's.
-        device: where to put the model.
-        kv_expand: how dolomite's grouped stick-breaking heads share keys and values (`read_dolomite`).
-        trust_remote_code: run code a checkpoint of another model type brings along.
-        revision: branch, tag or commit of a hub id.
-        found_format: from `released_format`, where it was called before.
+    `dtype` is that of the parameters, "auto" the checkpoint's; `kv_expand` is how dolomite's grouped stick-breaking
+    heads share keys and values (`read_dolomite`); `trust_remote_code` runs code that a checkpoint of another model type
+    brings; `revision` is a branch, tag or commit; `found_format` is from `released_format`, if it was called before.
 
     Raises:
         UserError: nothing is found, files are missing or damaged, or a part is not supported.
@@ -95,7 +90,7 @@ def load_checkpoint(
     released, source = found_format or released_format(path_or_id, revision)
     model: Any
     if released is None and is_hub_id(path_or_id):
-        model = _from_transformers(str(path_or_id), wanted, trust_remote_code, revision)
+        model = from_transformers(str(path_or_id), wanted, trust_remote_code, revision)
         return _described(model.to(device).eval(), None, None, None)
     folder = find_folder(path_or_id, revision)
     source = source or read_config(folder)
@@ -103,7 +98,7 @@ def load_checkpoint(
     weights.check_sizes(source)
     name: str | None = None
     if released is None:
-        model = _from_transformers(str(folder), wanted, trust_remote_code, None)
+        model = from_transformers(str(folder), wanted, trust_remote_code, None)
     else:
         name, config, tensors = released.read(source, weights, kv_expand)
         model = build(released.model_class, config, tensors, wanted or weights.dtype())
@@ -161,10 +156,10 @@ def _alone(tensor: Tensor) -> Tensor:
 def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
     if dtype == "auto":
         return None
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(named, torch.dtype) or not named.is_floating_point:
         raise UserError(f"dtype must be auto or a floating point type such as bfloat16, got {dtype!r}")
-    return found
+    return named
 
 
 def register_fla_models() -> None:
@@ -178,45 +173,40 @@ def load_whole(auto_class: Any, name: str, **arguments: Any) -> Any:
 
     transformers leaves a tensor that a checkpoint lacks at its random initial value, with a warning.
 
-    Args:
-        auto_class: has `from_pretrained`.
-        name: a folder or a hub id.
-        arguments: passed on.
-
     Raises:
         UserError: tensors are missing or of another shape.
     """
-    found = auto_class.from_pretrained(name, output_loading_info=True, **{**arguments, "ignore_mismatched_sizes": True})
-    if not isinstance(found, tuple):  # code that a checkpoint brings along may load in its own way
-        align_weights(found)
-        return found
-    model, info = found
+    loaded = auto_class.from_pretrained(
+        name, output_loading_info=True, **{**arguments, "ignore_mismatched_sizes": True}
+    )
+    # code that a checkpoint brings along may load in its own way
+    model, info = loaded if isinstance(loaded, tuple) else (loaded, {"mismatched_keys": [], "missing_keys": []})
     align_weights(model)
     for tensor, shape, expected in sorted(info["mismatched_keys"]):
         raise UserError(f"{tensor} should be {list(expected)} by the configuration, but is {list(shape)}")
     missing = sorted(info["missing_keys"])
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise UserError(
-            f"the checkpoint {name} lacks tensors: {', '.join(missing[:3])}{more}; "
-            "complete the download or save it again"
-        )
+        raise UserError(f"the checkpoint {name} lacks tensors: {some(missing)}; complete the download or save it again")
     return model
 
 
-def _from_transformers(
-    name: str, dtype: torch.dtype | None, trust_remote_code: bool, revision: str | None
+def from_transformers(
+    name: str, dtype: torch.dtype | None, trust_remote_code: bool, revision: str | None, **options: Any
 ) -> PreTrainedModel:
+    """Loads a folder or a hub id as transformers does; `options` are further arguments of its Auto class.
+
+    Raises:
+        UserError: transformers cannot load it, or not every weight comes from the checkpoint.
+    """
     where: dict[str, Any] = {"trust_remote_code": trust_remote_code} | ({"revision": revision} if revision else {})
     register_fla_models()
     try:
         AutoConfig.from_pretrained(name, **where)
-        loaded: PreTrainedModel = load_whole(AutoModelForCausalLM, name, dtype=dtype or "auto", **where)
+        loaded: PreTrainedModel = load_whole(AutoModelForCausalLM, name, dtype=dtype or "auto", **where, **options)
     except UserError:
         raise
     except Exception as error:  # a broken file is answered with any class
         if raised_here(error) or isinstance(error, MemoryError):
             raise
-        reason = first_line(error)
-        raise UserError(f"transformers cannot load the checkpoint {name}: {reason}") from error
+        raise UserError(f"transformers cannot load the checkpoint {name}: {first_line(error)}") from error
     return loaded

@@ -45,9 +45,7 @@ class CheckpointFormat:
     Attributes:
         name: as results and messages name it; the reader may add to it, such as dolomite's generation.
         model_types: entries `model_type` of `config.json` that mean this format.
-        read: from configuration and tensors to those of `model_class`.
-        model_class: what the checkpoint becomes.
-        extendable: whether that can be trained and saved again.
+        extendable: whether what it becomes can be trained and saved again.
         takes_kv_expand: whether one can choose how grouped heads share keys and values.
     """
 

@@ -75,13 +75,7 @@ def inspect_command(arguments: Sequence[str], check: Callable[..., bool], share:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """The answer.
-
-    Attributes:
-        needs: memory beside the weights, by length; None where the sizes are not known.
-        work: of each task.
-        preparing_seconds: what imports, tasks and their requests took here, as they do in a run.
-    """
+    """The answer; `preparing_seconds` is what imports, tasks and their requests took here, as they do in a run."""
 
     description: "Description"
     needs: "Sequence[Needs] | None" = None

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from sbeval.checkpoints import load_whole, register_fla_models
 from sbeval.checkpoints.facts import (
     KvExpand,
     checkpoint_format,
@@ -22,11 +21,11 @@ from sbeval.checkpoints.facts import (
     training_length_tokens,
 )
 from sbeval.checkpoints.files import Weights, find_folder, read_config
-from sbeval.checkpoints.load import build
+from sbeval.checkpoints.load import build, from_transformers
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import format_of_type
 from sbeval.corpora.tokenizers import adds_bos, load_tokenizer, tokenizer_sha256
-from sbeval.errors import UserError, first_line, raised_here, shown
+from sbeval.errors import UserError, shown
 from sbeval.inspection.memory import Sizes, experts_of, sizes_of
 from sbeval.models.learned_positions import learned_positions
 
@@ -78,11 +77,8 @@ class Description:
         format: as loading names it, the generation of dolomite-engine included; None where it cannot be loaded.
         told_by: what shows the format.
         attention: the scheme, or a transformers model's type.
-        training_length_tokens: before any RoPE scaling, None where nothing says it.
+        training_length_tokens: before any RoPE scaling.
         training_length_from: the key that says it.
-        learned_positions: how many the model has, None where they are not learned.
-        rope: RoPE's parameters, its scaling among them; None where the model has none.
-        tokenizer: None where the folder holds none that loads.
         problems: sentences on what is missing or not supported; with `format` None the checkpoint cannot be loaded.
     """
 
@@ -105,12 +101,7 @@ class Description:
 
 
 def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand = "auto") -> Description:
-    """Describes a checkpoint without reading a tensor.
-
-    Args:
-        path_or_id: a folder or a hub id.
-        dtype: to load it in; "auto" keeps the checkpoint's.
-        kv_expand: how grouped heads share keys and values, see `sbeval.checkpoints.facts`.
+    """Describes a checkpoint without reading a tensor; the options are those of `load_checkpoint`.
 
     Raises:
         UserError: there is no checkpoint, a file is missing or damaged, or the configuration asks for more than the
@@ -190,16 +181,7 @@ def _assemble(
     if released is not None:
         name, config, tensors = released.read(source, headers, kv_expand)
         return name, build(released.model_class, config, tensors, headers.dtype())
-    register_fla_models()
-    try:
-        AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        model: PreTrainedModel = load_whole(AutoModelForCausalLM, str(folder), dtype="auto", device_map="meta")
-    except UserError:
-        raise
-    except Exception as error:  # a broken file is answered with any class
-        if raised_here(error) or isinstance(error, MemoryError):
-            raise
-        raise UserError(f"transformers cannot load the checkpoint {folder}: {first_line(error)}") from error
+    model = from_transformers(str(folder), None, False, None, device_map="meta")
     return checkpoint_format(model.config), model
 
 

@@ -42,14 +42,12 @@ class Sizes:
         cached_channels: numbers that a key head keeps of a position, None for its key and value alone.
         inner_size: channels inside the MLP that every token passes, 0 where there are experts alone.
         expert_size: channels inside an expert, 0 without experts.
-        chosen_experts: how many a token passes.
         tokens_of_experts_at_once: most tokens that stand before experts at one time, None for all.
         gated: whether an MLP has a gate beside its channels.
         key_windows: for each layer that keeps keys the most of them it keeps, None for all.
         parameters: numbers in all weights, those shared by embedding and head once.
-        other_embedding_parameters: of them, those of an embedding that is not the head too.
-        idle_parameters: of them, those of experts that a token does not pass.
-        weight_bytes: what they take.
+        other_embedding_parameters: of all, those of an embedding that is not the head too.
+        idle_parameters: of all, those of experts that a token does not pass.
         item_bytes: what one number of the residual stream takes.
     """
 
@@ -106,15 +104,7 @@ class Needs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """How much memory there is, and how far it reaches.
-
-    Attributes:
-        place: what has it.
-        device: "cuda" or "cpu".
-        memory_bytes: of it.
-        longest_window_tokens: one window alone that is scored; learned positions end it too.
-        longest_text_tokens: a prompt and its answer, alone.
-    """
+    """How much memory there is, and how long one window that is scored, or a prompt and its answer, may be alone."""
 
     place: str
     device: str
@@ -199,13 +189,14 @@ def _whole(config: Any, name: str) -> int | None:
 def needs(sizes: Sizes, length_tokens: int, *, device: str) -> Needs:
     """Returns what windows and texts of one length take on "cuda" or "cpu", which hold different numbers of logits."""
     batch_tokens = max(1, BATCH_TOKENS[device] // length_tokens) * length_tokens
+    text = text_bytes(sizes, length_tokens)
     return Needs(
         length_tokens=length_tokens,
         all_targets=window_bytes(sizes, length_tokens, length_tokens, device),
         last_targets=window_bytes(sizes, length_tokens, min(length_tokens, 256), device),
         batch=window_bytes(sizes, batch_tokens, batch_tokens, device),
-        generation=text_bytes(sizes, length_tokens) + window_bytes(sizes, length_tokens, 1, device),
-        further_text=text_bytes(sizes, length_tokens),
+        generation=text + window_bytes(sizes, length_tokens, 1, device),
+        further_text=text,
     )
 
 

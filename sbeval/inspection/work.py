@@ -32,12 +32,9 @@ ShareWindows = Callable[[Sequence[TokenLogprobsRequest]], Iterable[TokenLogprobs
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TaskWork:
-    """What one task asks of a model.
+    """What one task asks of a model: lm-eval's documents and requests, and pieces with how often they are given.
 
-    Attributes:
-        documents: lm-eval's documents, or samples.
-        pieces: what the model is given, with how often. Contexts that several requests share count every time, though
-            the model reads some of them once.
+    Contexts that several requests share count every time, though the model reads some of them once.
     """
 
     task: str
@@ -64,14 +61,7 @@ class TaskWork:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Duration:
-    """An estimate.
-
-    Attributes:
-        source: where the throughput comes from.
-        model_seconds: of each task, in the model.
-        loading_seconds: to load the model.
-        measuring_seconds: what finding this out took in the model.
-    """
+    """An estimate from a throughput of some `source`: seconds in the model, to load it, and to find all this out."""
 
     source: str
     model_seconds: Mapping[str, float]
@@ -89,12 +79,9 @@ def make_tasks(
 ) -> dict[str, Any]:
     """Returns lm-eval's tasks by name, their requests made.
 
-    Args:
-        names: of tasks and groups.
-        metadata: options of tasks, the model's arguments among them.
-        folders: of task files, beside the packaged ones.
-        limit: documents of each task, or a share of them; None for all.
-        packaged: whether every name is a packaged one, so that lm-eval's thousands stay unread.
+    `metadata` holds options of tasks, the model's arguments among them; `folders` hold task files beside the packaged
+    ones; `limit` is documents of each task, or a share of them. `packaged` says that every name is a packaged one, so
+    that lm-eval's thousands stay unread.
 
     Raises:
         UserError: what a task finds wrong with its options or its text.
@@ -170,13 +157,6 @@ def measure(
     """Estimates how long tasks take by running some documents of each with the model `sb`.
 
     The shortest requests are run before, since the first ones of a process compile kernels; a run pays that once too.
-
-    Args:
-        tasks: lm-eval's tasks by name, their requests made.
-        arguments: of the model.
-        device: "cpu" or "cuda".
-        encode: from texts to numbers of tokens.
-        share: see `ShareWindows`.
     """
     from lm_eval.api.registry import get_model  # after the plugin, which registers `sb`
 

@@ -30,12 +30,7 @@ BIASED: dict[str, type[AlibiBias] | type[FireBias]] = {"alibi": AlibiBias, "fire
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StickBreakingKernels:
-    """How stick-breaking attention is computed: a choice of the run, never part of a checkpoint.
-
-    Attributes:
-        impl: "auto", "reference", "blockwise" or "triton" (`sbeval.stickbreaking_attention`).
-        skip_threshold: stick below which older keys are skipped; None visits all.
-    """
+    """Options of `sbeval.stickbreaking_attention` that are a choice of the run, never part of a checkpoint."""
 
     impl: Implementation = "auto"
     skip_threshold: float | None = None
@@ -80,10 +75,7 @@ class StickBreakingMixer(nn.Module):
     def _with_remainder(self, output_BHQD: Tensor, remainder_BHQ: Tensor, own_v_BGQD: Tensor) -> Tensor:
         if self.remainder == "none":
             return output_BHQD
-        if self.remainder == "value":
-            added = own_v_BGQD.repeat_interleave(output_BHQD.shape[1] // own_v_BGQD.shape[1], dim=1)
-        else:
-            added = self.head_bias[:, None]
+        added = self.head_bias[:, None] if self.remainder == "head_bias" else _for_each_head(own_v_BGQD, output_BHQD)
         return (output_BHQD + remainder_BHQ[..., None] * added).to(output_BHQD.dtype)
 
 
@@ -159,9 +151,13 @@ class SoftmaxMixer(nn.Module):
         return softmax_decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, scale=self.scale)
 
 
+def _for_each_head(v_BGQD: Tensor, output_BHQD: Tensor) -> Tensor:
+    return v_BGQD.repeat_interleave(output_BHQD.shape[1] // v_BGQD.shape[1], dim=1)
+
+
 def without_part_along(output_BHQD: Tensor, v_BGQD: Tensor) -> Tensor:
     """Returns each head's output less its projection on the position's own value, computed in fp32."""
-    v_BHQD = v_BGQD.repeat_interleave(output_BHQD.shape[1] // v_BGQD.shape[1], dim=1)
+    v_BHQD = _for_each_head(v_BGQD, output_BHQD)
     v_BHQD = v_BHQD.to(torch.promote_types(v_BHQD.dtype, torch.float32))
     share_BHQ1 = (output_BHQD * v_BHQD).sum(-1, keepdim=True) / v_BHQD.square().sum(-1, keepdim=True)
     return (output_BHQD - share_BHQ1 * v_BHQD).to(output_BHQD.dtype)
@@ -226,9 +222,7 @@ class Attention(nn.Module):
             q_BHQD, k_BGQD = rotate(q_BHQD, *positions.cos_sin), rotate(k_BGQD, *positions.cos_sin)
         own_v_BGQD = v_BGQD
         if self.forget_gate is not None:
-            older = None
-            if older_keys is not None:
-                older = sums_in(older_keys, self.head_dim, self.members, self.scale)
+            older = None if older_keys is None else sums_in(older_keys, self.head_dim, self.members, self.scale)
             sums_BHQ = self.forget_gate.sums(hidden_BQE, positions, older)
             q_BHQD, k_BGQD, v_BGQD = with_decay(q_BHQD, k_BGQD, v_BGQD, sums_BHQ, self.scale)
         k_BGKD, v_BGKD = k_BGQD, v_BGQD

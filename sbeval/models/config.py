@@ -52,11 +52,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     Keys that are neither below nor transformers' own are refused.
 
     Attributes:
-        vocab_size: entries of the embedding.
-        hidden_size: width of the residual stream.
         intermediate_size: width inside the MLP, or inside each expert.
-        num_hidden_layers: number of blocks.
-        num_attention_heads: query heads.
         num_key_value_heads: key/value heads, a divisor of the query heads; None means as many as those.
         head_dim: width of a head; None means hidden_size / num_attention_heads.
         attention: "stickbreaking", or softmax with "rope", "nope" (no positions), "alibi", "fire" or "forgetting"
@@ -74,18 +70,14 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         value_shift: the same for values.
         output_norm: RMSNorm of each head's output with weights of its own, before any gate.
         head_norm: GroupNorm (one group a head, eps 1e-5, affine) on the concatenated heads, before the output map.
-        norm: "rmsnorm" or "layernorm", of the blocks and the end.
-        norm_eps: its epsilon.
         bias: which linear maps have one, of "qkv", "output" and "mlp"; True and False stand for all and none.
         activation: of the MLP: gated ("swiglu", "geglu") or plain ("gelu_tanh", "gelu", "silu", "relu").
         num_experts: MLPs of which a router chooses for each token; None means one MLP for all.
-        num_experts_per_token: how many it chooses.
         shared_intermediate_size: width of an MLP beside the experts that every token goes through, or None.
         shared_expert_gating: multiply that one's output by the sigmoid of a linear map of the token.
         normalize_expert_weights: a softmax over the chosen experts' logits; otherwise over all of them.
         balanced_experts: choose experts by their probabilities and a learned bias, which is no part of their weights.
         layer_overrides: for each layer an object of the fields in which it differs (`LAYER_FIELDS`), or None.
-        tie_word_embeddings: use the embedding as the head.
         attention_multiplier: factor of the attention logits; None means head_dim ** -0.5.
         embedding_multiplier: factor of the embeddings; None means 1.
         residual_multiplier: factor of each branch before it is added; None means 1.
@@ -95,7 +87,6 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         training_length_tokens: longest context the weights were trained at; None where unknown.
         extended_from: name, sha256 and training_length_tokens of the parent of a context extension, or None.
         max_position_embeddings: for other software; the training length unless given.
-        initializer_range: standard deviation of initial weights.
     """
 
     model_type: ClassVar[str] = "sbeval"
@@ -159,9 +150,18 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             self.bias = list(BIASES) if self.bias else []
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        self._check_sizes()
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise UserError(
+                f"num_attention_heads must be a multiple of num_key_value_heads, "
+                f"got {self.num_attention_heads} and {self.num_key_value_heads}"
+            )
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+            self.head_dim, rest = divmod(self.hidden_size, self.num_attention_heads)
+            if rest:
+                raise UserError(
+                    f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}; "
+                    "give head_dim"
+                )
         if self.max_position_embeddings is None:
             self.max_position_embeddings = self.training_length_tokens or 2048
         rotates = "rope" in self.schemes or ("forgetting" in self.schemes and self.rope_parameters is not None)
@@ -222,27 +222,13 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             if not fits(value, hint):
                 kind = "a positive integer" if name in _COUNTS.split() else f"of type {kind_text(hint)}"
                 raise UserError(f"{name} must be {kind}, got {shown(value)}")
-        for name in _COUNTS.split():
-            if (count := getattr(self, name)) is not None and count < 1:
-                raise UserError(f"{name} must be a positive integer, got {count}")
+            if name in _COUNTS.split() and value is not None and value < 1:
+                raise UserError(f"{name} must be a positive integer, got {value}")
         for name in ("norm_eps", "initializer_range"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.logits_divisor == 0:
             raise UserError("logits_divisor must be another number than 0")
-
-    def _check_sizes(self) -> None:
-        assert self.num_key_value_heads is not None
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise UserError(
-                f"num_attention_heads must be a multiple of num_key_value_heads, "
-                f"got {self.num_attention_heads} and {self.num_key_value_heads}"
-            )
-        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
-            raise UserError(
-                f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}; "
-                "give head_dim"
-            )
 
     def _check_layers(self) -> None:
         if self.layer_overrides is None:
@@ -272,17 +258,16 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         assert isinstance(self.bias, list)
         if not set(self.bias) <= set(BIASES):
             raise UserError(f"bias must be true, false or a list of {', '.join(BIASES)}, got {shown(self.bias)}")
-        if self.attention == "stickbreaking":
-            if self.sliding_window is not None:
-                raise UserError(
-                    f"sliding_window is for the softmax schemes, got {self.sliding_window} with stick-breaking "
-                    "attention; remove it"
-                )
-        elif self.remainder != "none" or self.attend_current:
+        if self.attention == "stickbreaking" and self.sliding_window is not None:
+            raise UserError(
+                f"sliding_window is for the softmax schemes, got {self.sliding_window} with stick-breaking attention; "
+                "remove it"
+            )
+        if self.attention != "stickbreaking" and (self.remainder != "none" or self.attend_current):
             raise UserError(
                 "remainder and attend_current belong to stick-breaking attention, got "
-                f"remainder={shown(self.remainder)}, "
-                f"attend_current={self.attend_current} with attention={shown(self.attention)}"
+                f"remainder={shown(self.remainder)}, attend_current={self.attend_current} with "
+                f"attention={shown(self.attention)}"
             )
         self._check_experts()
         if self.rope_parameters is not None:

@@ -137,12 +137,10 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             position_ids = index if seq_start is None else (index - seq_start[:, None]).clamp_min(0)
         elif new > 1 and not growing and bool((position_ids.diff(dim=-1) < 0).any()):
             raise UserError("position_ids fall within a row: say where packed texts begin with cu_seqlens")
-        if self.config.rope_parameters is None:
-            return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
-        frequencies = frequencies or self.held_rope_frequencies
-        if frequencies is None:
-            frequencies = self._own_frequencies(past, past + new)
         positions = Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
+        if self.config.rope_parameters is None:
+            return positions
+        frequencies = frequencies or self.held_rope_frequencies or self._own_frequencies(past, past + new)
         return self._rotating(positions, frequencies)
 
     def _packed_positions(self, cu_seqlens: Tensor, frequencies: RopeFrequencies | None) -> Positions:
@@ -219,20 +217,11 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         cu_seqlens: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Runs the blocks as `SbevalModel.forward` does, then the head.
+        """Runs the blocks as `SbevalModel.forward` does, whose arguments it takes, then the head.
 
-        Args:
-            input_ids: [B, L] tokens; for these and others that `SbevalModel.forward` takes, see there.
-            attention_mask: [B, cached and new tokens].
-            position_ids: [B or 1, L].
-            past_key_values: cache to read and extend.
-            inputs_embeds: [B, L, E] instead of `input_ids`.
-            labels: [B, L] tokens to predict, shifted here; -100 is left out of the loss.
-            use_cache: return a cache.
-            logits_to_keep: compute logits of this many last positions, or of these positions; 0 means all.
-            rope_frequencies: from `rope_frequencies_for`.
-            cu_seqlens: int32 [n + 1], where packed texts begin.
-            kwargs: passed to the loss, such as the Trainer's `num_items_in_batch`.
+        `labels` are [B, L] tokens to predict, shifted here; -100 is left out of the loss, which gets `kwargs` such as
+        the Trainer's `num_items_in_batch`. Logits are those of `logits_to_keep` last positions, or of these positions;
+        0 means all.
         """
         outputs = self.model(
             input_ids=input_ids,

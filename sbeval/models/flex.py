@@ -79,17 +79,10 @@ def flex_causal_attention(
     block_mask: BlockMask | None = None,
     attention: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """Returns [B, H, L, D] of causal attention over the newest `sliding_window` keys.
+    """Returns [B, H, L, D] of causal attention over keys with j - i < `sliding_window`.
 
-    Args:
-        q_BHLD: queries.
-        k_BGLD: keys.
-        v_BGLD: values.
-        scale: factor of the logits.
-        sliding_window: keys with j - i < window only.
-        score_mod: adds a bias, for up to `whole_blocks(L)` queries; None adds none.
-        block_mask: which of `whole_blocks(L)` positions are seen, without a window; None stands for `causal_blocks`.
-        attention: `flex_with_options` compiled; None takes it as it is, which holds all pairs.
+    `score_mod` and `block_mask`, for which None stands for `causal_blocks`, are of `whole_blocks(L)` positions;
+    `attention` is `flex_with_options` compiled, None takes it as it is, which holds all pairs.
     """
     length, added = q_BHLD.shape[2], whole_blocks(q_BHLD.shape[2]) - q_BHLD.shape[2]
     if added:  # newer than every query whose output is kept

@@ -39,12 +39,8 @@ class Positions(NamedTuple):
 def sequence_starts(attention_mask: Tensor | None, *, keys: int, has_past: bool) -> Tensor | None:
     """Returns how many padding positions precede each sequence, [B] integers, or None where nothing is padded.
 
-    Positions of padding after a sequence need no mask under causal attention, so long as nothing follows them.
-
-    Args:
-        attention_mask: [B, keys], nonzero for tokens, or None.
-        keys: number of cached and new positions.
-        has_past: whether some positions come from a cache.
+    Positions of padding after a sequence need no mask under causal attention, so long as nothing follows them. The mask
+    is [B, keys], nonzero for tokens; `keys` are the cached and new positions.
 
     Raises:
         UserError: the mask has another shape, has a hole, or pads on the right where more tokens follow.

@@ -41,9 +41,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 def preset(name: str, **overrides: Any) -> SbevalConfig:
     """Returns the configuration of one of the paper's sizes, stick-breaking unless overridden.
 
-    Args:
-        name: "350m", "1b", "3b", "moe-6.5b" or "moe-28.6b".
-        overrides: fields of `SbevalConfig` that differ from the preset.
+    The sizes are "350m", "1b", "3b", "moe-6.5b" and "moe-28.6b"; `overrides` are fields of `SbevalConfig`.
 
     Raises:
         UserError: there is no such preset, or a field is unknown.

@@ -40,12 +40,10 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, nn.Linear | nn.Embedding | Experts):
             init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, Experts):
-            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
         elif isinstance(module, Mixture) and module.balance is not None:
             init.zeros_(module.balance)
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm | HeadNorm | OwnHeadsNorm):
@@ -67,10 +65,8 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
         """Chooses how stick-breaking or forgetting attention is computed from now on; nothing of it is saved.
 
-        Args:
-            impl: "auto", "reference", "blockwise" or "triton"; forgetting attention takes "auto" alone.
-            skip_threshold: stick below which older keys are skipped, or the largest change of forgetting attention's
-                outputs, as a share of the largest value, by keys that are skipped; None visits all.
+        Forgetting attention takes `impl` "auto" alone. `skip_threshold` is the stick below which older keys are
+        skipped, or the largest change of its outputs by skipped keys, as a share of the largest value.
 
         Raises:
             UserError: the model has neither, or no such kernels, and something other than the default was asked for.
@@ -102,11 +98,7 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     ) -> RopeFrequencies:
         """Returns the frequencies for a request, to be passed to `forward` or `generate` as `rope_frequencies`.
 
-        Args:
-            length_tokens: the request's context length with all tokens it may generate.
-            scaling: from `parse_rope_scaling`, instead of the checkpoint's own; `rope_theta` stays the
-                checkpoint's unless the scaling names one.
-            original_length_tokens: training length before any scaling; None takes the checkpoint's.
+        The arguments are those of `held_rope_frequencies`.
 
         Raises:
             UserError: the model has no rotary embeddings.

@@ -9,6 +9,8 @@ Shape suffixes: B batch, H heads, L positions, D head_dim, F rotated pairs.
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,19 +35,6 @@ class RopeFrequencies(NamedTuple):
     attention_factor: float
 
 
-class _RopeSettings:
-    """What transformers' frequency functions read from a configuration."""
-
-    def __init__(self, rope_parameters: dict[str, Any], head_dim: int, max_position_embeddings: int) -> None:
-        self.rope_parameters = rope_parameters
-        self.head_dim = self.hidden_size = head_dim
-        self.num_attention_heads = 1
-        self.max_position_embeddings = max_position_embeddings
-
-    def standardize_rope_params(self) -> None:
-        pass
-
-
 def rope_frequencies(
     rope_parameters: Mapping[str, Any],
     *,
@@ -56,15 +45,11 @@ def rope_frequencies(
 ) -> RopeFrequencies:
     """Returns the frequencies for one request: a function of its arguments alone.
 
-    Args:
-        rope_parameters: base and scaling in transformers' form, such as
-            `{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0}`.
-        head_dim: D, even.
-        original_length_tokens: training length before any scaling, unless `rope_parameters` names its own
-            `original_max_position_embeddings`.
-        length_tokens: length of the request, with all tokens it may still generate; the dynamic kinds depend on it.
-        max_position_embeddings: the configuration's; the kinds that allow a missing factor divide this by the original
-            length.
+    `rope_parameters` are base and scaling in transformers' form, such as
+    `{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0}`. The original length is that of training before any
+    scaling, unless they name their own `original_max_position_embeddings`; that of the request, on which the dynamic
+    kinds depend, counts all tokens it may still generate. Kinds that allow a missing factor divide
+    `max_position_embeddings` by the original length.
 
     Raises:
         UserError: the scaling lacks a key its kind needs.
@@ -81,7 +66,14 @@ def rope_frequencies(
         if name in parameters and len(parameters[name]) != pairs:  # a single one would count for all
             raise UserError(f"{name} of the RoPE scaling must have {pairs} numbers, got {len(parameters[name])}")
     longest = original if rope_type == "dynamic" else max_position_embeddings or original
-    settings = _RopeSettings(parameters, head_dim, longest)
+    settings: Any = SimpleNamespace(  # what transformers' functions read from a configuration
+        rope_parameters=parameters,
+        head_dim=head_dim,
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        max_position_embeddings=longest,
+        standardize_rope_params=lambda: None,
+    )
     try:
         inv_freq_F, factor = ROPE_INIT_FUNCTIONS[rope_type](settings, torch.device("cpu"), seq_len=length_tokens)
     except KeyError as error:
@@ -130,12 +122,10 @@ def held_rope_frequencies(
 
     Models that rotate some layers differently (Gemma 3's windowed layers) are scaled in the others alone.
 
-    Args:
-        model: a model of this family or any transformers model.
-        length_tokens: the request's context length with all tokens it may generate, without padding.
-        scaling: from `parse_rope_scaling`; None holds the checkpoint's own, which matters where that depends on the
-            length. `rope_theta` and a partial rotation stay the checkpoint's unless the scaling names them.
-        original_length_tokens: training length before any scaling; None takes the checkpoint's.
+    `length_tokens` is the request's context length with all tokens it may generate, without padding. `scaling` is from
+    `parse_rope_scaling`; None holds the checkpoint's own, which matters where that depends on the length. `rope_theta`
+    and a partial rotation stay the checkpoint's unless the scaling names them. `original_length_tokens` is the training
+    length before any scaling; None takes the checkpoint's.
 
     Yields:
         The frequencies, one for each module that has its own.
@@ -176,19 +166,10 @@ def _scaled_module(
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     longest = int(config.max_position_embeddings)
     original = original_length_tokens or (own or {}).get("original_max_position_embeddings") or longest
-
-    def frequencies(parameters: Mapping[str, Any], original: int, length: int) -> RopeFrequencies:
-        return rope_frequencies(
-            parameters,
-            head_dim=head_dim,
-            original_length_tokens=original,
-            length_tokens=length,
-            max_position_embeddings=longest,
-        )
-
+    frequencies = partial(rope_frequencies, head_dim=head_dim, max_position_embeddings=longest)
     known = False
     if own is not None and before is not None:
-        expected = frequencies(own, longest, 1).inv_freq
+        expected = frequencies(own, original_length_tokens=longest, length_tokens=1).inv_freq
         tolerance = 1e-5 if before.dtype == torch.float32 else 1e-2
         known = before.shape == expected.shape and torch.allclose(before.float().cpu(), expected, rtol=tolerance)
     if not known:
@@ -197,7 +178,8 @@ def _scaled_module(
             "follow its rope_parameters; leave rope_scaling out"
         )
     base = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
-    scaled = frequencies(own if scaling is None else {**base, **scaling}, original, length_tokens)
+    parameters = own if scaling is None else {**base, **scaling}
+    scaled = frequencies(parameters, original_length_tokens=original, length_tokens=length_tokens)
     device = getattr(module, f"{prefix}inv_freq").device
     return scaled, {
         f"{prefix}inv_freq": scaled.inv_freq.to(device),

@@ -25,13 +25,7 @@ MOST_QUERIES = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Filling:
-    """Prompts that are being read into slots.
-
-    Attributes:
-        slots_N: int64, one for each prompt.
-        length_N: int64, tokens of each.
-        begin: the first position that is being read.
-    """
+    """Prompts that are being read into slots (int64), the tokens of each (int64), and the first position read."""
 
     slots_N: Tensor
     length_N: Tensor
@@ -102,19 +96,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Room for keys, in tokens."""
         return self.room_tokens
 
-    def get_max_cache_shape(self) -> int:
-        """The same, under the name that transformers before 5.20 uses."""
-        return self.room_tokens
+    get_max_cache_shape = get_max_length  # its name in transformers before 5.20
 
 
 class SlotCache(Cache):
     """A cache of `slots` texts. Inside `fill` it takes prompts, outside it steps, with equally many positions a slot.
 
-    Args:
-        slots: number of slots.
-        room_tokens: how many positions a text may have.
-        sliding_windows: of each layer, None for layers that see all keys.
-        device: where positions are kept.
+    A text may have `room_tokens` positions; `sliding_windows` are those of the layers, None where all keys are seen.
 
     Attributes:
         position_B: int32, where the next step writes. Set by the caller.

@@ -57,16 +57,9 @@ def softmax_attention(
 ) -> Tensor:
     """Returns [B, H, Q, D]; the queries are the last Q of the K positions.
 
-    Args:
-        q_BHQD: queries.
-        k_BGKD: keys.
-        v_BGKD: values.
-        scale: factor of the logits.
-        sliding_window: query j sees keys i with j - i < window; None sees all.
-        seq_start_B: index of the first key that is no padding; rows before it see themselves alone.
-        bias: added to the logits; must be differentiable where its parameters are.
-        position_ids_BQ: [B or 1, Q] positions of the queries in their texts, for a bias that depends on them; None
-            counts from the first key.
+    Query j sees keys i with j - i < `sliding_window`, all without one. `seq_start_B` is the first key that is no
+    padding; rows before it see themselves alone. `position_ids_BQ`, [B or 1, Q], are the queries' positions in their
+    texts, for a bias that depends on them; None counts from the first key.
     """
     heads, queries, keys = q_BHQD.shape[1], q_BHQD.shape[2], k_BGKD.shape[2]
     if sliding_window is None or sliding_window > keys:
@@ -82,9 +75,10 @@ def softmax_attention(
         return scaled_dot_product_attention(
             q_BHQD, k_BGKD, v_BGKD, is_causal=queries == keys > 1, scale=scale, enable_gqa=heads != k_BGKD.shape[1]
         )
-    one_text = seq_start_B is None and (bias is None or bias.by_distance or _rows(position_ids_BQ) == 1)
+    texts = 0 if position_ids_BQ is None else len(position_ids_BQ)
+    by_distance = seq_start_B is None and (bias is None or bias.by_distance)
     learned = bias.parameters() if isinstance(bias, nn.Module) else ()
-    if one_text and suits_flex(q_BHQD, k_BGKD, v_BGKD, *learned):
+    if (by_distance or (seq_start_B is None and texts == 1)) and suits_flex(q_BHQD, k_BGKD, v_BGKD, *learned):
         position_Q = None if position_ids_BQ is None else position_ids_BQ[0]
         output_BHQD = compiled_flex_attention(
             q_BHQD,
@@ -97,8 +91,7 @@ def softmax_attention(
         if output_BHQD is not None:
             return output_BHQD
     k_BHKD, v_BHKD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGKD, v_BGKD))
-    by_distance = seq_start_B is None and (bias is None or bias.by_distance)
-    per_row = seq_start_B is not None or (not by_distance and position_ids_BQ is not None and len(position_ids_BQ) > 1)
+    per_row = seq_start_B is not None or (not by_distance and texts > 1)
     layers = (q_BHQD.shape[0] if per_row else 1) * (1 if bias is None else bias.channels)
     rows = _rows_of_a_block(queries, keys, sliding_window, layers, q_BHQD.device)
 
@@ -162,10 +155,6 @@ def _masked_attention(q_BHRD: Tensor, k_BHCD: Tensor, v_BHCD: Tensor, mask: Tens
         return scaled_dot_product_attention(q_BHRD, k_BHCD, v_BHCD, attn_mask=mask, scale=scale)
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         return scaled_dot_product_attention(q_BHRD, k_BHCD, v_BHCD, attn_mask=mask, scale=scale)
-
-
-def _rows(position_ids_BQ: Tensor | None) -> int:
-    return 0 if position_ids_BQ is None else len(position_ids_BQ)
 
 
 def _rows_of_a_block(queries: int, keys: int, sliding_window: int, layers: int, device: torch.device) -> int:

@@ -34,8 +34,8 @@ def sweep_from_command(
     if workers is not None:
         raise UserError("Expected no --workers, which is gone: use --ray local, which runs as many at a time as fit.")
     if suite is None:
-        of_suite = {"output": output, "context_lengths": context_lengths, "limit": limit, "model_args": model_args}
-        of_suite["metadata"] = metadata
+        of_suite: dict[str, Any] = {"output": output, "context_lengths": context_lengths, "limit": limit}
+        of_suite |= {"model_args": model_args, "metadata": metadata}
         return _from_file(arguments, [name for name, value in of_suite.items() if value is not None], follow)
     if not arguments and follow is None:
         raise UserError(f"Expected checkpoints behind --suite {suite}, found none: name at least one.")

@@ -37,21 +37,19 @@ def run_sweep(
 ) -> list[Failure]:
     """Runs what is not there yet and complete, goes on after a failed run, and prints what it does.
 
-    Args:
-        sweep: the sweep.
-        only: name of one run as it is printed, or of one that every checkpoint goes through; None for all.
-        dry_run: only print what would be run.
-        check: called by a dry run with each configuration to be run; raises a `UserError` for one that cannot start.
-        replace: where a run's folder holds anything else, move that aside and run.
-        ray: address of a Ray cluster that runs several at a time, or "local". None is one after another.
-
-    Returns:
-        The failed runs.
+    `only` names a run as it is printed, or one that every checkpoint goes through. A dry run prints what would be run
+    and calls `check` with each configuration, which raises a `UserError` for one that cannot start. With `replace` what
+    else a run's folder holds is moved aside. `ray` is the address of a cluster that runs several at a time, or "local".
+    Returns the failed runs.
 
     Raises:
         UserError: no such run, another sweep is at work in the folder, or a cluster that cannot be.
     """
-    runs = _chosen(plan(sweep), only)
+    planned = plan(sweep)
+    runs = [run for run in planned if only in (None, str(run), run.name)]
+    if not runs:
+        names = ", ".join(map(str, planned))
+        raise UserError(f"Expected --run to name a run of the sweep, found {only!r}: name one of {names}.")
     numbers = {str(run): number for number, run in enumerate(runs, start=1)}
     failures: list[Failure] = []
     complete, to_run = 0, []
@@ -84,14 +82,6 @@ def run_sweep(
     failures.sort(key=lambda failure: numbers[str(failure.run)])
     _summary(sweep, len(runs), states["done"], complete, failures, dry_run=dry_run)
     return failures
-
-
-def _chosen(runs: Sequence[PlannedRun], only: str | None) -> Sequence[PlannedRun]:
-    chosen = [run for run in runs if only in (None, str(run), run.name)]
-    if not chosen:
-        names = ", ".join(map(str, runs))
-        raise UserError(f"Expected --run to name a run of the sweep, found {only!r}: name one of {names}.")
-    return chosen
 
 
 def _look_at(

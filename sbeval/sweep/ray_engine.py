@@ -50,7 +50,12 @@ def run_on_cluster(
         place = (str(Path.cwd()), str(stack.enter_context(unfinished(output / "shared")).parent))
         nodes = [node for node in ray.nodes() if node["Alive"]]
         most_gpus = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
-        _check_gpus(runs, most_gpus)
+        for run in runs:
+            if (run.gpus or 0) > most_gpus:
+                raise UserError(
+                    f"Expected at most {most_gpus} GPUs a run, which is what the largest node of the cluster has, "
+                    f"found gpus: {run.gpus} of run {run.name!r}: correct that in the sweep file."
+                )
         _check_nodes(ray, nodes, place)
         how = {"launcher": sweep.launcher, "replace": replace, "threads": os.environ.get(_THREADS)}
         remote = ray.remote(max_retries=_MOST_TRIES, retry_exceptions=False)(_attempt)
@@ -78,15 +83,6 @@ def run_on_cluster(
                     start(run)
                 else:
                     yield run, outcome
-
-
-def _check_gpus(runs: Sequence[PlannedRun], most: int) -> None:
-    for run in runs:
-        if (run.gpus or 0) > most:
-            raise UserError(
-                f"Expected at most {most} GPUs a run, which is what the largest node of the cluster has, found gpus: "
-                f"{run.gpus} of run {run.name!r}: correct that in the sweep file."
-            )
 
 
 def _check_nodes(ray: Any, nodes: Sequence[dict[str, Any]], place: tuple[str, str]) -> None:

@@ -17,13 +17,9 @@ from sbeval.training.tokenizer import Tokens
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingArrays:
-    """Token arrays on disk, as `own_text` writes them.
+    """Token arrays on disk, as `own_text` writes them, and where their text comes from.
 
-    Attributes:
-        tokens: [tokens] uint16 or uint32, documents joined with the end-of-text token.
-        recall: [windows, length + 1] recall text.
-        record: where the text comes from.
-        tokenizer: folder of the tokenizer.
+    `tokens` are documents joined with the end-of-text token, `recall` is [windows, length + 1].
     """
 
     tokens: Tokens

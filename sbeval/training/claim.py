@@ -25,13 +25,9 @@ def claimed(
 ) -> Iterator[bool]:
     """Claims a new or empty folder, or one of the same run: writes what its run is, and keeps other processes out.
 
-    Args:
-        out: the folder.
-        identity: settings, data, and under "inputs" the parts of what the run begins with; a run of an earlier
-            version has not recorded those and is not asked for them.
-        checkpoint: the folder in it that the run is to end in.
-        replace: where the folder holds something else, move that aside.
-        inputs: what the command reads, which is never moved.
+    `identity` holds settings, data, and under "inputs" the parts of what the run begins with; a run of an earlier
+    version has not recorded those and is not asked for them. The run is to end in the folder `checkpoint`. With
+    `replace` what else the folder holds is moved aside, but never `inputs`, which the command reads.
 
     Yields:
         Whether the run has ended before and its checkpoint stands there.

@@ -25,13 +25,7 @@ from sbeval.training.recipe import (
 
 
 class HeldOut(NamedTuple):
-    """What a report on a model trained on a person's own text is made from.
-
-    Attributes:
-        checkpoint: the trained model.
-        text: folder of the documents that were kept out of its training.
-        context_lengths: in tokens, to evaluate it at.
-    """
+    """What a report on a model trained on a person's own text is made from: text kept out, and lengths in tokens."""
 
     checkpoint: Path
     text: Path

@@ -29,6 +29,12 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def say(text: str) -> None:
+    """Prints a line in the first process alone."""
+    if is_first_process():
+        print(text, flush=True)
+
+
 def process_count() -> int:
     """How many processes train together."""
     return max(1, int(os.environ.get("WORLD_SIZE", "1")))

@@ -16,7 +16,7 @@ from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
-from sbeval.training.distributed import check_context_parallel, is_first_process
+from sbeval.training.distributed import check_context_parallel, say
 from sbeval.training.losses import document_loss, next_token_loss
 from sbeval.training.own_text import OwnText, tokenised_text
 from sbeval.training.recipe import Extension, OptimizationSettings
@@ -36,14 +36,8 @@ def extend(
 ) -> Path | None:
     """Continues training at a longer context, or goes on where an earlier call stopped.
 
-    Args:
-        extension: what to do.
-        out: the run's folder: resumable states, the loss curve, and at the end `checkpoint/`.
-        max_seconds: stop with a resumable state after this much time; None trains to the end.
-        command: command line for the record.
-        fsdp: shard weights, gradients and the optimizer over the processes of `accelerate launch`.
-        replace: where `out` holds something else, move that aside.
-        context_parallel: processes of `accelerate launch` that share a window, each a part of its tokens.
+    `out` holds resumable states, the loss curve, and at the end `checkpoint/`; with `replace` what else it holds is
+    moved aside. The other options are those of `TrainingRun`.
 
     Returns:
         The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
@@ -93,7 +87,7 @@ def extend(
         seed=extension.seed,
     )
     if not extension.allow_repeat:
-        check_epochs(windows.epochs, found_tokens=len(tokens), optimization=optimization)
+        check_epochs(windows.epochs, len(tokens), optimization)
     checkpoint = out / "checkpoint"
     identity = {
         "extension": extension.model_dump(mode="json"),
@@ -107,18 +101,13 @@ def extend(
         stack.enter_context(lengthened(model, extension.context_tokens, extension.rope_scaling, parent))
         claim = claimed(out, identity, checkpoint, replace=replace, inputs=[folder, extension.data])
         if stack.enter_context(claim):
-            if is_first_process():
-                print(f"{checkpoint}: extended before", flush=True)
+            say(f"{checkpoint}: extended before")
             return checkpoint
         set_seed(extension.seed)
-        loss = (
-            next_token_loss
-            if extension.documents == "joined"
-            else functools.partial(document_loss, separator=separator)
-        )
+        apart = functools.partial(document_loss, separator=separator)
         if extension.gradient_checkpointing:
             model.gradient_checkpointing_enable()
-        model = run.train(model, windows, loss)
+        model = run.train(model, windows, next_token_loss if extension.documents == "joined" else apart)
         if model is None:
             return None
 
@@ -128,8 +117,7 @@ def extend(
 
         dtype = torch.float32 if extension.precision == "float32" else Weights(folder).dtype()
         run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
-        if is_first_process():
-            print(f"{checkpoint}: extended to {extension.context_tokens} tokens", flush=True)
+        say(f"{checkpoint}: extended to {extension.context_tokens} tokens")
         return checkpoint
 
 
@@ -140,11 +128,8 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
     One set of RoPE frequencies, worked out from the parent's, is held for the whole run: a dynamic kind would follow
     each segment's length.
 
-    Args:
-        model: its configuration is changed in place and stays so.
-        context_tokens: the new context.
-        rope_scaling: scaling to train with, such as "dynamic:4"; None keeps the parent's.
-        parent: what the checkpoint says of the one it came from; its `training_length_tokens` may be None.
+    The configuration is changed in place and stays so. `parent` is what the checkpoint says of the one it came from;
+    its `training_length_tokens` may be None.
 
     Raises:
         UserError: the context is no longer than the parent's, the model has no positions beyond, or the scaling does
@@ -210,8 +195,8 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
                 f"Expected token arrays made with the checkpoint's tokenizer ({ours[:12]}), found {theirs[:12]} in "
                 f"{source}; tokenise the text again or give the text itself"
             )
-        return arrays.tokens, separator, arrays.record
-    arrays = load_arrays(tokenised_text(OwnText(source=str(source)), tokenizer, holding_out=False))
+    else:
+        arrays = load_arrays(tokenised_text(OwnText(source=str(source)), tokenizer, holding_out=False))
     return arrays.tokens, separator, arrays.record
 
 
@@ -226,10 +211,10 @@ def check_documents(tokens: NDArray[Any], separator: int, context_tokens: int) -
         )
 
 
-def check_epochs(epochs: float, *, found_tokens: int, optimization: OptimizationSettings) -> None:
+def check_epochs(epochs: float, tokens: int, optimization: OptimizationSettings) -> None:
     """Refuses a run that sees windows of the text twice."""
     if epochs > 1:
         raise UserError(
             f"Expected text for {optimization.steps} steps of {optimization.batch_tokens} tokens, found "
-            f"{found_tokens} tokens: that is {epochs:.2f} epochs; give more text, fewer --steps, or --allow-repeat"
+            f"{tokens} tokens: that is {epochs:.2f} epochs; give more text, fewer --steps, or --allow-repeat"
         )

@@ -39,14 +39,9 @@ _LEAST_BLOCKS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OwnText:
-    """A text to train on.
+    """A text to train on: a file, a folder or the name of a hub data set, and how documents are cut into smaller ones.
 
-    Attributes:
-        source: file, folder, or name of a hub data set.
-        split: how documents are cut into smaller ones, None for as they are.
-        field: field or column that holds the text.
-        dataset_config: configuration of the hub data set.
-        dataset_split: its split.
+    `field` is the field or column that holds the text.
     """
 
     source: str

@@ -205,11 +205,8 @@ def read_recipe(path: str | Path) -> TrainRecipe:
 def read_mapping(path: str | Path, folder: Path = RECIPE_FOLDER) -> tuple[dict[str, Any], Path]:
     """Returns the settings of a recipe file, and where it was found.
 
-    A recipe with `based_on: NAME` holds what differs from that recipe, nested settings included.
-
-    Args:
-        path: a YAML file, or the name of one beside the recipe that is based on it or shipped (`demo_rope`).
-        folder: of the recipe that is based on this one.
+    A recipe with `based_on: NAME` holds what differs from that recipe, nested settings included. `path` is a YAML file,
+    or the name of one in `folder`, beside the recipe that is based on it, or of one that is shipped (`demo_rope`).
 
     Raises:
         UserError: there is no such file, or it holds no mapping.

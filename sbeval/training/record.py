@@ -54,29 +54,9 @@ def trim_log(log: Path, last_step: int) -> None:
         write_lines(log, [point for point in read_lines(log) if point["step"] <= last_step])
 
 
-def record_of(
-    facts: Mapping[str, Any], out: Path, data: Mapping[str, Any], *, parameters: int, tokens_seen: int, epochs: float
-) -> dict[str, Any]:
-    """Returns how a checkpoint was made.
-
-    `facts` of the recipe or the extension come first; `out` holds the run's commands and its loss curve, and `data` is
-    the record of the token arrays.
-    """
-    commands = read_lines(out / COMMANDS_FILE)
-    return {
-        **facts,
-        "parameters": parameters,
-        "tokens_seen": tokens_seen,
-        "epochs": round(epochs, 3),
-        "unique_tokens": data["unique_tokens"],
-        "commands": [command["command"] for command in commands],
-        "runs": commands,
-        "seconds": round(sum(command["seconds"] for command in commands), 1),
-        "gpus": sorted({command["gpu"] for command in commands if command["gpu"]}),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
-        "data": dict(data),
-        "loss_curve": read_lines(out / CURVE_FILE),
-    }
+def versions() -> dict[str, str | None]:
+    """Returns the versions of Python and of the packages that a run's numbers depend on."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
 
 
 def _version(package: str) -> str | None:

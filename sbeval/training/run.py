@@ -20,7 +20,7 @@ from sbeval.training.distributed import is_first_process, prepare, process_count
 from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
 from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import TrainingSettings
-from sbeval.training.record import COMMANDS_FILE, CURVE_FILE, read_lines, record_of, trim_log, write_lines
+from sbeval.training.record import COMMANDS_FILE, CURVE_FILE, read_lines, trim_log, versions, write_lines
 from sbeval.training.trainer import (
     WindowTrainer,
     last_complete_state,
@@ -41,7 +41,6 @@ class TrainingRun:
     Attributes:
         out: the folder, claimed by this command alone (`claim`): `states/`, `training_log.jsonl`, `runs.jsonl`,
             `run.json`.
-        settings: of the recipe or the context extension.
         max_seconds: stop with a resumable state after this time; None trains to the end.
         command: command line for the record.
         fsdp: shard weights, gradients and the optimizer over the processes.
@@ -83,19 +82,15 @@ class TrainingRun:
         if is_first_process():
             with full_disk_named(self.out):
                 trim_log(self.out / CURVE_FILE, first_step)
-        earlier = self._commands_to(first_step)
+        earlier = [
+            command | {"last_step": min(command["last_step"], first_step)}
+            for command in read_lines(self.out / COMMANDS_FILE)
+        ]
 
         def note(step: int) -> None:
             write_lines(self.out / COMMANDS_FILE, [*earlier, self._this_command(first_step, step)])
 
-        watch = RunWatch(
-            log=self.out / CURVE_FILE,
-            batch_tokens=optimization.batch_tokens,
-            max_seconds=self.max_seconds,
-            started=self.started,
-            saved=note,
-        )
-        kind = type(model)
+        watch, kind = RunWatch(self, note), type(model)
         trainer = WindowTrainer(
             factor=schedule_factor(optimization),
             window_loss=loss,
@@ -132,11 +127,6 @@ class TrainingRun:
                 print(f"stopped at step {last_step} of {steps} with its state saved; run the same command to go on")
         return None if watch.out_of_time else whole_model(trainer, kind)
 
-    def _commands_to(self, step: int) -> list[dict[str, Any]]:
-        """What earlier commands did, up to the step to resume from."""
-        commands = read_lines(self.out / COMMANDS_FILE)
-        return [command | {"last_step": min(command["last_step"], step)} for command in commands]
-
     def _this_command(self, first_step: int, last_step: int) -> dict[str, Any]:
         """This command's share of the run; of several processes, the memory is the first's."""
         on_gpu = torch.cuda.is_available()
@@ -153,11 +143,25 @@ class TrainingRun:
     def record(
         self, facts: Mapping[str, Any], model: Any, data: Mapping[str, Any], windows: TrainingWindows
     ) -> dict[str, Any]:
-        """Returns `record_of` this run."""
-        seen = self.settings.optimization.steps * self.settings.optimization.batch_tokens
-        return record_of(
-            facts, self.out, data, parameters=model.num_parameters(), tokens_seen=seen, epochs=windows.epochs
-        )
+        """Returns how the checkpoint was made.
+
+        `facts` of the recipe or the extension come first; `data` is the record of the token arrays.
+        """
+        commands = read_lines(self.out / COMMANDS_FILE)
+        return {
+            **facts,
+            "parameters": model.num_parameters(),
+            "tokens_seen": self.settings.optimization.steps * self.settings.optimization.batch_tokens,
+            "epochs": round(windows.epochs, 3),
+            "unique_tokens": data["unique_tokens"],
+            "commands": [command["command"] for command in commands],
+            "runs": commands,
+            "seconds": round(sum(command["seconds"] for command in commands), 1),
+            "gpus": sorted({command["gpu"] for command in commands if command["gpu"]}),
+            "versions": versions(),
+            "data": dict(data),
+            "loss_curve": read_lines(self.out / CURVE_FILE),
+        }
 
     def finish(
         self, model: Any, tokenizer: Any, folder: Path, record: Callable[[], dict[str, Any]], *, dtype: torch.dtype
@@ -183,42 +187,33 @@ class TrainingRun:
 
 
 class RunWatch(TrainerCallback):
-    """Keeps the loss curve, stops in time, and never lets a broken state be saved.
+    """Keeps a run's loss curve, stops it in time, and never lets a broken state be saved.
 
-    Args:
-        log: the loss curve's file.
-        batch_tokens: of one step.
-        max_seconds: from `started` (`time.monotonic()`); None never stops.
-        started: when the command started.
-        saved: told in the first process after which step a state was written.
+    `saved` is told in the first process after which step a state was written.
     """
 
-    def __init__(
-        self, *, log: Path, batch_tokens: int, max_seconds: float | None, started: float, saved: Callable[[int], None]
-    ) -> None:
+    def __init__(self, run: TrainingRun, saved: Callable[[int], None]) -> None:
         self.trainer: WindowTrainer | None = None
         self.out_of_time = False
-        self._log = log
-        self._batch_tokens = batch_tokens
-        self._max_seconds = max_seconds
-        self._started = started
+        self._run = run
         self._saved = saved
         self._first_step = 0
-        self._first_step_at = started
+        self._first_step_at = run.started
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Notes where and when this command's first step begins, and says how many there are."""
         self._first_step, self._first_step_at = state.global_step, time.monotonic()
         if state.is_world_process_zero:
+            tokens = self._run.settings.optimization.batch_tokens
             print(
-                f"steps {state.global_step + 1} to {state.max_steps} of {self._batch_tokens:,} tokens each, "
+                f"steps {state.global_step + 1} to {state.max_steps} of {tokens:,} tokens each, "
                 f"the loss every {args.logging_steps:.0f}",
                 flush=True,
             )
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stops the run, state saved, when its time is up."""
-        if self._max_seconds is not None and self._time_is_up(args.device, state.global_step):
+        if self._run.max_seconds is not None and self._time_is_up(args.device, state.global_step):
             self.out_of_time = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True
         if control.should_save:
@@ -226,21 +221,17 @@ class RunWatch(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
         """Adds a point to the loss curve."""
-        if not logs or "loss" not in logs:
-            return
-        if self._stop_broken(control):
-            return
-        if not state.is_world_process_zero:
+        if not logs or "loss" not in logs or self._stop_broken(control) or not state.is_world_process_zero:
             return
         point = {
             "step": state.global_step,
-            "tokens": state.global_step * self._batch_tokens,
+            "tokens": state.global_step * self._run.settings.optimization.batch_tokens,
             "loss_nats": logs["loss"],
             "gradient_norm": logs.get("grad_norm"),
             "learning_rate": logs["learning_rate"],
-            "seconds": round(time.monotonic() - self._started, 2),
+            "seconds": round(time.monotonic() - self._run.started, 2),
         }
-        with self._log.open("a", encoding="utf-8") as file:
+        with (self._run.out / CURVE_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(point) + "\n")
         print(
             f"step {point['step']}/{state.max_steps}  loss {logs['loss']:.4f}  {point['seconds']:.0f} s"
@@ -263,13 +254,13 @@ class RunWatch(TrainerCallback):
         """Returns ", about 340 s left", by the steps of this command so far; nothing where none is left."""
         now = time.monotonic()
         left_seconds = (steps - done) * (now - self._first_step_at) / max(1, done - self._first_step)
-        if self._max_seconds is not None:
-            left_seconds = min(left_seconds, self._max_seconds - (now - self._started))
+        if self._run.max_seconds is not None:
+            left_seconds = min(left_seconds, self._run.max_seconds - (now - self._run.started))
         return f", about {time_text(left_seconds)} left" if left_seconds > 0 else ""
 
     def _time_is_up(self, device: torch.device, step: int) -> bool:
-        assert self._max_seconds is not None
-        left_seconds = self._max_seconds - (time.monotonic() - self._started)
+        assert self._run.max_seconds is not None
+        left_seconds = self._run.max_seconds - (time.monotonic() - self._run.started)
         if process_count() == 1:
             return left_seconds < 0
         # processes must stop at the same step: the first to run out of time decides; asking waits for the device

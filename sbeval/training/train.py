@@ -10,7 +10,7 @@ from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
-from sbeval.training.distributed import is_first_process
+from sbeval.training.distributed import say
 from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import TrainRecipe
 from sbeval.training.run import TrainingRun
@@ -30,14 +30,9 @@ def train(
 ) -> Path | None:
     """Trains a model from the recipe, or goes on where an earlier call stopped.
 
-    Args:
-        recipe: the run.
-        out: its folder: resumable states, the loss curve, and at the end `<recipe.name>/`, the checkpoint.
-        max_seconds: stop with a resumable state after this much time; None trains to the end.
-        data_folder: token arrays to read instead of the recipe's.
-        command: command line for the record.
-        fsdp: shard weights, gradients and the optimizer over the processes of `accelerate launch`.
-        replace: where `out` holds something else, move that aside.
+    `out` holds resumable states, the loss curve, and at the end `<recipe.name>/`, the checkpoint; with `replace` what
+    else it holds is moved aside. `data_folder` holds token arrays to read instead of the recipe's. The other options
+    are those of `TrainingRun`.
 
     Returns:
         The checkpoint's folder, or None where time ran out first.
@@ -83,8 +78,7 @@ def train(
     }
     with claimed(out, identity, checkpoint, replace=replace, inputs=[data]) as ended:
         if ended:
-            if is_first_process():
-                print(f"{checkpoint}: trained before", flush=True)
+            say(f"{checkpoint}: trained before")
             return checkpoint
         model = run.train(model, windows)
         if model is None:
@@ -99,11 +93,7 @@ def train(
 
         dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
         run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
-        if is_first_process():
-            print(
-                f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens",
-                flush=True,
-            )
+        say(f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens")
         return checkpoint
 
 

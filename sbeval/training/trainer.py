@@ -106,10 +106,10 @@ class WindowTrainer(Trainer):
 
 def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float]:
     """Returns the learning rate's factor as a function of the step."""
-    function = {"cosine": cosine, "warmup_stable_decay": warmup_stable_decay, "extension": extension}[
-        optimization.schedule
-    ]
-    return functools.partial(function, steps=optimization.steps, warmup_steps=optimization.warmup_steps)
+    functions = {"cosine": cosine, "warmup_stable_decay": warmup_stable_decay, "extension": extension}
+    return functools.partial(
+        functions[optimization.schedule], steps=optimization.steps, warmup_steps=optimization.warmup_steps
+    )
 
 
 def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, processes: int) -> tuple[int, int]:

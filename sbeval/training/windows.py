@@ -19,14 +19,8 @@ class TrainingWindows(Dataset[Tensor]):
     spread, is recall text; the others cut the joined documents into windows at an offset drawn for each epoch and
     visit them in an order drawn for each epoch.
 
-    Args:
-        tokens: [tokens] joined documents.
-        recall: [rows, row length + 1] recall text, a row length that divides `length_tokens`: as many rows as fit make
-            a window. Used from the start again when it runs out.
-        length_tokens: model inputs a window; a window holds one token more.
-        windows: number of items.
-        recall_share: share of recall windows among the items, 0 to 1.
-        seed: of offsets and order.
+    `recall` is [rows, row length + 1], of a row length that divides `length_tokens`: as many rows as fit make a window,
+    and it is used from the start again when it runs out. `length_tokens` are model inputs; a window holds one more.
     """
 
     def __init__(

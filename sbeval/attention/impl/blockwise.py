@@ -25,24 +25,9 @@ from sbeval.attention.impl.tiles import (
 )
 
 
-def blockwise(
-    q_BHQD: Tensor,
-    k_BGKD: Tensor,
-    v_BGKD: Tensor,
-    scale: float,
-    attend_current: bool,
-    seq_start_B: Tensor | None,
-    cu_seqlens: Tensor | None,
-    skip_threshold: float | None,
-    cu_seqlens_k: Tensor | None,
-    newer_remainder_BHQ: Tensor | None,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
-    """Returns output [B, H, Q, D] and remainder [B, H, Q]."""
-    output, remainder, _ = _forward(
-        *(q_BHQD, k_BGKD, v_BGKD, scale, attend_current, seq_start_B, cu_seqlens, skip_threshold),
-        *(cu_seqlens_k, newer_remainder_BHQ, causal),
-    )
+def blockwise(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Takes what `_forward` takes, and returns output [B, H, Q, D] and remainder [B, H, Q]."""
+    output, remainder, _ = _forward(*inputs)
     return output, remainder
 
 
@@ -100,17 +85,7 @@ def _forward(
 
 @_forward.register_fake
 def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    attend_current: bool,
-    seq_start_B: Tensor | None,
-    cu_seqlens: Tensor | None,
-    skip_threshold: float | None,
-    cu_seqlens_k: Tensor | None = None,
-    newer_remainder_BHQ: Tensor | None = None,
-    causal: bool = True,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start_B: Any, cu_seqlens: Any, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     remainder = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
     visited_NX = q.new_empty((k.shape[0] * k.shape[1], most_row_blocks(q, k, cu_seqlens)), dtype=torch.int32)
@@ -209,21 +184,7 @@ def _spent(logits_nRJ: Tensor) -> Tensor:
 
 
 @_backward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    d_output: Tensor,
-    d_remainder: Tensor,
-    remainder: Tensor,
-    visited_NX: Tensor,
-    scale: float,
-    attend_current: bool,
-    seq_start_B: Tensor | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None = None,
-    causal: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 

@@ -32,8 +32,6 @@ class RowBlock:
     """Rows that are worked on together.
 
     Attributes:
-        heads: which of the N.
-        queries: which of the Q.
         index: number of this block of queries, counted from the first.
         first_key: the oldest key that one of the rows may see.
         newest: where the newest such key is, among keys that are stored newest first.
@@ -53,11 +51,9 @@ class Tiles:
     Attributes:
         q_NSQD: queries times the scale, in fp32 or wider.
         k_NKD: keys, newest first.
-        attend_current: whether a query attends its own position.
         causal: whether queries are the last positions of the keys; else every key is older than every query.
         seq_start_N: first position that is no padding, or None.
         row_blocks: all rows, those that may look back farthest first.
-        tile_keys: keys of a tile.
     """
 
     q_NSQD: Tensor

@@ -58,8 +58,6 @@ class DolomiteMLP:
 
     Attributes:
         interleaved: gate and up alternate in the rows of `c_fc`, gate first; else up comes before gate.
-        experts: how many there are, None for one dense MLP.
-        chosen: experts a token goes through.
         shared_width: of an MLP for every token beside the experts, None without.
         shared_interleaved: `interleaved`, of that one.
         shared_gated: whether that one's output is gated for each token.

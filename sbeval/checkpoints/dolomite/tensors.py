@@ -4,7 +4,6 @@ Shape suffixes: H query heads, G key/value heads, R query heads a group (H / G),
 """
 
 import logging
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -42,25 +41,21 @@ def read_dolomite(
     layers = [f"transformer.h.{layer}" for layer in range(len(source.mixers))]
     stickbreaking = [layer for layer, one in enumerate(source.mixers) if one.kind == "stickbreaking"]
 
-    def everywhere(name: str, among: Sequence[int] = range(len(layers))) -> bool:
-        return bool(among) and same_in_all_layers(
-            {layer: f"{layers[layer]}.{name}" in weights for layer in among}, f"having {name}"
-        )
+    def everywhere(name: str) -> bool:
+        has = {layer: f"{layers[layer]}.{name}" in weights for layer in stickbreaking}
+        return bool(has) and same_in_all_layers(has, f"having {name}")
 
-    has_head_bias, has_norm = (
-        everywhere(f"{mixer}.head_bias", stickbreaking),
-        everywhere(f"{mixer}.norm.weight", stickbreaking),
-    )
+    has_head_bias = everywhere(f"{mixer}.head_bias")
+    has_norm = everywhere(f"{mixer}.norm.weight")
     if source.blocks and stickbreaking and not (has_head_bias and has_norm):
         raise UserError(
             f"layer {stickbreaking[0]}: stick-breaking layers of generation C have {mixer}.head_bias and {mixer}.norm"
         )
     if source.has_head_norm not in (None, has_norm):
-        found = "tensors of that name" if has_norm else "none"
-        raise UserError(f"Expected {mixer}.norm as head_norm {source.has_head_norm} of config.json says, found {found}")
-    remainder = "none"
-    if source.has_remainder:
-        remainder = "head_bias" if has_head_bias else "value"
+        held = "tensors of that name" if has_norm else "none"
+        raise UserError(f"Expected {mixer}.norm as head_norm {source.has_head_norm} of config.json says, found {held}")
+    remainder = "none" if not source.has_remainder else "head_bias" if has_head_bias else "value"
+    original_length = (source.rope_parameters or {}).get("original_max_position_embeddings")
     modules = [(f"{layer}.{mixer}", f"{layer}.{name}") for layer, name in zip(layers, mlp_names, strict=True)]
     config = SbevalConfig(
         vocab_size=source.vocab_size,
@@ -74,7 +69,7 @@ def read_dolomite(
         residual_multiplier=source.residual_multiplier,
         logits_divisor=source.logits_divisor,
         rope_parameters=source.rope_parameters,
-        training_length_tokens=_training_length(source),
+        training_length_tokens=int(original_length or source.max_positions),
         max_position_embeddings=source.max_positions,
         **source.token_ids,
         **family_layers(source, remainder=remainder, head_norm=has_norm),
@@ -119,11 +114,6 @@ def _biases(source: DolomiteConfig, weights: Weights, modules: list[tuple[str, s
             if said not in (None, has):
                 raise UserError(f"the configuration says add_bias {said} for {name}, which the checkpoint {_HAS[has]}")
     return [maps for maps, has in present.items() if same_in_all_layers(has, f"having a bias of {maps}")]
-
-
-def _training_length(source: DolomiteConfig) -> int:
-    original = (source.rope_parameters or {}).get("original_max_position_embeddings")
-    return int(original or source.max_positions)
 
 
 def _generation(source: DolomiteConfig, has_head_bias: bool, has_norm: bool) -> str:
@@ -216,13 +206,12 @@ def mlp_tensors(config: SbevalConfig, mlp: DolomiteMLP, weights: Weights, name: 
     Raises:
         UserError: a tensor is missing or misshapen.
     """
-    hidden = config.hidden_size
+    hidden, names = config.hidden_size, (f"{name}.c_fc", f"{name}.c_proj")
     if mlp.experts is None:
-        return _maps(config, weights, (f"{name}.c_fc", f"{name}.c_proj"), (mlp.width,), interleaved=mlp.interleaved)
+        return _maps(config, weights, names, (mlp.width,), interleaved=mlp.interleaved)
     tensors = {"router.weight": weights.take(f"{name}.gate.weight", (mlp.experts, hidden))}
     if mlp.balanced:
         tensors["balance"] = weights.take(f"{name}.bias", (mlp.experts,))
-    names = (f"{name}.c_fc", f"{name}.c_proj")
     tensors |= _maps(config, weights, names, (mlp.experts, mlp.width), interleaved=mlp.interleaved)
     if mlp.shared_width is not None:
         names = (f"{name}.c_fc_shared", f"{name}.c_proj_shared")

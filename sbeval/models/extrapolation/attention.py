@@ -29,10 +29,7 @@ Rotated = Callable[[Zone], tuple[Tensor, Tensor]]
 class ExtrapolatedAttention(NamedTuple):
     """Causal softmax attention of a method: a tuple, so that accelerate can move it between devices.
 
-    Attributes:
-        method: where queries and keys are.
-        frequencies: what they are rotated with.
-        angle_dtype: of cosine and sine; None keeps them in fp32, as this family has them.
+    `angle_dtype` is that of cosine and sine; None keeps them in fp32, as this family has them.
     """
 
     method: Extrapolation
@@ -51,13 +48,8 @@ class ExtrapolatedAttention(NamedTuple):
     ) -> Tensor:
         """Returns [B, H, Q, D]; the queries are the last Q of the K positions, and neither they nor keys are rotated.
 
-        Args:
-            q_BHQD: queries.
-            k_BGKD: keys.
-            v_BGKD: values.
-            scale: factor of the logits.
-            seq_start_B: index of the first key that is no padding; the outputs of rows before it mean nothing.
-            packed_lengths: tokens of each of several texts in one row, which do not see each other.
+        `seq_start_B` is the first key that is no padding; the outputs of rows before it mean nothing. `packed_lengths`
+        are the tokens of each of several texts in one row, which do not see each other.
         """
         if packed_lengths is not None and len(packed_lengths) > 1:
             texts = zip(*(torch.split(x, list(packed_lengths), dim=2) for x in (q_BHQD, k_BGKD, v_BGKD)), strict=True)
@@ -81,9 +73,9 @@ class ExtrapolatedAttention(NamedTuple):
         if len(zones) == 1:
             return softmax_attention(*rotated(zones[0]), v_BGKD, scale=scale, seq_start_B=seq_start_B)
         if seq_start_B is None and suits_flex(q_BHQD, k_BGKD, v_BGKD):
-            found = compiled_zones(self.method, rotated, v_BGKD, scale=scale)
-            if found is not None:
-                return found
+            output_BHQD = compiled_zones(self.method, rotated, v_BGKD, scale=scale)
+            if output_BHQD is not None:
+                return output_BHQD
         return _in_blocks([(zone, *rotated(zone)) for zone in zones], v_BGKD, position_BQ, position_BK, scale=scale)
 
     def _rotated(self, x_BHLD: Tensor, position_BL: Tensor) -> Tensor:

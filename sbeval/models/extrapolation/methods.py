@@ -47,16 +47,16 @@ def _next(position: Tensor) -> Tensor:
     return position + 1
 
 
+def _oldest_of(window: int) -> OfPosition:
+    return lambda position: (position - window + 1).clamp_min(0)
+
+
 def _self_extend(group: int, window: int) -> tuple[Zone, ...]:
     """The newest `window` keys as they are, older ones in groups that share a position (Jin et al. 2024).
 
     arXiv 2401.01325, algorithm 1.
     """
-    shift = window - window // group
-
-    def older(position: Tensor) -> Tensor:
-        return (position - window + 1).clamp_min(0)
-
+    shift, older = window - window // group, _oldest_of(window)
     return (
         Zone(query=_itself, key=_itself, first=older, stop=_next),
         Zone(
@@ -101,10 +101,7 @@ def _sink_window(sink: int, window: int) -> tuple[Zone, ...]:
 
     arXiv 2309.17453, 3.2.
     """
-
-    def older(position: Tensor) -> Tensor:
-        return (position - window + 1).clamp_min(0)
-
+    older = _oldest_of(window)
     return (
         Zone(query=_itself, key=_itself, first=older, stop=_next),
         Zone(
@@ -125,7 +122,6 @@ class _Kind(NamedTuple):
     """What a method takes: the names of its numbers, in tokens, and what follows from them.
 
     Attributes:
-        numbers: their names.
         zones: the zones of all pairs.
         farthest: training length its numbers need at least; None if it needs the training length itself.
         unchanged: longest text on which it is plain attention.
@@ -158,13 +154,7 @@ SPELLINGS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Extrapolation:
-    """A method with its numbers, hashable.
-
-    Attributes:
-        method: its name.
-        numbers: in tokens, in the order in which they are written.
-        training_length_tokens: what `log_length` compares a query's number of keys with.
-    """
+    """A method with its numbers in tokens, as they are written, hashable; `log_length` needs the training length."""
 
     method: str
     numbers: tuple[int, ...] = ()
@@ -228,9 +218,8 @@ class Extrapolation:
 def parse_extrapolation(spec: str) -> Extrapolation | dict[str, Any]:
     """Returns the method a user asks for; of LongRoPE's factors, the RoPE scaling that they are.
 
-    Args:
-        spec: one of `SPELLINGS`; numbers may have commas between them. FILE holds transformers' longrope scaling as a
-            JSON object, `factor` and `long_factor` among it.
+    `spec` is one of `SPELLINGS`; numbers may have commas between them. FILE holds transformers' longrope scaling as a
+    JSON object, `factor` and `long_factor` among it.
 
     Raises:
         UserError: the method is unknown, a number cannot be, or the file cannot be read.

@@ -106,11 +106,7 @@ class TokenShift(nn.Linear):
     def shifted(self, x_BGQD: Tensor, hidden_BQE: Tensor, position_ids: Tensor, older_BG1C: Tensor | None) -> Tensor:
         """Returns [B, G, Q, D]: each position with its share of the one before, none at a text's beginning.
 
-        Args:
-            x_BGQD: keys or values.
-            hidden_BQE: the layer's input.
-            position_ids: [B or 1, Q] index of each position in its text.
-            older_BG1C: what was cached last, which ends in x as it was before its own shift; None without a cache.
+        `older_BG1C` is what was cached last, which ends in x as it was before its own shift; None without a cache.
         """
         share_BGQ1: Tensor = self(hidden_BQE).transpose(1, 2)[..., None]
         share_BGQ1 = share_BGQ1.to(torch.promote_types(x_BGQD.dtype, torch.float32)).sigmoid()

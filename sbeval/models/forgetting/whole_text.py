@@ -98,14 +98,8 @@ def whole_text_attention(
 ) -> Tensor | None:
     """Returns [B, H, L, D] of texts without padding, or None where another way is faster or this one does not run.
 
-    Args:
-        q_BHLC: queries from `with_decay`.
-        k_BGLC: keys.
-        v_BGLC: values.
-        head_dim: how many channels are not the bias.
-        scale: factor of the logits.
-        sliding_window: keys with j - i < window only, of which none is skipped; None sees all.
-        skip_threshold: largest change of an output by skipped keys, as a share of the largest value; None skips none.
+    The inputs are from `with_decay`; `head_dim` of their channels are not the bias. Within a `sliding_window` none is
+    skipped. `skip_threshold` is the largest change of an output by skipped keys, as a share of the largest value.
     """
     q_BHLD, k_BGLD, v_BGLD = (x[..., :head_dim] for x in (q_BHLC, k_BGLC, v_BGLC))
     if not suits_flex(q_BHLD, k_BGLD, v_BGLD, k_BGLC):

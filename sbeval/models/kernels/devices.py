@@ -23,9 +23,7 @@ def runs_triton(tensor: Tensor) -> bool:
 class OptionalKernel:
     """A kernel of PyTorch that says once, by its `name`, where it does not run, and is not tried again.
 
-    Args:
-        name: what it is called in the message.
-        instead: what is done instead, as in "going text by text".
+    The message tells what is done `instead`, as in "going text by text".
     """
 
     def __init__(self, name: str, instead: str) -> None:

@@ -41,16 +41,10 @@ def _kernel(
 
 
 def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | None = None) -> Tensor:
-    """Returns `activation(gate) * up`, computed in fp32 and rounded once.
+    """Returns `activation(gate) * up`, [..., W] in the gate's dtype, computed in fp32 and rounded once.
 
-    Args:
-        activation: one of `sbeval.models.config.PLAIN_ACTIVATIONS`.
-        gate: [..., F] in fp16, bf16 or fp32; rows may lie apart.
-        up: [..., F].
-        out_width: W, at least F: zeros follow each row up to this width. None means F.
-
-    Returns:
-        [..., W] in the gate's dtype.
+    The activation is one of `sbeval.models.config.PLAIN_ACTIVATIONS`; gate and up are [..., F] in fp16, bf16 or fp32,
+    whose rows may lie apart. Zeros follow each row up to W, `out_width`, which is F unless given.
     """
     width = gate.shape[-1]
     out_width = width if out_width is None else out_width

@@ -27,14 +27,7 @@ from sbeval.attention.impl.triton.hardware import starts_early
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MapParameters:
-    """How a map is launched.
-
-    Attributes:
-        block_outputs: outputs of a program.
-        block_inputs: inputs it reads at a time.
-        num_warps: warps of a program.
-        num_stages: depth of the software pipeline.
-    """
+    """How a map is launched: outputs of a program, inputs it reads at a time, its warps, and its pipeline's depth."""
 
     block_outputs: int
     block_inputs: int
@@ -159,12 +152,8 @@ def map_parameters(*, outputs: int, inputs: int, gated: bool) -> MapParameters:
 class Slot:
     """Where keys and values of the newest position of a text belong.
 
-    Attributes:
-        k_GKD: room for keys, last dimension contiguous.
-        v_GKD: likewise.
-        position_1: integers on the device; the place is this modulo the room.
-        cos_F: cosine of the angles, which turn the first 2 F numbers of each query and key; None turns none.
-        sin_F: likewise.
+    Rooms have contiguous last dimensions; the place is `position_1`, integers on the device, modulo the room. Angles
+    turn the first 2 F numbers of each query and key, and None turns none.
     """
 
     k_GKD: Tensor
@@ -193,22 +182,13 @@ def map_row(
     slot: Slot | None = None,
     parameters: MapParameters | None = None,
 ) -> Tensor:
-    """Writes linear maps of one row into `out`, and returns it.
+    """Writes linear maps of one row, as wide as is read of a weight's rows, into `out`, and returns it.
 
-    Args:
-        x_1E: the row, as wide as is read of a weight's rows.
-        weights_FE: up to three maps whose outputs stand side by side, each of a multiple of 32 outputs but for the
-            last; or with an activation, those of the gate and of what it is applied to. Rows may lie apart.
-        biases_F: one a weight, or None.
-        out: [1, F], contiguous; with an activation, columns beyond the outputs become zeros.
-        norm_E: weight of an RMSNorm that stands before the maps, None without.
-        eps: the norm's.
-        activation: "silu" or "gelu", for a gated map; "" for none.
-        scale: factor of the result.
-        add: add to what `out` holds.
-        slot: the three maps are those of queries, keys and values: queries and keys are turned, keys and values placed
-            as well. None does neither.
-        parameters: how to launch; None chooses.
+    `weights_FE` are up to three maps whose outputs stand side by side, each of a multiple of 32 outputs but for the
+    last; or with an activation, "silu" or "gelu", those of the gate and of what it is applied to. Rows may lie apart.
+    `out` is [1, F] and contiguous; with an activation, columns beyond the outputs become zeros. With `add`, the result
+    is added to what it holds. `norm_E` and `eps` are of an RMSNorm that stands before the maps. With a `slot`, the maps
+    are those of queries, keys and values: queries and keys are turned, keys and values placed as well.
     """
     outputs = [len(weight) for weight in weights_FE]
     p = parameters or map_parameters(outputs=sum(outputs), inputs=x_1E.shape[1], gated=bool(activation))

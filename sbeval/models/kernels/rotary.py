@@ -49,13 +49,8 @@ def _kernel(
 def kernel_rotate(x_BHLD: Tensor, cos_BLF: Tensor, sin_BLF: Tensor) -> Tensor:
     """Rotates the pairs (x_f, x_{f + F}) of the first 2F dimensions by their angles in fp32, and copies the others.
 
-    Args:
-        x_BHLD: [B, H, L, D] in fp16, bf16 or fp32, in any layout.
-        cos_BLF: [B or 1, L, F], F being at most D / 2; rows may lie apart.
-        sin_BLF: the same.
-
-    Returns:
-        [B, H, L, D] in x's dtype and in the order of its memory.
+    x is in fp16, bf16 or fp32, in any layout; cosine and sine are [B or 1, L, F], F being at most D / 2, and their rows
+    may lie apart. Returns [B, H, L, D] in x's dtype and in the order of its memory.
     """
     batch, heads, length, head_dim = x_BHLD.shape
     pairs = cos_BLF.shape[-1]

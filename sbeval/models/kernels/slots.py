@@ -152,15 +152,10 @@ def _join_kernel(
 def kernel_softmax_decode(
     q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, *, splits: int | None = None
 ) -> Tensor:
-    """Returns [B, H, Q, D] of each slot's newest positions, in q's dtype.
+    """Returns [B, H, Q, D] of each slot's newest positions, in q's dtype: fp16, bf16 or fp32.
 
-    Args:
-        q_BHQD: queries in fp16, bf16 or fp32, last dimension contiguous; H / G * Q is at most 64.
-        k_BGKD: room for keys, last dimension contiguous; what lies beyond a slot's length is not read.
-        v_BGKD: like k.
-        length_B: integers on the device, at least Q: how many keys each slot holds.
-        scale: factor of the logits.
-        splits: how many programs may share the keys of a key head; None chooses.
+    The last dimensions are contiguous, and H / G * Q is at most 64. `length_B`, integers on the device of at least Q,
+    says how many keys each slot holds; what lies beyond is not read. `splits` programs may share the keys of a head.
     """
     batch, heads, queries, head_dim = q_BHQD.shape
     groups, room = k_BGKD.shape[1], k_BGKD.shape[2]

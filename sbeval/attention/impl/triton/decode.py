@@ -33,13 +33,10 @@ class DecodeParameters:
 
     Attributes:
         block_rows: rows of a tile, the queries of the heads that share a key head.
-        block_keys: keys of a tile.
         block_head_dim: head_dim padded to a power of two, at least 16.
         chunk_tiles: tiles between two looks at what is left of the stick, the stretch that is software-pipelined.
         splits: how many programs share the keys of a key head.
         first_splits: how many of them run before all others, for these to see what the newest keys leave.
-        num_warps: warps of a program.
-        num_stages: depth of the software pipeline.
     """
 
     block_rows: int
@@ -262,17 +259,10 @@ def decode(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of the last few positions over all keys, without a gradient.
 
-    Args:
-        q: [B, H, Q, D] with H / G * Q up to 64, last dimension contiguous.
-        k: [B, G, K, D], last dimension contiguous; views of a longer cache are fine.
-        v: like k.
-        scale: factor of the logits.
-        attend_current: whether a query attends its own position.
-        seq_start: [B] first real position, or None.
-        log2_threshold: log2 of the stick below which older keys are not visited.
-        skipping: run the newest splits first and let older ones give up on what these leave; where the threshold is the
-            exact stop this changes no bit of the output and costs a launch.
-        parameters: how to launch; None chooses.
+    q is [B, H, Q, D] with H / G * Q up to 64, k and v are [B, G, K, D], and views of a longer cache are fine; last
+    dimensions are contiguous. Keys behind sticks below `log2_threshold` are not visited. `skipping` runs the newest
+    splits first and lets older ones give up on what these leave; where the threshold is the exact stop this changes no
+    bit of the output and costs a launch.
 
     Returns:
         Output like q and remainder [B, H, Q] in fp32.

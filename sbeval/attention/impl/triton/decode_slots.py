@@ -30,14 +30,11 @@ class SlotParameters:
 
     Attributes:
         block_rows: rows of a tile, the queries of the heads that share a key head, padded.
-        block_keys: keys of a tile.
         block_head_dim: head_dim padded to a power of two, at least 16.
         chunk_tiles: most tiles between two looks at what is left of the stick.
         splits: how many programs may share the keys of a key head.
         fewest_tiles: tiles that a split takes before another one begins.
         first_splits: how many of them run before all others.
-        num_stages: depth of the software pipeline.
-        num_warps: warps of a program.
         joined_splits: splits that the second kernel adds up at a time, a power of two.
     """
 
@@ -224,16 +221,10 @@ def decode_slots(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of each slot's newest positions over its keys, without a gradient.
 
-    Args:
-        q_BHQD: queries, last dimension contiguous; H / G * Q is at most 64.
-        k_BGKD: room for keys, last dimension contiguous; what lies beyond a slot's length may be anything finite.
-        v_BGKD: like k.
-        length_B: integers on the device: how many keys each slot holds, those of the queries among them, at least Q.
-        scale: factor of the logits.
-        attend_current: whether a query attends its own position.
-        log2_threshold: log2 of the stick below which older keys are not visited.
-        skipping: whether to look at the newest keys in a launch of their own, which pays where they spend sticks.
-        parameters: how to launch; None chooses.
+    Last dimensions are contiguous, and H / G * Q is at most 64. `length_B`, integers on the device, says how many keys
+    each slot holds, those of the queries among them; what lies beyond may be anything finite. Keys behind sticks below
+    `log2_threshold` are not visited. `skipping` looks at the newest keys in a launch of their own, which pays where
+    they spend sticks.
 
     Returns:
         Output [B, H, Q, D] in q's dtype and remainder [B, H, Q] in fp32.

@@ -208,21 +208,12 @@ def forward(
     row_start: Tensor | None, threshold: float, save: bool, causal: bool = True,
     newer_remainder: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Launches the forward kernel.
+    """Launches the forward kernel on q [B, H, Q, D] and k and v [B, G, K, D], their last dimensions contiguous.
 
-    Args:
-        q: [B, H, Q, D], last dimension contiguous; k and v [B, G, K, D] likewise.
-        k: see q.
-        v: see q.
-        scale: factor of the logits.
-        attend_current: whether a query attends its own position.
-        seq_start: [B] integers, the first key each sequence's rows may see, or None.
-        row_start: [Q] integers, the first key each row may see, never falling, or None; [2, Q], with one past the last,
-            where not `causal`.
-        threshold: the stick below which older keys are not visited; 0 visits every key.
-        save: keep what the backward pass needs.
-        causal: whether queries are the last positions of the keys, or all keys are older.
-        newer_remainder: [B, H, Q] fp32, contiguous: what newer keys, in other calls, left of the sticks; or None.
+    `seq_start`, [B] integers, is the first key each sequence's rows may see; `row_start`, [Q] integers that never fall,
+    that of each row, or where not `causal` [2, Q], with one past the last. Keys behind sticks below `threshold` are not
+    visited; 0 visits every key. `save` keeps what the backward pass needs. `newer_remainder`, fp32 [B, H, Q] and
+    contiguous, is what newer keys, in other calls, left of the sticks.
 
     Returns:
         output like q; remainder [B, H, Q] fp32; stick [B, H, Q, 2] fp32, what is kept of each row: a stick and the

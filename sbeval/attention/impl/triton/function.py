@@ -92,15 +92,12 @@ def _launch(
     newer_remainder: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
+    inputs = (q, k, v, scale, attend_current, seq_start)
     with _device_of(q):
         if causal and not save and row_start is None and suits_decode(q, k):
-            skipping = skip_threshold is not None
-            output, remainder = decode(q, k, v, scale, attend_current, seq_start, log2_threshold, skipping=skipping)
+            output, remainder = decode(*inputs, log2_threshold, skipping=skip_threshold is not None)
             return output, remainder, remainder.new_empty(0), remainder.new_empty(0, dtype=torch.int32)
-        threshold = 2.0**log2_threshold
-        return forward(
-            *(q, k, v, scale, attend_current, seq_start, row_start, threshold, save, causal, newer_remainder)
-        )
+        return forward(*inputs, row_start, 2.0**log2_threshold, save, causal, newer_remainder)
 
 
 _forward = torch.library.custom_op("sbeval::stickbreaking_forward", _launch, mutates_args=())
@@ -155,21 +152,7 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    d_output: Tensor,
-    d_remainder: Tensor,
-    remainder: Tensor,
-    stick: Tensor,
-    stop: Tensor,
-    scale: float,
-    attend_current: bool,
-    seq_start: Tensor | None,
-    row_start: Tensor | None,
-    causal: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     return dq, k.new_empty(k.shape), v.new_empty(v.shape)
 

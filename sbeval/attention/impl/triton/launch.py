@@ -17,12 +17,8 @@ class LaunchParameters:
     """What a kernel is compiled with.
 
     Attributes:
-        block_queries: rows of a tile.
-        block_keys: keys of a tile.
         block_head_dim: head_dim padded to a power of two, at least 16.
         chunk_tiles: most tiles between two looks at the remaining stick, the stretch that is software-pipelined.
-        num_warps: warps of a program.
-        num_stages: depth of the software pipeline.
         max_registers: most registers a thread may use, None for as many as the compiler likes; fewer let more programs
             share a multiprocessor.
         copy_engine: whether the copy engine brings tiles, where there is one.
@@ -50,14 +46,7 @@ def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_byte
 def forward_parameters(
     *, head_dim: int, queries: int, element_bytes: int, training_block_keys: int | None = None
 ) -> LaunchParameters:
-    """Parameters of the forward kernel for a head_dim up to 256.
-
-    Args:
-        head_dim: of queries, keys and values.
-        queries: rows a head.
-        element_bytes: size of a number.
-        training_block_keys: keys of a tile, where gradients are wanted.
-    """
+    """Parameters of the forward kernel for a head_dim up to 256; `training_block_keys` where gradients are wanted."""
     padded = _padded(head_dim)
     if element_bytes == 4:
         return LaunchParameters(
