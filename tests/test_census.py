@@ -6,16 +6,16 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    "product files": 276,
-    "product lines": 41604,
-    "lines of code": 28550,
+    "product files": 275,
+    "product lines": 40284,
+    "lines of code": 28006,
     "modules with one importer": 67,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 97,
     "of them of our modules": 44,
-    "vague names": 212,
-    "test lines": 30200,
+    "vague names": 178,
+    "test lines": 30075,
 }
 COUNTS = census()
 

@@ -23,7 +23,7 @@ ROWS = {
     "2 threads": {"OMP_NUM_THREADS": "2"},
     "4 threads": {"OMP_NUM_THREADS": "4"},
 }
-TESTS = [f"tests/{room}" for room in ("attention", "checkpoints", "models", "scoring", "model_adapters", "training")]
+TESTS = [f"tests/{room}" for room in ("attention", "checkpoints", "models", "scoring", "model_adapters")]
 COUNTS = re.compile(r"(\d+) (passed|failed|error)")
 
 
