@@ -57,8 +57,8 @@ FAULTS = {
     ),
     "a module's scaling starts from its longest length": Fault(
         "models/test_rope.py model_adapters/rope",
-        "scaled = frequencies(own if scaling is None else {**base, **scaling}, original, length_tokens)",
-        "scaled = frequencies(own if scaling is None else {**base, **scaling}, longest, length_tokens)",
+        "scaled = frequencies(parameters, original_length_tokens=original, length_tokens=length_tokens)",
+        "scaled = frequencies(parameters, original_length_tokens=longest, length_tokens=length_tokens)",
     ),
     "attributes of a request stay in the model": Fault(
         "models/test_rope.py model_adapters/rope",

@@ -211,3 +211,14 @@ def test_this_family_is_loaded_by_the_automatic_class_with_its_scaling(tmp_path:
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.config.rope_parameters == model.config.rope_parameters
     assert_equal_but_for_rounding(logits(loaded, 40), logits(model, 40))
+
+
+def test_the_original_length_that_a_scaling_names_wins_over_the_training_length() -> None:
+    scaling = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    named = rope_frequencies(
+        {**scaling, "original_max_position_embeddings": 16}, head_dim=8, original_length_tokens=64, length_tokens=64
+    )
+    trained = rope_frequencies(scaling, head_dim=8, original_length_tokens=16, length_tokens=64)
+    assert_close(named.inv_freq, trained.inv_freq)
+    other = rope_frequencies(scaling, head_dim=8, original_length_tokens=64, length_tokens=64)
+    assert not torch.allclose(named.inv_freq, other.inv_freq)
