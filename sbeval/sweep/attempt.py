@@ -24,6 +24,7 @@ from sbeval.keeping.writing import set_aside, whole_file
 from sbeval.sweep.definition import PlannedRun
 from sbeval.sweep.results import holds_results, in_the_way, inputs_record, other_settings, what_is_missing
 
+Child = subprocess.Popen[bytes]
 # torch's launcher gives its own workers 30 seconds
 SECONDS_TO_END = 40.0
 _PR_SET_PDEATHSIG = 1
@@ -190,26 +191,32 @@ def _signal_name(number: int) -> str:
 
 
 def _run_to_end(command: Sequence[str], log: IO[Any], variables: Mapping[str, str]) -> int:
-    """Returns a command's exit code, negative for the signal that ended it; it ends before this process does.
+    """Returns a command's exit code, negative for the signal that ended it; it ends before this process does."""
+    with raising_when_asked_to_end():
+        child = start(command, log, variables)
+        try:
+            return child.wait()
+        except BaseException:
+            end([child])
+            raise
+
+
+def start(command: Sequence[str], log: IO[Any], variables: Mapping[str, str] | None = None) -> Child:
+    """Starts a command that leads a process group of its own, with its output in a log.
 
     Raises:
         OSError: the command does not start.
     """
-    with raising_when_asked_to_end():
-        child = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            # unbuffered, so that the log ends with what was said last
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
-            process_group=0,
-            preexec_fn=_ends_with_its_parent if sys.platform == "linux" else None,
-        )
-        try:
-            return child.wait()
-        except BaseException:
-            _end(child)
-            raise
+    # unbuffered, so that the log ends with what was said last
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})}
+    return subprocess.Popen(
+        command,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        process_group=0,
+        preexec_fn=_ends_with_its_parent if sys.platform == "linux" else None,
+    )
 
 
 def _ends_with_its_parent() -> None:
@@ -217,20 +224,24 @@ def _ends_with_its_parent() -> None:
     _C_LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Asks a command's process group to end, since a launcher's workers would otherwise keep the GPU, and waits for it.
+def end(children: Sequence[Child]) -> None:
+    """Asks process groups to end, since a launcher's workers would otherwise keep the GPU, and waits until they have.
 
     What is left after `SECONDS_TO_END` seconds is killed.
     """
     try:
-        _signal_group(child, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(SECONDS_TO_END)
+        for child in children:
+            _signal_group(child, signal.SIGTERM)
+        last = time.monotonic() + SECONDS_TO_END
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, last - time.monotonic()))
     finally:
-        _signal_group(child, signal.SIGKILL)
-        child.wait()
+        for child in children:
+            _signal_group(child, signal.SIGKILL)
+            child.wait()
 
 
-def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+def _signal_group(child: Child, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, number)

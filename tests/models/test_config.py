@@ -161,6 +161,7 @@ def test_what_transformers_says_of_other_models_is_still_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING, logger="transformers")
     # numbers of its own: transformers says a sentence once
     scaling = {"rope_type": "yarn", "factor": 7.5, "rope_theta": 10000.0, "original_max_position_embeddings": 16}
     LlamaConfig(max_position_embeddings=48, rope_parameters=scaling).save_pretrained(tmp_path)
