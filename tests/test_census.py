@@ -7,15 +7,15 @@ from tests.measures.census import census
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
     "product files": 275,
-    "product lines": 40295,
-    "lines of code": 28014,
+    "product lines": 40307,
+    "lines of code": 28024,
     "modules with one importer": 67,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 97,
     "of them of our modules": 44,
     "vague names": 178,
-    "test lines": 30084,
+    "test lines": 30104,
 }
 COUNTS = census()
 

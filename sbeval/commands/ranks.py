@@ -5,6 +5,7 @@ fails elsewhere nor one that hangs would end the others. Each therefore has a th
 the store they meet at: a sentence on it ends all of them.
 """
 
+import atexit
 import contextlib
 import datetime
 import importlib
@@ -31,6 +32,7 @@ _LOOK_SECONDS = 0.5
 _TOLD_SECONDS = 3 * _LOOK_SECONDS
 _LOST_SECONDS = 10.0
 _TO_END_SECONDS = 5.0
+_ENDS_WELL = 0
 _FAILED = "sbeval/failed"
 _GONE = "Expected the first machine's launcher to answer, found it gone: see what it said."
 _watch: "_Watch | None" = None
@@ -124,13 +126,15 @@ class _Watch:
         self._since: float | None = None
         self._failing = False
         self._wait_seconds = _seconds_to_wait()
-        self._ended, wakes = os.pipe()
-        os.set_blocking(wakes, False)
+        self._ended, self._wakes = os.pipe()
+        os.set_blocking(self._wakes, False)
         if threading.current_thread() is threading.main_thread():
             # a signal reaches Python's own handlers only where no collective is waited for
-            signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+            signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         self._write(f"sbeval/name/{self._rank}", _name())
-        threading.Thread(target=self._look, daemon=True).start()
+        self._looks = threading.Thread(target=self._look, daemon=True)
+        self._looks.start()
+        atexit.register(self._end_well)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -165,9 +169,12 @@ class _Watch:
         published, answered = -1, time.monotonic()
         while True:
             ready, _, _ = select.select([self._ended], [], [], _LOOK_SECONDS)
-            if ready and {*os.read(self._ended, 16)} & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
+            numbers = {*os.read(self._ended, 16)} if ready else set()
+            if numbers & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
                 time.sleep(_TO_END_SECONDS)
                 os._exit(128 + signal.SIGTERM)
+            if _ENDS_WELL in numbers:
+                return
             try:
                 failed = self._read(_FAILED)
                 step, since = self._step, self._since
@@ -189,6 +196,11 @@ class _Watch:
                 self.tell(sentence)
                 time.sleep(_TOLD_SECONDS)
                 self._end(self._read(_FAILED) or sentence)
+
+    def _end_well(self) -> None:
+        """Stops looking: a thread that is in the store while Python ends would end this process with SIGABRT."""
+        os.write(self._wakes, bytes([_ENDS_WELL]))
+        self._looks.join(_LOST_SECONDS)
 
     def _late(self, step: int) -> list[str]:
         """Returns the names of the processes that have not come to a step."""

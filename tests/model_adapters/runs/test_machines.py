@@ -8,12 +8,15 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from ranks import sbeval, start
+from torch.distributed import TCPStore
 
+from sbeval.commands import ranks
 from sbeval.commands.launch import launch
 from sbeval.errors import UserError
 from tests.model_adapters.runs import rank_that
@@ -84,7 +87,7 @@ def test_two_machines_give_the_numbers_of_one_process_to_the_bit(evaluation: lis
     alone.join()
     assert alone.exitcode == 0, log.read_text()
     ended = on_two_machines([*command, "four"], tmp_path, processes=4)
-    assert [code for code, *_ in ended] == [0, 0], ended
+    assert [code for code, *_ in ended] == [0, 0], "\n".join(text for _, text, _ in ended)
     assert len(results(tmp_path / "one")) == 2
     assert results(tmp_path / "four") == results(tmp_path / "one")
 
@@ -160,3 +163,20 @@ def test_a_port_in_use_and_a_command_that_is_none_are_one_sentence(monkeypatch: 
         first = ["--num_processes=4", "--num_machines=2", "--machine_rank=0", "--main_process_ip=127.0.0.1"]
         with pytest.raises(UserError, match=f"Expected a free port .* found {port} in use"):
             launch([*first, "--main_process_port", port, "run", "--tasks", "none"])
+
+
+def test_a_process_is_in_the_store_no_more_when_python_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is there then ends a process that was done with SIGABRT."""
+    at_end = []
+    monkeypatch.setattr("atexit.register", at_end.append)
+    monkeypatch.setattr("signal.set_wakeup_fd", lambda *arguments, **options: -1)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "RANK": "0", "WORLD_SIZE": "2"}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    before = {*threading.enumerate()}
+    ranks._Watch()
+    assert {*threading.enumerate()} > before
+    for ends in at_end:
+        ends()
+    assert {*threading.enumerate()} == before
