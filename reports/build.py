@@ -17,7 +17,7 @@ from sbeval.reports.assemble import KINDS, assemble
 from sbeval.reports.figures.images import ImageWriter
 from sbeval.reports.read.files import Notes, find_result_files
 from sbeval.reports.read.measurements import tabulate_measurements
-from sbeval.reports.read.models import group_models, note_other_inputs
+from sbeval.reports.read.models import group_models, note_other_inputs, with_one_set_of_targets
 from sbeval.reports.read.results import Results
 from sbeval.reports.read.runs import read_run
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
@@ -43,7 +43,7 @@ def load_results(paths: Iterable[Path | str], *, labels: Mapping[str, str] | Non
     if not runs:
         reasons = "; ".join(f"{note.path}: {note.reason.rstrip('.')}" for note in notes if note.path)
         raise UserError(f"Expected a result file of lm-eval with results, found none that can be used: {reasons}.")
-    models = tuple(group_models(runs, labels))
+    models = with_one_set_of_targets(group_models(runs, labels), notes)
     note_other_inputs(models, notes)
     return Results(
         models=models,

@@ -83,6 +83,10 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
         for aspect, members in _aspects([model for model in models if model.label in set(on_text["setting"])]):
             labels = tuple(model.label for model in members)
             tables, remarks = _tables(on_text[on_text["setting"].isin(labels)])
+            tasks = set(on_text["task"])
+            aside = [f"{m.label} at {where}" for m in members for task, where in m.left_aside if task in tasks]
+            if aside:
+                remarks.append(f"Not shown, since other targets were scored: {', '.join(aside)}.")
             if tables:
                 panels.append(
                     Panel(
@@ -113,10 +117,10 @@ def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
     if rows["bos"].nunique(dropna=True) > 1:
         remarks.append("The models' windows start differently (BOS policy); see the provenance.")
     scored = tables.get("nll", rows).groupby("context_length_tokens")["tokens"]
-    if "nll" in kept and (scored.nunique() > 1).any():
+    if "nll" in kept and ((scored.nunique() > 1).any() or rows["targets_sha256"].nunique() > 1):
         remarks.append(
-            "At some lengths the models were scored on different numbers of tokens (other longest lengths or limits), "
-            "so small differences between their lines may come from the text."
+            "The models were not all scored on the same targets (other longest lengths or limits), so small "
+            "differences between their lines may come from the text."
         )
     if rows.groupby("setting")["targets_per_window"].max().nunique() > 1:
         remarks.append("The number of targets in a window differs between models.")

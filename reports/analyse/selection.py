@@ -23,7 +23,7 @@ from sbeval.reports.read.results import Results, records, restricted
 
 SEED_COLUMNS = ["seeds", "seed_low", "seed_high"]
 _NUMBERED = re.compile(r"(?P<name>.+?)[-_. ]?s(?:eed)?[-_ ]?(?P<seed>\d+)", re.IGNORECASE)
-_IDENTITY = [*NUMBER_KEYS, "family", "corpus", "tokenizer_sha256"]
+_IDENTITY = [*NUMBER_KEYS, "family", "corpus", "tokenizer_sha256", "targets_sha256"]
 
 
 def restrict(results: Results, only: Iterable[str]) -> Results:
@@ -187,7 +187,9 @@ def _measurements(
         gaps[row["setting"], row["task"]].add(int(row["context_length_tokens"]))
     for (label, task), lengths in gaps.items():
         where = ", ".join(map(length_text, sorted(lengths)))
-        notes.add(None, f"{label}: {task} at {where} was not run with every seed, and is not shown there.")
+        notes.add(
+            None, f"{label}: {task} at {where} was not run with every seed on the same targets, and is not shown there."
+        )
     means = means[means["seeds"] == wanted]
     return pd.concat([rows[~inside], means], ignore_index=True)[[*rows.columns, *SEED_COLUMNS]]
 

@@ -105,6 +105,7 @@ COLUMNS = (
     Column("bos", _recorded("bos")),
     Column("separator", _recorded("separator")),
     Column("targets_per_window", _recorded("targets_per_window")),
+    Column("targets_sha256", _recorded("targets_sha256")),
     Column("tokenizer_sha256", _recorded("tokenizer_sha256")),
     Column("seed", _recorded("seed"), WHOLE),
     Column("attention", lambda number: number.run.record.attention),

@@ -24,6 +24,7 @@ class EvaluatedModel:
         runs: newest first.
         parent: label of the model this one was extended from, where that one is in the report too.
         seeds: how many checkpoints it stands for, which differ in their training seed alone.
+        left_aside: tasks and lengths that were scored on other targets than the rest of their line.
     """
 
     key: ModelKey
@@ -32,6 +33,7 @@ class EvaluatedModel:
     runs: tuple[EvaluationRun, ...]
     parent: str | None = None
     seeds: int = 1
+    left_aside: tuple[tuple[str, str], ...] = ()
 
     def task_runs(self) -> list[tuple[EvaluationRun, TaskResult]]:
         """Returns every task of every run, those that count first at the front.
@@ -98,6 +100,52 @@ def note_other_inputs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
             if recorded and (changed := changes(run.record.inputs, model.record.inputs)):
                 words = f"older runs count as the same model as its newest one, although {shown_name(changed)}."
                 notes.add(None, f"{model.label}: {words}")
+
+
+def with_one_set_of_targets(models: Sequence[EvaluatedModel], notes: Notes) -> tuple[EvaluatedModel, ...]:
+    """Leaves aside, with notes, what `fixed_target` scored on other targets: their difference is no context's."""
+    return tuple(_with_one_set_of_targets(model, notes) for model in models)
+
+
+def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedModel:
+    by_text: dict[tuple[str, str | None], list[TaskResult]] = defaultdict(list)
+    for _, task in model.task_runs():
+        if task.record is not None and task.record.protocol == "fixed_target":
+            by_text[task.name, task.record.corpus_sha256].append(task)
+    kept = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
+    aside = [task for tasks in by_text.values() for task in tasks if id(task) not in kept]
+    for task in aside:
+        notes.add(
+            None,
+            f"{model.label}: a run of {task.name} at {_lengths(task)} was scored on other targets than the rest of its "
+            "line, and is not shown; one that continues another (--metadata '{\"continues\": RESULTS}') has the same.",
+        )
+    left_aside = tuple((task.name, _lengths(task)) for task in aside)
+    others = {id(task) for task in aside}
+    runs = [dataclasses.replace(run, tasks=tuple(t for t in run.tasks if id(t) not in others)) for run in model.runs]
+    return dataclasses.replace(model, runs=tuple(runs), left_aside=left_aside)
+
+
+def _lengths(task: TaskResult) -> str:
+    return ", ".join(map(length_text, task.record.lengths if task.record else ()))
+
+
+def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
+    """Keeps the runs of one task, first that counts first, whose targets were scored at most lengths."""
+    lengths: dict[object, set[int]] = defaultdict(set)
+    for task in tasks:
+        lengths[_targets(task)].update(task.record.lengths if task.record else ())
+    chosen = max(lengths, key=lambda targets: len(lengths[targets]), default=None)
+    return [task for task in tasks if _targets(task) == chosen]
+
+
+def _targets(task: TaskResult) -> object:
+    """What tells a task's targets; releases that recorded no hash chose them by the lengths of a run."""
+    record = task.record
+    if record is None:
+        return None
+    unrecorded = (*record.lengths, record.targets_per_window, task.samples_used)
+    return record.corpus_sha256, record.tokenizer_sha256, record.targets_sha256 or unrecorded
 
 
 def _key(run: EvaluationRun) -> ModelKey:
