@@ -34,6 +34,17 @@ SENTENCES = {
     f"{RUN} sb_wikitext --metadata split=paragraph": "Expected no split for wikitext",
     f"{RUN} sb_stdlib --include_path nope": "found none: nope",
     f"{RUN} sb_stdlib --limit -3": "Expected --limit to be a number above 0",
+    f"{RUN} sb_stdlib --limit 1e22": "Expected --limit to be a number above 0",
+    f'{RUN} sb_stdlib --limit 2 --samples {{"sb_stdlib":[1]}}': "Expected --samples or --limit, found both",
+    f"{RUN} sb_stdlib --seed -1": "Expected seeds from 0 to 4294967295, found -1",
+    f"{RUN} sb_stdlib --seed 0,1,2,99999999999": "found 99999999999",
+    f"{RUN} sb_stdlib --lmit 3": "unrecognized arguments: --lmit 3; did you mean --limit?",
+    f"{RUN} sb_stdlib,,": "Expected names of tasks, found an empty one",
+    f"{RUN} nope*": "Expected the name of a task, found 'nope*'",
+    f"{RUN} sb_text_stream[1]": "Expected the name of a task, found 'sb_text_stream[1]'",
+    "run --tasks sb_stdlib --model_args pretrained=x,skip_treshold=0": "Expected skip_threshold in --model_args",
+    "run --tasks sb_stdlib --model_args pretrained=trained": "name trained/checkpoint.",
+    "run --tasks sb_stdlib --model_args pretrained=trained/checkpoint": "Expected a tokenizer beside the model",
     f"{RUN} sb_stdlib --model hf": "Expected the model sb",
     f"{RUN} sb_stdlib --batch_size abc": "Expected batch_size to be a positive number or auto, found 'abc'",
     "report models -o out": "found none",
@@ -80,10 +91,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     """Exit code, what was printed to stdout and stderr, and whether torch is imported, of each command."""
     folder = tmp_path_factory.mktemp("refused")
     (folder / "models").mkdir()
+    (folder / "trained" / "checkpoint").mkdir(parents=True)
+    (folder / "trained" / "checkpoint" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "text.txt").write_text("a text")
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "SBEVAL_CACHE": str(folder / "cache")}
     process = run([sys.executable, "-c", IN_TURN, json.dumps(list(SENTENCES))], folder=folder, environment=environment)
-    assert sorted(path.name for path in folder.iterdir()) == ["models", "text.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["models", "text.txt", "trained"]
     found: dict[str, tuple[int, str, str, bool]] = json.loads(process.stdout.splitlines()[-1])
     return found
 
