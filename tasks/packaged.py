@@ -126,7 +126,9 @@ def _members(member: str | Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str
 
 
 def _is_file(name: str) -> bool:
-    return any(character in name for character in "/\\") or name.endswith(".yaml") or (name != "" and Path(name).is_dir())
+    return (
+        any(character in name for character in "/\\") or name.endswith(".yaml") or (name != "" and Path(name).is_dir())
+    )
 
 
 def _lm_eval_tasks() -> Path | None:

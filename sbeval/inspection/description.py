@@ -129,7 +129,9 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand
             "name the right one with tokenizer=... in --model_args"
         )
     trained = None if config is None else training_length_tokens(model.config)  # type: ignore[union-attr]
-    rope = getattr(config, "rope_parameters", None)
+    # Granite's hybrids have RoPE's parameters also where they give their layers no positions
+    rotates = getattr(config, "position_embedding_type", "rope") == "rope"
+    rope = getattr(config, "rope_parameters", None) if rotates else None
     return Description(
         folder=str(folder),
         format=name,

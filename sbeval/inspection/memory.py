@@ -78,7 +78,8 @@ class Sizes:
         of_experts = f"{self.chosen_experts} experts a token of {self.expert_size:,}" if self.chosen_experts else ""
         inner = " and ".join(filter(None, (of_mlp, of_experts)))
         gated = "gated " if self.gated else ""
-        return f"{self.layers} layers, width {self.hidden_size:,}, {heads}, {gated}{inner}, {self.vocabulary:,} tokens"
+        width = f"width {self.hidden_size:,}, vocabulary of {self.vocabulary:,}"
+        return f"{self.layers} layers, {width}, {heads}, {gated}{inner}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
