@@ -222,7 +222,7 @@ def test_rotary_parameters_are_told_of_models_that_rotate(positions: str | None,
     """Granite's hybrids have them whether their layers use them or not."""
     config = GraniteMoeHybridConfig(
         **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
-        **{"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 0, "shared_intermediate_size": 32},
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 0, "mamba_n_heads": 4},
         layer_types=["attention"],
         position_embedding_type=positions,
     )
