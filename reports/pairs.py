@@ -210,8 +210,13 @@ def effective_differences(
         each = 1 - (1 - confidence) / 2
         # steps need no training length, and without one there is no second band to compute
         claims = [length_claims(text.sums, None, confidence=each) for text in (first, second)]
+        # the length named is the one at 95% that a report names; only the interval is wider
+        named = [length_claims(text.sums, None).lowers_to_tokens for text in (first, second)]
+        wide = [
+            dataclasses.replace(claim, lowers_to_tokens=tokens) for claim, tokens in zip(claims, named, strict=True)
+        ]
         base, own = (
-            effective_nll_length(claim, least_loss=loss) for claim, loss in zip(claims, (0, least_effect), strict=True)
+            effective_nll_length(claim, least_loss=loss) for claim, loss in zip(wide, (0, least_effect), strict=True)
         )
         if base is not None and own is not None and claims[0].lengths == claims[1].lengths:
             ends = [(own.tokens, base.tokens), (own.low, base.high), (own.high, base.low)]

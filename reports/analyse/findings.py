@@ -121,7 +121,7 @@ def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
     headlines = [Headline(value=lowers, meaning="longest context measurably below the one before it")]
     if claim.reference_tokens is not None:
         value = length_text(claim.raises_from_tokens) if claim.raises_from_tokens else f"> {longest}"
-        meaning = f"first context worse than {length_text(claim.reference_tokens)}"
+        meaning = f"first context measurably worse than {length_text(claim.reference_tokens)}"
         headlines.append(Headline(value=value, meaning=meaning))
     return tuple(headlines)
 
@@ -146,14 +146,27 @@ def _context_sentence(corpus: str, claim: LengthClaims) -> str:
         return f"{start}{first}; no length beyond the training length was evaluated."
     if claim.raises_from_tokens is None:
         last = claim.differences[-1]
-        return (
-            f"{start}{first}; no length up to {length_text(longest)} is worse than {reference} ({_minus(last, claim)})."
-        )
+        return f"{start}{first}; {_not_worse(claim)} ({_minus(last, claim)})."
     worse = next(item for item in claim.differences if item.context_length_tokens == claim.raises_from_tokens)
     return (
-        f"{start}{first}; from {length_text(claim.raises_from_tokens)} on, NLL is above its value at {reference} "
-        f"({_minus(worse, claim)}){_recovery(claim)}."
+        f"{start}{first}; from {length_text(claim.raises_from_tokens)} on{_stated(claim)}, NLL is above its value at "
+        f"{reference} ({_minus(worse, claim)}){_recovery(claim)}."
     )
+
+
+def _not_worse(claim: LengthClaims) -> str:
+    """No band above zero is not no harm: what is ruled out is a rise beyond the band's end."""
+    above = f" of more than {signed(claim.ruled_out_nats)[1:]} nats" if claim.ruled_out_nats else ""
+    return (
+        f"no length up to {length_text(max(claim.lengths))} is measurably worse than "
+        f"{length_text(claim.reference_tokens or 0)}, and a rise{above} is ruled out"
+    )
+
+
+def _stated(claim: LengthClaims) -> str:
+    """Says of an extended model that it is worse within the length it was extended to."""
+    stated = claim.training_length_tokens or 0
+    return f", within its stated {length_text(stated)}" if stated >= (claim.raises_from_tokens or 0) else ""
 
 
 def _step(claim: LengthClaims) -> str:
@@ -234,13 +247,11 @@ def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Ma
         reference = length_text(claim.reference_tokens)
         if claim.raises_from_tokens:
             from_there = length_text(claim.raises_from_tokens)
-            verdict = f"NLL is above its value at {reference} from {from_there} on{_recovery(claim)}"
+            verdict = f"NLL is above its value at {reference} from {from_there} on{_stated(claim)}{_recovery(claim)}"
         elif max(claim.lengths) == claim.reference_tokens:
             verdict = "no length beyond the training length was evaluated"
         else:
-            verdict = (
-                f"NLL is nowhere measurably above its value at {reference}, up to {length_text(max(claim.lengths))}"
-            )
+            verdict = _not_worse(claim)
         caveat = "" if corpus in identical else "; this alone does not show that context is used"
         sentences.append(f"{where}, {verdict}{caveat}.")
     return sentences

@@ -101,7 +101,9 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
         label,
         length_text(trained) if trained else "not recorded",
         "" if effective is None else effective.text + (", the longest" if effective.tokens == longest else ""),
-        (length_text(raises) if raises else f"nowhere up to {length_text(longest)}") if further else "not evaluated",
+        (length_text(raises) if raises else f"nowhere measurably up to {length_text(longest)}")
+        if further
+        else "not evaluated",
         f"{area.text}{mark}" if area is not None else "not evaluated",
         f"{length_text(longest)}: {difference_text(last)}{mark}" if further and last is not None else "not evaluated",
     )

@@ -137,17 +137,17 @@ def _perplexity(nll: pd.DataFrame) -> pd.DataFrame:
 
 def _aspects(models: Sequence[EvaluatedModel]) -> list[tuple[str, list[EvaluatedModel]]]:
     schemes = {(s.record.attention, str(s.record.rope_scaling), str(s.record.extrapolation)) for s in models}
-    lengths = {_own_length(s) for s in models}
+    lengths = {s.origin_length_tokens for s in models}
     windows = {s.record.sliding_window for s in models}
     if sum(len(values) > 1 for values in (schemes, lengths, windows)) < 2 or len(models) < 4:
         return [("", list(models))]
     full = [s for s in models if s.record.sliding_window is None]
-    usual = Counter(_own_length(s) for s in full).most_common(1)
+    usual = Counter(s.origin_length_tokens for s in full).most_common(1)
     length = usual[0][0] if usual else None
-    by_scheme = [s for s in full if _own_length(s) == length]
+    by_scheme = [s for s in full if s.origin_length_tokens == length]
     unchanged = [s for s in by_scheme if s.record.remainder in (None, "none") and not s.record.head_norm]
     plain = [s for s in unchanged if s.record.attention == "stickbreaking"]
-    repeated = {s.record.attention for s in full if _own_length(s) != length}
+    repeated = {s.record.attention for s in full if s.origin_length_tokens != length}
     by_length = [s for s in full if s.record.attention in repeated or s in plain]
     windowed = [s for s in models if s.record.sliding_window is not None]
     schemes_windowed = {s.record.attention for s in windowed}
@@ -158,10 +158,3 @@ def _aspects(models: Sequence[EvaluatedModel]) -> list[tuple[str, list[Evaluated
         ("attention window", by_window if windowed else []),
     ]
     return [(aspect, members) for aspect, members in aspects if len(members) > 1]
-
-
-def _own_length(model: EvaluatedModel) -> int | None:
-    """The training length that tells models apart; a checkpoint and its extension count as one."""
-    origin = model.record.extended_from or {}
-    length = origin.get("length", origin.get("training_length_tokens"))
-    return int(length) if isinstance(length, int) else model.record.training_length_tokens

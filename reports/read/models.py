@@ -35,6 +35,13 @@ class EvaluatedModel:
     seeds: int = 1
     left_aside: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def origin_length_tokens(self) -> int | None:
+        """The training length, for an extended checkpoint its parent's: a pair is judged against one length."""
+        origin = self.record.extended_from or {}
+        length = origin.get("length", origin.get("training_length_tokens"))
+        return int(length) if isinstance(length, int) else self.record.training_length_tokens
+
     def task_runs(self) -> list[tuple[EvaluationRun, TaskResult]]:
         """Returns every task of every run, those that count first at the front.
 
