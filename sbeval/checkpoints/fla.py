@@ -68,9 +68,6 @@ def _shared_fields(given: ConfigValues) -> dict[str, Any]:
 
 def fla_names(config: SbevalConfig) -> Names:
     """Returns fla's names and shapes of a plain transformer by this family's names."""
-    assert config.head_dim is not None
-    assert config.num_key_value_heads is not None
-    assert isinstance(config.bias, list)
     width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     key_width = config.num_key_value_heads * head_dim
     names: Names = {
@@ -170,8 +167,6 @@ def _fox_config(given: ConfigValues, shared: dict[str, Any], gates: str, model_t
 
 
 def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -> dict[str, Tensor]:
-    assert config.head_dim is not None
-    assert config.num_key_value_heads is not None
     names, fox = fla_names(config), model_type != FORGETTING_TYPE
     width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
     shared_rows: dict[str, Tensor] = {}
@@ -210,6 +205,6 @@ def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -
         ours = f"model.layers.{layer}.self_attn"
         if gates in ("bias_only", "fixed"):  # gates that do not look at the text
             tensors[f"{ours}.forget_gate.weight"] = torch.zeros(heads, width)
-        if config.attention_gate and "qkv" in (config.bias if isinstance(config.bias, list) else []):
+        if config.attention_gate and "qkv" in config.bias:
             tensors[f"{ours}.head_gate.bias"] = torch.zeros(width)
     return tensors

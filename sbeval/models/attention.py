@@ -47,7 +47,6 @@ class StickBreakingMixer(nn.Module):
         self.kernels = StickBreakingKernels()
         self.context_parallel: ContextParallel | None = None
         if config.remainder == "head_bias":
-            assert config.head_dim is not None
             self.head_bias = nn.Parameter(torch.zeros(config.num_attention_heads, config.head_dim))
 
     def forward(
@@ -118,7 +117,6 @@ class SoftmaxMixer(nn.Module):
         lengths = positions.packed_lengths
         packed = lengths is not None and len(lengths) > 1
         if self.forgets and not packed and seq_start_B is None:
-            assert self.head_dim is not None
             whole_BHQD = whole_text_attention(
                 *(q_BHQD, k_BGKD, v_BGKD), head_dim=self.head_dim, skip_threshold=self.skip_threshold, **options
             )
@@ -168,9 +166,6 @@ class Attention(nn.Module):
 
     def __init__(self, config: SbevalConfig, layer_index: int) -> None:
         super().__init__()
-        assert config.head_dim is not None
-        assert config.num_key_value_heads is not None
-        assert isinstance(config.bias, list)
         self.layer_index = layer_index
         self.head_dim = config.head_dim
         query_width = config.num_attention_heads * config.head_dim

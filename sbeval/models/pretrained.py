@@ -114,12 +114,10 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             or self.config.training_length_tokens
             or self.config.max_position_embeddings
         )
-        head_dim = self.config.head_dim
-        assert head_dim is not None
         assert original is not None
         return rope_frequencies(
             parameters,
-            head_dim=head_dim,
+            head_dim=self.config.head_dim,
             original_length_tokens=original,
             length_tokens=length_tokens,
             max_position_embeddings=self.config.max_position_embeddings,
