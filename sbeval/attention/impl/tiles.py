@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 # a tile of 128 KiB in fp32: three of them fit the cache of one core
 TILE_ROWS = 128
@@ -153,6 +154,11 @@ class Tiles:
 def newest_first(tensor_BGKD: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns [N, K, D] in `dtype` with the order of keys turned around."""
     return tensor_BGKD.to(dtype).flatten(0, 1).flip(1)
+
+
+def spent(logits_nRJ: Tensor) -> Tensor:
+    """The log of what each key alone leaves of the stick, negated."""
+    return softplus(logits_nRJ, threshold=2 * LARGEST_LOGIT)
 
 
 def most_row_blocks(q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> int:
