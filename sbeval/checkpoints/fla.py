@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sbeval.checkpoints.files import Weights
-from sbeval.checkpoints.ignored import FLA, FLA_FORGETTING, FOX, FOX_SOFTMAX
+from sbeval.checkpoints.ignored import FLA, FLA_FORGETTING, FOX, FOX_SOFTMAX, Ignored
 from sbeval.checkpoints.values import ConfigValues
 from sbeval.models import SbevalConfig
 
@@ -105,17 +105,22 @@ def read_forgetting(source: Mapping[str, Any], weights: Weights) -> tuple[str, S
     model_type = str(source["model_type"])
     given = ConfigValues(source)
     given.one_of("hidden_act", ("swish",), "swish")
-    inner_rows = weights.shape("model.layers.0.mlp.gate_proj.weight")[0]
-    shared = _shared_fields(given)
-    shared["intermediate_size"] = inner_rows if model_type == FORGETTING_TYPE else inner_rows // 2
-    gates, ignored = "full", FLA_FORGETTING
+    fields = _shared_fields(given)
+    fields["intermediate_size"] = weights.shape("model.layers.0.mlp.gate_proj.weight")[0]
+    if model_type != FOX_SOFTMAX_TYPE:
+        qk_norm = given.get("qk_norm", bool, False)
+        fields |= {
+            "qk_norm": qk_norm,
+            "qk_norm_per_head": qk_norm,
+            "qk_norm_eps": _HEADS_NORM_EPS if qk_norm else None,
+            "attention_gate": given.get("use_output_gate", bool, False),
+        }
     if model_type == FORGETTING_TYPE:
-        config = _fla_config(given, shared)
+        gates, ignored = "full", FLA_FORGETTING
+        fields |= {"attention": "forgetting", "bias": ["qkv"] if given.get("qkv_bias", bool, False) else []}
     else:
-        ignored = FOX_SOFTMAX if model_type == FOX_SOFTMAX_TYPE else FOX
-        kinds = ("full", "bias_only", "fixed", "none")
-        gates = "none" if model_type == FOX_SOFTMAX_TYPE else given.one_of("fgate_type", kinds, "full")
-        config = _fox_config(given, shared, gates, model_type)
+        gates, ignored = _add_fox_fields(fields, given, model_type)
+    config = SbevalConfig(**fields)
     given.refuse_unread(ignored, whole=True)
     tensors = _take(config, gates, model_type, weights)
     if config.tie_word_embeddings:
@@ -125,45 +130,23 @@ def read_forgetting(source: Mapping[str, Any], weights: Weights) -> tuple[str, S
     return f"{package}:{model_type.removesuffix('-project_fox')}", config, tensors
 
 
-def _fla_config(given: ConfigValues, shared: dict[str, Any]) -> SbevalConfig:
-    qk_norm = given.get("qk_norm", bool, False)
-    return SbevalConfig(
-        attention="forgetting",
-        bias=["qkv"] if given.get("qkv_bias", bool, False) else [],
-        qk_norm=qk_norm,
-        qk_norm_per_head=qk_norm,
-        qk_norm_eps=_HEADS_NORM_EPS if qk_norm else None,
-        attention_gate=given.get("use_output_gate", bool, False),
-        **shared,
-    )
-
-
-def _fox_config(given: ConfigValues, shared: dict[str, Any], gates: str, model_type: str) -> SbevalConfig:
+def _add_fox_fields(fields: dict[str, Any], given: ConfigValues, model_type: str) -> tuple[str, Ignored]:
+    """Returns what kind of gates the authors' model has, and which keys change nothing of it."""
+    fields["intermediate_size"] //= 2  # gate and up are one map
     rotates = given.get("use_rope", bool, model_type == FOX_SOFTMAX_TYPE)
     base = given.get("rope_base", float, 500000.0)
-    fields: dict[str, Any] = {}
+    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": base} if rotates else None
     if model_type == FOX_SOFTMAX_TYPE:
+        fields["attention"] = "rope" if rotates else "nope"
         fields["sliding_window"] = given.count("window_size", default=None)
-    else:
-        qk_norm = given.get("qk_norm", bool, False)
-        one_for_all = given.get("qk_norm_share_param_across_head", bool, False)
-        gated = given.get("use_output_gate", bool, False)
-        given.one_of("ogate_act", ("sigmoid",) if gated else ("sigmoid", "silu"), "sigmoid")
-        fields = {
-            "qk_norm": qk_norm,
-            "qk_norm_per_head": qk_norm and not one_for_all,
-            "qk_norm_eps": _HEADS_NORM_EPS if qk_norm else None,
-            "attention_gate": gated,
-            "output_norm": given.get("use_output_norm", bool, False),
-            "key_shift": given.get("use_k_shift", bool, False),
-            "value_shift": given.get("use_v_shift", bool, False),
-        }
-    return SbevalConfig(
-        attention="forgetting" if gates != "none" else "rope" if rotates else "nope",
-        rope_parameters={"rope_type": "default", "rope_theta": base} if rotates else None,
-        **fields,
-        **shared,
-    )
+        return "none", FOX_SOFTMAX
+    gates = given.one_of("fgate_type", ("full", "bias_only", "fixed", "none"), "full")
+    fields["attention"] = "forgetting" if gates != "none" else "rope" if rotates else "nope"
+    fields["qk_norm_per_head"] &= not given.get("qk_norm_share_param_across_head", bool, False)
+    given.one_of("ogate_act", ("sigmoid",) if fields["attention_gate"] else ("sigmoid", "silu"), "sigmoid")
+    for ours, theirs in (("output_norm", "output_norm"), ("key_shift", "k_shift"), ("value_shift", "v_shift")):
+        fields[ours] = given.get(f"use_{theirs}", bool, False)
+    return gates, FOX
 
 
 def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -> dict[str, Tensor]:

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sbeval.checkpoints import FORMATS, load_checkpoint, released_format
+from sbeval.checkpoints.load import load_checkpoint, released_format
+from sbeval.checkpoints.registry import FORMATS
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, fla_logits, save, tokens

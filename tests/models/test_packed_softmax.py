@@ -77,10 +77,6 @@ def test_all_texts_at_once_are_the_texts_one_by_one(
         assert_close(mine.grad, other.grad, **near)
 
 
-def test_this_version_of_pytorch_has_the_options_it_is_called_with() -> None:
-    assert VarlenAttention().works
-
-
 def test_it_is_for_16_bits_on_a_gpu_without_a_bias() -> None:
     heads = torch.zeros(1, 2, 5, 16, dtype=torch.bfloat16, device=DEVICE)
     assert suits_varlen(heads, None) == ON_GPU

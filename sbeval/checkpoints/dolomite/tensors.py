@@ -83,16 +83,11 @@ def read_dolomite(
 
 def _biases(source: DolomiteConfig, weights: Weights, modules: list[tuple[str, str]]) -> list[str]:
     """Which linear maps have a bias, as tensors and the configuration agree; `modules` are each layer's two names."""
-    stated = {
-        "qkv": [
-            (f"{name}.c_attn.bias", mixer.qkv_bias) for (name, _), mixer in zip(modules, source.mixers, strict=True)
-        ],
-        "output": [
-            (f"{name}.c_proj.bias", mixer.output_bias) for (name, _), mixer in zip(modules, source.mixers, strict=True)
-        ],
-        "mlp": [(f"{name}.c_proj.bias", mlp.bias) for (_, name), mlp in zip(modules, source.mlps, strict=True)],
-    }
-    for (name, _), mlp in zip(stated["mlp"], source.mlps, strict=True):
+    stated: dict[str, list[tuple[str, bool | None]]] = {"qkv": [], "output": [], "mlp": []}
+    for (attention, inner), mixer, mlp in zip(modules, source.mixers, source.mlps, strict=True):
+        stated["qkv"].append((f"{attention}.c_attn.bias", mixer.qkv_bias))
+        stated["output"].append((f"{attention}.c_proj.bias", mixer.output_bias))
+        stated["mlp"].append((name := f"{inner}.c_proj.bias", mlp.bias))
         if mlp.num_experts and (name in weights or mlp.bias):
             raise UserError(f"experts with biases ({name}, add_bias) are not supported; supported are those without")
     present = {maps: [name in weights for name, _ in names] for maps, names in stated.items()}
