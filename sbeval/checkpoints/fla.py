@@ -181,9 +181,8 @@ def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -
             del names[f"{mlp}.gate_proj.weight"], names[f"{mlp}.up_proj.weight"]
             shared_rows |= dict(zip((f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), both.chunk(2), strict=True))
     tensors = shared_rows | {name: weights.take(theirs, shape) for name, (theirs, shape) in names.items()}
-    for name in [name for name in tensors if name.endswith(("q_norm.weight", "k_norm.weight", "output_norm.weight"))]:
-        if config.qk_norm_per_head or name.endswith("output_norm.weight"):
-            tensors[name] = tensors[name].view(-1, config.head_dim)
+    of_heads = ("output_norm.weight", *(("q_norm.weight", "k_norm.weight") if config.qk_norm_per_head else ()))
+    tensors = {name: x.view(-1, config.head_dim) if name.endswith(of_heads) else x for name, x in tensors.items()}
     for layer in range(config.num_hidden_layers):
         ours = f"model.layers.{layer}.self_attn"
         if gates in ("bias_only", "fixed"):  # gates that do not look at the text

@@ -214,14 +214,8 @@ class Attention(nn.Module):
             k_BGKD, v_BGKD = k_BGKD[..., : k_BGQD.shape[3]], v_BGKD[..., : v_BGQD.shape[3]]
             seq_start_B = positions.cached_from(seen - k_BGKD.shape[2])
         if self.rotates and positions.extrapolated is not None:
-            mixed_BHQD = positions.extrapolated(
-                q_BHQD,
-                k_BGKD,
-                v_BGKD,
-                scale=float(self.mixer.scale),  # type: ignore[arg-type]
-                seq_start_B=seq_start_B,
-                packed_lengths=positions.packed_lengths,
-            )
+            texts: dict[str, Any] = {"seq_start_B": seq_start_B, "packed_lengths": positions.packed_lengths}
+            mixed_BHQD = positions.extrapolated(q_BHQD, k_BGKD, v_BGKD, scale=self.scale, **texts)
         else:
             mixed_BHQD = self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B)
         return self._projected(mixed_BHQD, own_v_BGQD, hidden_BQE)

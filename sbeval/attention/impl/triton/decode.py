@@ -275,12 +275,10 @@ def decode(
     batch, heads, queries, head_dim = q.shape
     groups, keys = k.shape[1], k.shape[2]
     rows = heads // groups * queries
-    if parameters is None:
-        parameters = decode_parameters(
-            rows=rows, keys=keys, head_dim=head_dim, element_bytes=q.element_size(), key_heads=batch * groups,
-            multiprocessors=multiprocessors(q), skipping=skipping,
-        )  # fmt: skip
-    p = parameters
+    p = parameters or decode_parameters(
+        rows=rows, keys=keys, head_dim=head_dim, element_bytes=q.element_size(), key_heads=batch * groups,
+        multiprocessors=multiprocessors(q), skipping=skipping,
+    )  # fmt: skip
     out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
     part = torch.empty((batch * groups, p.splits, p.block_rows, head_dim), dtype=torch.float32, device=q.device)
