@@ -21,7 +21,7 @@ UNGATED = {"swiglu": "silu", "geglu": "gelu"}
 """What a gated activation applies to its gate."""
 
 
-_UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": partial(gelu, approximate="tanh"),
@@ -31,7 +31,7 @@ _UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
 
 def activate(name: str, x: Tensor) -> Tensor:
     """Applies an activation by its name in the configuration, gated ones to their gate."""
-    return _UNGATED[UNGATED.get(name, name)](x)
+    return _FUNCTIONS[UNGATED.get(name, name)](x)
 
 
 def activated(name: str, gate: Tensor | None, up: Tensor) -> Tensor:
