@@ -38,8 +38,8 @@ class AskedToEnd(SystemExit):
 
 def say_next(step: str) -> None:
     """Prints, as a command's last line, what to do next; the first of several processes does so alone."""
-    if os.environ.get("RANK", "0") == "0" and not _said_later:
-        print(f"Next: {step}", flush=True)
+    if not _said_later:
+        ranks.say(f"Next: {step}")
 
 
 @contextlib.contextmanager

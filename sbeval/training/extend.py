@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.commands.ranks import say
 from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_sha256
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
@@ -16,10 +17,10 @@ from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
-from sbeval.training.distributed import check_context_parallel, say
+from sbeval.training.distributed import check_context_parallel
 from sbeval.training.losses import document_loss, next_token_loss
 from sbeval.training.own_text import OwnText, tokenised_text
-from sbeval.training.recipe import Extension, OptimizationSettings
+from sbeval.training.recipe import Extension
 from sbeval.training.run import TrainingRun
 from sbeval.training.windows import TrainingWindows
 
@@ -53,7 +54,6 @@ def extend(
     from sbeval.checkpoints.load import load_checkpoint
 
     check_context_parallel(context_parallel, extension.context_tokens, extension.documents)
-    optimization = extension.optimization
     folder = find_folder(extension.checkpoint)
     run = TrainingRun(
         out=out,
@@ -87,7 +87,7 @@ def extend(
         seed=extension.seed,
     )
     if not extension.allow_repeat:
-        check_epochs(windows.epochs, len(tokens), optimization)
+        run.check_epochs(windows, len(tokens), remedy="fewer --steps, or --allow-repeat")
     checkpoint = out / "checkpoint"
     identity = {
         "extension": extension.model_dump(mode="json"),
@@ -110,13 +110,9 @@ def extend(
         model = run.train(model, windows, next_token_loss if extension.documents == "joined" else apart)
         if model is None:
             return None
-
-        def record() -> dict[str, Any]:
-            facts = {"extension": identity["extension"], "parent": parent | {"format": loaded.format}}
-            return run.record(facts, model, data, windows)
-
+        facts = {"extension": identity["extension"], "parent": parent | {"format": loaded.format}}
         dtype = torch.float32 if extension.precision == "float32" else Weights(folder).dtype()
-        run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
+        run.finish(model, tokenizer, checkpoint, windows, facts=facts, data=data, dtype=dtype)
         say(f"{checkpoint}: extended to {extension.context_tokens} tokens")
         return checkpoint
 
@@ -208,13 +204,4 @@ def check_documents(tokens: NDArray[Any], separator: int, context_tokens: int) -
         raise UserError(
             f"Expected at least one document of {context_tokens} tokens, found the longest has {longest}; "
             "give longer documents, a shorter --context, or --documents joined"
-        )
-
-
-def check_epochs(epochs: float, tokens: int, optimization: OptimizationSettings) -> None:
-    """Refuses a run that sees windows of the text twice."""
-    if epochs > 1:
-        raise UserError(
-            f"Expected text for {optimization.steps} steps of {optimization.batch_tokens} tokens, found "
-            f"{tokens} tokens: that is {epochs:.2f} epochs; give more text, fewer --steps, or --allow-repeat"
         )

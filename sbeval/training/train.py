@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from sbeval.commands.ranks import say
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
-from sbeval.training.distributed import say
 from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import TrainRecipe
 from sbeval.training.run import TrainingRun
@@ -56,12 +56,9 @@ def train(
         recall_share=recipe.data.recall_share,
         seed=recipe.data.seed,
     )
-    if windows.epochs > 1 and not recipe.data.allow_repeat:
-        raise UserError(
-            f"Expected text for {recipe.optimization.steps} steps of {recipe.optimization.batch_tokens} tokens, found "
-            f"{len(training_tokens)} tokens: that is {windows.epochs:.2f} epochs; give more text, fewer total_tokens, "
-            "or data.allow_repeat: true in the recipe (--allow-repeat)"
-        )
+    if not recipe.data.allow_repeat:
+        remedy = "fewer total_tokens, or data.allow_repeat: true in the recipe (--allow-repeat)"
+        run.check_epochs(windows, len(training_tokens), remedy=remedy)
     set_seed(recipe.seed)
     model: Any = SbevalForCausalLM(SbevalConfig(**recipe.model))
     tokenizer = load_tokenizer(arrays.tokenizer)
@@ -84,15 +81,16 @@ def train(
         if model is None:
             return None
 
-        def record() -> dict[str, Any]:
-            facts = {"name": recipe.name, "recipe": recipe.model_dump(mode="json")}
-            made = run.record(facts, model, arrays.record, windows)
+        def validated() -> dict[str, Any]:
             # gathered weights lie in the host's memory
             whole = model.to("cuda" if torch.cuda.is_available() else "cpu")
-            return made | {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
+            return {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
 
+        facts = {"name": recipe.name, "recipe": identity["recipe"]}
         dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
-        run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
+        run.finish(
+            model, tokenizer, checkpoint, windows, facts=facts, data=arrays.record, dtype=dtype, measured=validated
+        )
         say(f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens")
         return checkpoint
 
