@@ -72,11 +72,10 @@ def told_in_one_sentence() -> Iterator[None]:
             raise
         except Exception as error:
             sentence = _sentence(error)
-            if ranks.told(error, sentence):
-                raise SystemExit(1) from None
-            if sentence is None:
-                raise
-            print(sentence, file=sys.stderr)
+            if not ranks.told(error, sentence):
+                if sentence is None:
+                    raise
+                print(sentence, file=sys.stderr)
             raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(1) from None

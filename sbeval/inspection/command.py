@@ -140,7 +140,7 @@ def inspect(
     # they bring torch along, and --help is printed without
     from sbeval.inspection.description import describe
     from sbeval.inspection.memory import device_here, needs, read_memory, room_of
-    from sbeval.inspection.work import Encode, count_work, make_tasks
+    from sbeval.inspection.work import count_work, encode_with, make_tasks
     from sbeval.inspection.work import measure as measured
 
     started = time.perf_counter() if started is None else started
@@ -166,7 +166,7 @@ def inspect(
     if run is None:
         return answer
     made = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=limit, packaged=not check(run))
-    encode = Encode(str(run.model_args.get("tokenizer") or description.folder))
+    encode = encode_with(str(run.model_args.get("tokenizer") or description.folder))
     longrope = str(run.model_args.get("extrapolation")).startswith("longrope")
     nested = "rope_scaling" not in run.model_args and not longrope
 

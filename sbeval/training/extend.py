@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,24 +21,15 @@ from sbeval.training.distributed import check_context_parallel
 from sbeval.training.losses import document_loss, next_token_loss
 from sbeval.training.own_text import OwnText, tokenised_text
 from sbeval.training.recipe import Extension
-from sbeval.training.run import TrainingRun
+from sbeval.training.run import RunOptions, TrainingRun
 from sbeval.training.windows import TrainingWindows
 
 
-def extend(
-    extension: Extension,
-    out: Path,
-    *,
-    max_seconds: float | None = None,
-    command: str = "",
-    fsdp: bool = False,
-    replace: bool = False,
-    context_parallel: int = 1,
-) -> Path | None:
+def extend(extension: Extension, out: Path, *, replace: bool = False, **options: Unpack[RunOptions]) -> Path | None:
     """Continues training at a longer context, or goes on where an earlier call stopped.
 
     `out` holds resumable states, the loss curve, and at the end `checkpoint/`; with `replace` what else it holds is
-    moved aside. The other options are those of `TrainingRun`.
+    moved aside.
 
     Returns:
         The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
@@ -53,16 +44,9 @@ def extend(
     from sbeval.checkpoints.files import Weights, find_folder
     from sbeval.checkpoints.load import load_checkpoint
 
-    check_context_parallel(context_parallel, extension.context_tokens, extension.documents)
+    run = TrainingRun(out, extension, **options)
+    check_context_parallel(run.context_parallel, extension.context_tokens, extension.documents)
     folder = find_folder(extension.checkpoint)
-    run = TrainingRun(
-        out=out,
-        settings=extension,
-        max_seconds=max_seconds,
-        command=command,
-        fsdp=fsdp,
-        context_parallel=context_parallel,
-    )
     loaded = load_checkpoint(folder, dtype="float32")
     if not loaded.extendable:
         raise UserError(
@@ -79,12 +63,7 @@ def extend(
     if extension.documents == "separate":
         check_documents(tokens, separator, extension.context_tokens)
     windows = TrainingWindows(
-        tokens,
-        tokens[:0].reshape(0, 0),
-        length_tokens=extension.context_tokens,
-        windows=run.windows,
-        recall_share=0.0,
-        seed=extension.seed,
+        tokens, tokens[:0], length_tokens=extension.context_tokens, windows=run.windows, seed=extension.seed
     )
     if not extension.allow_repeat:
         run.check_epochs(windows, len(tokens), remedy="fewer --steps, or --allow-repeat")

@@ -4,14 +4,13 @@ There is no recall text in them. Where there are documents enough, every `HELD_O
 lies beside them in `held_out.jsonl`.
 """
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +36,7 @@ _LENGTH_STEPS = (0.25, 0.5, 1, 2, 4, 8, 16)
 _LEAST_BLOCKS = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class OwnText:
+class OwnText(NamedTuple):
     """A text to train on: a file, a folder or the name of a hub data set, and how documents are cut into smaller ones.
 
     `field` is the field or column that holds the text.
@@ -59,7 +57,7 @@ def check_text(text: OwnText, *, has_tokenizer: bool) -> None:
     """
     if text.split is not None and counts_tokens(text.split) and not has_tokenizer:
         raise UserError(f"Expected --tokenizer with --split {text.split!r}, found none: name one, or split otherwise")
-    text_corpus(dataclasses.replace(text, split=None))
+    text_corpus(text._replace(split=None))
 
 
 def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,16 @@ STEPS_BETWEEN_CLOCKS = 10
 """Of several processes: reading their clocks waits for the device."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions(TypedDict, total=False):
+    """What a command may say of a run beside its settings, see `TrainingRun`."""
+
+    max_seconds: float | None
+    command: str
+    fsdp: bool
+    context_parallel: int
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingRun:
     """What one command is to do in a run's folder.
 
@@ -51,9 +60,10 @@ class TrainingRun:
 
     out: Path
     settings: TrainingSettings
-    max_seconds: float | None
-    command: str
-    fsdp: bool
+    _: dataclasses.KW_ONLY
+    max_seconds: float | None = None
+    command: str = ""
+    fsdp: bool = False
     context_parallel: int = 1
     started: float = dataclasses.field(default_factory=time.monotonic)
 

@@ -1,7 +1,7 @@
 """`sbeval train RECIPE`: one training run, resumed where it stopped."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
 from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import TrainRecipe
-from sbeval.training.run import TrainingRun
+from sbeval.training.run import RunOptions, TrainingRun
 from sbeval.training.tokenizer import Tokens
 from sbeval.training.windows import TrainingWindows
 
@@ -22,17 +22,14 @@ def train(
     recipe: TrainRecipe,
     out: Path,
     *,
-    max_seconds: float | None = None,
     data_folder: Path | None = None,
-    command: str = "",
-    fsdp: bool = False,
     replace: bool = False,
+    **options: Unpack[RunOptions],
 ) -> Path | None:
     """Trains a model from the recipe, or goes on where an earlier call stopped.
 
     `out` holds resumable states, the loss curve, and at the end `<recipe.name>/`, the checkpoint; with `replace` what
-    else it holds is moved aside. `data_folder` holds token arrays to read instead of the recipe's. The other options
-    are those of `TrainingRun`.
+    else it holds is moved aside. `data_folder` holds token arrays to read instead of the recipe's.
 
     Returns:
         The checkpoint's folder, or None where time ran out first.
@@ -45,7 +42,7 @@ def train(
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
     data = data_folder or Path(recipe.data.folder)
-    run = TrainingRun(out=out, settings=recipe, max_seconds=max_seconds, command=command, fsdp=fsdp)
+    run = TrainingRun(out, recipe, **options)
     arrays = load_arrays(data)
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
     windows = TrainingWindows(
