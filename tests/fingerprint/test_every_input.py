@@ -225,8 +225,8 @@ def test_a_changed_setting_is_named_by_a_sweep(setting: str, inputs: Path, capsy
 def test_another_version_is_named_by_a_sweep(
     package: str, inputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = parts._version
-    monkeypatch.setattr(parts, "_version", lambda name: "0.0.7" if name == package else version(name))
+    version = parts.installed_version
+    monkeypatch.setattr(parts, "installed_version", lambda name: "0.0.7" if name == package else version(name))
     assert f"{package} was {version(package)} and is 0.0.7" in said(inputs, capsys)
 
 
