@@ -16,7 +16,7 @@ from sbeval.checkpoints import ignored, load_checkpoint
 from sbeval.errors import UserError
 from tests.checkpoints.config_keys import KEYS_FILE, declared_keys
 from tests.checkpoints.forgetting import PRO, fla_forgetting, fox
-from tests.checkpoints.layouts import dolomite, fla, save, tokens
+from tests.checkpoints.layouts import Made, dolomite, fla, save, tokens
 from tests.checkpoints.mixtures import with_experts
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
 
@@ -27,7 +27,7 @@ NEW_KEY = "normalised_twice"
 class Part(NamedTuple):
     """A part of a configuration: a checkpoint that has it, where it lies in there, and what is ignored in it."""
 
-    checkpoint: Callable[[], tuple[dict[str, Any], dict[str, Tensor]]]
+    checkpoint: Callable[[], Made]
     place: Callable[[dict[str, Any]], list[dict[str, Any]]]
     ignored: ignored.Ignored
     refused: frozenset[str] = frozenset()
@@ -37,7 +37,7 @@ def _whole(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [config]
 
 
-def _blocks(mixer: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _blocks(mixer: str) -> Made:
     extra: dict[str, Any] = {"head_bias": True, "head_norm": True} if mixer == "stickbreaking" else {}
     # either of these says when a configuration was written, and with that how its MLPs are laid out
     dated = {"embedding_init_method": "normal", "use_depth_scaled_init": True}

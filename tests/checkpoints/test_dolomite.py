@@ -60,7 +60,7 @@ def test_each_generation_gives_its_layouts_logits(case: str, tmp_path: Path) -> 
     loaded = load_checkpoint(save(tmp_path, config, tensors))
     assert loaded.format == f"dolomite:{generation}"
     assert loaded.training_length_tokens == 64
-    expected = dolomite_logits(config, tensors, tokens(), kv=kv, remainder=remainder)
+    expected = dolomite_logits(config, tensors, kv=kv, remainder=remainder)
     assert_close(logits(loaded.model), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -69,7 +69,7 @@ def test_each_generation_gives_its_layouts_logits(case: str, tmp_path: Path) -> 
 def test_the_sharing_of_grouped_heads_can_be_given(kv: Any, model_type: str, tmp_path: Path) -> None:
     config, tensors = dolomite(**C, model_type=model_type, kv_heads=2, attention_bias=True, mlp_bias=True)
     loaded = load_checkpoint(save(tmp_path, config, tensors), kv_expand=kv)
-    expected = dolomite_logits(config, tensors, tokens(), kv=kv, remainder="head_bias")
+    expected = dolomite_logits(config, tensors, kv=kv, remainder="head_bias")
     assert_close(logits(loaded.model), expected, rtol=1e-4, atol=1e-4)
     other = load_checkpoint(tmp_path, kv_expand="interleave" if kv == "tile" else "tile")
     assert (logits(other.model) - expected).abs().max() > 0.01
@@ -103,7 +103,7 @@ def test_defaults_of_dolomite_apply_to_absent_keys(tmp_path: Path) -> None:
         del config[name]
     loaded = load_checkpoint(save(tmp_path, config, tensors))
     full, _ = dolomite(**PLAIN, kv_heads=1)
-    expected = dolomite_logits(full, tensors, tokens(), kv="tile", remainder="value")
+    expected = dolomite_logits(full, tensors, kv="tile", remainder="value")
     assert_close(logits(loaded.model), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -228,7 +228,7 @@ def test_the_remainder_and_the_norm_stay_with_stickbreaking_layers(tmp_path: Pat
         del tensors[name]
     loaded = load_checkpoint(save(tmp_path, config, tensors))
     assert (loaded.format, loaded.attention) == ("dolomite:C''", "stickbreaking+rope")
-    expected = dolomite_logits(config, tensors, tokens(), kv="interleave", remainder="head_bias")
+    expected = dolomite_logits(config, tensors, kv="interleave", remainder="head_bias")
     assert_close(logits(loaded.model), expected, rtol=2e-5, atol=2e-5)
     loaded.model.save_pretrained(tmp_path / "ours")
     again = load_checkpoint(tmp_path / "ours")

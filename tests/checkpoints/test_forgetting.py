@@ -2,20 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from other_machines import assert_equal_but_for_rounding
-from torch import Tensor
 from torch.testing import assert_close
 
 from sbeval.checkpoints import convert_checkpoint, load_checkpoint
 from sbeval.errors import UserError
 from tests.checkpoints.forgetting import PRO, fla_forgetting, forgetting_logits, fox
-from tests.checkpoints.layouts import save, tokens
+from tests.checkpoints.layouts import Made, save, tokens
 
-Made = tuple[dict[str, Any], dict[str, Tensor]]
 SOFTMAX = "transformer-project_fox"
 LAYOUTS: dict[str, tuple[Callable[[], Made], str, str]] = {
     "llama": (fox, "fox:forgetting_transformer", "forgetting"),
@@ -63,7 +60,7 @@ def test_logits_are_those_of_the_layout_written_out_and_stay_when_converted(layo
     loaded = load_checkpoint(save(tmp_path / "theirs", config, tensors))
     assert (loaded.format, loaded.attention, loaded.training_length_tokens) == (name, attention, None)
     found = loaded.model(tokens()).logits[0]
-    assert_close(found, forgetting_logits(config, tensors, tokens()), rtol=1e-4, atol=1e-4)
+    assert_close(found, forgetting_logits(config, tensors), rtol=1e-4, atol=1e-4)
     convert_checkpoint(tmp_path / "theirs", tmp_path / "ours")
     assert_equal_but_for_rounding(load_checkpoint(tmp_path / "ours").model(tokens()).logits[0], found)
 

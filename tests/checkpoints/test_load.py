@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sbeval.checkpoints import FORMATS, load_checkpoint, released_format
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
-from tests.checkpoints.layouts import VOCAB, dolomite, fla, fla_logits, save, tokens
+from tests.checkpoints.forgetting import forgetting_logits
+from tests.checkpoints.layouts import VOCAB, dolomite, fla, save, tokens
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -51,7 +52,7 @@ def test_fla_checkpoints_give_their_layouts_logits(
     loaded = load_checkpoint(save(tmp_path, config, tensors))
     assert (loaded.format, loaded.training_length_tokens) == ("fla:stickbreaking_attn", None)
     with torch.no_grad():
-        assert_close(loaded.model(tokens()).logits[0], fla_logits(config, tensors, tokens()), rtol=1e-4, atol=1e-4)
+        assert_close(loaded.model(tokens()).logits[0], forgetting_logits(config, tensors), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("layout", ["dolomite", "fla"])
