@@ -137,10 +137,7 @@ MIXERS, MLPS = "sequence_mixer_blocks", "mlp_blocks"
         (second_layer(MIXERS, sequence_mixer_type="mamba2"), "'mamba2' of layer 1"),
         (second_layer(MLPS, mlp_type="Hash"), "'Hash' of layer 1"),
         (second_layer(MLPS, intermediate_size=99), r"h\.1\.mlp_block\.c_proj\.weight should be \[32, 99\]"),
-        (
-            second_layer(MIXERS, num_attention_heads=2, num_key_value_heads=2),
-            "num_attention_heads is 4 in layer 0, 2 in layer 1",
-        ),
+        (second_layer(MIXERS, num_attention_heads=2, num_key_value_heads=2), "is 4 in layer 0, 2 in layer 1"),
         (second_layer(MLPS, activation_function="mish"), "'mish'"),
         (lambda config: config.update(attention_blocks=[]), "attention_blocks"),
         (lambda config: config.update(num_layers=3), "num_layers is 3"),
@@ -152,21 +149,38 @@ def test_unsupported_parts_are_refused_by_name(change: Any, words: str, tmp_path
     change(config)
     with pytest.raises(UserError, match=words):
         load_checkpoint(save(tmp_path, config, tensors))
+    with pytest.raises(UserError, match="kv_expand"):
+        load_checkpoint(tmp_path, kv_expand="alternate")  # type: ignore[arg-type]
 
 
-def test_heads_rotated_in_part_are_refused(tmp_path: Path) -> None:
-    config, tensors = dolomite(model_type="gpt_dolomite", mixer="softmax")
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
-    load_checkpoint(save(tmp_path, {**config, "rope_dim": head_dim}, tensors))
-    with pytest.raises(UserError, match=f"rope_dim {head_dim // 2} of a softmax model is not supported"):
-        load_checkpoint(save(tmp_path, {**config, "rope_dim": head_dim // 2}, tensors))
+WPE, ROTARY = "transformer.wpe.weight", "transformer.h.1.sequence_mixer.rotary.weight"
+FLAT, SOFTMAX = dolomite(**C), dolomite(model_type="gpt_dolomite", mixer="softmax")
+MISSING = ("transformer.h.1.attn.c_proj.weight", "transformer.h.1.attn.head_bias")
 
 
-@pytest.mark.parametrize("name", ["transformer.wpe.weight", "transformer.h.1.sequence_mixer.rotary.weight"])
-def test_tensors_without_a_place_are_refused(name: str, tmp_path: Path) -> None:
-    config, tensors = dolomite(**C, model_type="gpt_dolomite")
-    with pytest.raises(UserError, match=name):
-        load_checkpoint(save(tmp_path, config, {**tensors, name: torch.zeros(3)}))
+@pytest.mark.parametrize(
+    ("config", "tensors", "words"),
+    [
+        (FLAT[0], FLAT[1] | {WPE: torch.zeros(3)}, WPE),
+        (FLAT[0], FLAT[1] | {ROTARY: torch.zeros(3)}, ROTARY),
+        (FLAT[0], {n: t for n, t in FLAT[1].items() if n != MISSING[0]}, MISSING[0]),
+        (
+            FLAT[0],
+            {n: t for n, t in FLAT[1].items() if n != MISSING[1]},
+            "head_bias is True in layer 0, False in",
+        ),
+        (FLAT[0] | {"head_norm": False}, FLAT[1], r"Expected attn\.norm as head_norm False"),
+        (SOFTMAX[0] | {"rope_dim": 4}, SOFTMAX[1], "rope_dim 4 of a softmax model is not supported"),
+    ],
+    ids=["a learned position", "an own rotation", "no projection", "no bias", "no norm", "rotated in part"],
+)
+def test_tensors_that_a_configuration_does_not_describe_are_refused(
+    config: dict[str, Any], tensors: dict[str, Tensor], words: str, tmp_path: Path
+) -> None:
+    load_checkpoint(save(tmp_path, FLAT[0] | {"head_norm": True}, FLAT[1]))
+    load_checkpoint(save(tmp_path, SOFTMAX[0] | {"rope_dim": 8}, SOFTMAX[1]))
+    with pytest.raises(UserError, match=words):
+        load_checkpoint(save(tmp_path, config, tensors))
 
 
 @pytest.mark.parametrize("fields", [{}, {"model_type": "gpt_base"}, {"model_type": "gpt_dolomite", "flat": True}])
@@ -183,29 +197,6 @@ def test_biases_that_tensors_and_configuration_do_not_agree_on_are_refused(
     found = "lacks" if said else "has"
     with pytest.raises(UserError, match=rf"says add_bias {said} for .*\.0\.\w+\.c_attn\.bias, .* checkpoint {found}"):
         load_checkpoint(save(tmp_path, config, tensors))
-
-
-def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    config, tensors = dolomite()
-    del tensors["transformer.h.1.attn.c_proj.weight"]
-    with pytest.raises(UserError, match=r"transformer\.h\.1\.attn\.c_proj\.weight"):
-        load_checkpoint(save(tmp_path, config, tensors))
-    config, tensors = dolomite(**C)
-    del tensors["transformer.h.1.attn.head_bias"]
-    with pytest.raises(UserError, match=r"attn\.head_bias is True in layer 0, False in layer 1"):
-        load_checkpoint(save(tmp_path / "head_bias", config, tensors))
-
-
-def test_a_head_norm_that_the_tensors_do_not_have_is_refused(tmp_path: Path) -> None:
-    config, tensors = dolomite(**C)
-    load_checkpoint(save(tmp_path, {**config, "head_norm": True}, tensors))
-    with pytest.raises(UserError, match=r"Expected attn\.norm as head_norm False"):
-        load_checkpoint(save(tmp_path, {**config, "head_norm": False}, tensors))
-
-
-def test_an_unknown_sharing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="kv_expand"):
-        load_checkpoint(save(tmp_path, *dolomite()), kv_expand="alternate")  # type: ignore[arg-type]
 
 
 def test_another_architecture_of_the_same_name_is_refused_for_what_it_is(tmp_path: Path) -> None:

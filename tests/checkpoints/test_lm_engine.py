@@ -45,16 +45,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_each_option_gives_its_definition_s_logits_and_generates_with_a_cache(case: str, tmp_path: Path) -> None:
+def test_each_option_gives_its_definition_s_logits(case: str, tmp_path: Path) -> None:
     config, tensors = lm_engine(**CASES[case])
     loaded = load_checkpoint(save(tmp_path, config, tensors))
     assert loaded.format.startswith("dolomite:C'' softmax")
-    model: Any = loaded.model
-    found = model(tokens()).logits[0]
+    found = loaded.model(tokens()).logits[0]
     assert_close(found, dolomite_logits(config, tensors, interleaved=True), rtol=2e-5, atol=2e-5)
-    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    uncached = model.generate(tokens(), use_cache=False, **options)
-    assert torch.equal(model.generate(tokens(), **options), uncached)
 
 
 @torch.no_grad()

@@ -61,14 +61,6 @@ def test_each_generation_s_mixtures_give_their_layouts_logits(case: str, tmp_pat
     assert_equal_but_for_rounding(again.model(tokens()).logits[0], found)
 
 
-def test_generation_with_a_cache_is_generation_without(tmp_path: Path) -> None:
-    config, tensors = with_experts(*dolomite(**SB, model_type="gpt_base"), shared=8, layers=(0,))
-    model: Any = load_checkpoint(save(tmp_path, config, tensors)).model
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    cached = model.generate(tokens(), **options)
-    assert torch.equal(cached, model.generate(tokens(), use_cache=False, **options))
-
-
 @torch.no_grad()
 def test_tokens_may_go_through_experts_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, tensors = with_experts(*dolomite(**SB, model_type="gpt_base"), shared=8)

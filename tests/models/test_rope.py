@@ -6,7 +6,6 @@ from other_machines import assert_equal_but_for_rounding
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import (
-    AutoModelForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -102,14 +101,6 @@ def test_results_do_not_depend_on_the_order_of_requests(own: bool, scaling: str)
     assert_equal_but_for_rounding(logits(model, 40), logits(own_twin(llama()) if own else llama(), 40))
 
 
-def test_dynamic_by_one_changes_lengths_beyond_training_and_only_those() -> None:
-    model = own_twin(llama())
-    for length in (16, 17, 40):
-        with held_rope_frequencies(model, length, parse_rope_scaling("dynamic:1")):
-            held = logits(model, length)
-        assert torch.equal(held, logits(model, length)) == (length <= TRAINED)
-
-
 def test_the_original_length_given_wins_over_the_configuration() -> None:
     scaling = parse_rope_scaling("dynamic:2")
     model, shorter = llama(), llama(max_position_embeddings=8)
@@ -203,14 +194,6 @@ def test_a_scaling_without_its_keys_names_the_missing_one() -> None:
             original_length_tokens=16,
             length_tokens=32,
         )
-
-
-def test_this_family_is_loaded_by_the_automatic_class_with_its_scaling(tmp_path: Any) -> None:
-    model = small_model(attention="rope", training_length_tokens=TRAINED, rope_parameters=rope_parameters("yarn:4"))
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loaded.config.rope_parameters == model.config.rope_parameters
-    assert_equal_but_for_rounding(logits(loaded, 40), logits(model, 40))
 
 
 def test_the_original_length_that_a_scaling_names_wins_over_the_training_length() -> None:

@@ -1,4 +1,4 @@
-"""Attention written out one query and one key at a time, for definitions of models and of layouts."""
+"""Attention written out one query at a time, for definitions of models and of layouts."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ def stick_breaking(
     q_LHD: Tensor, k_LHD: Tensor, v_LHD: Tensor, scale: float, *, attend_current: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Returns the heads, and what is left of each stick [L, H, 1]."""
-    output_LHD, stick_LH1 = torch.zeros_like(q_LHD), torch.ones_like(q_LHD[..., :1])
+    output_LHD, stick_LH1 = torch.zeros_like(v_LHD), torch.ones_like(q_LHD[..., :1])
     for j in range(len(q_LHD)):
         for i in reversed(range(j + attend_current)):
             beta_H1 = (scale * (q_LHD[j] * k_LHD[i]).sum(-1, keepdim=True)).sigmoid()
@@ -29,12 +29,12 @@ def softmax(
     """Each query sees the newest `window` keys, itself among them; a key's logit gets the log gates behind it."""
     output_LHD = torch.zeros_like(q_LHD)
     for j in range(len(q_LHD)):
-        seen = range(max(0, j + 1 - (window or len(q_LHD))), j + 1)
-        logits = [scale * (q_LHD[j] * k_LHD[i]).sum(-1) for i in seen]
+        seen = slice(max(0, j + 1 - (window or len(q_LHD))), j + 1)
+        logits_KH = scale * (q_LHD[j] * k_LHD[seen]).sum(-1)
         if log_gates_LH is not None:
-            logits = [logit + log_gates_LH[i + 1 : j + 1].sum(0) for logit, i in zip(logits, seen, strict=True)]
-        weights_KH1 = torch.stack(logits).softmax(0)[..., None]
-        output_LHD[j] = (weights_KH1 * v_LHD[seen.start : j + 1]).sum(0)
+            behind = log_gates_LH[seen.start + 1 : j + 1].flip(0).cumsum(0).flip(0)
+            logits_KH = logits_KH + torch.cat([behind, torch.zeros_like(logits_KH[:1])])
+        output_LHD[j] = (logits_KH.softmax(0)[..., None] * v_LHD[seen]).sum(0)
     return output_LHD
 
 
