@@ -6,13 +6,9 @@ from tests.checkpoints.layouts import HEAD_DIM, HEADS, INNER, LAYERS, VOCAB, D, 
 from tests.checkpoints.mixtures import EXPERTS, with_experts
 
 # as its configurations are written since June 2026
-MIXER: dict[str, Any] = {
-    "sequence_mixer_type": "softmax_attention",
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": 2,
-}
-MIXER |= {"head_dim": None, "softmax_dropout": 0, "dropout": 0, "add_bias": False, "attention_multiplier": None}
-MIXER |= {"attention_multiplier_method": "1 / sqrt(head_dim)", "attention_gate": False}
+MIXER: dict[str, Any] = {"sequence_mixer_type": "softmax_attention", "num_attention_heads": HEADS}
+MIXER |= {"num_key_value_heads": 2, "head_dim": None, "softmax_dropout": 0, "dropout": 0, "add_bias": False}
+MIXER |= {"attention_multiplier": None, "attention_multiplier_method": "1 / sqrt(head_dim)", "attention_gate": False}
 MIXER |= {"exclusive_self_attention": False, "sliding_window": None}
 MLP = {"mlp_type": "MLP", "intermediate_size": INNER, "activation_function": "swiglu", "dropout": 0, "add_bias": False}
 MOE = MLP | {"mlp_type": "MoE", "shared_intermediate_size": 16, "num_experts": EXPERTS, "num_experts_per_tok": 2}

@@ -14,6 +14,8 @@ ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 100.0}
 PRO = ("key_shift", "value_shift", "qk_norm", "qk_norm_per_head", "output_norm", "attention_gate")
 EXCLUSIVE = ("attention_gate", "exclusive_self_attention")
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_token": 2}
+SHARED = {"shared_intermediate_size": 16, "shared_expert_gating": True}
+MULTIPLIERS = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4}
 VARIANTS: dict[str, dict[str, Any]] = {
     "stickbreaking": {},
     "stickbreaking-gqa-value": {"num_key_value_heads": 2, "remainder": "value"},
@@ -32,18 +34,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "forgetting-pro": {"attention": "forgetting", "qk_norm_eps": 1e-3, **dict.fromkeys(PRO, True)},
     "rope-pro": {"attention": "rope", "key_shift": True, "value_shift": True, "qk_norm": True},
     "rope-gated-exclusive": {"attention": "rope", **dict.fromkeys(EXCLUSIVE, True), "bias": ["qkv"]},
-    "mixture": EXPERTS
-    | {"shared_intermediate_size": 16, "shared_expert_gating": True, "normalize_expert_weights": False},
+    "mixture": EXPERTS | SHARED | {"normalize_expert_weights": False},
     "layers-that-differ": {
         **{"remainder": "head_bias", "head_norm": True},
         "layer_overrides": [{}, {"attention": "rope", "remainder": "none", "head_norm": False, **EXPERTS}],
     },
-    "mup": {
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_divisor": 1.7,
-    },
+    "mup": MULTIPLIERS | {"logits_divisor": 1.7},
 }
 
 
