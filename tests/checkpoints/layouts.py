@@ -26,6 +26,12 @@ def tokens(length: int = 14) -> Tensor:
     return torch.randint(0, VOCAB, (1, length), generator=torch.Generator().manual_seed(3))
 
 
+@torch.no_grad()
+def logits(model: Any) -> Tensor:
+    output: Tensor = model(tokens() % model.config.vocab_size).logits[0]
+    return output
+
+
 def drawn(seed: int, size: float = 0.3) -> Callable[..., Tensor]:
     """Returns a function from a shape, and a mean, to random weights."""
     generator = torch.Generator().manual_seed(seed)

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 import transformers
 from other_machines import assert_equal_but_for_rounding
-from torch import Tensor
 
 from sbeval.checkpoints import ignored, load_checkpoint
 from sbeval.errors import UserError
 from tests.checkpoints.config_keys import KEYS_FILE, declared_keys
 from tests.checkpoints.forgetting import PRO, fla_forgetting, fox
-from tests.checkpoints.layouts import Made, dolomite, fla, save, tokens
+from tests.checkpoints.layouts import Made, dolomite, fla, logits, save
 from tests.checkpoints.mixtures import with_experts
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
 
@@ -81,12 +79,6 @@ def with_key(part: str, folder: Path, key: str, value: Any) -> Any:
     for place in PARTS[part].place(config):
         place[key] = value
     return load_checkpoint(save(folder, config, tensors)).model
-
-
-@torch.no_grad()
-def logits(model: Any) -> Tensor:
-    output: Tensor = model(tokens() % model.config.vocab_size).logits[0]
-    return output
 
 
 @pytest.mark.parametrize("part", PARTS)

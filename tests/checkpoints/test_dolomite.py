@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
-from tests.checkpoints.layouts import dolomite, dolomite_logits, save, tokens
+from tests.checkpoints.layouts import dolomite, dolomite_logits, logits, save
 
 MUP = {"m_emb": 3.0, "m_residual": 0.4, "m_width": 2.5, "attention_multiplier": 0.2}
 PLAIN = {"norm": "layernorm", "activation": "gelu_pytorch_tanh", "attention_bias": True, "mlp_bias": True}
@@ -45,12 +45,6 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "",
     ),
 }
-
-
-@torch.no_grad()
-def logits(model: Any) -> Tensor:
-    output: Tensor = model(tokens()).logits[0]
-    return output
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -86,14 +80,16 @@ def test_the_sharing_of_grouped_heads_can_be_given(kv: Any, model_type: str, tmp
     ],
 )
 def test_the_log_says_how_grouped_heads_are_shared_and_why(
-    fields: Any, kv_expand: Any, line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fields: Any,
+    kv_expand: Any,
+    line: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caplog.set_level(logging.INFO, "lm_eval")
-    logging.getLogger("lm_eval").addHandler(caplog.handler)
-    try:
+    monkeypatch.setattr(logging.getLogger("lm_eval"), "propagate", True)
+    with caplog.at_level(logging.INFO, "lm_eval"):
         load_checkpoint(save(tmp_path, *dolomite(**fields, kv_heads=2)), kv_expand=kv_expand)
-    finally:
-        logging.getLogger("lm_eval").removeHandler(caplog.handler)
     assert re.search(line, caplog.text)
 
 

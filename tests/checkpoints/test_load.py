@@ -16,13 +16,8 @@ from sbeval.models import SbevalConfig, SbevalForCausalLM
 from tests.checkpoints.forgetting import forgetting_logits
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save, tokens
 
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4}
 
 
 def llama(folder: Path, **fields: Any) -> LlamaForCausalLM:

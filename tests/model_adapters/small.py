@@ -79,7 +79,7 @@ def tiny_tokenizer(*, adds_bos: bool) -> transformers.PreTrainedTokenizerFast:
     return byte_level_bpe([TEXT], 320, adds_bos=adds_bos, pad_token="<pad>")
 
 
-def odd(architecture: str, *, attn_implementation: str = "sdpa", **sizes: int) -> transformers.PreTrainedModel:
+def odd(architecture: str, *, attn_implementation: str | None = None, **sizes: int) -> transformers.PreTrainedModel:
     """A model whose MLP is 51 channels wide, and other sizes as asked for."""
     torch.manual_seed(0)
     config = ARCHITECTURES[architecture](64)

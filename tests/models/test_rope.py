@@ -22,15 +22,8 @@ from sbeval.models.rope import rope_frequencies
 from tests.models.small import small_model, tokens
 
 TRAINED = 16
-SIZES: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": TRAINED,
-    "initializer_range": 0.3,
-}
+SIZES: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "max_position_embeddings": TRAINED, "initializer_range": 0.3}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0], "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALINGS: list[Any] = ["linear:4", "dynamic:4", "dynamic:1", "yarn:4", LLAMA3, LONGROPE, {"rope_theta": 500.0}]

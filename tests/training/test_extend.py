@@ -144,12 +144,6 @@ def test_packed_texts_take_no_scaling_that_depends_on_a_length():
         model(input_ids=inputs, cu_seqlens=begins, attention_mask=torch.ones_like(inputs))
 
 
-def test_a_document_alone_has_the_ordinary_loss():
-    model = tiny_model("stickbreaking")
-    window_tokens = torch.randint(1, 300, (3, 65), generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(document_loss(model, window_tokens, 0), next_token_loss(model, window_tokens))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

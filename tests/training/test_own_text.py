@@ -17,16 +17,10 @@ from sbeval.training.arrays import load_arrays
 from sbeval.training.command import train_command
 from sbeval.training.own_text import OwnText, lengths_to_report, tokenised_text
 
-SMALL = {
-    "model.hidden_size": 32,
-    "model.intermediate_size": 48,
-    "model.num_hidden_layers": 1,
-    "model.num_attention_heads": 2,
-    "model.training_length_tokens": 32,
-    "optimization.batch_tokens": 128,
-    "optimization.total_tokens": 512,
-    "precision": "float32",
-}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL: dict[str, object] = {f"model.{name}": size for name, size in SIZES.items()}
+SMALL |= {"model.training_length_tokens": 32, "precision": "float32"}
+SMALL |= {"optimization.batch_tokens": 128, "optimization.total_tokens": 512}
 
 
 @pytest.fixture
