@@ -94,6 +94,14 @@ def test_results_do_not_depend_on_the_order_of_requests(own: bool, scaling: str)
     assert_equal_but_for_rounding(logits(model, 40), logits(own_twin(llama()) if own else llama(), 40))
 
 
+def test_dynamic_by_one_changes_lengths_beyond_training_and_only_those() -> None:
+    model = own_twin(llama())
+    for length in (16, 17, 40):
+        with held_rope_frequencies(model, length, parse_rope_scaling("dynamic:1")):
+            held = logits(model, length)
+        assert torch.equal(held, logits(model, length)) == (length <= TRAINED)
+
+
 def test_the_original_length_given_wins_over_the_configuration() -> None:
     scaling = parse_rope_scaling("dynamic:2")
     model, shorter = llama(), llama(max_position_embeddings=8)

@@ -50,6 +50,16 @@ def test_results_depend_on_no_other_request(architecture: str, scaling: Any, che
     assert scores(lm, TEXTS) == pytest.approx(forwards, rel=1e-5)
 
 
+@pytest.mark.parametrize("scaling", SCALINGS[:4])
+def test_scaling_changes_results_and_the_model_stays_as_it_was(scaling: str, checkpoint: Checkpoints) -> None:
+    plain = load(checkpoint, "llama")
+    lm = load(checkpoint, "llama", rope_scaling=scaling)
+    assert scores(lm, TEXTS)[-1] != pytest.approx(scores(plain, TEXTS)[-1], rel=1e-4)
+    input_ids = torch.arange(100)[None]
+    with torch.no_grad():
+        assert torch.equal(lm.model(input_ids).logits, plain.model(input_ids).logits)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "rope"])
 @pytest.mark.parametrize("factor", [1.0, 4.0])
 def test_dynamic_scaling_raises_the_base_by_the_requests_length(
