@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
