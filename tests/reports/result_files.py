@@ -204,6 +204,13 @@ def _padded(sample: dict[str, Any], prompt: dict[str, Any]) -> dict[str, Any]:
     return first | middle | sample | {"arguments": prompt}
 
 
+def write_pair(folder: Path, protocol: str) -> Path:
+    """Writes one perplexity task of stick-breaking and of RoPE and returns the folder."""
+    for attention in ("stickbreaking", "rope"):
+        write_run(folder / attention, model_record(attention), [perplexity_task(protocol, CURVES[attention])])
+    return folder
+
+
 def write_demo_pair(folder: Path) -> None:
     """Writes stick-breaking and RoPE, both trained at 1024, under two protocols at 256 to 65536."""
     for attention in ("stickbreaking", "rope"):
