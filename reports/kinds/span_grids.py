@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.labels import Caption, tooltip_fields
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import records
 
@@ -101,7 +101,7 @@ def _grid(
                     "x": {"field": "head", "type": "ordinal", "title": "head" if named[0] else None, "axis": x_axis},
                     "y": {"field": "layer", "type": "ordinal", "title": "layer" if named[1] else None, "axis": y_axis},
                     "color": {"field": field, "type": "quantitative", "scale": scale, "legend": legend},
-                    "tooltip": [{"field": name, "type": "nominal", "title": words} for name, words in tooltip.items()],
+                    "tooltip": tooltip_fields(tooltip),
                 },
             }
         ],

@@ -5,10 +5,11 @@ control characters, no marks that turn the writing direction.
 """
 
 import dataclasses
+import itertools
 import re
 import typing
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sbeval.foreign_files import fits, usable_number
@@ -39,11 +40,8 @@ def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[Record
         if field.name not in written:
             continue
         value = written[field.name]
-        positive = (
-            field.name not in _POSITIVE
-            or value is None
-            or ((number := usable_number(value)) is not None and number > 0)
-        )
+        number = usable_number(value)
+        positive = field.name not in _POSITIVE or value is None or (number is not None and number > 0)
         if fits(value, hints[field.name]) and positive:
             kept[field.name] = value
         else:
@@ -100,6 +98,12 @@ def shown_name(value: str) -> str:
     line = " ".join(value.split())
     kept = (letter for letter in line if letter in _JOINERS or unicodedata.category(letter) not in ("Cc", "Cf", "Cs"))
     return "".join(kept).strip() or "unnamed"
+
+
+def unique_name(name: str, taken: Collection[str], numbered: str) -> str:
+    """Returns a name, or where it is taken the first that is not of those that `numbered` makes of it and 2, 3, 4."""
+    names = itertools.chain([name], (numbered.format(name, number) for number in itertools.count(2)))
+    return next(candidate for candidate in names if candidate not in taken)
 
 
 def length_text(tokens: int) -> str:
