@@ -15,7 +15,6 @@ from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel, perplexity_panels, safe_stem
-from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.figures.curves import COUNTED, METRIC_WORDS, SCORE_TOOLTIP, length_figure, length_rows
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
@@ -23,7 +22,7 @@ from sbeval.reports.figures.theme import Look, series_looks
 from sbeval.reports.kinds.differences import difference_row, difference_table, differences_figure
 from sbeval.reports.read.fields import in_words, length_text, listed, shown_name
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.results import LENGTH, by_model, column_values
+from sbeval.reports.read.results import LENGTH, by_model, column_values, records
 from sbeval.reports.read.runs import argument
 from sbeval.reports.section import (
     NOT_MEASURED,
@@ -276,12 +275,15 @@ def _steps_figure(rows: pd.DataFrame, caption: Caption) -> dict[str, Any]:
 
 
 def _steps_table(rows: pd.DataFrame, stem: str, name: str) -> Table:
-    at_step = [(int(step), by_length(of_step.assign(setting=name), name)) for step, of_step in rows.groupby("step")]
-    numbers = [
-        (Cell(f"{step:,}"), {length: f"{nll:.4f}" for length, nll in values.items()}) for step, values in at_step
-    ]
+    nll: dict[int, dict[int, Cell | str]] = defaultdict(dict)
+    for number in records(rows):
+        nll[int(number["step"])][int(number[LENGTH])] = f"{number['value']:.4f}"
     caption = f"NLL in nats over training steps, {name}"
-    lengths = column_values(rows)
     return length_table(
-        numbers, lengths=lengths, heading="step", stem=stem, caption=caption, folded=f"Numbers: {caption}"
+        [(Cell(f"{step:,}"), cells) for step, cells in nll.items()],
+        lengths=column_values(rows),
+        heading="step",
+        stem=stem,
+        caption=caption,
+        folded=f"Numbers: {caption}",
     )

@@ -13,7 +13,7 @@ from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.analyse.statistics import score_interval
 from sbeval.reports.figures.labels import Caption, tooltip_fields
-from sbeval.reports.read.fields import context_metric, in_words, length_text
+from sbeval.reports.read.fields import context_metric, in_words, length_text, ranked
 from sbeval.reports.read.results import LENGTH, TaskKey, column_values, records
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 from sbeval.reports.section import Figure, Kind, Material, Section
@@ -38,7 +38,7 @@ def _section(material: Material) -> Section | None:
     if cells.empty:
         return None
     figures: list[Figure] = []
-    for task in sorted(dict.fromkeys(cells["task"]), key=_task_order):
+    for task in sorted(dict.fromkeys(cells["task"]), key=lambda task: ranked(short_name(task), TASKS)):
         of_task = cells[cells["task"] == task]
         labels = [label for label in material.looks if (of_task["setting"] == label).any()]
         low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
@@ -98,11 +98,6 @@ def _cells(scores: SampleScores) -> Iterable[tuple[int, float, list[float]]]:
             groups[depth if grid else round(depth / _BIN_PERCENT) * _BIN_PERCENT].append(score)
         for depth, cell in sorted(groups.items()):
             yield parsed[1], depth, cell
-
-
-def _task_order(task: str) -> tuple[int, str]:
-    name = short_name(task)
-    return (TASKS.index(name) if name in TASKS else len(TASKS), name)
 
 
 def _finding(label: str, cells: pd.DataFrame) -> str:
@@ -173,10 +168,7 @@ def _means(cells: pd.DataFrame, x: dict[str, Any]) -> dict[str, Any]:
         "height": _MEAN_HEIGHT_PIXELS,
         "data": {"values": means},
         "encoding": {"x": {**x, "axis": None}, "y": y},
-        "layer": [
-            {"mark": {"type": "line", "style": "ink-line"}},
-            {"mark": points, "encoding": {"tooltip": tooltip}},
-        ],
+        "layer": [{"mark": {"type": "line", "style": "ink-line"}}, {"mark": points, "encoding": {"tooltip": tooltip}}],
     }
 
 

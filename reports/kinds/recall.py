@@ -13,18 +13,9 @@ from sbeval.reports.figures.curves import SHARES, length_domain, length_rows, wi
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import first_listed, in_words, length_text
+from sbeval.reports.read.fields import first_listed, in_words, length_text, ranked
 from sbeval.reports.read.results import column_values
-from sbeval.reports.section import (
-    Cell,
-    Figure,
-    Kind,
-    Material,
-    Section,
-    Table,
-    interval,
-    length_table,
-)
+from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, interval, length_table
 
 _SOLVED = 0.99
 _METRIC = re.compile(r"(?P<metric>exact_match|answer_nll|chance)(?:_(?P<pairs>\d+)_(?P<unit>pairs|tokens))?")
@@ -51,7 +42,7 @@ def _section(material: Material) -> Section | None:
     recalling = material.looks_of(material.results.measurements.query("family == 'recall'")["setting"])
     looks = {label: look for label, look in recalling.items() if (scores["setting"] == label).any()}
     figures, tables = [], []
-    for task in sorted(set(scores["task"]), key=_order):
+    for task in sorted(set(scores["task"]), key=lambda task: ranked(task, list(_TASKS))):
         for rows, words, counted in _panels(scores[scores["task"] == task]):
             figures.append(_figure(material, looks, task, rows, words, counted))
             tables.append(_table(task, rows, words, counted, list(looks)))
@@ -98,10 +89,6 @@ def solved_up_to(scores: Mapping[int, float], threshold: float = _SOLVED) -> int
     """Returns the largest number such that every one up to it is solved, None where the smallest is not."""
     solved = itertools.takewhile(lambda count: scores[count] >= threshold, sorted(scores))
     return max(solved, default=None)
-
-
-def _order(task: str) -> tuple[int, str]:
-    return (list(_TASKS).index(task) if task in _TASKS else len(_TASKS), task)
 
 
 def _title(task: str, words: str) -> str:

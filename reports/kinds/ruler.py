@@ -23,13 +23,7 @@ from sbeval.reports.analyse.ruler import (
     missing_tasks,
     weighted_averages,
 )
-from sbeval.reports.figures.curves import (
-    SCORE_TOOLTIP,
-    SHARES,
-    length_domain,
-    length_rows,
-    score_figure,
-)
+from sbeval.reports.figures.curves import SCORE_TOOLTIP, SHARES, length_domain, length_rows, score_figure
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, small_multiples
 from sbeval.reports.figures.theme import Look

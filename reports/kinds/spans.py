@@ -74,12 +74,10 @@ def _head(written: object) -> list[float]:
 def _one_seed(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes) -> pd.DataFrame:
     """Keeps one seed of each group: heads of different seeds have nothing to do with each other."""
     labels = rows["setting"].map(lambda label: pooled_label.get(label, label))
-    kept: dict[str, str] = {}
-    for original, label in zip(rows["setting"], labels, strict=True):
-        kept.setdefault(label, original)
-    for label in dict.fromkeys(labels[rows["setting"] != labels.map(kept)]):
+    kept = rows["setting"] == rows["setting"].groupby(labels).transform("first")
+    for label in dict.fromkeys(labels[~kept]):
         notes.add(None, f"{label}: attention spans are shown for one of its seeds, since heads cannot be averaged.")
-    return rows.assign(setting=labels)[(rows["setting"] == labels.map(kept)).to_numpy()].reset_index(drop=True)
+    return rows.assign(setting=labels)[kept].reset_index(drop=True)
 
 
 HEADS = Reader(read=_tabulate, pool=_one_seed)

@@ -46,11 +46,8 @@ def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[Record
             kept[field.name] = value
         else:
             left_out.append(field.name)
-    needed = [
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
+    unset = dataclasses.MISSING
+    needed = [field.name for field in dataclasses.fields(kind) if field.default is field.default_factory is unset]
     if lacking := [name for name in needed if name not in kept]:
         return None, lacking
     return kind.from_json(kept), left_out
@@ -98,6 +95,11 @@ def shown_name(value: str) -> str:
     line = " ".join(value.split())
     kept = (letter for letter in line if letter in _JOINERS or unicodedata.category(letter) not in ("Cc", "Cf", "Cs"))
     return "".join(kept).strip() or "unnamed"
+
+
+def ranked(name: str, order: Sequence[str]) -> tuple[int, str]:
+    """Returns what sorts names by an order, those that are not in it behind the others and by themselves."""
+    return (order.index(name) if name in order else len(order), name)
 
 
 def unique_name(name: str, taken: Collection[str], numbered: str) -> str:

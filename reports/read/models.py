@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from sbeval.fingerprint.parts import changes
-from sbeval.reports.read.fields import length_text, shown_name, unique_name
+from sbeval.reports.read.fields import length_text, ranked, shown_name, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument
 from sbeval.results.records import ModelRecord
@@ -200,8 +200,7 @@ def _rename(
 
 def _order(model: EvaluatedModel) -> tuple[int, str, int, str]:
     schemes = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
-    attention = model.record.attention or ""
-    rank = schemes.index(attention) if attention in schemes else len(schemes)
+    rank, _ = ranked(model.record.attention or "", schemes)
     return (rank, model.record.name, model.record.training_length_tokens or 0, model.label)
 
 

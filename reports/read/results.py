@@ -100,8 +100,6 @@ def column_values(frame: pd.DataFrame, column: str = LENGTH) -> list[int]:
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Returns a table's rows as dictionaries by column name."""
-    if frame.empty:
-        return []
     columns = {str(name): column.tolist() for name, column in frame.items()}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
@@ -116,7 +114,6 @@ def by_model(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 
 TEXT, DECIMAL, WHOLE, _TIME = "text", "decimal", "whole", "time"
 """What a column holds."""
-_TYPES = {TEXT: "object", DECIMAL: "float64", WHOLE: "Int64"}
 
 
 class Measurement(NamedTuple):
@@ -144,6 +141,11 @@ class Measurement(NamedTuple):
         """What bounded the inputs, where the metric names no context length."""
         return UNLIMITED if self.length is not None else input_limit(self.run, self.task)
 
+    @property
+    def stderr(self) -> float | None:
+        """Its standard error, where the task holds one."""
+        return usable_number(self.task.metrics.get(f"{self.name}_stderr,{self.filter_name}"))
+
     def beside(self, name: str) -> float | None:
         """Returns another number that the task holds at this length."""
         if self.length is None:
@@ -167,8 +169,8 @@ def _recorded(field: str) -> Callable[[Measurement], Any]:
 
 
 def _corpus(number: Measurement) -> str | None:
-    record = number.task.record
-    return shown_name(record.corpus) if record and record.corpus else None
+    corpus = number.task.record and number.task.record.corpus
+    return shown_name(corpus) if corpus else None
 
 
 def _samples(number: Measurement) -> float | None:
@@ -192,11 +194,7 @@ COLUMNS = (
     Column("value", lambda number: number.value, DECIMAL),
     Column("ci95_low", lambda number: number.interval[0], DECIMAL),
     Column("ci95_high", lambda number: number.interval[1], DECIMAL),
-    Column(
-        "stderr",
-        lambda number: usable_number(number.task.metrics.get(f"{number.name}_stderr,{number.filter_name}")),
-        DECIMAL,
-    ),
+    Column("stderr", lambda number: number.stderr, DECIMAL),
     Column("tokens", lambda number: number.beside("tokens"), DECIMAL),
     Column("clusters", lambda number: number.beside("clusters"), DECIMAL),
     Column("samples", _samples, DECIMAL),
@@ -234,7 +232,12 @@ def typed_frame(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> 
     """Returns the columns of rows as a table; `kinds` says what each holds."""
     frame = pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in kinds})
     for name, kind in kinds.items():
-        frame[name] = pd.to_datetime(frame[name], utc=True) if kind == _TIME else frame[name].astype(_TYPES[kind])
+        if kind == DECIMAL:
+            frame[name] = frame[name].astype("float64")
+        elif kind == WHOLE:
+            frame[name] = frame[name].astype("Int64")
+        elif kind == _TIME:
+            frame[name] = pd.to_datetime(frame[name], utc=True)
     return frame
 
 
@@ -249,9 +252,8 @@ def _first(measurements: pd.DataFrame, notes: Notes) -> pd.DataFrame:
             notes.add(None, f"{model}: {task}{where} was run on more samples; those in {file} are not shown.")
         else:
             notes.add(None, f"{model}: {task}{where} was run again later; the older numbers in {file} are not shown.")
-    return kept.sort_values(["setting", "task", "metric", "context_length_tokens"], kind="stable").reset_index(
-        drop=True
-    )
+    order = ["setting", "task", "metric", LENGTH]
+    return kept.sort_values(order, kind="stable", ignore_index=True)
 
 
 def _numbers(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes: Notes) -> Iterator[Measurement]:
@@ -271,7 +273,8 @@ def _numbers(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes:
             if number is None and not isinstance(value, list) and value not in (None, "N/A", "", " "):
                 notes.add(run.path, f"{task.name}: {name} is {shown(value)}; left as missing.")
             continue
-        interval = _interval(task.metrics, metric, length, filter_name)
+        ends = f"{metric}_ci95" if length is None else metric_key(f"{metric}_ci95", length)
+        interval = interval_ends(task.metrics.get(f"{ends},{filter_name}", task.metrics.get(ends)))
         yield Measurement(model, run, task, metric, filter_name, length, name, number, interval)
 
 
@@ -286,11 +289,6 @@ def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int |
     if name.isascii() and name.isdigit() and len(name) < 30:  # lm-eval's own ruler names its metrics by length alone
         return "score", int(name)
     return name, None
-
-
-def _interval(metrics: Mapping[str, Any], metric: str, length: int | None, filter_name: str) -> tuple[float, float]:
-    name = f"{metric}_ci95" if length is None else metric_key(f"{metric}_ci95", length)
-    return interval_ends(metrics.get(f"{name},{filter_name}", metrics.get(name)))
 
 
 def interval_ends(value: Any) -> tuple[float, float]:

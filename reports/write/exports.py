@@ -18,10 +18,7 @@ from sbeval.reports.read.fields import unique_name
 from sbeval.reports.read.results import Results
 from sbeval.reports.section import Report, Table
 
-_OTHER_TYPES: dict[str, ExtensionDtype] = {
-    "higher_is_better": pd.BooleanDtype(),
-    "targets_per_window": pd.Int64Dtype(),
-}
+_OTHER_TYPES: dict[str, ExtensionDtype] = {"higher_is_better": pd.BooleanDtype(), "targets_per_window": pd.Int64Dtype()}
 TABLE_FILES = ("results.csv", "results.parquet", "numbers.csv", "summary.md")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN_ESCAPES = str.maketrans(

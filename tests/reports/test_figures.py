@@ -62,9 +62,8 @@ def test_every_value_named_along_an_axis_is_drawn() -> None:
     axes = Axes(x_title=None, x_domain=(256, 1024), y_title=None, y_scale="symlog", y_values=values, y_format="~g")
     looks = {"a": Look(light="#000000", dark="#ffffff", shape="circle", dashed=False)}
     rows = [{"setting": "a", "x": x, "y": y} for x, y in ((256, -0.15), (1024, 3.4))]
-    drawn = vl_convert.vegalite_to_svg(
-        line_figure(rows, CAPTION, axes=axes, looks=looks, training_lengths={}, tooltip={})
-    )
+    spec = line_figure(rows, CAPTION, axes=axes, looks=looks, training_lengths={}, tooltip={})
+    drawn = vl_convert.vegalite_to_svg(spec)
     labels = re.findall(r">([^<>]+)</text>", drawn.replace("\N{MINUS SIGN}", "-"))
     assert {*labels} >= {f"{value:g}" for value in values}
 
