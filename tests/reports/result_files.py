@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sbeval.reports import load_results
-from sbeval.reports.assemble import assemble
+from sbeval.reports.build import assemble
 from sbeval.reports.section import Report
 from sbeval.results.records import ClusterSums, ModelRecord, TaskRecord, metric_key
 

@@ -8,7 +8,7 @@ import pytest
 from result_files import LENGTHS, model_record, ruler_task, write_pair, write_run
 
 from sbeval.reports import build_report, load_results
-from sbeval.reports.assemble import assemble
+from sbeval.reports.build import assemble
 from sbeval.reports.kinds.answers import ANSWERS, SAMPLES_READ
 from sbeval.reports.section import Table
 from sbeval.results.records import metric_key
