@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.reports.analyse.statistics import CONFIDENCE, simultaneous_band
+from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, simultaneous_band
 from sbeval.reports.read.results import Results
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
@@ -29,13 +29,10 @@ TOO_FEW = "there are too few documents for an interval"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LengthDifference:
+class LengthDifference(Estimate):
     """NLL at a length minus NLL at the one before or the reference, in nats per token, on the same targets."""
 
     context_length_tokens: int
-    estimate: float
-    low: float
-    high: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,8 +179,6 @@ def _differences(
     differences_CK = np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1)
     band = simultaneous_band(differences_CK, tokens, confidence=confidence)
     return tuple(
-        LengthDifference(
-            context_length_tokens=lengths[later], estimate=float(estimate), low=float(low), high=float(high)
-        )
-        for (_, later), estimate, low, high in zip(pairs, band.estimates, band.lows, band.highs, strict=True)
+        LengthDifference(context_length_tokens=lengths[later], estimate=estimate, low=low, high=high)
+        for (_, later), (estimate, low, high) in zip(pairs, band, strict=True)
     )

@@ -7,7 +7,7 @@ from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, LengthClaims, Lengt
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import in_words, length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
-from sbeval.results.digits import change_text, with_interval
+from sbeval.results.digits import change_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _SCHEME_WORDS = {
@@ -43,23 +43,21 @@ class Finding:
 def model_facts(model: EvaluatedModel) -> str:
     """Describes a model in a few words: scheme, size, training length, extension."""
     record = model.record
-    parts = [_SCHEME_WORDS.get(record.attention or "", record.attention or "attention not recorded")]
-    if record.sliding_window:
-        parts.append(f"window {length_text(record.sliding_window)}")
-    if scaling := rope_scaling_text(record.rope_scaling):
-        parts.append(scaling)
-    if extrapolation := extrapolation_text(record.extrapolation):
-        parts.append(extrapolation)
-    if record.parameters:
-        parts.append(f"{parameters_text(record.parameters)} parameters")
-    trained = record.training_length_tokens
-    parts.append(f"trained at {length_text(trained)}" if trained else "training length not recorded")
-    if model.seeds > 1:
-        parts.append(f"mean of {model.seeds} training seeds")
+    trained, parent = record.training_length_tokens, ""
     if record.extended_from:
-        parent = model.parent or record.extended_from.get("name")
-        parts.append(f"extended from {in_words(str(parent)) if parent else 'a parent not named'}")
-    return ", ".join(parts)
+        name = model.parent or record.extended_from.get("name")
+        parent = f"extended from {in_words(str(name)) if name else 'a parent not named'}"
+    facts = (
+        _SCHEME_WORDS.get(record.attention or "", record.attention or "attention not recorded"),
+        f"window {length_text(record.sliding_window)}" if record.sliding_window else "",
+        rope_scaling_text(record.rope_scaling),
+        extrapolation_text(record.extrapolation),
+        f"{parameters_text(record.parameters)} parameters" if record.parameters else "",
+        f"trained at {length_text(trained)}" if trained else "training length not recorded",
+        f"mean of {model.seeds} training seeds" if model.seeds > 1 else "",
+        parent,
+    )
+    return ", ".join(filter(None, facts))
 
 
 def parameters_text(parameters: int) -> str:
@@ -175,7 +173,7 @@ def _step(claim: LengthClaims) -> str:
     if step is None:
         return ""
     earlier = claim.lengths[claim.lengths.index(step.context_length_tokens) - 1]
-    return f" (from {length_text(earlier)}: {difference_text(step)})"
+    return f" (from {length_text(earlier)}: {step.text})"
 
 
 def _doubt(claim: LengthClaims) -> str:
@@ -190,7 +188,7 @@ def _no_reference(claim: LengthClaims) -> str:
 
 def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
     longer, reference = difference.context_length_tokens, claim.reference_tokens or 0
-    return f"{length_text(longer)} minus {length_text(reference)}: {difference_text(difference)} nats per token"
+    return f"{length_text(longer)} minus {length_text(reference)}: {difference.text} nats per token"
 
 
 def _without_claim(claim: LengthClaims) -> str:
@@ -223,11 +221,6 @@ def _recovery(claim: LengthClaims) -> str:
     later = [item for item in claim.differences if item.context_length_tokens > (claim.raises_from_tokens or 0)]
     again = [length_text(item.context_length_tokens) for item in later if item.low <= 0]
     return f", but not measurably at {', '.join(again)}" if again else ""
-
-
-def difference_text(difference: LengthDifference) -> str:
-    """Writes a difference with its simultaneous interval."""
-    return with_interval(difference.estimate, difference.low, difference.high).replace("-", "\N{MINUS SIGN}")
 
 
 def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Mapping[str, LengthClaims]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sbeval.reports.read.fields import LARGEST_NATS, length_text
+from sbeval.reports.read.fields import LARGEST_NATS, length_text, ranked
 from sbeval.reports.read.models import EvaluatedModel
 
 PROTOCOL_ORDER = ("fixed_target", "stream", "sliding", "rolling")
@@ -99,10 +99,8 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
                         remarks=tuple(remarks),
                     )
                 )
-    rank = {protocol: place for place, protocol in enumerate(PROTOCOL_ORDER)}
-    return sorted(
-        panels, key=lambda panel: (panel.corpus, panel.corpus_sha256 or "", rank.get(panel.protocol, len(rank)))
-    )
+    panels.sort(key=lambda panel: ranked(panel.protocol, PROTOCOL_ORDER)[0])
+    return sorted(panels, key=lambda panel: (panel.corpus, panel.corpus_sha256 or ""))
 
 
 def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from sbeval.fingerprint.parts import changes
-from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.fields import length_text, ranked, shown_name, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument
 from sbeval.results.records import ModelRecord
@@ -243,25 +243,19 @@ def _rename(
     named: Mapping[ModelKey, str], checkpoint_names: Mapping[ModelKey, str], labels: Mapping[str, str]
 ) -> dict[ModelKey, str]:
     chosen: dict[ModelKey, str] = {}
-    taken: set[str] = set()
     for key, name in named.items():
-        label = labels.get(name)
-        label = None if label is None else shown_name(label)
-        if label is None:
-            own = labels.get(checkpoint_names[key])
-            label = name if own is None else name.replace(checkpoint_names[key], shown_name(own), 1)
-        unique, count = label, 2
-        while unique in taken:
-            unique, count = f"{label} ({count})", count + 1
-        taken.add(unique)
-        chosen[key] = unique
+        if name in labels:
+            label = shown_name(labels[name])
+        else:
+            checkpoint = checkpoint_names[key]
+            label = name.replace(checkpoint, shown_name(labels.get(checkpoint, checkpoint)), 1)
+        chosen[key] = unique_name(label, chosen.values(), "{} ({})")
     return chosen
 
 
 def _order(model: EvaluatedModel) -> tuple[int, str, int, str]:
     schemes = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
-    attention = model.record.attention or ""
-    rank = schemes.index(attention) if attention in schemes else len(schemes)
+    rank, _ = ranked(model.record.attention or "", schemes)
     return (rank, model.record.name, model.record.training_length_tokens or 0, model.label)
 
 
@@ -269,16 +263,12 @@ def _parent_label(model: EvaluatedModel, models: Sequence[EvaluatedModel]) -> st
     origin = model.record.extended_from
     if not origin:
         return None
-    candidates = [other for other in models if other.key != model.key]
-    by_hash_then_name: tuple[Callable[[EvaluatedModel], bool], ...] = (
-        lambda other: origin.get("sha256") is not None and other.record.checkpoint_sha256 == origin["sha256"],
-        lambda other: (
-            origin.get("sha256") is None and other.record.name == str(origin.get("name", "")).rpartition("/")[2]
-        ),
-    )
-    for matches in by_hash_then_name:
-        found = [other for other in candidates if matches(other)]
-        if found:
-            alike = [other for other in found if other.key[2:4] == model.key[2:4]]
-            return (alike or found)[0].label
-    return None
+    sha256, name = origin.get("sha256"), str(origin.get("name", "")).rpartition("/")[2]
+    parents = [
+        other
+        for other in models
+        if other.key != model.key
+        and (other.record.name == name if sha256 is None else other.record.checkpoint_sha256 == sha256)
+    ]
+    alike = [other for other in parents if other.key[2:4] == model.key[2:4]]
+    return next((other.label for other in alike + parents), None)

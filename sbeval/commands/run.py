@@ -93,7 +93,7 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
     """
     plugin.install()
     chosen = parse(arguments)
-    own_tasks_needed = check is None or check(asked(chosen))
+    own_tasks_needed = check is None or check(asked(vars(chosen)))
     setup_logging()
     output, answers = (vars(chosen).get(name) for name in ("output_path", "use_cache"))
     if answers:
@@ -220,13 +220,8 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     raise UserError(f"Expected options of `sbeval run`, found: {message}{advice}")
 
 
-def asked(chosen: argparse.Namespace) -> Asked:
-    """Returns what parsed arguments ask for."""
-    return asked_by(vars(chosen))
-
-
-def asked_by(said: Mapping[str, Any]) -> Asked:
-    """Returns what a configuration of lm-eval asks for."""
+def asked(said: Mapping[str, Any]) -> Asked:
+    """Returns what a configuration of lm-eval, or its parsed arguments by name, asks for."""
     given = (said.get("model_args") or {}, said.get("metadata") or {})
     model_args, metadata = (simple_parse_args_string(text) if isinstance(text, str) else text for text in given)
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []
@@ -247,7 +242,7 @@ def asked_by(said: Mapping[str, Any]) -> Asked:
 
 def _make_room(chosen: argparse.Namespace) -> None:
     """Sets `max_length` to the longest context length asked for by any task, where the model would stop before it."""
-    wanted = asked(chosen)
+    wanted = asked(vars(chosen))
     of_one_task = [value for value in wanted.metadata.values() if isinstance(value, Mapping)]
     lengths: set[int] = set()
     for options in (wanted.metadata, *of_one_task):

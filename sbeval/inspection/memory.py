@@ -5,6 +5,7 @@ beside the MLP's inner channels, or beside the logits of one chunk of targets. W
 `benchmarks/results/inspection.md`.
 """
 
+import bisect
 import dataclasses
 import os
 import re
@@ -234,11 +235,7 @@ def longest_tokens(sizes: Sizes, memory_bytes: int, device: str) -> tuple[int, i
 
 
 def _longest(takes: Callable[[int], int], room: int) -> int:
-    fits, too_long = 0, _MOST_TOKENS
-    while fits + 1 < too_long:
-        tokens = (fits + too_long) // 2
-        fits, too_long = (tokens, too_long) if takes(tokens) <= room else (fits, tokens)
-    return fits
+    return bisect.bisect_right(range(1, _MOST_TOKENS), room, key=takes)
 
 
 def read_memory(text: str) -> int:

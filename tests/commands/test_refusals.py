@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from fresh_process import run
@@ -108,20 +107,3 @@ def test_what_cannot_run_is_refused_before_torch_is_imported(
     code, out, err, torch_imported = ended[command]
     assert SENTENCES[command] in err
     assert (code, out, len(err.splitlines()), torch_imported) == (1, "", 1, False)
-
-
-def test_a_dry_run_of_a_sweep_refuses_what_a_run_refuses(tmp_path: Path) -> None:
-    (tmp_path / "runs.yaml").write_text(
-        f"checkpoints: [{CHECKPOINT}]\noutput: {tmp_path}/out\nruns:\n"
-        "- {name: no_text, tasks: [sb_text_stream]}\n"
-        "- {name: typo, tasks: [sb_stdlib_stream], metadata: {context_length: [512]}}\n"
-        "- {name: good, tasks: [sb_stdlib_stream], context_lengths: [512]}\n"
-    )
-    process = run([Path(sys.executable).with_name("sbeval"), "sweep", "--dry-run", tmp_path / "runs.yaml"])
-    assert process.returncode == 1, process.stderr
-    for line, words in zip(
-        process.stdout.splitlines(),
-        ("Expected a text to read, found none", "expected context_lengths in --metadata", "rope/good: to run"),
-        strict=False,
-    ):
-        assert words in line

@@ -200,8 +200,7 @@ def test_a_field_of_another_kind_is_missing_and_the_rest_counts(tmp_path: Path, 
     (model,) = load_results([tmp_path]).models
     assert getattr(model.record, field) in (None, {})
     assert (model.label, model.record.training_length_tokens) == ("m", 1024)
-    page = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
-    assert f"holds no usable value of {field}: left as missing." in page
+    assert f"holds no usable value of {field}: left as missing." in reasons(tmp_path)
 
 
 @pytest.mark.parametrize(("field", "value"), [("lengths", None), ("lengths", ["a"]), ("protocol", 3)])

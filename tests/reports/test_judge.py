@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from document_sums import sums
 from experiment_files import LENGTHS
-from result_files import CURVES, model_record, ordinary_task, perplexity_task, ruler_task, write_run
+from result_files import CURVES, model_record, ordinary_task, perplexity_task, ruler_task, write_pair, write_run
 
 from sbeval.errors import UserError
 from sbeval.policy import FAIL_IF_WORSE, Rule, read_policy
@@ -66,8 +66,7 @@ def test_a_better_checkpoint_and_the_same_results_are_not_worse(tmp_path: Path) 
 
 
 def test_models_can_be_named_within_one_folder(tmp_path: Path) -> None:
-    for attention in ("stickbreaking", "rope"):
-        write_run(tmp_path / attention, model_record(attention), [perplexity_task("stream", CURVES[attention])])
+    write_pair(tmp_path, "stream")
     comparison = compare("demo-sb", "demo-rope", paths=[tmp_path])
     assert comparison.worse
     assert [number.worse for number in comparison.lengths if (number.context_length_tokens or 0) >= 2048] == [True] * 6
