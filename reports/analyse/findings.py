@@ -1,6 +1,7 @@
 """The summary in words: computed sentences about each model, used by the page and the Markdown file alike."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, LengthClaims, LengthDifference
@@ -154,7 +155,7 @@ def _context_sentence(corpus: str, claim: LengthClaims) -> str:
 
 def _not_worse(claim: LengthClaims) -> str:
     """No band above zero is not no harm: what is ruled out is a rise beyond the band's end."""
-    above = f" of more than {signed(claim.ruled_out_nats)[1:]} nats" if claim.ruled_out_nats else ""
+    above = f" of more than {math.ceil(1000 * claim.ruled_out_nats) / 1000:.3f} nats" if claim.ruled_out_nats else ""
     return (
         f"no length up to {length_text(max(claim.lengths))} is measurably worse than "
         f"{length_text(claim.reference_tokens or 0)}, and a rise{above} is ruled out"

@@ -3,7 +3,8 @@
 import functools
 from collections.abc import Mapping, Sequence
 
-from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
+from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, LengthClaims, LengthDifference
+from sbeval.reports.analyse.findings import signed
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
@@ -13,6 +14,7 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_L
 
 DOUBTFUL = "\N{DAGGER}"
 """Stands beside an interval that covers less often than it says."""
+_IDENTICAL = "fixed_target"
 _named = functools.partial(name_list, at_most=4)
 _all_named = functools.partial(name_list, at_most=5)
 HEADER = (
@@ -28,55 +30,61 @@ HEADER = (
 def side_by_side(
     models: Sequence[EvaluatedModel], claims: Mapping[ClaimKey, LengthClaims], numbers: Sequence[CurveNumber] = ()
 ) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Returns a sentence a text with identical targets for two models or more, and rows of `HEADER`."""
+    """Returns a verdict a text, on identical targets if there are any, and rows of `HEADER` for two models or more."""
     areas = {(one.setting, one.corpus): one.area for one in numbers if one.metric == NLL_CHANGE}
-    usable = {
-        (label, corpus): claim
-        for (label, corpus, protocol), claim in claims.items()
-        if protocol == "fixed_target" and not claim.obstacle
-    }
-    corpora = list(dict.fromkeys(corpus for _, corpus in usable))
-    sentences, rows = [], []
-    for corpus in corpora:
-        own = [(model.label, claim) for model in models if (claim := usable.get((model.label, corpus)))]
-        if len(own) < 2:
+    usable = {key: claim for key, claim in claims.items() if not claim.obstacle}
+    identical = list(dict.fromkeys(corpus for _, corpus, protocol in usable if protocol == _IDENTICAL))
+    texts = dict.fromkeys((corpus, protocol) for _, corpus, protocol in usable)
+    verdicts, rows = [], []
+    for corpus, protocol in sorted(texts, key=lambda text: text[1] != _IDENTICAL):
+        if protocol != _IDENTICAL and corpus in identical:
             continue
+        of_models = [(model.label, claim) for model in models if (claim := usable.get((model.label, corpus, protocol)))]
         where = CORPUS_WORDS.get(corpus, corpus)
-        sentences += _sentence(where, own)
-        rows += [
-            _row(label if len(corpora) == 1 else f"{label} ({where})", claim, areas.get((label, corpus)))
-            for label, claim in own
-        ]
-    return sentences, rows
+        verdicts += _verdict(where, protocol, of_models)
+        if protocol == _IDENTICAL and len(of_models) > 1:
+            rows += [
+                _row(label if len(identical) == 1 else f"{label} ({where})", claim, areas.get((label, corpus)))
+                for label, claim in of_models
+            ]
+    return verdicts, rows
 
 
-def _sentence(where: str, own: Sequence[tuple[str, LengthClaims]]) -> list[str]:
+def _verdict(where: str, protocol: str, of_models: Sequence[tuple[str, LengthClaims]]) -> list[str]:
     better, alike = [], []
-    worse: dict[int, list[str]] = {}
-    for label, claim in own:
+    worse: dict[int, dict[str, LengthDifference]] = {}
+    for label, claim in of_models:
         if claim.reference_tokens is None or max(claim.lengths) == claim.reference_tokens:
             continue
+        last = claim.differences[-1]
         if claim.raises_from_tokens is not None:
-            worse.setdefault(claim.raises_from_tokens, []).append(label)
-        elif claim.differences[-1].high < 0:
+            worse.setdefault(claim.raises_from_tokens, {})[label] = last
+        elif protocol == _IDENTICAL and last.high < 0:
             better.append(label)
         else:
             alike.append(label)
-    compared = len(better) + len(alike) + sum(map(len, worse.values()))
-    if compared < 2:
+    if not (better or alike or worse):
         return []
     parts = []
     if better:
         parts.append(f"is lower at the longest context than at the training length for {_named(better)}")
     if worse:
-        each = [f"from {length_text(length)} on for {_named(labels)}" for length, labels in sorted(worse.items())]
+        each = [f"from {length_text(length)} on for {_rises(last)}" for length, last in sorted(worse.items())]
         parts.append(f"is higher than at the training length {', '.join(each)}")
     if alike:
-        parts.append(
-            f"is neither measurably lower at the longest context nor higher anywhere beyond the training length for "
-            f"{_named(alike)}"
-        )
-    return [f"On identical targets ({where}, {compared} models), NLL {'; it '.join(parts)}."]
+        lower = "neither measurably lower at the longest context nor" if protocol == _IDENTICAL else "not measurably"
+        parts.append(f"is {lower} higher anywhere beyond the training length for {_named(alike)}")
+    count = len(better) + len(alike) + sum(map(len, worse.values()))
+    lead = "On identical targets" if protocol == _IDENTICAL else f"In {protocol.replace('_', ' ')} windows"
+    return [f"{lead} ({where}, {count} {'model' if count == 1 else 'models'}), NLL {'; it '.join(parts)}."]
+
+
+def _rises(last: Mapping[str, LengthDifference]) -> str:
+    """Names models, and by how much each one's longest context is above its training length."""
+    rises = sorted({change.estimate: signed(change.estimate) for change in last.values()}.items())
+    span = " to ".join(dict.fromkeys((rises[0][1], rises[-1][1])))
+    lengths = {length_text(change.context_length_tokens) for change in last.values()}
+    return f"{_named(last)} ({span} nats at {lengths.pop() if len(lengths) == 1 else 'the longest'})"
 
 
 def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
@@ -131,8 +139,8 @@ def caveats(
         )
     if alone := _without_identical_targets(claims, usable):
         remarks.append(
-            f"Nothing here shows use of context by {alone}: that takes the same targets at every length "
-            f"(fixed_target), logged samples, and at least {MINIMUM_CLUSTERS} documents. In windows of other protocols "
+            f"Nothing here shows use of context by {alone}: that takes {_lacking(claims)}. In windows of other "
+            "protocols "
             "every model that does not break improves with length, because fewer targets stand near the start of a "
             "window."
         )
@@ -159,6 +167,20 @@ def _without_identical_targets(claims: Mapping[ClaimKey, LengthClaims], usable: 
             for label, corpus in lacking
         )
     )
+
+
+def _lacking(claims: Mapping[ClaimKey, LengthClaims]) -> str:
+    """Names what is missing for a claim on identical targets, and that alone."""
+    needs = {}
+    for label, corpus, _ in claims:
+        claim = claims.get((label, corpus, _IDENTICAL))
+        if claim is None:
+            needs[0] = "the same targets at every length (fixed_target)"
+        elif claim.obstacle == TOO_FEW:
+            needs[1] = f"at least {MINIMUM_CLUSTERS} documents"
+        elif claim.obstacle:
+            needs[2] = "logged samples" if "logged" in claim.obstacle else "two context lengths or more"
+    return " and ".join(needs[order] for order in sorted(needs))
 
 
 def _not_run(claims: Mapping[ClaimKey, LengthClaims]) -> list[str]:

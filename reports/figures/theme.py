@@ -48,7 +48,7 @@ class Look:
 
 
 def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
-    """Gives every model a look by its label; a parent shares its child's colour and is dashed.
+    """Gives every model a look by its label; one that another was extended from is dashed.
 
     The first model of a position scheme takes the scheme's own colour, so stick-breaking is blue and RoPE vermillion
     in every report.
@@ -57,14 +57,11 @@ def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
     hues: dict[str, str] = {}
     for model in models:
         hue = _SCHEME_HUES.get(model.record.attention or "")
-        if model.label not in parents and hue is not None and hue not in hues.values():
+        if hue is not None and hue not in hues.values():
             hues[model.label] = hue
     free = [hue for hue in _HUES if hue not in hues.values()] or list(_HUES)
-    unnamed = [model.label for model in models if model.label not in hues and model.label not in parents]
+    unnamed = [model.label for model in models if model.label not in hues]
     hues |= {label: free[index % len(free)] for index, label in enumerate(unnamed)}
-    for model in reversed(models):
-        if model.parent:
-            hues[model.parent] = hues.setdefault(model.label, "grey")
     return {
         model.label: _look(index, _HUES[hues[model.label]], dashed=model.label in parents)
         for index, model in enumerate(models)

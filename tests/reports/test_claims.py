@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from result_files import model_record, perplexity_task, position_task, write_run
 
 from sbeval.reports import build_report
 from sbeval.reports.analyse.claims import length_claims, longest_shown
+from sbeval.reports.analyse.findings import _context_sentence
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.kinds.position_sums import SumsByPosition, position_bands
+from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.samples import SumsByDocument
 
 FALLING = [2.2, 2.1, 2.0, 1.9, 1.8]
@@ -199,3 +202,54 @@ def test_one_length_allows_no_claim() -> None:
     rows = zip(full.clusters, full.nll_nats[:, 0], full.tokens[:, 0], full.bytes[:, 0], strict=True)
     one = SumsByDocument({256: {cluster: np.array(values) for cluster, *values in rows}})
     assert "only one context length" in length_claims(one, 1024).obstacle
+
+
+TRUTHS = {
+    "breaks at 4K": [2.2, 2.1, 2.0, 2.0, 3.0],
+    "flat": [2.0] * 5,
+    "uses context": [2.2, 2.1, 2.0, 1.95, 1.9],
+    "slightly worse late": [2.2, 2.1, 2.0, 2.0, 2.05],
+    "small gains": [2.01, 2.0, 1.99, 1.98, 1.97],
+    "failed extension": [2.2, 2.1, 2.0, 3.3, 4.0],
+}
+
+
+def is_false(sentence: str, truth: list[float]) -> bool:
+    """Whether what a sentence claims of a model trained at 1K is not so."""
+    tokens = {length_text(length): length for length in LENGTHS}
+    at = dict(zip(LENGTHS, truth, strict=True))
+    false = []
+    if worse := re.search(r"from (\w+) on", sentence):
+        false.append(at[tokens[worse[1]]] <= at[1024])
+    if harmless := re.search(r"a rise(?: of more than ([\d.]+) nats)? is ruled out", sentence):
+        false.append(max(at[2048], at[4096]) - at[1024] > float(harmless[1] or 0))
+    if lowers := re.search(r"lowers NLL (?:up|all the way) to (\w+)", sentence):
+        place = LENGTHS.index(tokens[lowers[1]])
+        false.append(truth[place] >= truth[place - 1])
+    assert worse or harmless
+    return any(false)
+
+
+@pytest.mark.parametrize("truth", TRUTHS)
+def test_what_a_page_says_of_planted_truths_is_seldom_false(truth: str) -> None:
+    """In 5% of draws at most; of 36 draws, 6 are seen once in a hundred times that they would be 5%."""
+    claims = [
+        length_claims(sums(TRUTHS[truth], documents=documents, noise=0.1, seed=seed), 1024)
+        for documents in (20, 40, 100)
+        for seed in range(12)
+    ]
+    said = [_context_sentence("text", claim) for claim in claims]
+    assert sum(is_false(sentence, TRUTHS[truth]) for sentence in said) < 6
+
+
+def test_an_extension_that_fails_is_judged_against_the_length_before_it(tmp_path: Path) -> None:
+    base = model_record("rope", name="base", checkpoint_sha256="a" * 64)
+    origin = {"name": "base", "sha256": "a" * 64, "training_length_tokens": 1024}
+    extended = model_record("rope", name="extended", training_length_tokens=2048, extended_from=origin)
+    for model, curve in ((base, [2.0, 1.9, 3.3]), (extended, [2.6, 3.7, 5.0])):
+        task = perplexity_task("fixed_target", curve, lengths=[512, 1024, 2048])
+        write_run(tmp_path / "runs" / model.name, model, [task])
+    folder = build_report([tmp_path / "runs"], tmp_path / "report", image_formats=()).parent
+    summary = (folder / "summary.md").read_text(encoding="utf-8")
+    assert re.search(r"extended.*from 2K on, within its stated 2K, NLL is above its value at 1K", summary)
+    assert "not evaluated" not in (folder / "latex" / "overview.tex").read_text(encoding="utf-8")

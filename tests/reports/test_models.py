@@ -85,13 +85,13 @@ def test_two_models_never_share_a_label(tmp_path: Path) -> None:
     assert len(set(renamed)) == 2
 
 
-def test_an_extension_shares_its_parents_colour_and_the_parent_is_dashed_beside_it(tmp_path: Path) -> None:
+def test_an_extension_has_its_own_colour_and_the_parent_is_dashed_beside_it(tmp_path: Path) -> None:
     write_extension(tmp_path)
     results = load_results([tmp_path])
     child = results.model("demo-rope-4k")
     assert child.parent == "demo-rope"
     chosen = choose_looks(results.models)
-    assert chosen["demo-rope"].light == chosen["demo-rope-4k"].light
+    assert chosen["demo-rope"].light != chosen["demo-rope-4k"].light
     both = within(chosen, ["demo-rope", "demo-rope-4k"], {"demo-rope-4k": "demo-rope"})
     assert both["demo-rope"].dashed
     assert not both["demo-rope-4k"].dashed

@@ -94,7 +94,7 @@ def test_lists_of_names_are_sentences_in_which_a_name_with_a_comma_is_in_quotes(
         "for stick-breaking and \N{LEFT DOUBLE QUOTATION MARK}stick-breaking, extended\N{RIGHT DOUBLE QUOTATION MARK};"
         in sentence
     )
-    assert sentence.endswith("it is higher than at the training length from 2K on for RoPE.")
+    assert sentence.endswith("it is higher than at the training length from 2K on for RoPE (+3.35 nats at 64K).")
 
 
 @given(st.lists(st.text(st.characters(codec="ascii", exclude_characters='"'), min_size=1), min_size=1, max_size=6))

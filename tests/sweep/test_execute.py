@@ -219,7 +219,8 @@ BLOCKED_CHECKPOINTS = {
 def test_a_dry_run_names_each_run_that_cannot_start_and_starts_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "fine").mkdir()
-    (tmp_path / "fine" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "fine" / name).write_text("{}")
     runs = [{"name": "good", "tasks": ["sb_stdlib"]}]
     runs += [{"name": f"r{number}", **settings} for number, settings in enumerate(BLOCKED_RUNS.values())]
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
@@ -243,7 +244,8 @@ def test_a_dry_run_names_each_run_that_cannot_start_and_starts_none(tmp_path: Pa
 
 def test_a_suite_offline_advises_an_option_that_it_has(tmp_path: Path) -> None:
     (tmp_path / "fine").mkdir()
-    (tmp_path / "fine" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "fine" / name).write_text("{}")
     (tmp_path / "essays.txt").write_text("Words of an essay. " * 100)
     sbeval = Path(sys.executable).with_name("sbeval")
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache"), "SBEVAL_CACHE": str(tmp_path / "kept")}
