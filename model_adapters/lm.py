@@ -19,16 +19,16 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-from sbeval.checkpoints import (
+from sbeval.checkpoints.facts import checkpoint_format
+from sbeval.checkpoints.files import check_weights
+from sbeval.checkpoints.load import (
+    FoundFormat,
     LoadedCheckpoint,
-    check_weights,
-    checkpoint_format,
     load_checkpoint,
     load_whole,
     register_fla_models,
     released_format,
 )
-from sbeval.checkpoints.load import FoundFormat
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks
 from sbeval.corpora.tokenizers import encode_together

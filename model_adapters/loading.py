@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from sbeval.checkpoints import CheckpointFormat
 from sbeval.checkpoints.facts import KvExpand, text_config
+from sbeval.checkpoints.registry import CheckpointFormat
 from sbeval.corpora import adds_bos, tokenizer_sha256
 from sbeval.corpora.store import tokenizer_behind
 from sbeval.corpora.tokenizers import load_tokenizer

@@ -5,6 +5,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -35,6 +36,7 @@ DTYPES = frozenset(
 )
 MOST_DRAFT_TOKENS = 15
 _SOURCE = "--model_args"
+_LEAST_LIKENESS = 0.85
 
 
 def _threshold(value: Any) -> float | Literal["auto"] | None:
@@ -163,7 +165,20 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
             f"Expected pretrained=CHECKPOINT in --model_args, found {near[0] if near else 'none'}: name a folder or a "
             "hub id."
         )
-    if not isinstance(name, str) or Path(name).expanduser().exists():
+    for key in given:
+        if near := get_close_matches(key, AdapterOptions.model_fields, n=1, cutoff=_LEAST_LIKENESS):
+            raise UserError(f"Expected {near[0]} in {_SOURCE}, found {key}: correct the name.")
+    folder = Path(name).expanduser()
+    if folder.is_dir() and (folder / "checkpoint" / "config.json").is_file() and not (folder / "config.json").exists():
+        raise UserError(
+            f"Expected a checkpoint at pretrained={name}, found the folder of a training: name {folder / 'checkpoint'}."
+        )
+    if (folder / "config.json").is_file() and given.get("tokenizer") is None and not _has_tokenizer(folder):
+        raise UserError(
+            f"Expected a tokenizer beside the model in {name}, found none of its files, such as tokenizer.json: save "
+            f"it there, or name one with tokenizer=... in {_SOURCE}."
+        )
+    if folder.exists():
         return
     # an owner and a name on the hub could be meant too: it is asked where a folder of the owner's name is here
     folder_of_that_name = "/" in name and Path(name).parent.is_dir()
@@ -171,6 +186,12 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         raise UserError(
             f"Expected a model at pretrained={name}, but there is no such folder: {name}: correct the path."
         )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    """Whether a file's name is like those of tokenizers; remote code may keep its vocabulary under any name."""
+    names = [path.name.lower() for path in folder.iterdir()]
+    return any(re.search(r"token|vocab|merges|sentencepiece|spiece|spm|bpe|\.model$|\.py$", name) for name in names)
 
 
 def check_dtypes(arguments: Mapping[str, Any]) -> None:

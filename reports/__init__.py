@@ -1,19 +1,18 @@
 """Reports: result files of lm-eval in; a page, figures and tables out. Imports no torch and no lm_eval.
 
-- `build`: the recipe, from files to files, and again as results appear
+- `build`: the recipe, from files to files, and again as results appear; which kinds there are
 - `read`: from results files to typed rows
 - `analyse`: what may be said about them
 - `figures`: how it is drawn
 - `section`: what a report is made of: tables, figures, sections
 - `kinds`: one file a kind of measurement: what it reads, draws and says
-- `assemble`: which kinds there are, and what all of them are made from
 - `write`: what a report leaves on disk
 - `publish`: results on the hub and in experiment trackers
 - `pairs`: paired differences between two models
 - `judge`: is one of them worse than the other?
 - `gate`: a policy over several tasks at once
 
-Imports run one way: build -> write, assemble -> kinds -> figures -> analyse -> read.
+Imports run one way: build -> write, kinds -> figures -> analyse -> read.
 """
 
 from typing import TYPE_CHECKING, Any

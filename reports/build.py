@@ -1,29 +1,123 @@
-"""Builds a report: result files in, a page, figures and tables out; again whenever results appear."""
+"""Builds a report: result files in, a page, figures and tables out; again whenever results appear.
+
+What a report is made of is assembled before any page exists; a new kind of measurement is a line of `KINDS`.
+"""
 
 import contextlib
 import datetime
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sbeval.commands.ending import AskedToEnd
 from sbeval.errors import UserError
 from sbeval.keeping.locks import alone_in
 from sbeval.keeping.writing import written_beside
-from sbeval.reports.analyse.selection import check_labels, pool_seeds, restrict
-from sbeval.reports.assemble import KINDS, assemble
+from sbeval.reports.analyse.claims import all_claims
+from sbeval.reports.analyse.findings import find
+from sbeval.reports.analyse.one_number import curve_numbers, tabulate_numbers
+from sbeval.reports.analyse.overview import HEADER, caveats, side_by_side
+from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
+from sbeval.reports.analyse.selection import check_labels, choose_baseline, pool_seeds, restrict
 from sbeval.reports.figures.images import ImageWriter
+from sbeval.reports.figures.theme import choose_looks
+from sbeval.reports.kinds.answers import SAMPLES
+from sbeval.reports.kinds.curves import CURVES, STEPS
+from sbeval.reports.kinds.differences import NUMBERS
+from sbeval.reports.kinds.needles import NEEDLES
+from sbeval.reports.kinds.positions import POSITIONS
+from sbeval.reports.kinds.recall import RECALL
+from sbeval.reports.kinds.ruler import RULER
+from sbeval.reports.kinds.runs import LEFT_OUT, PROVENANCE, SPEED
+from sbeval.reports.kinds.spans import SPANS
+from sbeval.reports.kinds.suite import INPUTS, TABLES
 from sbeval.reports.read.files import Notes, find_result_files
-from sbeval.reports.read.measurements import tabulate_measurements
-from sbeval.reports.read.models import group_models, note_other_inputs
-from sbeval.reports.read.results import Results
+from sbeval.reports.read.models import group_models, note_other_inputs, with_one_set_of_targets
+from sbeval.reports.read.results import Results, tabulate_measurements
 from sbeval.reports.read.runs import read_run
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
-from sbeval.reports.write.exports import TABLE_FILES, write_tables
+from sbeval.reports.section import Cell, Material, Publish, Report, Table, row, texts
+from sbeval.reports.write.exports import MANIFEST, TABLE_FILES, add_manifest, refuse_others, write_tables
 from sbeval.reports.write.html import write_page
-from sbeval.reports.write.manifest import MANIFEST, add_manifest, refuse_others
+
+KINDS = (
+    CURVES,
+    POSITIONS,
+    NEEDLES,
+    RULER,
+    RECALL,
+    SPANS,
+    STEPS,
+    NUMBERS,
+    INPUTS,
+    SAMPLES,
+    TABLES,
+    SPEED,
+    PROVENANCE,
+    LEFT_OUT,
+)
+"""Every kind of measurement, in the order of the page."""
+_CARDS_AT_MOST = 6
+
+
+def assemble(results: Results, *, baseline: str | None, publish: Publish, folder: Path) -> Report:
+    """Builds the summary and every section that the results allow.
+
+    `baseline` is chosen where it is None; `folder` is where the page will stand, for links to the result files.
+    """
+    models = results.models
+    claims = all_claims(results)
+    training_lengths = {
+        model.label: model.record.training_length_tokens for model in models if model.record.training_length_tokens
+    }
+    ruler = rate_ruler(results.measurements, training_lengths)
+    numbers = curve_numbers(results, claims, ruler)
+    material = Material(
+        results=results,
+        looks=choose_looks(models),
+        training_lengths=training_lengths,
+        baseline=choose_baseline(models, baseline),
+        claims=claims,
+        ruler=ruler,
+        numbers=numbers,
+        folder=folder,
+        publish=publish,
+    )
+    sections = [kind.section(material) for kind in KINDS]
+    sentences, side_by_side_rows = side_by_side(models, claims, numbers)
+    missing = {label: missing_tasks(ruler.scores, label) for label in material.looks_of(ruler.scores["setting"])}
+    many = len(models) > _CARDS_AT_MOST
+    return Report(
+        overview=tuple(sentences),
+        findings=tuple(find(models, claims, effective_sentences(ruler))),
+        caveats=tuple(caveats(claims, missing, apart(ruler.scores), filled_by(models))),
+        overview_table=_overview_table(side_by_side_rows, on_page=many) if side_by_side_rows else None,
+        sections=tuple(section for section in sections if section is not None),
+        looks=material.looks,
+        counts=f"{_count(len(models), 'model')}, {_count(sum(len(model.runs) for model in models), 'run')}",
+        cards_folded=many,
+        numbers=tabulate_numbers(numbers),
+        notes=results.notes,
+    )
+
+
+def _overview_table(rows: Sequence[tuple[str, ...]], *, on_page: bool) -> Table:
+    return Table(
+        stem="overview",
+        caption="On identical targets, side by side",
+        header=texts(*HEADER),
+        rows=tuple(row(Cell(name=label), cells) for label, *cells in rows),
+        interval="simultaneous 95% band",
+        compact=True,
+        on_page=on_page,
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
 PAGE = "index.html"
@@ -43,7 +137,7 @@ def load_results(paths: Iterable[Path | str], *, labels: Mapping[str, str] | Non
     if not runs:
         reasons = "; ".join(f"{note.path}: {note.reason.rstrip('.')}" for note in notes if note.path)
         raise UserError(f"Expected a result file of lm-eval with results, found none that can be used: {reasons}.")
-    models = tuple(group_models(runs, labels))
+    models = with_one_set_of_targets(group_models(runs, labels), notes)
     note_other_inputs(models, notes)
     return Results(
         models=models,
@@ -88,7 +182,8 @@ def build_report(
     results = pool_seeds(every_seed, labels)
     folder = Path(output_dir).resolve()
     heading = title or "Beyond the training length"
-    with _alone(folder), written_beside(folder, first=MANIFEST) as part:
+    alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
+    with alone, written_beside(folder, first=MANIFEST) as part:
         for name in ("figures", "latex"):
             (part / name).mkdir()
         with ImageWriter(part / "figures", image_formats) as writer:
@@ -99,10 +194,6 @@ def build_report(
         (part / PAGE).write_text(page, encoding="utf-8")
         add_manifest(part, folder, replace=replace)
     return folder / PAGE
-
-
-def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
-    return alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
 
 
 def check_output_folder(folder: Path | str) -> None:
@@ -138,11 +229,9 @@ def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
     for path in paths:
         files = [path] if path.is_file() else path.rglob("*.json") if path.is_dir() else []
         for file in files:
-            try:
+            with contextlib.suppress(OSError):
                 status = file.stat()
-            except OSError:
-                continue
-            sizes[file] = (status.st_size, status.st_mtime_ns)
+                sizes[file] = (status.st_size, status.st_mtime_ns)
     return sizes
 
 

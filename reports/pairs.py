@@ -14,7 +14,7 @@ import numpy as np
 from sbeval.reports.analyse.claims import length_claims
 from sbeval.reports.analyse.one_number import effective_nll_length
 from sbeval.reports.analyse.paired import PairedDifference, ruler_differences, task_difference
-from sbeval.reports.analyse.statistics import change_weights, simultaneous_band
+from sbeval.reports.analyse.statistics import Estimate, change_weights, simultaneous_band
 from sbeval.reports.analyse.suite import SuiteRow, divided_tasks, suite_rows
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleScores, SumsByDocument
@@ -25,7 +25,7 @@ ORDINARY = "ordinary tasks"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class Difference(Estimate):
     """One number of the candidate minus that of the reference.
 
     Attributes:
@@ -34,7 +34,6 @@ class Difference:
         context_length_tokens: None for a number without one, and for the mean over octaves: of NLL beyond the
             reference's training length, less the difference there.
         unit: `NATS`, `BITS` where the tokenizers differ, `SCORE`, or `OCTAVES` of effective lengths.
-        low: lower end of its band; NaN where there are too few documents.
         count: documents or samples compared.
         reference_rise: by how much the reference's NLL is above that at its training length, 0 where it is not.
         doubtful: whether the documents' sizes are so uneven that the band covers less often than it says.
@@ -44,9 +43,6 @@ class Difference:
     name: str = ""
     context_length_tokens: int | None = None
     unit: str
-    estimate: float
-    low: float
-    high: float
     count: int
     higher_is_better: bool = False
     reference_rise: float = 0.0
@@ -159,6 +155,9 @@ def _text_differences(first: Measured, second: Measured, confidence: float) -> l
     )
     size_CK = sizes[0][own]
     same_C = (size_CK == sizes[1][other]).all(axis=1) & (size_CK == size_CK[:, :1]).all(axis=1) & (size_CK[:, 0] > 0)
+    if same_tokens:
+        blocks = [[sums.blocks.get(name) for name in documents] for sums in (first.sums, second.sums)]
+        same_C &= [mine == others for mine, others in zip(*blocks, strict=True)]
     if not same_C.any():
         return "no document has identical targets"
     differences_CK = (second.sums.nll_nats[other] - first.sums.nll_nats[own])[same_C]
@@ -180,14 +179,14 @@ def _text_differences(first: Measured, second: Measured, confidence: float) -> l
             group=f"{second.corpus}, {second.protocol}",
             context_length_tokens=length,
             unit=NATS if same_tokens else BITS,
-            estimate=float(band.estimates[column]),
-            low=float(band.lows[column]),
-            high=float(band.highs[column]),
+            estimate=estimate,
+            low=low,
+            high=high,
             count=band.clusters,
-            reference_rise=max(0.0, float(rises_K[column])),
+            reference_rise=max(0.0, rise),
             doubtful=band.doubtful,
         )
-        for column, length in enumerate(places)
+        for length, rise, (estimate, low, high) in zip(places, rises_K.tolist(), band, strict=True)
     ]
 
 
@@ -207,8 +206,13 @@ def effective_differences(
         each = 1 - (1 - confidence) / 2
         # steps need no training length, and without one there is no second band to compute
         claims = [length_claims(text.sums, None, confidence=each) for text in (first, second)]
+        # the length named is the one at 95% that a report names; only the interval is wider
+        named = [length_claims(text.sums, None).lowers_to_tokens for text in (first, second)]
+        wide = [
+            dataclasses.replace(claim, lowers_to_tokens=tokens) for claim, tokens in zip(claims, named, strict=True)
+        ]
         base, own = (
-            effective_nll_length(claim, least_loss=loss) for claim, loss in zip(claims, (0, least_effect), strict=True)
+            effective_nll_length(claim, least_loss=loss) for claim, loss in zip(wide, (0, least_effect), strict=True)
         )
         if base is not None and own is not None and claims[0].lengths == claims[1].lengths:
             ends = [(own.tokens, base.tokens), (own.low, base.high), (own.high, base.low)]

@@ -5,6 +5,7 @@ behind the text, unless a cell says what stands there instead.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from sbeval.reports.analyse.one_number import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.theme import Look, within
+from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.results import Reader, Results
 
@@ -109,6 +111,36 @@ def row(heading: Cell | str, cells: Iterable[Cell | str], *, page_only: bool = F
     return Row(texts(heading, *cells), page_only)
 
 
+def interval(low: float, high: float, number_format: str) -> tuple[str, str] | None:
+    """Returns the ends of an interval as texts, None where there is none."""
+    return None if math.isnan(low) else (format(low, number_format), format(high, number_format))
+
+
+def verdict(low: float, high: float, *, higher_is_better: bool = False) -> Literal["better", "worse"] | None:
+    """Returns which way a difference certainly points, None where its interval holds zero."""
+    if low > 0 or high < 0:
+        return "better" if (low > 0) == higher_is_better else "worse"
+    return None
+
+
+def length_table(
+    rows: Iterable[tuple[Cell, Mapping[int, Cell | str]]],
+    *,
+    lengths: Sequence[int],
+    lacking: Cell = NOT_MEASURED,
+    heading: str = "model",
+    words: Callable[[int], str] = length_text,
+    **fields: Any,
+) -> Table:
+    """Returns a table with one column a context length, or another count that `words` name.
+
+    Each row is a heading and the cells by length; `lacking` stands where it has none. Further fields are those of
+    `Table`.
+    """
+    cells = [row(name, [known.get(length, lacking) for length in lengths]) for name, known in rows]
+    return Table(header=texts(heading, *map(words, lengths)), rows=tuple(cells), **fields)
+
+
 def texts(*cells: Cell | str) -> tuple[Cell, ...]:
     """Returns cells; texts become cells."""
     return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
@@ -119,16 +151,14 @@ class Figure:
     """One figure of the page.
 
     Attributes:
-        finding: what its first variant shows, in one sentence; also the text for readers who cannot see it.
+        caption: of its first variant.
         variants: metric to its Vega-Lite specification.
-        findings: metric to what that variant shows, where it is not `finding`.
+        findings: metric to what that variant shows, where it is not what the first shows.
         image: name of the first variant's image, for paper and for pages without scripts.
         downloads: image files beside the page, as relative links.
     """
 
-    title: str
-    finding: str
-    explanation: str
+    caption: Caption
     variants: Mapping[str, Mapping[str, Any]]
     image: str
     findings: Mapping[str, str]
@@ -262,17 +292,8 @@ class Material:
     ) -> Figure:
         """Has the first variant's image files written under a name, and returns the figure."""
         image, downloads = self.publish(next(iter(variants.values())), stem)
-        return Figure(
-            title=caption.title,
-            finding=caption.finding,
-            explanation=caption.explanation,
-            variants=variants,
-            findings=findings or {},
-            image=image,
-            downloads=downloads,
-            wide=wide,
-            folded=folded,
-        )
+        shown: dict[str, Any] = {"variants": variants, "findings": findings or {}, "wide": wide, "folded": folded}
+        return Figure(caption=caption, image=image, downloads=downloads, **shown)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

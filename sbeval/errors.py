@@ -27,7 +27,7 @@ def first_line(error: BaseException) -> str:
     next.
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    said = " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
+    said = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1]).rstrip(".")
     return _cut(said, 2 * _MOST_SHOWN_CHARACTERS)
 
 

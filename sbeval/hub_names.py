@@ -58,18 +58,12 @@ def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool
     try:
         if isinstance(try_to_load_from_cache(name, _ASKED_FOR, cache_dir=folder, revision=revision), str):
             return True
-        if hub_commit(name, "models", revision) is not None:
-            return True
-        get_hf_file_metadata(hf_hub_url(name, _ASKED_FOR, revision=revision), timeout=_MOST_SECONDS)
-    except (errors.GatedRepoError, errors.EntryNotFoundError):
+        if hub_commit(name, "models", revision) is None:
+            get_hf_file_metadata(hf_hub_url(name, _ASKED_FOR, revision=revision), timeout=_MOST_SECONDS)
         return True
-    except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        return False
-    except errors.HfHubHTTPError:
-        return True
-    except Exception:  # where it is not reached, the class is that of whichever client its library uses
-        return False
-    return True
+    except Exception as error:  # where it is not reached, the class is that of whichever client its library uses
+        is_missing = isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError)
+        return isinstance(error, errors.HfHubHTTPError | errors.EntryNotFoundError) and not is_missing
 
 
 def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:

@@ -87,15 +87,8 @@ def _register_model(models: ModuleType) -> None:
 
 
 def _complete_task_manager(manager: ModuleType) -> None:
-    _include_packaged_tasks(manager)
-    _name_near_tasks(manager)
-
-
-def _include_packaged_tasks(manager: ModuleType) -> None:
-    original = manager.TaskManager.__init__
+    original, original_match = manager.TaskManager.__init__, manager.TaskManager.match_tasks
     signature = inspect.signature(original)
-    if not {"include_path", "include_defaults"} <= signature.parameters.keys():
-        return
 
     @functools.wraps(original)
     def initialise(*args: Any, **kwargs: Any) -> None:
@@ -106,24 +99,16 @@ def _include_packaged_tasks(manager: ModuleType) -> None:
             bound.arguments["include_defaults"] = _own_tasks
         original(*bound.args, **bound.kwargs)
 
-    manager.TaskManager.__init__ = initialise
-
-
-def _name_near_tasks(manager: ModuleType) -> None:
-    original = getattr(manager.TaskManager, "match_tasks", None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
+    @functools.wraps(original_match)
     def match_tasks(self: Any, task_list: Sequence[str]) -> list[str]:
-        matching: list[str] = original(self, task_list)
+        matching: list[str] = original_match(self, task_list)
         if not matching:
             importlib.import_module(f"{TASKS_PACKAGE}.packaged").check_names(
                 [name for name in task_list if name.startswith(TASK_PREFIX)]
             )
         return matching
 
-    manager.TaskManager.match_tasks = match_tasks
+    manager.TaskManager.__init__, manager.TaskManager.match_tasks = initialise, match_tasks
 
 
 def _refuse_models(evaluator: ModuleType) -> None:

@@ -93,7 +93,7 @@ def as_number(value: Any, accept: Callable[[float], bool]) -> float:
 
 
 def _limit(value: Any) -> float:
-    limit = as_number(value, lambda limit: 0 < limit < math.inf)
+    limit = as_number(value, lambda limit: 0 < limit < 2**63)
     return int(limit) if limit.is_integer() else limit
 
 

@@ -20,6 +20,7 @@ from sbeval.foreign_files import parse_task_yaml
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS
 
 PREFIX = "sb_"
+_WILDCARD = re.compile(r"(\*|\?|\[[^\]]+\])")
 _FOLDER = Path(__file__).parent
 # lm-eval's own request types, which every one of its models answers, are made by tasks of this output type alone
 _ANSWERED_BY_ALL = "generate_until"
@@ -54,11 +55,13 @@ def check_names(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> Non
     Raises:
         UserError: naming it, with those that come near; or there is no such folder.
     """
-    unknown = [name for name in asked if name not in definitions() and not _is_file_or_pattern(name)]
+    unknown = [name for name in asked if not _is_file(name) and not any(fnmatchcase(n, name) for n in definitions())]
     others = [Path(folder) for folder in folders]
     for folder in others:
         if not folder.is_dir():
             raise UserError(f"Expected a folder of tasks at --include_path, found none: {folder}: correct the path.")
+    if "" in unknown:
+        raise UserError("Expected names of tasks, found an empty one: leave out the comma that is too many.")
     for name in unknown:
         if _is_written_in(others, name):
             continue
@@ -96,7 +99,7 @@ def check_model(model: object, asked: Iterable[str]) -> None:
 def are_all_here(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> bool:
     """Whether every task is packaged or defined in a given folder, so that nobody has to read lm-eval's own tasks."""
     names = list(asked)  # patterns of another prefix than ours may be lm-eval's too
-    ours = all(name.startswith(PREFIX) for name in names if _is_file_or_pattern(name))
+    ours = all(name.startswith(PREFIX) for name in names if _is_file(name) or _WILDCARD.search(name))
     others = [Path(folder) for folder in folders]
     return ours and all(settings is not None or _is_defined_in(others, name) for name, settings in named(names))
 
@@ -122,8 +125,10 @@ def _members(member: str | Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str
         yield name, settings
 
 
-def _is_file_or_pattern(name: str) -> bool:
-    return any(character in name for character in "*?[/\\") or name.endswith(".yaml") or Path(name).is_dir()
+def _is_file(name: str) -> bool:
+    return (
+        any(character in name for character in "/\\") or name.endswith(".yaml") or (name != "" and Path(name).is_dir())
+    )
 
 
 def lm_eval_tasks() -> Path | None:
@@ -134,8 +139,12 @@ def lm_eval_tasks() -> Path | None:
 
 
 def _is_written_in(folders: Iterable[Path], name: str) -> bool:
-    """Whether a name stands, as a word, in any YAML file of some folders."""
-    word = re.compile(rb"(?<![\w-])%s(?![\w-])" % re.escape(name.encode()))
+    """Whether a name, or one that a pattern matches, stands as a word in any YAML file of some folders."""
+    pieces = _WILDCARD.split(name)
+    any_letters = {"*": r"[\w-]*", "?": r"[\w-]"}
+    pieces[::2] = map(re.escape, pieces[::2])
+    pieces[1::2] = [any_letters.get(wildcard) or wildcard.replace("[!", "[^", 1) for wildcard in pieces[1::2]]
+    word = re.compile(rf"(?<![\w-]){''.join(pieces)}(?![\w-])".encode())
     return any(word.search(path.read_bytes()) for path in _yaml_files(folders))
 
 

@@ -15,7 +15,7 @@ AT_MOST = {
     "imports in functions": 97,
     "of them of our modules": 44,
     "vague names": 178,
-    "test lines": 30104,
+    "test lines": 30004,
 }
 COUNTS = census()
 

@@ -9,7 +9,7 @@ from fresh_process import run_code
 from source_tree import ROOMS, layer, modules
 
 MODULES = modules()
-# within reports: build -> {assemble -> kinds, write} -> section -> figures -> analyse -> read
+# within reports: build -> {kinds, write} -> section -> figures -> analyse -> read
 READING = {"analyse", "read"}
 SECTION = {"section", "figures"} | READING
 REPORT_ARROWS = {
@@ -18,9 +18,8 @@ REPORT_ARROWS = {
     "figures": {"read"},
     "section": {"figures"} | READING,
     "kinds": SECTION,
-    "assemble": {"kinds"} | SECTION,
     "write": SECTION,
-    "build": {"write", "assemble", "kinds"} | SECTION,
+    "build": {"write", "kinds"} | SECTION,
     "publish": {"build"} | READING,
     "pairs": READING,
     "judge": {"pairs", "build"} | READING,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sbeval.reports.analyse.statistics import CONFIDENCE, simultaneous_band
+from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, simultaneous_band
 from sbeval.reports.read.results import Results
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
@@ -29,13 +29,10 @@ TOO_FEW = "there are too few documents for an interval"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LengthDifference:
+class LengthDifference(Estimate):
     """NLL at a length minus NLL at the one before or the reference, in nats per token, on the same targets."""
 
     context_length_tokens: int
-    estimate: float
-    low: float
-    high: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +42,8 @@ class LengthClaims:
     Attributes:
         lengths: context lengths compared, ascending.
         training_length_tokens: None where not recorded.
-        reference_tokens: the training length, or the longest length below it that was evaluated.
+        reference_tokens: the training length (of an extended model its parent's), or the longest length below it that
+            was evaluated.
         lowers_to_tokens: the longest length whose own step is a gain; None where no step is.
         raises_from_tokens: shortest length beyond the reference with a higher NLL than there; None where none.
         differences: against the reference, one for each other length; the band is simultaneous over them, NaN where
@@ -72,6 +70,12 @@ class LengthClaims:
     obstacle: str = ""
 
     @property
+    def ruled_out_nats(self) -> float:
+        """What no length beyond the reference is worse by: the upper end of the band where it is highest."""
+        longer = [item.high for item in self.differences if item.context_length_tokens > (self.reference_tokens or 0)]
+        return max(0.0, *longer)
+
+    @property
     def last_gain(self) -> LengthDifference | None:
         """The step up to `lowers_to_tokens`."""
         return next((step for step in self.steps if step.context_length_tokens == self.lowers_to_tokens), None)
@@ -87,21 +91,26 @@ def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
         if protocol == "position":
             continue
         sums = results[DOCUMENT_SUMS].get((label, task))
-        trained = results.model(label).record.training_length_tokens
-        found = length_claims(sums, trained)
-        if sums is None and results.model(label).uneven_documents(task):
+        model = results.model(label)
+        trained = model.record.training_length_tokens
+        found = length_claims(sums, trained, origin_length_tokens=model.origin_length_tokens)
+        if sums is None and model.uneven_documents(task):
             found = dataclasses.replace(found, doubtful=True)
         claims[label, corpus, protocol] = found
     return claims
 
 
 def length_claims(
-    sums: SumsByDocument | None, training_length_tokens: int | None, *, confidence: float = CONFIDENCE
+    sums: SumsByDocument | None,
+    training_length_tokens: int | None,
+    *,
+    origin_length_tokens: int | None = None,
+    confidence: float = CONFIDENCE,
 ) -> LengthClaims:
     """Compares all lengths on the documents whose scored tokens are the same at each of them.
 
-    `sums` are None where samples were not logged; each of the two bands holds all its differences at once with the
-    given confidence.
+    `sums` are None where samples were not logged; lengths are compared with the original training length where an
+    extended model has one. Each of the two bands holds all its differences at once with the given confidence.
     """
     if sums is None:
         return LengthClaims(obstacle="samples were not logged (--log_samples), so lengths cannot be compared in pairs")
@@ -116,7 +125,7 @@ def length_claims(
         return LengthClaims(lengths=lengths, doubtful=doubtful, obstacle=obstacle)
     few = clusters < MINIMUM_CLUSTERS
     nll, tokens = sums.nll_nats[same], sums.tokens[same, 0]
-    reference = _reference(lengths, training_length_tokens)
+    reference = _reference(lengths, origin_length_tokens or training_length_tokens)
     differences: tuple[LengthDifference, ...] = ()
     raises_from, own = None, np.empty(0)
     if reference is not None:
@@ -170,8 +179,6 @@ def _differences(
     differences_CK = np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1)
     band = simultaneous_band(differences_CK, tokens, confidence=confidence)
     return tuple(
-        LengthDifference(
-            context_length_tokens=lengths[later], estimate=float(estimate), low=float(low), high=float(high)
-        )
-        for (_, later), estimate, low, high in zip(pairs, band.estimates, band.lows, band.highs, strict=True)
+        LengthDifference(context_length_tokens=lengths[later], estimate=estimate, low=low, high=high)
+        for (_, later), (estimate, low, high) in zip(pairs, band, strict=True)
     )

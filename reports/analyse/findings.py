@@ -7,7 +7,7 @@ from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, LengthClaims, Lengt
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import in_words, length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
-from sbeval.results.digits import change_text, with_interval
+from sbeval.results.digits import change_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _SCHEME_WORDS = {
@@ -43,23 +43,21 @@ class Finding:
 def model_facts(model: EvaluatedModel) -> str:
     """Describes a model in a few words: scheme, size, training length, extension."""
     record = model.record
-    parts = [_SCHEME_WORDS.get(record.attention or "", record.attention or "attention not recorded")]
-    if record.sliding_window:
-        parts.append(f"window {length_text(record.sliding_window)}")
-    if scaling := rope_scaling_text(record.rope_scaling):
-        parts.append(scaling)
-    if extrapolation := extrapolation_text(record.extrapolation):
-        parts.append(extrapolation)
-    if record.parameters:
-        parts.append(f"{parameters_text(record.parameters)} parameters")
-    trained = record.training_length_tokens
-    parts.append(f"trained at {length_text(trained)}" if trained else "training length not recorded")
-    if model.seeds > 1:
-        parts.append(f"mean of {model.seeds} training seeds")
+    trained, parent = record.training_length_tokens, ""
     if record.extended_from:
-        parent = model.parent or record.extended_from.get("name")
-        parts.append(f"extended from {in_words(str(parent)) if parent else 'a parent not named'}")
-    return ", ".join(parts)
+        name = model.parent or record.extended_from.get("name")
+        parent = f"extended from {in_words(str(name)) if name else 'a parent not named'}"
+    facts = (
+        _SCHEME_WORDS.get(record.attention or "", record.attention or "attention not recorded"),
+        f"window {length_text(record.sliding_window)}" if record.sliding_window else "",
+        rope_scaling_text(record.rope_scaling),
+        extrapolation_text(record.extrapolation),
+        f"{parameters_text(record.parameters)} parameters" if record.parameters else "",
+        f"trained at {length_text(trained)}" if trained else "training length not recorded",
+        f"mean of {model.seeds} training seeds" if model.seeds > 1 else "",
+        parent,
+    )
+    return ", ".join(filter(None, facts))
 
 
 def parameters_text(parameters: int) -> str:
@@ -121,7 +119,7 @@ def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
     headlines = [Headline(value=lowers, meaning="longest context measurably below the one before it")]
     if claim.reference_tokens is not None:
         value = length_text(claim.raises_from_tokens) if claim.raises_from_tokens else f"> {longest}"
-        meaning = f"first context worse than {length_text(claim.reference_tokens)}"
+        meaning = f"first context measurably worse than {length_text(claim.reference_tokens)}"
         headlines.append(Headline(value=value, meaning=meaning))
     return tuple(headlines)
 
@@ -146,14 +144,27 @@ def _context_sentence(corpus: str, claim: LengthClaims) -> str:
         return f"{start}{first}; no length beyond the training length was evaluated."
     if claim.raises_from_tokens is None:
         last = claim.differences[-1]
-        return (
-            f"{start}{first}; no length up to {length_text(longest)} is worse than {reference} ({_minus(last, claim)})."
-        )
+        return f"{start}{first}; {_not_worse(claim)} ({_minus(last, claim)})."
     worse = next(item for item in claim.differences if item.context_length_tokens == claim.raises_from_tokens)
     return (
-        f"{start}{first}; from {length_text(claim.raises_from_tokens)} on, NLL is above its value at {reference} "
-        f"({_minus(worse, claim)}){_recovery(claim)}."
+        f"{start}{first}; from {length_text(claim.raises_from_tokens)} on{_stated(claim)}, NLL is above its value at "
+        f"{reference} ({_minus(worse, claim)}){_recovery(claim)}."
     )
+
+
+def _not_worse(claim: LengthClaims) -> str:
+    """No band above zero is not no harm: what is ruled out is a rise beyond the band's end."""
+    above = f" of more than {signed(claim.ruled_out_nats)[1:]} nats" if claim.ruled_out_nats else ""
+    return (
+        f"no length up to {length_text(max(claim.lengths))} is measurably worse than "
+        f"{length_text(claim.reference_tokens or 0)}, and a rise{above} is ruled out"
+    )
+
+
+def _stated(claim: LengthClaims) -> str:
+    """Says of an extended model that it is worse within the length it was extended to."""
+    stated = claim.training_length_tokens or 0
+    return f", within its stated {length_text(stated)}" if stated >= (claim.raises_from_tokens or 0) else ""
 
 
 def _step(claim: LengthClaims) -> str:
@@ -162,7 +173,7 @@ def _step(claim: LengthClaims) -> str:
     if step is None:
         return ""
     earlier = claim.lengths[claim.lengths.index(step.context_length_tokens) - 1]
-    return f" (from {length_text(earlier)}: {difference_text(step)})"
+    return f" (from {length_text(earlier)}: {step.text})"
 
 
 def _doubt(claim: LengthClaims) -> str:
@@ -177,7 +188,7 @@ def _no_reference(claim: LengthClaims) -> str:
 
 def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
     longer, reference = difference.context_length_tokens, claim.reference_tokens or 0
-    return f"{length_text(longer)} minus {length_text(reference)}: {difference_text(difference)} nats per token"
+    return f"{length_text(longer)} minus {length_text(reference)}: {difference.text} nats per token"
 
 
 def _without_claim(claim: LengthClaims) -> str:
@@ -212,11 +223,6 @@ def _recovery(claim: LengthClaims) -> str:
     return f", but not measurably at {', '.join(again)}" if again else ""
 
 
-def difference_text(difference: LengthDifference) -> str:
-    """Writes a difference with its simultaneous interval."""
-    return with_interval(difference.estimate, difference.low, difference.high).replace("-", "\N{MINUS SIGN}")
-
-
 def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Mapping[str, LengthClaims]) -> list[str]:
     sentences = []
     for (corpus, protocol), claim in own.items():
@@ -234,13 +240,11 @@ def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Ma
         reference = length_text(claim.reference_tokens)
         if claim.raises_from_tokens:
             from_there = length_text(claim.raises_from_tokens)
-            verdict = f"NLL is above its value at {reference} from {from_there} on{_recovery(claim)}"
+            verdict = f"NLL is above its value at {reference} from {from_there} on{_stated(claim)}{_recovery(claim)}"
         elif max(claim.lengths) == claim.reference_tokens:
             verdict = "no length beyond the training length was evaluated"
         else:
-            verdict = (
-                f"NLL is nowhere measurably above its value at {reference}, up to {length_text(max(claim.lengths))}"
-            )
+            verdict = _not_worse(claim)
         caveat = "" if corpus in identical else "; this alone does not show that context is used"
         sentences.append(f"{where}, {verdict}{caveat}.")
     return sentences

@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
 from sbeval.reports.analyse.paired import scores_by_length
 from sbeval.reports.analyse.ruler import TASKS, RulerScores, by_length, short_name
-from sbeval.reports.analyse.statistics import change_weights, mean_interval, octave_weights, score_interval
+from sbeval.reports.analyse.statistics import Estimate, change_weights, mean_interval, octave_weights, score_interval
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import Results
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleKey, SumsByDocument
-from sbeval.results.digits import with_interval
 from sbeval.results.intervals import ratio_interval, uneven
 
 NLL_CHANGE, SCORE, EFFECTIVE = "nll_change", "score", "effective_nll_length"
@@ -40,27 +39,18 @@ _RECALL_METRIC = "exact_match"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Area:
+class Area(Estimate):
     """A mean over octaves, in nats per token, or of scores.
 
     Attributes:
-        low: lower end of the 95% interval, NaN where there is none.
         units: documents or samples it rests on; None where samples were not logged.
         doubtful: whether the documents' sizes are so uneven that the interval covers less often than it says.
     """
 
     from_tokens: int
     to_tokens: int
-    estimate: float
-    low: float
-    high: float
     units: int | None
     doubtful: bool = False
-
-    @property
-    def text(self) -> str:
-        """Such as "+0.120 [+0.100, +0.140]", for a change."""
-        return with_interval(self.estimate, self.low, self.high).replace("-", "\N{MINUS SIGN}")
 
 
 def nll_area(sums: SumsByDocument, reference_tokens: int | None) -> Area | None:

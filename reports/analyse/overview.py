@@ -1,11 +1,9 @@
 """What is said about all models together: what they show side by side, and what a reader must know about all claims."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
 from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
-from sbeval.reports.analyse.findings import difference_text
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
@@ -27,20 +25,10 @@ HEADER = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Overview:
-    """All models side by side: a sentence a text with identical targets for two models or more, rows of `HEADER`."""
-
-    sentences: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
 def side_by_side(
-    models: Sequence[EvaluatedModel],
-    claims: Mapping[ClaimKey, LengthClaims],
-    numbers: Sequence[CurveNumber] = (),
-) -> Overview:
-    """Compares the models on identical targets."""
+    models: Sequence[EvaluatedModel], claims: Mapping[ClaimKey, LengthClaims], numbers: Sequence[CurveNumber] = ()
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Returns a sentence a text with identical targets for two models or more, and rows of `HEADER`."""
     areas = {(one.setting, one.corpus): one.area for one in numbers if one.metric == NLL_CHANGE}
     usable = {
         (label, corpus): claim
@@ -54,15 +42,15 @@ def side_by_side(
         if len(own) < 2:
             continue
         where = CORPUS_WORDS.get(corpus, corpus)
-        sentences.append(_sentence(where, own))
+        sentences += _sentence(where, own)
         rows += [
             _row(label if len(corpora) == 1 else f"{label} ({where})", claim, areas.get((label, corpus)))
             for label, claim in own
         ]
-    return Overview(sentences=tuple(part for part in sentences if part), rows=tuple(rows))
+    return sentences, rows
 
 
-def _sentence(where: str, own: Sequence[tuple[str, LengthClaims]]) -> str:
+def _sentence(where: str, own: Sequence[tuple[str, LengthClaims]]) -> list[str]:
     better, alike = [], []
     worse: dict[int, list[str]] = {}
     for label, claim in own:
@@ -76,7 +64,7 @@ def _sentence(where: str, own: Sequence[tuple[str, LengthClaims]]) -> str:
             alike.append(label)
     compared = len(better) + len(alike) + sum(map(len, worse.values()))
     if compared < 2:
-        return ""
+        return []
     parts = []
     if better:
         parts.append(f"is lower at the longest context than at the training length for {_named(better)}")
@@ -88,7 +76,7 @@ def _sentence(where: str, own: Sequence[tuple[str, LengthClaims]]) -> str:
             f"is neither measurably lower at the longest context nor higher anywhere beyond the training length for "
             f"{_named(alike)}"
         )
-    return f"On identical targets ({where}, {compared} models), NLL {'; it '.join(parts)}."
+    return [f"On identical targets ({where}, {compared} models), NLL {'; it '.join(parts)}."]
 
 
 def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
@@ -101,9 +89,11 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
         label,
         length_text(trained) if trained else "not recorded",
         "" if effective is None else effective.text + (", the longest" if effective.tokens == longest else ""),
-        (length_text(raises) if raises else f"nowhere up to {length_text(longest)}") if further else "not evaluated",
+        (length_text(raises) if raises else f"nowhere measurably up to {length_text(longest)}")
+        if further
+        else "not evaluated",
         f"{area.text}{mark}" if area is not None else "not evaluated",
-        f"{length_text(longest)}: {difference_text(last)}{mark}" if further and last is not None else "not evaluated",
+        f"{length_text(longest)}: {last.text}{mark}" if further and last is not None else "not evaluated",
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.reports.analyse.ruler import TASKS, short_name
-from sbeval.reports.analyse.statistics import CONFIDENCE, graded_errors, octave_weights, simultaneous_band
+from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, graded_errors, octave_weights, simultaneous_band
 from sbeval.reports.read.fields import context_metric
 from sbeval.reports.read.samples import MetricKey, SampleKey, SampleScores
 
@@ -16,12 +16,9 @@ _MOST_GRADES = 21
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PairedDifference:
+class PairedDifference(Estimate):
     """One model minus another on the samples both have; the ends of the 95% interval are NaN below 20 samples."""
 
-    estimate: float
-    low: float
-    high: float
     samples: int
 
 

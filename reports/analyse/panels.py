@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sbeval.reports.read.fields import LARGEST_NATS, length_text
+from sbeval.reports.read.fields import LARGEST_NATS, length_text, ranked
 from sbeval.reports.read.models import EvaluatedModel
 
 PROTOCOL_ORDER = ("fixed_target", "stream", "sliding", "rolling")
@@ -83,6 +83,10 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
         for aspect, members in _aspects([model for model in models if model.label in set(on_text["setting"])]):
             labels = tuple(model.label for model in members)
             tables, remarks = _tables(on_text[on_text["setting"].isin(labels)])
+            tasks = set(on_text["task"])
+            aside = [f"{m.label} at {where}" for m in members for task, where in m.left_aside if task in tasks]
+            if aside:
+                remarks.append(f"Not shown, since other targets were scored: {', '.join(aside)}.")
             if tables:
                 panels.append(
                     Panel(
@@ -95,10 +99,8 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
                         remarks=tuple(remarks),
                     )
                 )
-    rank = {protocol: place for place, protocol in enumerate(PROTOCOL_ORDER)}
-    return sorted(
-        panels, key=lambda panel: (panel.corpus, panel.corpus_sha256 or "", rank.get(panel.protocol, len(rank)))
-    )
+    panels.sort(key=lambda panel: ranked(panel.protocol, PROTOCOL_ORDER)[0])
+    return sorted(panels, key=lambda panel: (panel.corpus, panel.corpus_sha256 or ""))
 
 
 def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
@@ -113,10 +115,10 @@ def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
     if rows["bos"].nunique(dropna=True) > 1:
         remarks.append("The models' windows start differently (BOS policy); see the provenance.")
     scored = tables.get("nll", rows).groupby("context_length_tokens")["tokens"]
-    if "nll" in kept and (scored.nunique() > 1).any():
+    if "nll" in kept and ((scored.nunique() > 1).any() or rows["targets_sha256"].nunique() > 1):
         remarks.append(
-            "At some lengths the models were scored on different numbers of tokens (other longest lengths or limits), "
-            "so small differences between their lines may come from the text."
+            "The models were not all scored on the same targets (other longest lengths or limits), so small "
+            "differences between their lines may come from the text."
         )
     if rows.groupby("setting")["targets_per_window"].max().nunique() > 1:
         remarks.append("The number of targets in a window differs between models.")
@@ -133,17 +135,17 @@ def _perplexity(nll: pd.DataFrame) -> pd.DataFrame:
 
 def _aspects(models: Sequence[EvaluatedModel]) -> list[tuple[str, list[EvaluatedModel]]]:
     schemes = {(s.record.attention, str(s.record.rope_scaling), str(s.record.extrapolation)) for s in models}
-    lengths = {_own_length(s) for s in models}
+    lengths = {s.origin_length_tokens for s in models}
     windows = {s.record.sliding_window for s in models}
     if sum(len(values) > 1 for values in (schemes, lengths, windows)) < 2 or len(models) < 4:
         return [("", list(models))]
     full = [s for s in models if s.record.sliding_window is None]
-    usual = Counter(_own_length(s) for s in full).most_common(1)
+    usual = Counter(s.origin_length_tokens for s in full).most_common(1)
     length = usual[0][0] if usual else None
-    by_scheme = [s for s in full if _own_length(s) == length]
+    by_scheme = [s for s in full if s.origin_length_tokens == length]
     unchanged = [s for s in by_scheme if s.record.remainder in (None, "none") and not s.record.head_norm]
     plain = [s for s in unchanged if s.record.attention == "stickbreaking"]
-    repeated = {s.record.attention for s in full if _own_length(s) != length}
+    repeated = {s.record.attention for s in full if s.origin_length_tokens != length}
     by_length = [s for s in full if s.record.attention in repeated or s in plain]
     windowed = [s for s in models if s.record.sliding_window is not None]
     schemes_windowed = {s.record.attention for s in windowed}
@@ -154,10 +156,3 @@ def _aspects(models: Sequence[EvaluatedModel]) -> list[tuple[str, list[Evaluated
         ("attention window", by_window if windowed else []),
     ]
     return [(aspect, members) for aspect, members in aspects if len(members) > 1]
-
-
-def _own_length(model: EvaluatedModel) -> int | None:
-    """The training length that tells models apart; a checkpoint and its extension count as one."""
-    origin = model.record.extended_from or {}
-    length = origin.get("length", origin.get("training_length_tokens"))
-    return int(length) if isinstance(length, int) else model.record.training_length_tokens

@@ -15,15 +15,14 @@ import numpy as np
 import pandas as pd
 
 from sbeval.errors import UserError
-from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.fields import length_text, shown_name, unique_name
 from sbeval.reports.read.files import Notes
-from sbeval.reports.read.measurements import NUMBER_KEYS
 from sbeval.reports.read.models import EvaluatedModel, describe_facts, group_models
-from sbeval.reports.read.results import Results, records, restricted
+from sbeval.reports.read.results import NUMBER_KEYS, Results, records, restricted
 
 SEED_COLUMNS = ["seeds", "seed_low", "seed_high"]
 _NUMBERED = re.compile(r"(?P<name>.+?)[-_. ]?s(?:eed)?[-_ ]?(?P<seed>\d+)", re.IGNORECASE)
-_IDENTITY = [*NUMBER_KEYS, "family", "corpus", "tokenizer_sha256"]
+_IDENTITY = [*NUMBER_KEYS, "family", "corpus", "tokenizer_sha256", "targets_sha256"]
 
 
 def restrict(results: Results, only: Iterable[str]) -> Results:
@@ -39,12 +38,8 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
     kept_labels: list[str] = []
     kept_tasks: list[str] = []
     for pattern in only:
-        matching_labels = [
-            model.label
-            for model in results.models
-            if any(pattern == name or fnmatchcase(name, pattern) for name in _names(model))
-        ]
-        matching_tasks = [task for task in tasks if task == pattern or fnmatchcase(task, pattern)]
+        matching_labels = [model.label for model in results.models if _matches(pattern, *_names(model))]
+        matching_tasks = [task for task in tasks if _matches(pattern, task)]
         if not matching_labels and not matching_tasks:
             raise UserError(
                 f"Expected the name of a model or task, found {pattern!r}; the models are {', '.join(labels)}; "
@@ -53,16 +48,21 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         kept_labels += matching_labels
         kept_tasks += matching_tasks
     shown_labels, shown_tasks = set(kept_labels or labels), set(kept_tasks or tasks)
-    models = [model for model in results.models if model.label in shown_labels]
+    models = [
+        dataclasses.replace(model, parent=model.parent if model.parent in shown_labels else None)
+        for model in results.models
+        if model.label in shown_labels
+    ]
     return dataclasses.replace(
         results,
-        models=tuple(
-            dataclasses.replace(model, parent=model.parent if model.parent in shown_labels else None)
-            for model in models
-        ),
+        models=tuple(models),
         measurements=restricted(results.measurements, shown_labels, shown_tasks),
         by_reader={reader: restricted(rows, shown_labels, shown_tasks) for reader, rows in results.by_reader.items()},
     )
+
+
+def _matches(pattern: str, *names: str) -> bool:
+    return any(pattern == name or fnmatchcase(name, pattern) for name in names)
 
 
 def _names(model: EvaluatedModel) -> tuple[str, ...]:
@@ -76,14 +76,12 @@ def choose_baseline(models: Iterable[EvaluatedModel], asked: str | None) -> str:
         UserError: no model has the name asked for.
     """
     known = list(models)
-    if asked is not None:
-        for model in known:
-            if asked in _names(model):
-                return model.label
+    rope = [model for model in known if model.record.attention == "rope"]
+    chosen = rope or known if asked is None else [model for model in known if asked in _names(model)]
+    if not chosen:
         labels = ", ".join(model.label for model in known)
         raise UserError(f"Expected the baseline to be one of the models {labels}, found {asked!r}.")
-    rope = [model.label for model in known if model.record.attention == "rope"]
-    return (rope or [known[0].label])[0]
+    return chosen[0].label
 
 
 def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Results:
@@ -106,18 +104,14 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
             members[0], key=("seeds", label), label=label, runs=tuple(runs), seeds=len(members)
         )
         pooled_label |= {one.label: label for one in members}
-    models = []
+    models: dict[str, EvaluatedModel] = {}
     for model in results.models:
-        one = pooled.get(pooled_label.get(model.label, ""), model)
-        if one not in models:
-            models.append(one)
-    models = [
-        dataclasses.replace(one, parent=pooled_label.get(one.parent, one.parent) if one.parent else None)
-        for one in models
-    ]
+        label = pooled_label.get(model.label, model.label)
+        parent = pooled_label.get(model.parent or "", model.parent)
+        models.setdefault(label, dataclasses.replace(pooled.get(label, model), parent=parent))
     return dataclasses.replace(
         results,
-        models=tuple(models),
+        models=tuple(models.values()),
         measurements=_measurements(results.measurements, pooled_label, pooled, results.notes),
         by_reader={
             reader: reader.pool(rows, pooled_label, results.notes) for reader, rows in results.by_reader.items()
@@ -144,9 +138,7 @@ def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedMod
     groups: dict[str, list[EvaluatedModel]] = {}
     for key, members in found.items():
         if len(members) > 1 and len({seed for seed, _ in members}) == len(members):
-            name, count = shown_name(str(key[0])), 2
-            while name in groups:
-                name, count = f"{shown_name(str(key[0]))} ({count})", count + 1
+            name = unique_name(shown_name(str(key[0])), groups, "{} ({})")
             groups[name] = [model for _, model in members]
     return groups
 
@@ -159,21 +151,20 @@ def _measurements(
     own["setting"] = own["setting"].map(pooled_label)
     geometric = own["metric"].str.contains("perplexity")
     values = ["value", "ci95_low", "ci95_high"]
-    own["lowest"], own["highest"] = own["value"], own["value"]
+    own["seed_low"], own["seed_high"] = own["value"], own["value"]
     own.loc[geometric, values] = np.log(own.loc[geometric, values])
     grouped = own.groupby(["setting", *_IDENTITY], dropna=False, sort=False)
     means = grouped.agg(
         {
             **{column: "first" for column in rows.columns if column not in ("setting", *_IDENTITY)},
             **{column: "mean" for column in (*values, "stderr")},
-            **{column: "min" for column in ("tokens", "clusters", "samples", "lowest")},
-            "highest": "max",
+            **{column: "min" for column in ("tokens", "clusters", "samples", "seed_low")},
+            "seed_high": "max",
         }
     ).reset_index()
     means["seeds"] = grouped.size().to_numpy()
     spread = means["metric"].str.contains("perplexity")
     means.loc[spread, values] = np.exp(means.loc[spread, values])
-    means = means.rename(columns={"lowest": "seed_low", "highest": "seed_high"})
     ran = own.assign(original=rows.loc[inside, "setting"]).groupby(["setting", "task"])["original"].nunique()
     wanted = pd.Series([ran[key] for key in zip(means["setting"], means["task"], strict=True)], index=means.index)
     for row in records(ran.rename("ran").reset_index()):
@@ -187,7 +178,9 @@ def _measurements(
         gaps[row["setting"], row["task"]].add(int(row["context_length_tokens"]))
     for (label, task), lengths in gaps.items():
         where = ", ".join(map(length_text, sorted(lengths)))
-        notes.add(None, f"{label}: {task} at {where} was not run with every seed, and is not shown there.")
+        notes.add(
+            None, f"{label}: {task} at {where} was not run with every seed on the same targets, and is not shown there."
+        )
     means = means[means["seeds"] == wanted]
     return pd.concat([rows[~inside], means], ignore_index=True)[[*rows.columns, *SEED_COLUMNS]]
 

@@ -10,18 +10,33 @@ Legend: C clusters, K differences, B resamples, W weights a cluster: 1, or one f
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from sbeval.results.digits import with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS, RESAMPLES, linearised_errors, resampled, uneven
 
 CONFIDENCE = 0.95
 _NO_SPREAD = 1e-3
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A number with the ends of its interval or band, NaN where there is none."""
+
+    estimate: float
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        """Such as "+0.120 [+0.100, +0.140]", for a change."""
+        return with_interval(self.estimate, self.low, self.high).replace("-", "\N{MINUS SIGN}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +56,10 @@ class Band:
     highs: NDArray[np.float64]
     clusters: int
     doubtful: bool = False
+
+    def __iter__(self) -> Iterator[tuple[float, float, float]]:
+        """Yields each estimate with the ends of its interval."""
+        return zip(self.estimates.tolist(), self.lows.tolist(), self.highs.tolist(), strict=True)
 
 
 def simultaneous_band(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from sbeval.reports.analyse.paired import task_difference
+from sbeval.reports.analyse.paired import PairedDifference, task_difference
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.runs import EvaluationRun, InputLimit
@@ -22,15 +22,6 @@ class SuiteCell(NamedTuple):
     value: float
     stderr: float
     samples: float
-
-
-class SuiteDifference(NamedTuple):
-    """A difference with its 95% interval; `samples` is None where it is not paired over samples."""
-
-    estimate: float
-    low: float
-    high: float
-    samples: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +54,8 @@ class SuiteRow:
         top = chosen(cell.value for cell in self.cells.values())
         return frozenset(label for label, cell in self.cells.items() if cell.value == top)
 
-    def difference(self, label: str, baseline: str) -> SuiteDifference | None:
-        """Returns the difference to the baseline with its 95% interval.
+    def difference(self, label: str, baseline: str) -> PairedDifference | None:
+        """Returns the difference to the baseline with its 95% interval; no samples where it is not paired.
 
         Paired over samples where both runs logged them and their mean is the task's number; else from the two standard
         errors, as if the runs had different questions, which is wider.
@@ -77,9 +68,10 @@ class SuiteRow:
             key = (self.metric, self.filter_name)
             paired = task_difference(self.samples[label], self.samples[baseline], key)
             if paired is not None and abs(paired.estimate - delta) < 1e-6 and not math.isnan(paired.low):
-                return SuiteDifference(delta, paired.low, paired.high, paired.samples)
+                return dataclasses.replace(paired, estimate=delta)
         half = 1.96 * math.hypot(own.stderr, base.stderr)
-        return None if math.isnan(half) else SuiteDifference(delta, delta - half, delta + half, None)
+        low, high = delta - half, delta + half
+        return None if math.isnan(half) else PairedDifference(estimate=delta, low=low, high=high, samples=0)
 
 
 def divided_tasks(results: Results) -> set[tuple[str, str]]:
@@ -127,6 +119,12 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
             None if max_length is None else f"max_length {length_text(max_length)}",
         ]
         better = [row["higher_is_better"] for row in groups[key] if not pd.isna(row["higher_is_better"])]
+        samples, cells = {}, {}
+        for row in groups[key]:
+            label, limit = row["setting"], InputLimit(*(_known(row[field]) for field in InputLimit._fields))
+            cells[label] = SuiteCell(*(float(row[column]) for column in SuiteCell._fields))
+            if (label, task) in results[SAMPLE_SCORES]:
+                samples[label] = results[SAMPLE_SCORES][label, task].within(limit)
         every_row.append(
             SuiteRow(
                 name=", ".join(filter(None, words)),
@@ -135,15 +133,8 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
                 higher_is_better=bool(better[0]) if better else usual_direction(metric),
                 filter_name=chosen_filter or "none",
                 limit=InputLimit(text_length, max_length),
-                samples={
-                    row["setting"]: results[SAMPLE_SCORES][row["setting"], task].within(_limit(row))
-                    for row in groups[key]
-                    if (row["setting"], task) in results[SAMPLE_SCORES]
-                },
-                cells={
-                    row["setting"]: SuiteCell(*(float(row[column]) for column in SuiteCell._fields))
-                    for row in groups[key]
-                },
+                samples=samples,
+                cells=cells,
             )
         )
     return every_row
@@ -156,10 +147,6 @@ def _row_order(key: Sequence[Any]) -> tuple[Any, ...]:
 
 def _known(value: Any) -> Any:
     return None if pd.isna(value) else value
-
-
-def _limit(row: Mapping[str, Any]) -> InputLimit:
-    return InputLimit(*[_known(row[field]) for field in InputLimit._fields])
 
 
 def usual_direction(metric: str) -> bool | None:

@@ -17,6 +17,7 @@ from sbeval.errors import UserError
 from sbeval.keeping.writing import whole_file
 from sbeval.reports.figures import image_process
 from sbeval.reports.figures.theme import LIGHT, vega_config
+from sbeval.reports.read.fields import unique_name
 
 VEGA_LITE = "6.4"
 _MOST_PROCESSES = 4
@@ -38,7 +39,6 @@ class ImageWriter:
         self._formats = tuple(formats)
         self._scratch = tempfile.TemporaryDirectory()
         self._svgs: dict[str, Path] = {}
-        self._published: dict[str, int] = {}
         self._processes: list[subprocess.Popen[str]] = []
         self._asked: list[int] = []
 
@@ -48,8 +48,7 @@ class ImageWriter:
 
     def publish(self, spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
         """Has a figure drawn under a name of its own; returns that name, and the files' paths beside the page."""
-        self._published[stem] = count = self._published.get(stem, 0) + 1
-        name = stem if count == 1 else f"{stem}-{count}"
+        name = unique_name(stem, self._svgs, "{}-{}")
         return name, tuple(f"{self._folder.name}/{file}" for file in self.draw(spec, name))
 
     def draw(self, spec: Mapping[str, Any], stem: str) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sbeval.reports.read.fields import length_text
+
 _LABEL_HEIGHT_PIXELS = 15.0
 _BESIDE_OWN_END_AT_MOST = 6
 WIDEST_PIXELS = 260.0
@@ -33,6 +35,11 @@ class Caption:
             "title": {"text": self.title, "subtitle": self.explanation if self.subtitle is None else self.subtitle},
             "description": f"{self.title}. {self.finding}",
         }
+
+
+def tooltip_fields(fields: Mapping[str, str]) -> list[dict[str, str]]:
+    """Returns what a pointer is shown: fields of a row by their names."""
+    return [{"field": field, "type": "nominal", "title": words} for field, words in fields.items()]
 
 
 def end_labels(
@@ -117,14 +124,15 @@ def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIX
     }
 
 
-def vertical_marks(marks: Mapping[int, str], x: Row) -> list[Row]:
-    """Returns dotted lines with their words above the plot, in three rows so that neighbours do not touch."""
-    if not marks:
+def vertical_marks(lengths: Sequence[int], x: Row, *, worded: bool) -> list[Row]:
+    """Returns dotted lines at training lengths, words above the plot in three rows so that neighbours do not touch."""
+    if not lengths:
         return []
     first = x["scale"]["domain"][0]
+    words = [f"trained at {length_text(length)}" if worded else "" for length in lengths]
     rows = [
-        {"x": value, "text": marks[value], "row": index % 3, "first": value == first}
-        for index, value in enumerate(sorted(marks))
+        {"x": length, "text": words[index], "row": index % 3, "first": length == first}
+        for index, length in enumerate(lengths)
     ]
     # centred words at the axis' own start would stand on its topmost label
     align = {"expr": "datum.first ? 'left' : 'center'"}

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sbeval.reports.figures.labels import (
@@ -13,6 +13,7 @@ from sbeval.reports.figures.labels import (
     end_labels,
     level_lines,
     line_names,
+    tooltip_fields,
     vertical_marks,
 )
 from sbeval.reports.figures.theme import Look
@@ -26,6 +27,8 @@ _LENGTH_LABEL = (
     "datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
 )
 _MEASURED = {"filter": "isValid(datum.y)"}
+_BAND = {"type": "area", "opacity": 1, "fillOpacity": 0.16}
+_SEEDS = {"type": "rule", "strokeWidth": 3, "opacity": 0.75}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,13 +63,11 @@ def line_figure(
     *,
     axes: Axes,
     looks: Mapping[str, Look],
-    marks: Mapping[int, str],
+    training_lengths: Mapping[str, int],
     tooltip: Mapping[str, str],
     height: int = HEIGHT_PIXELS,
     width: int = WIDTH_PIXELS,
-    direct_labels: bool = True,
-    hover: str = "hover",
-    every_look: bool = False,
+    panel: int | None = None,
 ) -> dict[str, Any]:
     """Returns the Vega-Lite specification of lines, bands, points, marks and labels.
 
@@ -75,19 +76,19 @@ def line_figure(
             tooltip's fields.
         caption: what is said about it.
         axes: the two axes.
-        looks: how to draw each model, in drawing order.
-        marks: position on the x axis to the text of a vertical mark there.
+        looks: how to draw each model, in drawing order; those without a row are left out.
+        training_lengths: model label to where its vertical mark stands.
         tooltip: field of a row to its name in the tooltip.
         height: of the plot, in pixels.
         width: likewise.
-        direct_labels: False to leave the line ends unnamed where a legend stands beside the figure.
-        hover: name of the selection under the pointer, unique among figures joined into one.
-        every_look: True to give the scales all of `looks`, so that figures joined into one agree on them.
+        panel: number among figures joined into one, which have one legend, the scales of all of `looks` and marks
+            without words; None for a figure alone.
     """
     drawn = {row["setting"] for row in rows}
-    order = [label for label in looks if every_look or label in drawn]
+    order = [label for label in looks if label in drawn or panel is not None]
     shown = [{**row, "dashed": looks[row["setting"]].dashed} for row in rows]
-    direct = direct_labels and len(order) <= DIRECT_LABELS_AT_MOST
+    direct = panel is None and len(order) <= DIRECT_LABELS_AT_MOST
+    hover = "hover" if panel is None else f"hover{panel}"
     ends = end_labels(shown, order, axes.y_scale, height, axes.y_domain) if direct else []
     color = {
         "field": "setting",
@@ -97,12 +98,13 @@ def line_figure(
     }
     x, y = _x(axes), _y(axes)
     low, high = axes.x_domain
+    marks = [mark for mark in training_marks(training_lengths, order) if low <= mark <= high]
     layers = [
-        *vertical_marks({at: text for at, text in marks.items() if low <= at <= high}, x),
+        *vertical_marks(marks, x, worded=panel is None),
         *level_lines(axes.levels, y),
-        _band(shown, x, y, color),
+        _between(shown, "low", "high", _BAND, x, y, color),
         _line(x, y, color),
-        _spread(shown, x, y, color),
+        _between(shown, "seed_low", "seed_high", _SEEDS, x, y, color, {"filter": "isValid(datum.seed_low)"}),
         _points(x, y, color, looks, order, hover),
         _pointer_targets(x, y, tooltip, hover),
         *line_names(ends, x, y, color),
@@ -150,49 +152,33 @@ def _y(axes: Axes) -> dict[str, Any]:
     return {"field": "y", "type": "quantitative", "title": axes.y_title, "scale": scale, "axis": axis}
 
 
-def _band(rows: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
-    if all(row.get("low") is None for row in rows):
+def _between(rows: Sequence[Row], low: str, high: str, mark: Row, x: Row, y: Row, color: Row, *filters: Row) -> Row:
+    """What reaches from one field of a row to another, nothing where no row has them."""
+    if all(row.get(low) is None for row in rows):
         return {}
-    return {
-        "transform": [VISIBLE],
-        "mark": {"type": "area", "opacity": 1, "fillOpacity": 0.16},
-        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
-    }
+    encoding = {"x": x, "y": {**y, "field": low}, "y2": {"field": high}, "color": color}
+    return {"transform": [VISIBLE, *filters], "mark": mark, "encoding": encoding}
 
 
 def _line(x: Row, y: Row, color: Row) -> Row:
     dash_scale = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
     dash = {"field": "dashed", "type": "nominal", "scale": dash_scale, "legend": None}
+    encoding = {"x": x, "y": y, "color": color, "strokeDash": dash}
     return {
         "transform": [VISIBLE],
         "mark": {"type": "line", "strokeWidth": 2.25, "strokeJoin": "round"},
-        "encoding": {"x": x, "y": y, "color": color, "strokeDash": dash},
-    }
-
-
-def _spread(rows: Sequence[Row], x: Row, y: Row, color: Row) -> Row:
-    """Bars from the lowest to the highest of several training seeds."""
-    if all(row.get("seed_low") is None for row in rows):
-        return {}
-    return {
-        "transform": [VISIBLE, {"filter": "isValid(datum.seed_low)"}],
-        "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.75},
-        "encoding": {"x": x, "y": {**y, "field": "seed_low"}, "y2": {"field": "seed_high"}, "color": color},
+        "encoding": encoding,
     }
 
 
 def _points(x: Row, y: Row, color: Row, looks: Mapping[str, Look], order: Sequence[str], hover: str) -> Row:
     scale = {"domain": list(order), "range": [looks[label].shape for label in order]}
+    shape = {"field": "setting", "type": "nominal", "scale": scale, "legend": None}
+    size = {"condition": {"param": hover, "empty": False, "value": 150}, "value": 46}
     return {
         "transform": [VISIBLE, _MEASURED],
         "mark": {"type": "point", "filled": True, "opacity": 1},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "color": color,
-            "shape": {"field": "setting", "type": "nominal", "scale": scale, "legend": None},
-            "size": {"condition": {"param": hover, "empty": False, "value": 150}, "value": 46},
-        },
+        "encoding": {"x": x, "y": y, "color": color, "shape": shape, "size": size},
     }
 
 
@@ -202,52 +188,36 @@ def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> 
         "transform": [VISIBLE, _MEASURED],
         "params": [{"name": hover, "select": select}],
         "mark": {"type": "point", "size": 520, "opacity": 1, "fillOpacity": 0, "filled": True},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "tooltip": [{"field": field, "type": "nominal", "title": words} for field, words in tooltip.items()],
-        },
+        "encoding": {"x": x, "y": y, "tooltip": tooltip_fields(tooltip)},
     }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Multiple:
-    """One of several figures side by side: its heading, and rows and axes as `line_figure` takes them."""
-
-    name: str
-    rows: Sequence[Row]
-    axes: Axes
+def training_marks(training_lengths: Mapping[str, int], labels: Iterable[str]) -> list[int]:
+    """Returns where the vertical marks of the models shown stand."""
+    return sorted({training_lengths[label] for label in labels if label in training_lengths})
 
 
 def small_multiples(
-    multiples: Sequence[Multiple],
+    panels: Mapping[str, tuple[Sequence[Row], Axes]],
     caption: Caption,
     *,
     columns: int,
     height: int,
     width: int,
     looks: Mapping[str, Look],
-    marks: Mapping[int, str],
+    training_lengths: Mapping[str, int],
     tooltip: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Returns figures with the same models, marks and colours; `height` and `width` in pixels are of each."""
+    """Returns figures with the same models, marks and colours; `height` and `width` in pixels are of each.
+
+    `panels` holds the rows and axes under each heading, as `line_figure` takes them.
+    """
     drawn = []
-    for number, multiple in enumerate(multiples):
-        spec = line_figure(
-            multiple.rows,
-            caption,
-            axes=multiple.axes,
-            looks=looks,
-            marks=dict.fromkeys(marks, ""),
-            tooltip=tooltip,
-            height=height,
-            width=width,
-            direct_labels=False,
-            hover=f"hover{number}",
-            every_look=True,
-        )
+    shared: dict[str, Any] = {"looks": looks, "training_lengths": training_lengths, "tooltip": tooltip}
+    for number, (name, (rows, axes)) in enumerate(panels.items()):
+        spec = line_figure(rows, caption, axes=axes, height=height, width=width, panel=number, **shared)
         kept = {key: spec[key] for key in ("width", "height", "data", "layer")}
-        drawn.append({"title": {"text": multiple.name, "fontSize": 12, "offset": 6}, **kept})
+        drawn.append({"title": {"text": name, "fontSize": 12, "offset": 6}, **kept})
     return {
         **caption.vega,
         "padding": 6,

@@ -1,7 +1,7 @@
 """One file a kind of measurement, or a part of the page: it reads, analyses, draws its figures and says its section.
 
-- `curves`: perplexity against context length
-- `differences`: what the same targets gain or lose beyond the training length
+- `curves`: perplexity against context length, and over the steps of one training
+- `differences`: what the same targets gain or lose beyond the training length, and one number for each curve
 - `positions`: NLL by position
 - `position_sums`: its bins, its sums by document, and paired bands over both
 - `needles`: needles by depth and length
@@ -9,8 +9,6 @@
 - `recall`: recall probes
 - `spans`: attention spans
 - `span_grids`: spans of every layer and head
-- `steps`: checkpoints of one training, over its steps
-- `numbers`: one number for each curve
 - `answers`: single documents and answers
 - `suite`: ordinary tasks side by side and by input length, and the paper's tables
 - `runs`: what each run cost, where every number comes from, and what was left out

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.read.fields import is_length, length_text, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.results import Reader, TaskKey
+from sbeval.reports.read.results import Reader, TaskKey, averaging
 from sbeval.reports.read.samples import DOCUMENT_SUMS
 from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Row, Section, Table, row, texts
 from sbeval.results.digits import change_text, decimals
@@ -111,17 +112,8 @@ def _end(text: str) -> str:
     return line if len(line) <= _QUESTION_LETTERS else _ELLIPSIS + line[-_QUESTION_LETTERS:].lstrip()
 
 
-def _one_seed(
-    by_task: Mapping[TaskKey, tuple[Answer, ...]], pooled_label: Mapping[str, str], notes: Notes
-) -> dict[TaskKey, tuple[Answer, ...]]:
-    """Keeps the answers of one seed of each group."""
-    kept: dict[TaskKey, tuple[Answer, ...]] = {}
-    for (label, task), answers in by_task.items():
-        kept.setdefault((pooled_label.get(label, label), task), answers)
-    return kept
-
-
-ANSWERS = Reader(read=_read, pool=_one_seed)
+# the answers of one seed of each group are shown
+ANSWERS = Reader(read=_read, pool=averaging(operator.itemgetter(0)))
 
 
 def _section(material: Material) -> Section | None:
@@ -149,9 +141,7 @@ def _document_tables(material: Material) -> Iterator[Table]:
         labels = list(changes)[:_MODELS_AT_MOST]
         shared = set.intersection(*(set(changes[label]) for label in labels))
         order = sorted(shared, key=lambda name: (float(np.mean([changes[label][name][0] for label in labels])), name))
-        ends = order
-        if len(order) > 2 * _DOCUMENTS_AT_EITHER_END:
-            ends = order[:_DOCUMENTS_AT_EITHER_END] + order[-_DOCUMENTS_AT_EITHER_END:]
+        ends = list(dict.fromkeys(order[:_DOCUMENTS_AT_EITHER_END] + order[-_DOCUMENTS_AT_EITHER_END:]))
         words = f"{CORPUS_WORDS.get(corpus, corpus)}, single documents"
         yield Table(
             stem=f"documents-{safe_stem(corpus)}",

@@ -1,21 +1,42 @@
-"""Perplexity against context length: panels, and the numbers behind them as tables."""
+"""Perplexity against context length: panels, and the numbers behind them as tables.
+
+Checkpoints of one training: NLL at each context length against the training step.
+"""
 
 import dataclasses
-import math
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
 from sbeval.reports.analyse.overview import DOUBTFUL
-from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel, perplexity_panels
-from sbeval.reports.figures.curves import METRIC_WORDS, length_figure
+from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel, perplexity_panels, safe_stem
+from sbeval.reports.figures.curves import COUNTED, METRIC_WORDS, SCORE_TOOLTIP, length_figure, length_rows
 from sbeval.reports.figures.labels import Caption
-from sbeval.reports.figures.theme import Look
+from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.theme import Look, series_looks
 from sbeval.reports.kinds.differences import difference_row, difference_table, differences_figure
-from sbeval.reports.read.fields import in_words, length_text, listed
-from sbeval.reports.read.results import by_model
-from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
+from sbeval.reports.read.fields import in_words, length_text, listed, shown_name
+from sbeval.reports.read.models import EvaluatedModel
+from sbeval.reports.read.results import LENGTH, by_model, column_values, records
+from sbeval.reports.read.runs import argument
+from sbeval.reports.section import (
+    NOT_MEASURED,
+    Cell,
+    Figure,
+    Kind,
+    Material,
+    Section,
+    Table,
+    interval,
+    length_table,
+    row,
+    texts,
+)
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _METRICS = {
@@ -24,15 +45,10 @@ _METRICS = {
     "bits_per_byte": ("bits per byte", "linear", ".3f"),
 }
 """A metric's axis, its scale and the digits of its numbers."""
-_TOOLTIP = {
-    "setting": "model",
-    "length_text": "context",
-    "value_text": "value",
-    "interval_text": "95% interval",
-    "tokens_text": "scored tokens",
-    "clusters_text": "documents",
-}
+_TOOLTIP = SCORE_TOOLTIP | COUNTED
 _SIDE_BY_SIDE_LINES = 6
+_CHECKPOINT = re.compile(r"(?P<training>.+)/checkpoint-(?P<step>[0-9]{1,12})/?")
+_NAMED_STEPS = 8
 
 
 def _section(material: Material) -> Section | None:
@@ -54,7 +70,7 @@ def _section(material: Material) -> Section | None:
         figures.append(_curve_figure(material, panel, drawn, wide=wide))
         if compared:
             folded = wide and not first
-            figures.append(differences_figure(material, panel, compared, drawn, wide=wide, folded=folded))
+            figures.append(differences_figure(material, panel, compared, wide=wide, folded=folded))
         tables.append(_table(panel, claims))
         if compared and "nll" in panel.tables:
             tables.append(difference_table(panel, compared))
@@ -74,20 +90,15 @@ CURVES = Kind(section=_section)
 
 def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *, wide: bool) -> Figure:
     words = PROTOCOL_WORDS.get(panel.protocol, "")
+    explanation = " ".join([words, *panel.remarks]).strip()
+    lengths = material.training_lengths
+    findings = {metric: panel_finding(panel, lengths, metric) for metric in panel.tables}
     captions = {
-        metric: Caption(
-            title=panel.title,
-            finding=panel_finding(panel, material.training_lengths, metric),
-            explanation=" ".join([words, *panel.remarks]).strip(),
-            subtitle=words,
-        )
-        for metric in panel.tables
+        metric: Caption(title=panel.title, finding=finding, explanation=explanation, subtitle=words)
+        for metric, finding in findings.items()
     }
-    variants = {
-        metric: curve_figure(panel, metric, captions[metric], looks, material.training_lengths) for metric in captions
-    }
+    variants = {metric: curve_figure(panel, metric, caption, looks, lengths) for metric, caption in captions.items()}
     first = next(iter(variants))
-    findings = {metric: caption.finding for metric, caption in captions.items()}
     figure = material.figure(variants, f"{panel.stem}-{first}", captions[first], findings=findings, wide=wide)
     if first == "nll" and "token_perplexity" in variants:
         material.publish(variants["token_perplexity"], f"{panel.stem}-token_perplexity")
@@ -139,11 +150,11 @@ def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str
     digits = ",.1f" if metric == "token_perplexity" else ".2f"
     for label in panel.labels:
         rows = panel.tables[metric]
-        curve = rows[rows["setting"] == label].sort_values("context_length_tokens")
+        curve = rows[rows["setting"] == label].sort_values(LENGTH)
         if curve.empty:
             continue
         trained = training_lengths.get(label)
-        within = curve[curve["context_length_tokens"] <= trained] if trained else curve.iloc[:1]
+        within = curve[curve[LENGTH] <= trained] if trained else curve.iloc[:1]
         start, end = (within if len(within) else curve).iloc[-1], curve.iloc[-1]
         places = [
             f"{point['value']:{digits}} at {length_text(int(point['context_length_tokens']))}" for point in (start, end)
@@ -160,13 +171,13 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     """
     metric, measured = next(iter(panel.tables.items()))
     digits = _METRICS[metric][2]
-    lengths = sorted(int(length) for length in measured["context_length_tokens"].unique())
+    lengths = column_values(measured)
     rows = []
     by_label = by_model(measured)
     for label, claim in claims.items():
-        known = {int(number["context_length_tokens"]): number for number in by_label.get(label, [])}
         mark = f" {DOUBTFUL}" if claim.doubtful else ""
-        rows.append(row(Cell(name=label), [_cell(known.get(length), digits, mark) for length in lengths]))
+        known = {int(number[LENGTH]): _cell(number, digits, mark) for number in by_label.get(label, [])}
+        rows.append(row(Cell(name=label), [known.get(length, NOT_MEASURED) for length in lengths]))
         if claim.differences and metric == "nll":
             rows.append(difference_row(claim, lengths))
     explanation = "Small print: 95% interval."
@@ -189,13 +200,90 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     )
 
 
-def _cell(number: Mapping[str, Any] | None, digits: str, mark: str) -> Cell:
-    if number is None:
-        return NOT_MEASURED
-    value, low, high = (f"{number[column]:{digits}}" for column in ("value", "ci95_low", "ci95_high"))
-    interval = None if math.isnan(number["ci95_low"]) else (low, high)
-    value += mark if interval else ""
+def _cell(number: Mapping[str, Any], digits: str, mark: str) -> Cell:
+    ends = interval(number["ci95_low"], number["ci95_high"], digits)
+    cell = Cell(f"{number['value']:{digits}}{mark if ends else ''}", interval=ends)
     if not number.get("seeds", 0) > 1:
-        return Cell(value, interval=interval)
+        return cell
     seeds = f"seeds {number['seed_low']:{digits}} to {number['seed_high']:{digits}}"
-    return Cell(value, interval=interval, small=(seeds,), in_files=Cell(value, interval=interval).plain)
+    return dataclasses.replace(cell, small=(seeds,), in_files=cell.plain)
+
+
+def _steps_section(material: Material) -> Section | None:
+    """Returns None where no two checkpoints are of one training and measured alike."""
+    figures: list[Figure] = []
+    tables: list[Table] = []
+    measured = material.results.measurements
+    nll = measured[measured["metric"] == "nll"].dropna(subset=["value", LENGTH])
+    for training, steps in _trainings(material.results.models).items():
+        of_training = nll[nll["setting"].isin(steps)]
+        for task, of_task in of_training.groupby("task", sort=False):
+            rows = of_task.assign(step=of_task["setting"].map(steps))
+            rows = rows.drop_duplicates(["step", LENGTH]).sort_values("step")
+            if rows["step"].nunique() > 1:
+                folder = training.rpartition("/")[2]
+                name, stem = f"{shown_name(folder)}: {task}", f"steps-{safe_stem(folder)}-{safe_stem(str(task))}"
+                caption = Caption(title=name, finding=_steps_finding(rows), subtitle="NLL at each context length")
+                figures.append(material.figure({"nll": _steps_figure(rows, caption)}, stem, caption))
+                tables.append(_steps_table(rows, stem, name))
+    if not figures:
+        return None
+    return Section(
+        identifier="steps",
+        title="Over training steps",
+        lead="Checkpoints of one training (folders checkpoint-STEP) on the same text, one line a context length.",
+        figures=tuple(figures),
+        tables=tuple(tables),
+    )
+
+
+STEPS = Kind(section=_steps_section)
+
+
+def _trainings(models: Sequence[EvaluatedModel]) -> dict[str, dict[str, int]]:
+    """Returns folder of a training to its checkpoints: label to step, which counts from 1."""
+    trainings: dict[str, dict[str, int]] = defaultdict(dict)
+    for model in models:
+        match = _CHECKPOINT.fullmatch(argument(model.runs[0].model_args, "pretrained") or "")
+        if match is not None and int(match["step"]) > 0:
+            trainings[match["training"]][model.label] = int(match["step"])
+    return trainings
+
+
+def _steps_finding(rows: pd.DataFrame) -> str:
+    first, last = int(rows["step"].min()), int(rows["step"].max())
+    changes = []
+    for length, of_length in rows.groupby(LENGTH):
+        ends = of_length.set_index("step")["value"]
+        if first in ends and last in ends:
+            changes.append(f"{length_text(int(str(length)))} {ends[first]:.3f} to {ends[last]:.3f}")
+    return f"From step {first:,} to {last:,}, NLL in nats: {', '.join(changes) or 'no length at both'}."
+
+
+def _steps_figure(rows: pd.DataFrame, caption: Caption) -> dict[str, Any]:
+    order = list(map(length_text, column_values(rows)))
+    steps = column_values(rows, "step")
+    named = steps if len(steps) <= _NAMED_STEPS else steps[:: -(-len(steps) // _NAMED_STEPS)]
+    labelled = rows.assign(setting=rows[LENGTH].map(lambda length: length_text(int(length))))
+    drawn = length_rows(labelled, order, ".4f", column="step")
+    for point in drawn:
+        point["length_text"] = f"step {point['x']:,}"
+    ends = (steps[0], steps[-1])
+    axes = Axes(x_title="training step (log scale)", x_domain=ends, x_values=tuple(named), y_title=_METRICS["nll"][0])
+    tooltip = {"setting": "context", "length_text": "step", "value_text": "NLL"}
+    return line_figure(drawn, caption, axes=axes, looks=series_looks(order), training_lengths={}, tooltip=tooltip)
+
+
+def _steps_table(rows: pd.DataFrame, stem: str, name: str) -> Table:
+    nll: dict[int, dict[int, Cell | str]] = defaultdict(dict)
+    for number in records(rows):
+        nll[int(number["step"])][int(number[LENGTH])] = f"{number['value']:.4f}"
+    caption = f"NLL in nats over training steps, {name}"
+    return length_table(
+        [(Cell(f"{step:,}"), cells) for step, cells in nll.items()],
+        lengths=column_values(rows),
+        heading="step",
+        stem=stem,
+        caption=caption,
+        folded=f"Numbers: {caption}",
+    )

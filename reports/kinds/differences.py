@@ -1,19 +1,34 @@
-"""Differences in pairs between a context length and the training length: their figure, a table and a table's rows."""
+"""Differences in pairs between a context length and the training length: their figure, a table and a table's rows.
+
+One number a curve: mean change of NLL beyond the training length, mean scores, effective lengths.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.analyse.claims import LengthClaims, LengthDifference
-from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, difference_text, signed
+from sbeval.reports.analyse.claims import LengthClaims
+from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
+from sbeval.reports.analyse.one_number import NLL_CHANGE, CurveNumber
 from sbeval.reports.analyse.overview import DOUBTFUL
-from sbeval.reports.analyse.panels import Panel
-from sbeval.reports.figures.curves import training_marks
+from sbeval.reports.analyse.panels import CORPUS_WORDS, Panel
 from sbeval.reports.figures.labels import SYMLOG_CONSTANT, Caption
 from sbeval.reports.figures.lines import Axes, line_figure
-from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import in_words, length_text, listed
-from sbeval.reports.section import Cell, Figure, Material, Row, Table, row, texts
+from sbeval.reports.section import (
+    Cell,
+    Figure,
+    Kind,
+    Material,
+    Row,
+    Section,
+    Table,
+    interval,
+    length_table,
+    row,
+    texts,
+    verdict,
+)
 from sbeval.results.digits import change_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
@@ -26,17 +41,12 @@ _TOOLTIP = {
 }
 _UNEQUAL = 8.0
 """Largest differences of two models whose ratio is above this share no linear axis: the smaller would be flat."""
+_NO_LENGTH = Cell(missing=True)
 _SYMLOG_TICKS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 def differences_figure(
-    material: Material,
-    panel: Panel,
-    claims: Mapping[str, LengthClaims],
-    looks: Mapping[str, Look],
-    *,
-    wide: bool,
-    folded: bool,
+    material: Material, panel: Panel, claims: Mapping[str, LengthClaims], *, wide: bool, folded: bool
 ) -> Figure:
     """Returns the figure of a panel's differences; `claims` holds the models that have some."""
     reference = _reference(claims, material.training_lengths)
@@ -47,7 +57,19 @@ def differences_figure(
         explanation=f"NLL at a length minus NLL at {reference}, on the same targets. {words} {_bands(claims)}",
         subtitle=f"NLL minus NLL at {reference} on the same targets. {words}",
     )
-    spec = _figure(claims, looks, material.training_lengths, caption)
+    looks = material.looks_of(panel.labels)
+    rows = [point for label in looks if label in claims for point in _points(label, claims[label])]
+    lengths = [point["x"] for point in rows]
+    scale = _y_scale(rows)
+    axes = Axes(
+        x_title="context length (tokens, log scale)",
+        x_domain=(min(lengths), max(lengths)),
+        y_title=f"difference in NLL (nats per token{', stretched near 0' if scale else ''})",
+        levels={0.0: ""},
+        **scale,
+    )
+    marks = material.training_lengths
+    spec = line_figure(rows, caption, axes=axes, looks=looks, training_lengths=marks, tooltip=_TOOLTIP)
     return material.figure({"nll": spec}, f"{panel.stem}-differences", caption, wide=wide, folded=folded)
 
 
@@ -74,33 +96,9 @@ def _bands(claims: Mapping[str, LengthClaims]) -> str:
 
 def _finding(label: str, claim: LengthClaims) -> str:
     last = claim.differences[-1]
-    number = signed(last.estimate) if math.isnan(last.low) else difference_text(last)
+    number = signed(last.estimate) if math.isnan(last.low) else last.text
     number += f" {DOUBTFUL}" if claim.doubtful and not math.isnan(last.low) else ""
     return f"{in_words(label)} {number} nats at {length_text(last.context_length_tokens)}"
-
-
-def _figure(
-    claims: Mapping[str, LengthClaims], looks: Mapping[str, Look], training_lengths: Mapping[str, int], caption: Caption
-) -> dict[str, Any]:
-    """Draws each model's differences with a point of zero at its reference."""
-    order = [label for label in looks if label in claims]
-    rows = [point for label in order for point in _points(label, claims[label])]
-    lengths = [point["x"] for point in rows]
-    scale = _y_scale(rows, order)
-    return line_figure(
-        rows,
-        caption,
-        axes=Axes(
-            x_title="context length (tokens, log scale)",
-            x_domain=(min(lengths), max(lengths)),
-            y_title=f"difference in NLL (nats per token{', stretched near 0' if scale else ''})",
-            levels={0.0: ""},
-            **scale,
-        ),
-        looks={label: looks[label] for label in order},
-        marks=training_marks(training_lengths, order),
-        tooltip=_TOOLTIP,
-    )
 
 
 def _points(label: str, claim: LengthClaims) -> list[dict[str, Any]]:
@@ -120,9 +118,10 @@ def _points(label: str, claim: LengthClaims) -> list[dict[str, Any]]:
     return sorted(every, key=lambda point: point["x"])
 
 
-def _y_scale(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[str, Any]:
+def _y_scale(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the axis of a scale that is logarithmic away from zero, where one model's differences dwarf another's."""
-    largest = [max(abs(row["y"]) for row in rows if row["setting"] == label) for label in order]
+    labels = {row["setting"] for row in rows}
+    largest = [max(abs(row["y"]) for row in rows if row["setting"] == label) for label in labels]
     if max(largest) < _UNEQUAL * max(min(largest), SYMLOG_CONSTANT):
         return {}
     values = [row[key] for row in rows for key in ("y", "low", "high") if row[key] is not None]
@@ -134,37 +133,92 @@ def _y_scale(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[st
 
 def difference_row(claim: LengthClaims, lengths: Sequence[int]) -> Row:
     """Returns one model's differences as a second line below its numbers."""
-    words = f"difference to {length_text(claim.reference_tokens)}" if claim.reference_tokens else "difference"
-    return row(Cell(words, quiet=True), _cells(claim, lengths), page_only=True)
+    heading = Cell(f"difference to {length_text(claim.reference_tokens or 0)}", quiet=True)
+    cells = _cells(claim)
+    return row(heading, [cells.get(length, _NO_LENGTH) for length in lengths], page_only=True)
 
 
 def difference_table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     """Returns the differences of all models as a table of the files."""
-    lengths = sorted({length for claim in claims.values() for length in claim.lengths})
-    rows = []
-    for label, claim in claims.items():
-        reference = length_text(claim.reference_tokens) if claim.reference_tokens else ""
-        rows.append(row(Cell(f" (to {reference})", name=label), _cells(claim, lengths)))
-    return Table(
+    references = {label: length_text(claim.reference_tokens or 0) for label, claim in claims.items()}
+    return length_table(
+        [(Cell(f" (to {references[label]})", name=label), _cells(claim)) for label, claim in claims.items()],
+        lengths=sorted({length for claim in claims.values() for length in claim.lengths}),
+        lacking=_NO_LENGTH,
         stem=f"{panel.stem}-differences",
         caption=f"{panel.title}: paired NLL difference to the length in parentheses",
-        header=texts("model", *map(length_text, lengths)),
-        rows=tuple(rows),
         interval="simultaneous 95% band",
         on_page=False,
     )
 
 
-def _cells(claim: LengthClaims, lengths: Sequence[int]) -> list[Cell]:
-    known = {item.context_length_tokens: _cell(item, doubtful=claim.doubtful) for item in claim.differences}
-    return [known.get(length, Cell(missing=True)) for length in lengths]
+def _cells(claim: LengthClaims) -> dict[int, Cell]:
+    cells = {}
+    for item in claim.differences:
+        text, *ends = change_text(item.estimate, item.low, item.high)
+        if math.isnan(item.low):
+            cells[item.context_length_tokens] = Cell(text)
+        else:
+            text += f" {DOUBTFUL}" if claim.doubtful else ""
+            cells[item.context_length_tokens] = Cell(
+                text, interval=(ends[0], ends[1]), verdict=verdict(item.low, item.high)
+            )
+    return cells
 
 
-def _cell(difference: LengthDifference, *, doubtful: bool) -> Cell:
-    shown = not math.isnan(difference.low)
-    text, low, high = change_text(difference.estimate, difference.low, difference.high)
-    return Cell(
-        text + (f" {DOUBTFUL}" if doubtful and shown else ""),
-        interval=(low, high) if shown else None,
-        verdict="better" if difference.high < 0 else "worse" if difference.low > 0 else None,
+def _section(material: Material) -> Section | None:
+    """Returns None where no curve has two lengths to take an area between."""
+    nll = [number for number in material.numbers if number.metric == NLL_CHANGE]
+    scores = [number for number in material.numbers if number.metric != NLL_CHANGE]
+    if not material.numbers:
+        return None
+    tables = (
+        Table(
+            stem="numbers-nll",
+            caption="Mean change of NLL beyond the training length, and how far more context lowers NLL",
+            header=texts("model", "text", "lengths", "mean change (nats per token)", "effective length"),
+            rows=tuple(map(_nll_row, nll)),
+            interval="95% intervals",
+        ),
+        Table(
+            stem="numbers-scores",
+            caption="Mean score over octaves",
+            header=texts("model", "task", "lengths", "mean score"),
+            rows=tuple(map(_score_row, scores)),
+            interval="95% intervals",
+        ),
     )
+    return Section(
+        identifier="numbers",
+        title="One number a curve",
+        lead=(
+            "The area under each curve over log length, divided by its width, so that every octave weighs the same. "
+            "For NLL: on identical targets, minus NLL at the training length; below zero is better. The effective "
+            "length is the longest one whose own step lowers NLL measurably; its lower end counts every step that is "
+            "not measurable as a loss, its upper end as a gain."
+        ),
+        tables=tuple(table for table in tables if table.rows),
+    )
+
+
+NUMBERS = Kind(section=_section)
+
+
+def _nll_row(number: CurveNumber) -> Row:
+    area = number.area
+    text = area.text + (f" {DOUBTFUL}" if area.doubtful else "")
+    change = Cell(text, verdict=verdict(area.low, area.high))
+    effective = "" if number.effective is None else number.effective.text
+    return row(
+        Cell(name=number.setting), [CORPUS_WORDS.get(number.corpus, number.corpus), _lengths(number), change, effective]
+    )
+
+
+def _score_row(number: CurveNumber) -> Row:
+    area = number.area
+    mean = Cell(f"{area.estimate:.1%}", interval=interval(area.low, area.high, ".1%"))
+    return row(Cell(name=number.setting), [number.task, _lengths(number), mean])
+
+
+def _lengths(number: CurveNumber) -> str:
+    return f"{length_text(number.area.from_tokens)} to {length_text(number.area.to_tokens)}"

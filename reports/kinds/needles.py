@@ -12,9 +12,9 @@ import pandas as pd
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.analyse.statistics import score_interval
-from sbeval.reports.figures.labels import Caption
-from sbeval.reports.read.fields import context_metric, in_words, length_text
-from sbeval.reports.read.results import TaskKey, records
+from sbeval.reports.figures.labels import Caption, tooltip_fields
+from sbeval.reports.read.fields import context_metric, in_words, length_text, ranked
+from sbeval.reports.read.results import LENGTH, TaskKey, column_values, records
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
 from sbeval.reports.section import Figure, Kind, Material, Section
 
@@ -38,7 +38,7 @@ def _section(material: Material) -> Section | None:
     if cells.empty:
         return None
     figures: list[Figure] = []
-    for task in sorted(dict.fromkeys(cells["task"]), key=_task_order):
+    for task in sorted(dict.fromkeys(cells["task"]), key=lambda task: ranked(short_name(task), TASKS)):
         of_task = cells[cells["task"] == task]
         labels = [label for label in material.looks if (of_task["setting"] == label).any()]
         low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
@@ -50,15 +50,9 @@ def _section(material: Material) -> Section | None:
             explanation=explanation,
             subtitle=f"score in percent; {explanation}",
         )
-        figures.append(
-            material.figure(
-                {"score": _heatmaps(of_task, labels, caption)},
-                f"needles-{safe_stem(caption.title)}",
-                caption,
-                wide=True,
-                folded=len(figures) >= _SHOWN,
-            )
-        )
+        spec, stem = _heatmaps(of_task, labels, caption), f"needles-{safe_stem(caption.title)}"
+        folded = len(figures) >= _SHOWN
+        figures.append(material.figure({"score": spec}, stem, caption, wide=True, folded=folded))
     return Section(
         identifier="needles",
         title="Needles by depth and length",
@@ -106,24 +100,21 @@ def _cells(scores: SampleScores) -> Iterable[tuple[int, float, list[float]]]:
             yield parsed[1], depth, cell
 
 
-def _task_order(task: str) -> tuple[int, str]:
-    name = short_name(task)
-    return (TASKS.index(name) if name in TASKS else len(TASKS), name)
-
-
 def _finding(label: str, cells: pd.DataFrame) -> str:
-    weighted = (cells["score"] * cells["samples"]).groupby(cells["context_length_tokens"]).sum()
-    means = weighted / cells.groupby("context_length_tokens")["samples"].sum()
-    first, last = int(means.index[0]), int(means.index[-1])
-    words = f"{in_words(label)} finds {means.iloc[0]:.0%} at {length_text(first)}"
-    return words if last == first else f"{words} and {means.iloc[-1]:.0%} at {length_text(last)}"
+    ends = list(_means_over_depths(cells).items())
+    shares = dict.fromkeys(f"{mean:.0%} at {length_text(length)}" for length, (mean, _) in (ends[0], ends[-1]))
+    return f"{in_words(label)} finds {' and '.join(shares)}"
+
+
+def _means_over_depths(cells: pd.DataFrame) -> dict[int, tuple[float, float]]:
+    """Returns context length to the mean score of its samples and their number, ascending."""
+    sums = cells.assign(score=cells["score"] * cells["samples"]).groupby(LENGTH)[["score", "samples"]].sum()
+    return {int(str(length)): (score / count, count) for length, score, count in sums.itertuples(name=None)}
 
 
 def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> dict[str, Any]:
     """Returns the Vega-Lite specification of one task: a heatmap a model, all on the same axes."""
-    order = [
-        length_text(length) for length in sorted(int(length) for length in cells["context_length_tokens"].unique())
-    ]
+    order = list(map(length_text, column_values(cells)))
     numbers = len(models) <= _NUMBERED_AT_MOST
     x: dict[str, Any] = {
         "field": "length",
@@ -133,9 +124,9 @@ def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> d
     }
     heatmaps = []
     for label in models:
-        rows = records(cells[cells["setting"] == label])
+        of_model = cells[cells["setting"] == label]
         heading = {"text": label, "fontSize": 12.5, "offset": 8, "anchor": "start", "frame": "group"}
-        images = [_means(_mean_rows(rows), x), _grid(_cell_rows(rows), x, numbers=numbers)]
+        images = [_means(of_model, x), _grid(_cell_rows(records(of_model)), x, numbers=numbers)]
         heatmaps.append({"title": heading, "spacing": 8, "vconcat": images})
     return {
         **caption.vega,
@@ -145,23 +136,6 @@ def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> d
         "concat": heatmaps,
         "resolve": {"scale": {"color": "shared"}},
     }
-
-
-def _mean_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    rows = []
-    for length in dict.fromkeys(int(cell["context_length_tokens"]) for cell in cells):
-        of_length = [cell for cell in cells if int(cell["context_length_tokens"]) == length]
-        count = sum(float(cell["samples"]) for cell in of_length)
-        score = sum(float(cell["score"]) * float(cell["samples"]) for cell in of_length) / count
-        rows.append(
-            {
-                "length": length_text(length),
-                "score": score,
-                "score_text": f"{score:.1%}",
-                "samples_text": f"{count:,.0f}",
-            }
-        )
-    return rows
 
 
 def _cell_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -180,27 +154,21 @@ def _cell_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _means(means: list[dict[str, Any]], x: dict[str, Any]) -> dict[str, Any]:
-    y = {
-        "field": "score",
-        "type": "quantitative",
-        "title": "mean",
-        "scale": {"domain": [0, 1]},
-        "axis": {"values": [0, 0.5, 1], "format": ".0%"},
-    }
-    tooltip = _tooltip({"length": "context", "score_text": "mean score", "samples_text": "samples"})
+def _means(cells: pd.DataFrame, x: dict[str, Any]) -> dict[str, Any]:
+    means = [
+        {"length": length_text(length), "score": mean, "score_text": f"{mean:.1%}", "samples_text": f"{count:,.0f}"}
+        for length, (mean, count) in _means_over_depths(cells).items()
+    ]
+    axis = {"values": [0, 0.5, 1], "format": ".0%"}
+    y = {"field": "score", "type": "quantitative", "title": "mean", "scale": {"domain": [0, 1]}, "axis": axis}
+    tooltip = tooltip_fields({"length": "context", "score_text": "mean score", "samples_text": "samples"})
+    points = {"type": "point", "filled": True, "size": 60, "style": "ink-point"}
     return {
         "width": _WIDTH_PIXELS,
         "height": _MEAN_HEIGHT_PIXELS,
         "data": {"values": means},
         "encoding": {"x": {**x, "axis": None}, "y": y},
-        "layer": [
-            {"mark": {"type": "line", "style": "ink-line"}},
-            {
-                "mark": {"type": "point", "filled": True, "size": 60, "style": "ink-point"},
-                "encoding": {"tooltip": tooltip},
-            },
-        ],
+        "layer": [{"mark": {"type": "line", "style": "ink-line"}}, {"mark": points, "encoding": {"tooltip": tooltip}}],
     }
 
 
@@ -238,10 +206,8 @@ def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], *, numbers: boo
         "gradientThickness": 10,
     }
     color = {"field": "score", "type": "quantitative", "scale": _SCALE, "legend": legend}
-    letters = {
-        "condition": {"test": f"datum.score < {_LIGHT_TEXT_BELOW}", "value": "#ffffff"},
-        "value": "#101418",
-    }
+    light = {"test": f"datum.score < {_LIGHT_TEXT_BELOW}", "value": "#ffffff"}
+    letters = {"condition": light, "value": "#101418"}
     text = {"mark": {"type": "text", "fontSize": 12}, "encoding": {"text": {"field": "percent"}, "color": letters}}
     return {
         "width": _WIDTH_PIXELS,
@@ -250,14 +216,10 @@ def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], *, numbers: boo
         "encoding": {
             "x": {**x, "title": "context length (tokens)", "axis": {"labelAngle": 0, "domain": False, "ticks": False}},
             "y": y,
-            "tooltip": _tooltip(fields),
+            "tooltip": tooltip_fields(fields),
         },
         "layer": [
             {"mark": {"type": "rect", "style": "heat-cell"}, "encoding": {"color": color}},
             *([text] if numbers else []),
         ],
     }
-
-
-def _tooltip(fields: dict[str, str]) -> list[dict[str, str]]:
-    return [{"field": field, "type": "nominal", "title": words} for field, words in fields.items()]

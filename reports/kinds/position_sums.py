@@ -14,9 +14,8 @@ from sbeval.foreign_files import usable_number
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.read.fields import shown_name
 from sbeval.reports.read.files import Notes, read_lines
-from sbeval.reports.read.measurements import DECIMAL, TEXT, WHOLE, interval_ends, typed_frame
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.results import Reader, TaskKey, averaging
+from sbeval.reports.read.results import DECIMAL, TEXT, WHOLE, Reader, TaskKey, averaging, interval_ends, typed_frame
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 
 _OF_THE_RUN = dict.fromkeys(("setting", "task", "corpus", "corpus_sha256"), TEXT) | {"context_length_tokens": WHOLE}

@@ -9,25 +9,17 @@ import pandas as pd
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
-from sbeval.reports.figures.curves import METRIC_WORDS, count_text, training_marks
+from sbeval.reports.figures.curves import COUNTED, METRIC_WORDS, count_text
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
-from sbeval.reports.figures.theme import Look
 from sbeval.reports.kinds.position_sums import BINS, POSITION_SUMS, UNLOGGED, Bin, PositionBand, position_bands
 from sbeval.reports.read.fields import LARGEST_NATS, in_words, length_text, listed, name_list
-from sbeval.reports.read.results import records
+from sbeval.reports.read.results import by_model, records
 from sbeval.reports.section import Figure, Kind, Material, Section
 
 # kinds of RoPE scaling whose frequencies depend on the length of the request
 _FOLLOWS_REQUEST = ("dynamic", "longrope")
-_TOOLTIP = {
-    "setting": "model",
-    "range_text": "positions",
-    "value_text": "value",
-    "interval_text": "95% interval",
-    "tokens_text": "scored tokens",
-    "clusters_text": "documents",
-}
+_TOOLTIP = {"setting": "model", "range_text": "positions", "value_text": "", "interval_text": "95% interval"} | COUNTED
 
 
 def _section(material: Material) -> Section | None:
@@ -48,15 +40,11 @@ def _section(material: Material) -> Section | None:
         bases = _bases(material, table)
         name = CORPUS_WORDS.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
         stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
-        figures.append(
-            _levels(material, table, looks, f"{name}: NLL by position", stem, [_doubt(material, table), bases])
-        )
+        figures.append(_levels(material, table, name, stem, [_doubt(material, table), bases]))
         bands, without_bands = _bands(material, table)
         others = difference_to_baseline(table, baseline, bands)
         if not others.empty:
-            title = f"{name}: difference to {baseline}"
-            remarks = [_band_words(bands), without_bands, bases]
-            figures.append(_differences(material, others, looks, title, f"{stem}-difference", remarks))
+            figures.append(_differences(material, others, name, stem, [_band_words(bands), without_bands, bases]))
     bands_words = (
         "Bands: 95% intervals over source documents, point by point."
         if positions["ci95_low"].notna().any()
@@ -170,42 +158,32 @@ def _bases(material: Material, table: pd.DataFrame) -> str:
     return " ".join(sentences)
 
 
-def _levels(
-    material: Material,
-    table: pd.DataFrame,
-    looks: Mapping[str, Look],
-    title: str,
-    stem: str,
-    remarks: Sequence[str],
-) -> Figure:
+def _levels(material: Material, table: pd.DataFrame, name: str, stem: str, remarks: Sequence[str]) -> Figure:
     explanation = " ".join(filter(None, remarks))
-    captions = {
-        metric: Caption(
-            title=title,
-            finding=_level_finding(table, list(looks), material.training_lengths, metric),
-            explanation=explanation,
-            subtitle=explanation or f"One pass at {_passes(table)}",
-        )
-        for metric in ("nll", "token_perplexity")
-    }
+    subtitle = explanation or f"One pass at {_passes(table)}"
+    findings = {metric: _level_finding(material, table, metric) for metric in ("nll", "token_perplexity")}
+    nll, perplexity = (
+        Caption(title=f"{name}: NLL by position", finding=finding, explanation=explanation, subtitle=subtitle)
+        for finding in findings.values()
+    )
     variants = {
-        metric: _figure(material, table, looks, caption, perplexity=metric == "token_perplexity")
-        for metric, caption in captions.items()
+        "nll": _figure(material, table, nll),
+        "token_perplexity": _figure(material, table, perplexity, perplexity=True),
     }
-    findings = {metric: caption.finding for metric, caption in captions.items()}
-    return material.figure(variants, stem, captions["nll"], findings=findings)
+    return material.figure(variants, stem, nll, findings=findings)
 
 
-def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: Mapping[str, int], metric: str) -> str:
+def _level_finding(material: Material, table: pd.DataFrame, metric: str) -> str:
     def shown(nll: float) -> str:
         return f"{nll:.2f}" if metric == "nll" else f"{math.exp(min(nll, LARGEST_NATS)):,.1f}"
 
     sentences = []
-    for label in order:
-        bins = records(table[table["setting"] == label])
-        if not bins:
+    rows_of = by_model(table)
+    for label in material.looks:
+        if label not in rows_of:
             continue
-        trained = training_lengths.get(label)
+        bins = rows_of[label]
+        trained = material.training_lengths.get(label)
         inside = [row for row in bins if trained is not None and row["last"] <= trained]
         start, last = inside[-1] if inside else bins[0], bins[-1]
         sentences.append(
@@ -215,38 +193,28 @@ def _level_finding(table: pd.DataFrame, order: Sequence[str], training_lengths: 
     return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
 
 
-def _differences(
-    material: Material,
-    table: pd.DataFrame,
-    looks: Mapping[str, Look],
-    title: str,
-    stem: str,
-    remarks: Sequence[str],
-) -> Figure:
+def _differences(material: Material, table: pd.DataFrame, name: str, stem: str, remarks: Sequence[str]) -> Figure:
     sentences = []
-    for label in dict.fromkeys(table["setting"]):
-        last = records(table[table["setting"] == label])[-1]
+    for label, bins in by_model(table).items():
+        last = bins[-1]
         side = "below" if last["nll"] < 0 else "above"
         band = "" if math.isnan(last["ci95_low"]) else f" ({signed(last['ci95_low'])} to {signed(last['ci95_high'])})"
         size = signed(abs(last["nll"]))[1:]
         sentences.append(f"{in_words(label)} ends {size} nats {side} {in_words(material.baseline)}{band}")
     words = "Below zero is better than the baseline"
     explanation = " ".join([f"{words}.", *filter(None, remarks)])
+    title = f"{name}: difference to {material.baseline}"
     caption = Caption(title=title, finding=listed(sentences), explanation=explanation, subtitle=words)
-    return material.figure({"nll": _figure(material, table, looks, caption, difference=True)}, stem, caption)
+    spec = _figure(material, table, caption, difference=True)
+    return material.figure({"nll": spec}, f"{stem}-difference", caption)
 
 
 def _figure(
-    material: Material,
-    table: pd.DataFrame,
-    looks: Mapping[str, Look],
-    caption: Caption,
-    *,
-    perplexity: bool = False,
-    difference: bool = False,
+    material: Material, table: pd.DataFrame, caption: Caption, *, perplexity: bool = False, difference: bool = False
 ) -> dict[str, Any]:
     """Draws NLL against position, or exp(NLL) on a log axis, or differences to a baseline."""
-    order = [label for label in looks if label in set(table["setting"])]
+    looks = material.looks_of(material.results[BINS]["setting"])
+    order = list(looks)
     rows = [_row(row, perplexity, end_digits=".3f" if difference else ",.2f") for row in records(table)]
     positions = [row["x"] for row in rows]
     words = "perplexity per token (log scale)" if perplexity else "NLL (nats per token)"
@@ -262,8 +230,8 @@ def _figure(
             y_format="~g" if perplexity else None,
             levels={0.0: ""} if difference else {},
         ),
-        looks={label: looks[label] for label in order},
-        marks=training_marks(material.training_lengths, order),
+        looks=looks,
+        training_lengths=material.training_lengths,
         tooltip=_TOOLTIP | {"value_text": quantity.removesuffix(" (log scale)")},
     )
 

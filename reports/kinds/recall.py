@@ -1,7 +1,6 @@
 """Recall probes: share of exact answers by number of pairs, by distance and by context length."""
 
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -10,12 +9,13 @@ import pandas as pd
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.analyse.statistics import share_interval
-from sbeval.reports.figures.curves import SHARES, length_domain, length_rows, training_marks, with_seeds
+from sbeval.reports.figures.curves import SHARES, length_domain, length_rows, with_seeds
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import first_listed, in_words, length_text
-from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
+from sbeval.reports.read.fields import first_listed, in_words, length_text, ranked
+from sbeval.reports.read.results import column_values
+from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, interval, length_table
 
 _SOLVED = 0.99
 _METRIC = re.compile(r"(?P<metric>exact_match|answer_nll|chance)(?:_(?P<pairs>\d+)_(?P<unit>pairs|tokens))?")
@@ -42,7 +42,7 @@ def _section(material: Material) -> Section | None:
     recalling = material.looks_of(material.results.measurements.query("family == 'recall'")["setting"])
     looks = {label: look for label, look in recalling.items() if (scores["setting"] == label).any()}
     figures, tables = [], []
-    for task in sorted(set(scores["task"]), key=_order):
+    for task in sorted(set(scores["task"]), key=lambda task: ranked(task, list(_TASKS))):
         for rows, words, counted in _panels(scores[scores["task"] == task]):
             figures.append(_figure(material, looks, task, rows, words, counted))
             tables.append(_table(task, rows, words, counted, list(looks)))
@@ -91,10 +91,6 @@ def solved_up_to(scores: Mapping[int, float], threshold: float = _SOLVED) -> int
     return max(solved, default=None)
 
 
-def _order(task: str) -> tuple[int, str]:
-    return (list(_TASKS).index(task) if task in _TASKS else len(_TASKS), task)
-
-
 def _title(task: str, words: str) -> str:
     many_shot = f"Many-shot classification, {task.removeprefix(_MANY_SHOT)}" if task.startswith(_MANY_SHOT) else task
     return _TASKS.get(task, (many_shot, ""))[0] + words
@@ -102,8 +98,7 @@ def _title(task: str, words: str) -> str:
 
 def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str | None]]:
     """Returns (rows, what is held fixed, what the axis counts or None for lengths); the axis takes more values."""
-    pairs = sorted(int(count) for count in scores["pairs"].dropna().unique())
-    lengths = sorted(int(length) for length in scores["context_length_tokens"].unique())
+    pairs, lengths = column_values(scores, "pairs"), column_values(scores)
     if not pairs:
         return [(scores, "", None)]
     counted = str(scores["unit"].dropna().iloc[0])
@@ -122,8 +117,8 @@ def _figure(
 ) -> Figure:
     exact = scores[scores["metric"] == "exact_match"]
     order = [label for label in looks if (exact["setting"] == label).any()]
-    marks = {} if counted else training_marks(material.training_lengths, order)
-    counts = sorted(int(count) for count in exact[_column(counted)].unique())
+    training_lengths = {} if counted else material.training_lengths
+    counts = column_values(exact, _column(counted))
     rows = length_rows(exact, order, ".2%", _column(counted))
     for point in rows:
         point["x_text"] = f"{point['x']:,} {counted or 'tokens'}"
@@ -134,21 +129,16 @@ def _figure(
     caption = Caption(
         title=_title(task, words), finding=_finding(exact, order, counted), explanation=_TASKS.get(task, ("", ""))[1]
     )
-    spec = line_figure(
-        rows,
-        caption,
-        axes=Axes(
-            x_title=f"{counted} (log scale)" if counted else "context length (tokens, log scale)",
-            x_domain=(counts[0], max(counts[-1], counts[0] + 1)) if counted else length_domain(exact, marks),
-            x_values=tuple(counts) if counted else None,
-            y_title="exact answers",
-            levels=levels,
-            **SHARES,
-        ),
-        looks={label: looks[label] for label in order},
-        marks=marks,
-        tooltip=with_seeds(_TOOLTIP | {"x_text": _AXIS_WORDS[counted] if counted else "context"}, rows),
+    axes = Axes(
+        x_title=f"{counted} (log scale)" if counted else "context length (tokens, log scale)",
+        x_domain=(counts[0], max(counts[-1], counts[0] + 1)) if counted else length_domain(exact, training_lengths),
+        x_values=tuple(counts) if counted else None,
+        y_title="exact answers",
+        levels=levels,
+        **SHARES,
     )
+    tooltip = with_seeds(_TOOLTIP | {"x_text": _AXIS_WORDS[counted] if counted else "context"}, rows)
+    spec = line_figure(rows, caption, axes=axes, looks=looks, training_lengths=training_lengths, tooltip=tooltip)
     return material.figure({"exact_match": spec}, safe_stem(f"recall-{task}{words}"), caption)
 
 
@@ -174,30 +164,28 @@ def _count(number: int, counted: str | None) -> str:
 def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, labels: Sequence[str]) -> Table:
     column = _column(counted)
     exact = scores[scores["metric"] == "exact_match"]
-    counts = sorted(int(count) for count in exact[column].unique())
     best = exact.groupby(column)["value"].max().to_dict() if exact["setting"].nunique() > 1 else {}
     rows = []
     for label in labels:
         values, lows, highs = (by_length(exact, label, column, end) for end in ("value", "ci95_low", "ci95_high"))
         answers = by_length(scores[scores["metric"] == "answer_nll"], label, column)
-        cells = [
-            Cell(
-                f"{values[count]:.1%}",
-                interval=None if math.isnan(lows[count]) else (f"{lows[count]:.1%}", f"{highs[count]:.1%}"),
-                bold=values[count] == best.get(count),
+        cells = {
+            count: Cell(
+                f"{value:.1%}",
+                interval=interval(lows[count], highs[count], ".1%"),
+                bold=value == best.get(count),
                 small=(f"{answers[count]:.3f} nats",) if count in answers else (),
             )
-            if count in values
-            else NOT_MEASURED
-            for count in counts
-        ]
-        rows += [row(Cell(name=label), cells)] if values else []
+            for count, value in values.items()
+        }
+        rows += [(Cell(name=label), cells)] if cells else []
     title = _title(task, words)
-    return Table(
+    return length_table(
+        rows,
+        lengths=column_values(exact, column),
+        words=lambda count: _count(count, counted),
         stem=safe_stem(f"recall-{task}{words}"),
         caption=f"{title}: exact answers by {counted or 'context length'}",
-        header=texts("model", *[_count(count, counted) for count in counts]),
-        rows=tuple(rows),
         explanation="Best in bold. Small print: 95% interval, Wilson's; negative log-likelihood of an answer.",
         interval="95% interval",
         folded=f"Numbers: {title}",

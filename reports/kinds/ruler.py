@@ -1,7 +1,7 @@
 """RULER: averages against length, the grid of tasks, effective lengths, differences, every score."""
 
-import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -23,21 +23,27 @@ from sbeval.reports.analyse.ruler import (
     missing_tasks,
     weighted_averages,
 )
-from sbeval.reports.figures.curves import (
-    SCORE_TOOLTIP,
-    SHARES,
-    length_domain,
-    length_rows,
-    score_figure,
-    training_marks,
-)
+from sbeval.reports.figures.curves import SCORE_TOOLTIP, SHARES, length_domain, length_rows, score_figure
 from sbeval.reports.figures.labels import Caption
-from sbeval.reports.figures.lines import Axes, Multiple, small_multiples
+from sbeval.reports.figures.lines import Axes, small_multiples
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import first_listed, in_words, length_text, listed
-from sbeval.reports.read.results import TaskKey
+from sbeval.reports.read.results import TaskKey, column_values
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
-from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
+from sbeval.reports.section import (
+    NOT_MEASURED,
+    Cell,
+    Figure,
+    Kind,
+    Material,
+    Section,
+    Table,
+    interval,
+    length_table,
+    row,
+    texts,
+    verdict,
+)
 
 
 def _section(material: Material) -> Section | None:
@@ -101,15 +107,11 @@ def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[st
     )
     everything = pd.concat(list(grid.values()), ignore_index=True)
     shown = {label: look for label, look in looks.items() if (everything["setting"] == label).any()}
-    marks = training_marks(material.training_lengths, shown)
-    domain = length_domain(everything, marks)
+    domain = length_domain(everything, material.training_lengths)
     axes = Axes(x_title=None, x_octaves=3, x_domain=domain, y_title=None, **SHARES)
-    multiples = [
-        Multiple(name=task, rows=length_rows(scores, list(shown), ".3f"), axes=axes) for task, scores in grid.items()
-    ]
-    spec = small_multiples(
-        multiples, caption, columns=4, height=130, width=200, looks=shown, marks=marks, tooltip=SCORE_TOOLTIP
-    )
+    panels = {task: (length_rows(scores, shown, ".3f"), axes) for task, scores in grid.items()}
+    looked: dict[str, Any] = {"looks": shown, "training_lengths": material.training_lengths}
+    spec = small_multiples(panels, caption, columns=4, height=130, width=200, tooltip=SCORE_TOOLTIP, **looked)
     return material.figure({"score": spec}, "ruler-tasks", caption, wide=True)
 
 
@@ -127,7 +129,7 @@ def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> st
 
 def _means_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
     """Returns the mean score at every length; the page draws it."""
-    lengths = sorted(int(length) for length in ruler.overall["context_length_tokens"].unique())
+    lengths = column_values(ruler.overall)
     rows = []
     for label in labels:
         values = by_length(ruler.overall, label)
@@ -213,26 +215,24 @@ def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence
 def _difference_cell(pair: PairedDifference | None) -> Cell:
     if pair is None:
         return NOT_MEASURED
-    return Cell(
-        f"{100 * pair.estimate:+.1f}",
-        interval=None if math.isnan(pair.low) else (f"{100 * pair.low:+.1f}", f"{100 * pair.high:+.1f}"),
-        verdict="better" if pair.low > 0 else "worse" if pair.high < 0 else None,
-    )
+    ends = interval(100 * pair.low, 100 * pair.high, "+.1f")
+    side = verdict(pair.low, pair.high, higher_is_better=True)
+    return Cell(f"{100 * pair.estimate:+.1f}", interval=ends, verdict=side)
 
 
 def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
-    lengths = sorted(int(length) for length in scores["context_length_tokens"].unique())
     rows = []
     for label in labels:
         for task in (*TASKS, *ALIAS_SHARES):
             if values := by_length(scores[scores["ruler_task"] == task], label):
-                cells = [f"{values[length]:.1%}" if length in values else NOT_MEASURED for length in lengths]
-                rows.append(row(Cell(f" {task}", name=label), cells))
-    return Table(
+                cells = {length: f"{value:.1%}" for length, value in values.items()}
+                rows.append((Cell(f" {task}", name=label), cells))
+    return length_table(
+        rows,
+        lengths=column_values(scores),
+        heading="model and task",
         stem="ruler-tasks",
         caption="RULER scores, task by task",
-        header=texts("model and task", *map(length_text, lengths)),
-        rows=tuple(rows),
         folded="Numbers: RULER, task by task",
         explanation=f"Not RULER's score, and in no average: {ALIAS_WORDS}." if apart(scores) else "",
     )

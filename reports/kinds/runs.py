@@ -10,7 +10,7 @@ from urllib.parse import quote
 from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
-from sbeval.reports.read.runs import EvaluationRun, TaskResult
+from sbeval.reports.read.runs import EvaluationRun, TaskResult, mapping
 from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Row, Section, Table, row, texts
 
 _SPEED = ("tokens per second", "peak memory", "minutes", "longest context", "kernels", "dtype", "machine")
@@ -110,7 +110,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "position scaling": rope_scaling_text(record.rope_scaling),
         "extrapolation": extrapolation_text(record.extrapolation),
         "training length": f"{record.training_length_tokens:,} tokens" if record.training_length_tokens else None,
-        "extended from": _extension(record.extended_from),
+        "extended from": _listed(record.extended_from or {}),
         "dtype": record.dtype,
         "kernels": record.kernels,
         "skip threshold": f"{record.skip_threshold:g}" if record.skip_threshold else None,
@@ -119,7 +119,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "GPU": record.gpu or ("none recorded (CPU)" if run.described else None),
         "versions": _versions(run),
         "seeds": _seeds(run.raw),
-        "batch size": _mapping(run.raw.get("config")).get("batch_size"),
+        "batch size": mapping(run.raw.get("config")).get("batch_size"),
         "git": run.raw.get("git_hash"),
     }
     return {key: str(value) for key, value in facts.items() if value not in (None, "", {})}
@@ -185,17 +185,16 @@ def _versions(run: EvaluationRun) -> str:
     for key, package in (("lm_eval_version", "lm_eval"), ("transformers_version", "transformers")):
         if run.raw.get(key):
             versions.setdefault(package, str(run.raw[key]))
-    return ", ".join(f"{package} {version}" for package, version in versions.items())
+    return _listed(versions)
 
 
 def _seeds(raw: Mapping[str, Any]) -> str:
-    config = _mapping(raw.get("config"))
-    seeds = {key.removesuffix("_seed"): config[key] for key in config if key.endswith("_seed")}
-    return ", ".join(f"{key} {value}" for key, value in seeds.items() if value is not None)
+    config = mapping(raw.get("config"))
+    return _listed({key.removesuffix("_seed"): config[key] for key in config if key.endswith("_seed")})
 
 
-def _extension(origin: Mapping[str, Any] | None) -> str | None:
-    return None if not origin else ", ".join(f"{key} {value}" for key, value in origin.items() if value is not None)
+def _listed(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
 
 
 def _own_share(share: Mapping[str, float] | None) -> str:
@@ -203,7 +202,3 @@ def _own_share(share: Mapping[str, float] | None) -> str:
         return ""
     parts = [f"{length_text(int(length))} {value:.0%}" for length, value in share.items() if length.isdigit()]
     return "targets whose left context is all their own document: " + ", ".join(parts)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

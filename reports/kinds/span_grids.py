@@ -6,12 +6,19 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.labels import Caption, tooltip_fields
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import records
 
 _SHARES = {"span50": "50% of the weight", "span90": "90%", "span99": "99%"}
 _REMAINDER = "remaining stick"
+_TOOLTIP = {
+    "layer": "layer",
+    "head": "head",
+    "length_text": "context",
+    **{f"{share}_text": words for share, words in _SHARES.items()},
+    "remainder_text": _REMAINDER,
+}
 _SHORTEST_SIDE_PIXELS, _LONGEST_SIDE_PIXELS, _CELL_PIXELS = 96, 190, 16
 
 
@@ -25,11 +32,17 @@ def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) ->
         rows = [_row(row) for row in records(heads[heads["context_length_tokens"] == length])]
         last = length == lengths[-1]
         for place, (field, words) in enumerate(fields.items()):
+            ends = {"domain": [0, 1]} if field == "remainder" else {"type": "log", "domain": [1, max(lengths)]}
+            scale = {"scheme": "cividis", **ends}
             legend = _legend(field) if last and field in ("span50", "remainder") else None
-            # every second image names its layers, so that rows of four and of two both begin with names
-            named = (last, place % 2 == 0)
-            title = f"{length_text(length)}: {words}"
-            grids.append(_grid(rows, field, title, (width, height), max(lengths), legend, named=named))
+            encoding = {
+                "x": _axis("head", named=last),
+                # every second image names its layers, so that rows of four and of two both begin with names
+                "y": _axis("layer", named=place % 2 == 0),
+                "color": {"field": field, "type": "quantitative", "scale": scale, "legend": legend},
+                "tooltip": tooltip_fields(_TOOLTIP),
+            }
+            grids.append(_grid(rows, f"{length_text(length)}: {words}", (width, height), field, encoding))
     return {
         **caption.vega,
         "usermeta": {"partPixels": width + 62},
@@ -67,42 +80,20 @@ def _legend(field: str) -> dict[str, Any]:
     return {**share, "orient": "bottom", "direction": "horizontal", "gradientLength": 96, "gradientThickness": 8}
 
 
-def _grid(
-    rows: Sequence[Mapping[str, Any]],
-    field: str,
-    title: str,
-    size: tuple[int, int],
-    longest: int,
-    legend: dict[str, Any] | None,
-    *,
-    named: tuple[bool, bool],
-) -> dict[str, Any]:
-    stick = field == "remainder"
-    scale = {"scheme": "cividis", **({"domain": [0, 1]} if stick else {"type": "log", "domain": [1, longest]})}
-    tooltip = {
-        "layer": "layer",
-        "head": "head",
-        "length_text": "context",
-        **{f"{share}_text": words for share, words in _SHARES.items()},
-        "remainder_text": _REMAINDER,
-    }
+def _axis(field: str, *, named: bool) -> dict[str, Any]:
     axis = {"domain": False, "ticks": False, "labelOverlap": True, "labelAngle": 0}
-    x_axis, y_axis = (axis if shown else {**axis, "labels": False} for shown in named)
+    shown = axis if named else {**axis, "labels": False}
+    return {"field": field, "type": "ordinal", "title": field if named else None, "axis": shown}
+
+
+def _grid(
+    rows: Sequence[Mapping[str, Any]], title: str, size: tuple[int, int], field: str, encoding: dict[str, Any]
+) -> dict[str, Any]:
+    cells = {"transform": [{"filter": f"isValid(datum.{field})"}], "mark": {"type": "rect", "style": "heat-cell"}}
     return {
         "title": {"text": title, "fontSize": 12, "fontWeight": 500, "offset": 5, "anchor": "start", "frame": "group"},
         "width": size[0],
         "height": size[1],
         "data": {"values": list(rows)},
-        "layer": [
-            {
-                "transform": [{"filter": f"isValid(datum.{field})"}],
-                "mark": {"type": "rect", "style": "heat-cell"},
-                "encoding": {
-                    "x": {"field": "head", "type": "ordinal", "title": "head" if named[0] else None, "axis": x_axis},
-                    "y": {"field": "layer", "type": "ordinal", "title": "layer" if named[1] else None, "axis": y_axis},
-                    "color": {"field": field, "type": "quantitative", "scale": scale, "legend": legend},
-                    "tooltip": [{"field": name, "type": "nominal", "title": words} for name, words in tooltip.items()],
-                },
-            }
-        ],
+        "layer": [{**cells, "encoding": encoding}],
     }

@@ -9,16 +9,17 @@ import pandas as pd
 
 from sbeval.foreign_files import usable_number
 from sbeval.reports.analyse.panels import safe_stem
-from sbeval.reports.figures.curves import SHARES, length_domain, length_figure, length_rows, training_marks
+from sbeval.reports.analyse.ruler import by_length
+from sbeval.reports.figures.curves import SHARES, length_domain, length_figure, length_rows
 from sbeval.reports.figures.labels import Caption
-from sbeval.reports.figures.lines import Axes, Multiple, small_multiples
+from sbeval.reports.figures.lines import Axes, small_multiples
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.kinds.span_grids import span_grids
 from sbeval.reports.read.fields import context_metric, in_words, length_text, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.results import Reader, records
-from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
+from sbeval.reports.read.results import Reader, column_values
+from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, length_table
 
 _PLACE = ["setting", "task", "context_length_tokens", "layer", "head"]
 _NUMBERS = ["span50", "span90", "span99", "remainder", "first_token", "entropy"]
@@ -73,12 +74,10 @@ def _head(written: object) -> list[float]:
 def _one_seed(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes) -> pd.DataFrame:
     """Keeps one seed of each group: heads of different seeds have nothing to do with each other."""
     labels = rows["setting"].map(lambda label: pooled_label.get(label, label))
-    kept: dict[str, str] = {}
-    for original, label in zip(rows["setting"], labels, strict=True):
-        kept.setdefault(label, original)
-    for label in dict.fromkeys(labels[rows["setting"] != labels.map(kept)]):
+    kept = rows["setting"] == rows["setting"].groupby(labels).transform("first")
+    for label in dict.fromkeys(labels[~kept]):
         notes.add(None, f"{label}: attention spans are shown for one of its seeds, since heads cannot be averaged.")
-    return rows.assign(setting=labels)[(rows["setting"] == labels.map(kept)).to_numpy()].reset_index(drop=True)
+    return rows.assign(setting=labels)[kept].reset_index(drop=True)
 
 
 HEADS = Reader(read=_tabulate, pool=_one_seed)
@@ -139,18 +138,16 @@ def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Loo
         "pass the training length shows what breaks.",
         subtitle="mean over heads, by context length",
     )
-    marks = training_marks(material.training_lengths, looks)
-    shared: dict[str, Any] = {"x_title": None, "x_octaves": 2, "x_domain": length_domain(means, marks), "y_title": None}
-    multiples = []
+    domain = length_domain(means, material.training_lengths)
+    panels = {}
     for column, (words, number_format, axis) in _MEASURES.items():
         known = _value_of(means, column)
         if len(known):
-            rows = length_rows(known, list(looks), number_format)
-            multiples.append(Multiple(name=words, rows=rows, axes=Axes(**shared, **axis)))
+            axes = Axes(x_title=None, x_octaves=2, x_domain=domain, y_title=None, **axis)
+            panels[words] = (length_rows(known, looks, number_format), axes)
     tooltip = {"setting": "model", "length_text": "context", "value_text": "mean over heads"}
-    spec = small_multiples(
-        multiples, caption, columns=2, height=180, width=300, looks=looks, marks=marks, tooltip=tooltip
-    )
+    looked: dict[str, Any] = {"looks": looks, "training_lengths": material.training_lengths}
+    spec = small_multiples(panels, caption, columns=2, height=180, width=300, tooltip=tooltip, **looked)
     return material.figure({"attention": spec}, "attention", caption, wide=True)
 
 
@@ -183,7 +180,7 @@ def _means_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, L
 
 
 def _heads_figure(material: Material, label: str, heads: pd.DataFrame, *, folded: bool) -> Figure:
-    lengths = sorted(int(length) for length in heads["context_length_tokens"].unique())
+    lengths = column_values(heads)
     shown = _shown_lengths(lengths, len(heads) // len(lengths))
     left_out = ", ".join(length_text(length) for length in lengths if length not in shown)
     caption = Caption(
@@ -219,19 +216,11 @@ def _finding(label: str, heads: pd.DataFrame) -> str:
 
 
 def _table(means: pd.DataFrame, labels: Sequence[str]) -> Table:
-    lengths = sorted(int(length) for length in means["context_length_tokens"].unique())
     rows = []
     for label in labels:
-        at_length = {int(mean["context_length_tokens"]): mean for mean in records(means[means["setting"] == label])}
         for column, (words, number_format) in _MEANS.items():
-            known = {length: mean[column] for length, mean in at_length.items() if not math.isnan(mean[column])}
-            cells = [format(known[length], number_format) if length in known else NOT_MEASURED for length in lengths]
-            rows += [row(Cell(f", {words}", name=label), cells)] if known else []
+            known = by_length(means.dropna(subset=[column]), label, numbers=column)
+            cells = {length: format(mean, number_format) for length, mean in known.items()}
+            rows += [(Cell(f", {words}", name=label), cells)] if cells else []
     caption = "Attention: keys, weights, entropy and remaining stick, mean over heads"
-    return Table(
-        stem="spans",
-        caption=caption,
-        header=texts("model", *map(length_text, lengths)),
-        rows=tuple(rows),
-        folded=f"Numbers: {caption}",
-    )
+    return length_table(rows, lengths=column_values(means), stem="spans", caption=caption, folded=f"Numbers: {caption}")

@@ -17,8 +17,8 @@ from sbeval.reports.figures.curves import SHARES, length_figure
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.kinds.recall import is_drawn
 from sbeval.reports.read.fields import in_words, length_text, listed
-from sbeval.reports.read.results import records
-from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, row, texts
+from sbeval.reports.read.results import LENGTH, column_values, records
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, length_table, row, texts
 from sbeval.results.digits import with_interval
 from sbeval.results.records import parse_metric_key
 
@@ -163,22 +163,18 @@ def _published_table(published: PublishedTable, labels: Sequence[str]) -> Table:
 
 
 def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> Table:
-    counts = sorted({int(count) for count in measured["context_length_tokens"].dropna()})
-    columns: list[int | None] = [*counts] or [None]
-    values: dict[tuple[str, str], dict[int | None, float]] = {}
-    for number in records(measured):
-        length = None if pd.isna(number["context_length_tokens"]) else int(number["context_length_tokens"])
-        values.setdefault((number["setting"], number["metric"]), {})[length] = number["value"]
-    rows = []
-    for name in itertools.product(labels, dict.fromkeys(measured["metric"])):
-        if known := values.get(name):
-            cells = [f"{known[count]:.4g}" if count in known else NOT_MEASURED for count in columns]
-            rows.append(row(Cell(f" {name[1]}", name=name[0]), cells))
-    return Table(
+    values: dict[tuple[str, str], dict[int, str]] = {}
+    for number in records(measured.fillna({LENGTH: 0})):
+        cells = values.setdefault((number["setting"], number["metric"]), {})
+        cells[int(number[LENGTH])] = f"{number['value']:.4g}"
+    names = itertools.product(labels, dict.fromkeys(measured["metric"]))
+    return length_table(
+        [(Cell(f" {name[1]}", name=name[0]), values[name]) for name in names if name in values],
+        lengths=column_values(measured) or [0],
+        heading="model and metric",
+        words=lambda length: f"{length:,}" if length else "value",
         stem=f"beside-{safe_stem(task)}",
         caption=f"Beside the score: {task}",
-        header=texts("model and metric", *([f"{count:,}" for count in counts] or ["value"])),
-        rows=tuple(rows),
         explanation=(
             "Measures beside the share of answers found, such as teacher-forced ones; each column is one length."
         ),

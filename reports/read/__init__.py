@@ -4,7 +4,6 @@
 - `fields`: what if a field is not of the kind expected?
 - `runs`: what does one results file say?
 - `models`: which runs are of one model under test?
-- `measurements`: the tidy table, one row a number
 - `samples`: sums by document, and scores of single samples
-- `results`: what a reader is, and all that readers bring together
+- `results`: the tidy table, one row a number; what a reader is, and all that readers bring together
 """

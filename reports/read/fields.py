@@ -5,10 +5,11 @@ control characters, no marks that turn the writing direction.
 """
 
 import dataclasses
+import itertools
 import re
 import typing
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sbeval.foreign_files import fits, usable_number
@@ -39,20 +40,14 @@ def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[Record
         if field.name not in written:
             continue
         value = written[field.name]
-        positive = (
-            field.name not in _POSITIVE
-            or value is None
-            or ((number := usable_number(value)) is not None and number > 0)
-        )
+        number = usable_number(value)
+        positive = field.name not in _POSITIVE or value is None or (number is not None and number > 0)
         if fits(value, hints[field.name]) and positive:
             kept[field.name] = value
         else:
             left_out.append(field.name)
-    needed = [
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
+    unset = dataclasses.MISSING
+    needed = [field.name for field in dataclasses.fields(kind) if field.default is field.default_factory is unset]
     if lacking := [name for name in needed if name not in kept]:
         return None, lacking
     return kind.from_json(kept), left_out
@@ -100,6 +95,17 @@ def shown_name(value: str) -> str:
     line = " ".join(value.split())
     kept = (letter for letter in line if letter in _JOINERS or unicodedata.category(letter) not in ("Cc", "Cf", "Cs"))
     return "".join(kept).strip() or "unnamed"
+
+
+def ranked(name: str, order: Sequence[str]) -> tuple[int, str]:
+    """Returns what sorts names by an order, those that are not in it behind the others and by themselves."""
+    return (order.index(name) if name in order else len(order), name)
+
+
+def unique_name(name: str, taken: Collection[str], numbered: str) -> str:
+    """Returns a name, or where it is taken the first that is not of those that `numbered` makes of it and 2, 3, 4."""
+    names = itertools.chain([name], (numbered.format(name, number) for number in itertools.count(2)))
+    return next(candidate for candidate in names if candidate not in taken)
 
 
 def length_text(tokens: int) -> str:

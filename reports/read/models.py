@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from sbeval.fingerprint.parts import changes
-from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.fields import length_text, ranked, shown_name, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument
 from sbeval.results.records import ModelRecord
@@ -24,6 +24,7 @@ class EvaluatedModel:
         runs: newest first.
         parent: label of the model this one was extended from, where that one is in the report too.
         seeds: how many checkpoints it stands for, which differ in their training seed alone.
+        left_aside: tasks and lengths that were scored on other targets than the rest of their line.
     """
 
     key: ModelKey
@@ -32,6 +33,14 @@ class EvaluatedModel:
     runs: tuple[EvaluationRun, ...]
     parent: str | None = None
     seeds: int = 1
+    left_aside: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def origin_length_tokens(self) -> int | None:
+        """The training length, for an extended checkpoint its parent's: a pair is judged against one length."""
+        origin = self.record.extended_from or {}
+        length = origin.get("length", origin.get("training_length_tokens"))
+        return int(length) if isinstance(length, int) else self.record.training_length_tokens
 
     def task_runs(self) -> list[tuple[EvaluationRun, TaskResult]]:
         """Returns every task of every run, those that count first at the front.
@@ -98,6 +107,52 @@ def note_other_inputs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
             if recorded and (changed := changes(run.record.inputs, model.record.inputs)):
                 words = f"older runs count as the same model as its newest one, although {shown_name(changed)}."
                 notes.add(None, f"{model.label}: {words}")
+
+
+def with_one_set_of_targets(models: Sequence[EvaluatedModel], notes: Notes) -> tuple[EvaluatedModel, ...]:
+    """Leaves aside, with notes, what `fixed_target` scored on other targets: their difference is no context's."""
+    return tuple(_with_one_set_of_targets(model, notes) for model in models)
+
+
+def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedModel:
+    by_text: dict[tuple[str, str | None], list[TaskResult]] = defaultdict(list)
+    for _, task in model.task_runs():
+        if task.record is not None and task.record.protocol == "fixed_target":
+            by_text[task.name, task.record.corpus_sha256].append(task)
+    kept = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
+    aside = [task for tasks in by_text.values() for task in tasks if id(task) not in kept]
+    for task in aside:
+        notes.add(
+            None,
+            f"{model.label}: a run of {task.name} at {_lengths(task)} was scored on other targets than the rest of its "
+            "line, and is not shown; one that continues another (--metadata '{\"continues\": RESULTS}') has the same.",
+        )
+    left_aside = tuple((task.name, _lengths(task)) for task in aside)
+    others = {id(task) for task in aside}
+    runs = [dataclasses.replace(run, tasks=tuple(t for t in run.tasks if id(t) not in others)) for run in model.runs]
+    return dataclasses.replace(model, runs=tuple(runs), left_aside=left_aside)
+
+
+def _lengths(task: TaskResult) -> str:
+    return ", ".join(map(length_text, task.record.lengths if task.record else ()))
+
+
+def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
+    """Keeps the runs of one task, first that counts first, whose targets were scored at most lengths."""
+    lengths: dict[object, set[int]] = defaultdict(set)
+    for task in tasks:
+        lengths[_targets(task)].update(task.record.lengths if task.record else ())
+    chosen = max(lengths, key=lambda targets: len(lengths[targets]), default=None)
+    return [task for task in tasks if _targets(task) == chosen]
+
+
+def _targets(task: TaskResult) -> object:
+    """What tells a task's targets; releases that recorded no hash chose them by the lengths of a run."""
+    record = task.record
+    if record is None:
+        return None
+    unrecorded = (*record.lengths, record.targets_per_window, task.samples_used)
+    return record.corpus_sha256, record.tokenizer_sha256, record.targets_sha256 or unrecorded
 
 
 def _key(run: EvaluationRun) -> ModelKey:
@@ -188,25 +243,19 @@ def _rename(
     named: Mapping[ModelKey, str], checkpoint_names: Mapping[ModelKey, str], labels: Mapping[str, str]
 ) -> dict[ModelKey, str]:
     chosen: dict[ModelKey, str] = {}
-    taken: set[str] = set()
     for key, name in named.items():
-        label = labels.get(name)
-        label = None if label is None else shown_name(label)
-        if label is None:
-            own = labels.get(checkpoint_names[key])
-            label = name if own is None else name.replace(checkpoint_names[key], shown_name(own), 1)
-        unique, count = label, 2
-        while unique in taken:
-            unique, count = f"{label} ({count})", count + 1
-        taken.add(unique)
-        chosen[key] = unique
+        if name in labels:
+            label = shown_name(labels[name])
+        else:
+            checkpoint = checkpoint_names[key]
+            label = name.replace(checkpoint, shown_name(labels.get(checkpoint, checkpoint)), 1)
+        chosen[key] = unique_name(label, chosen.values(), "{} ({})")
     return chosen
 
 
 def _order(model: EvaluatedModel) -> tuple[int, str, int, str]:
     schemes = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
-    attention = model.record.attention or ""
-    rank = schemes.index(attention) if attention in schemes else len(schemes)
+    rank, _ = ranked(model.record.attention or "", schemes)
     return (rank, model.record.name, model.record.training_length_tokens or 0, model.label)
 
 
@@ -214,16 +263,12 @@ def _parent_label(model: EvaluatedModel, models: Sequence[EvaluatedModel]) -> st
     origin = model.record.extended_from
     if not origin:
         return None
-    candidates = [other for other in models if other.key != model.key]
-    by_hash_then_name: tuple[Callable[[EvaluatedModel], bool], ...] = (
-        lambda other: origin.get("sha256") is not None and other.record.checkpoint_sha256 == origin["sha256"],
-        lambda other: (
-            origin.get("sha256") is None and other.record.name == str(origin.get("name", "")).rpartition("/")[2]
-        ),
-    )
-    for matches in by_hash_then_name:
-        found = [other for other in candidates if matches(other)]
-        if found:
-            alike = [other for other in found if other.key[2:4] == model.key[2:4]]
-            return (alike or found)[0].label
-    return None
+    sha256, name = origin.get("sha256"), str(origin.get("name", "")).rpartition("/")[2]
+    parents = [
+        other
+        for other in models
+        if other.key != model.key
+        and (other.record.name == name if sha256 is None else other.record.checkpoint_sha256 == sha256)
+    ]
+    alike = [other for other in parents if other.key[2:4] == model.key[2:4]]
+    return next((other.label for other in alike + parents), None)

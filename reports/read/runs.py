@@ -8,13 +8,13 @@ them is a row of its own.
 import dataclasses
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes, usable_number
-from sbeval.reports.read.fields import read_record, telling_name
+from sbeval.reports.read.fields import RecordT, read_record, telling_name
 from sbeval.reports.read.files import Notes, samples_file
 from sbeval.results.records import LABEL, ModelRecord, TaskRecord
 
@@ -92,7 +92,7 @@ def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         notes.add(path, "left out: it is JSON, but not a result file of lm-eval (no `results`).")
         return None
-    config = _mapping(content.get("config"))
+    config = mapping(content.get("config"))
     model, described = _model_record(config, content, path, notes)
     tasks = tuple(
         _task_result(name, metrics, content, path, notes)
@@ -120,12 +120,10 @@ def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
 def _model_record(
     config: Mapping[str, Any], content: Mapping[str, Any], path: Path, notes: Notes
 ) -> tuple[ModelRecord, bool]:
-    written = config.get("sbeval")
-    if isinstance(written, dict):
-        record, fields = read_record(ModelRecord, written)
-        _note_fields(path, "its model record (`config.sbeval`)", record is not None, fields, notes)
-        if record is not None:
-            return dataclasses.replace(record, name=telling_name(record.name, _pretrained(config))), True
+    record = _record(ModelRecord, config.get("sbeval"), "its model record (`config.sbeval`)", path, notes)
+    if record is not None:
+        pretrained = argument(_arguments_text(config.get("model_args")), "pretrained") or ""
+        return dataclasses.replace(record, name=telling_name(record.name, pretrained)), True
     name = str(content.get("model_name") or config.get("model") or path.parent.name)
     dtype = str(config["model_dtype"]).removeprefix("torch.") if config.get("model_dtype") else None
     parameters = config.get("model_num_parameters")
@@ -140,15 +138,16 @@ def _model_record(
     )
 
 
-def _note_fields(path: Path, record: str, used: bool, fields: Sequence[str], notes: Notes) -> None:
-    if not used:
-        notes.add(path, f"{record} was not used: {', '.join(fields)} missing, or not of the kind expected.")
+def _record(kind: type[RecordT], written: object, words: str, path: Path, notes: Notes) -> RecordT | None:
+    """Reads a record as far as it can be used; what cannot be becomes a note."""
+    if not isinstance(written, dict):
+        return None
+    record, fields = read_record(kind, written)
+    if record is None:
+        notes.add(path, f"{words} was not used: {', '.join(fields)} missing, or not of the kind expected.")
     elif fields:
-        notes.add(path, f"{record} holds no usable value of {', '.join(fields)}: left as missing.")
-
-
-def _pretrained(config: Mapping[str, Any]) -> str:
-    return argument(_arguments_text(config.get("model_args")), "pretrained") or ""
+        notes.add(path, f"{words} holds no usable value of {', '.join(fields)}: left as missing.")
+    return record
 
 
 def argument(model_args: str, name: str) -> str | None:
@@ -163,21 +162,16 @@ def argument(model_args: str, name: str) -> str | None:
 def _task_result(
     name: str, metrics: Mapping[str, Any], content: Mapping[str, Any], path: Path, notes: Notes
 ) -> TaskResult:
-    config = _mapping(_mapping(content.get("configs")).get(name))
-    metadata = _mapping(config.get("metadata"))
-    written = metadata.get("sbeval")
-    record = None
-    if isinstance(written, dict):
-        record, fields = read_record(TaskRecord, written)
-        _note_fields(path, f"the record of task {name}", record is not None, fields, notes)
-    few_shot = _mapping(content.get("n-shot")).get(name)
-    version = _mapping(content.get("versions")).get(name)
-    better = _mapping(_mapping(content.get("higher_is_better")).get(name))
-    used = usable_number(_mapping(_mapping(content.get("n-samples")).get(name)).get("effective"))
-    limit = usable_number(_mapping(content.get("config")).get("limit"))
+    config = mapping(mapping(content.get("configs")).get(name))
+    metadata = mapping(config.get("metadata"))
+    few_shot = mapping(content.get("n-shot")).get(name)
+    version = mapping(content.get("versions")).get(name)
+    better = mapping(mapping(content.get("higher_is_better")).get(name))
+    used = usable_number(mapping(mapping(content.get("n-samples")).get(name)).get("effective"))
+    limit = usable_number(mapping(content.get("config")).get("limit"))
     return TaskResult(
         name=name,
-        record=record,
+        record=_record(TaskRecord, metadata.get("sbeval"), f"the record of task {name}", path, notes),
         metrics=metrics,
         samples=samples_file(path, name, notes),
         few_shot=few_shot if fits(few_shot, int) else None,
@@ -190,7 +184,8 @@ def _task_result(
     )
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Returns a foreign value that is to be a mapping, an empty one where it is none."""
     return value if isinstance(value, dict) else {}
 
 

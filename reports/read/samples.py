@@ -19,6 +19,8 @@ from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, TaskKey, averaging
 from sbeval.reports.read.runs import InputLimit, TaskResult, input_limit
 
+Blocks = Mapping[str, frozenset[tuple[int, int]]]
+
 
 class SumsByDocument:
     """Sums of one task run for each source document ("cluster") and context length.
@@ -29,9 +31,11 @@ class SumsByDocument:
         nll_nats: float64 [clusters, lengths].
         tokens: float64 [clusters, lengths]; 0 where a document has no target at that length.
         bytes: float64 [clusters, lengths]; NaN where unknown.
+        blocks: a document to where in the text its targets begin and end, under `fixed_target`.
     """
 
-    def __init__(self, sums: dict[int, dict[str, NDArray[np.float64]]]) -> None:
+    def __init__(self, sums: dict[int, dict[str, NDArray[np.float64]]], blocks: Blocks | None = None) -> None:
+        self.blocks = blocks or {}
         self.lengths = sorted(sums)
         self.clusters = sorted({cluster for documents in sums.values() for cluster in documents})
         row = {cluster: index for index, cluster in enumerate(self.clusters)}
@@ -50,7 +54,7 @@ class SumsByDocument:
     @classmethod
     def merged(cls, runs: Sequence["SumsByDocument"]) -> "SumsByDocument":
         """Joins sums of several runs of one model; where two hold a length, the first one counts."""
-        return cls({length: run.documents(length) for run in reversed(runs) for length in run.lengths})
+        return cls({length: run.documents(length) for run in reversed(runs) for length in run.lengths}, runs[0].blocks)
 
     @classmethod
     def averaged(cls, seeds: Sequence["SumsByDocument"]) -> "SumsByDocument":
@@ -63,19 +67,24 @@ class SumsByDocument:
                     cluster: np.array([sum(documents[cluster][0] for documents in by_seed) / len(seeds), tokens, size])
                     for cluster, (_, tokens, size) in by_seed[0].items()
                     if all(cluster in documents and documents[cluster][1] == tokens for documents in by_seed)
+                    and all(seed.blocks.get(cluster) == seeds[0].blocks.get(cluster) for seed in seeds)
                 }
-        return cls(means)
+        return cls(means, seeds[0].blocks)
 
 
-def read_document_sums(path: Path, notes: Notes, *, samples: float | None = None) -> SumsByDocument | None:
+def read_document_sums(
+    path: Path, notes: Notes, *, samples: float | None = None, blocks_are_targets: bool = False
+) -> SumsByDocument | None:
     """Adds up the `ClusterSums` rows of every sample; None where the file holds none.
 
     `samples` is how many the results file counts. A row with a non-finite sum is left out with a note: it would spoil
     every mean it enters.
     """
     sums: dict[int, dict[str, NDArray[np.float64]]] = {}
+    blocks: dict[str, set[tuple[int, int]]] = defaultdict(set)
     bad_rows = 0
     for sample in read_lines(path, notes, samples=samples):
+        block = _block(sample.get("doc")) if blocks_are_targets else set()
         for key, rows in sample.items():
             parsed = context_metric(key)
             if parsed is None or parsed[0] != "nll" or not isinstance(rows, list):
@@ -91,9 +100,17 @@ def read_document_sums(path: Path, notes: Notes, *, samples: float | None = None
                 elif tokens > 0:
                     values = np.array([nll, tokens, np.nan if size is None else size])
                     documents[cluster] = documents.get(cluster, 0.0) + values
+                    blocks[cluster] |= block
     if bad_rows:
         notes.add(path, f"{bad_rows} document sums are not finite numbers and were left out.")
-    return SumsByDocument(sums) if any(sums.values()) else None
+    whole_blocks = {cluster: frozenset(of_cluster) for cluster, of_cluster in blocks.items()}
+    return SumsByDocument(sums, whole_blocks) if any(sums.values()) else None
+
+
+def _block(document: object) -> set[tuple[int, int]]:
+    """Returns where in the text a sample begins and ends, nothing where it does not say."""
+    bounds: Any = [document.get(name) for name in ("start", "stop")] if isinstance(document, Mapping) else []
+    return {(bounds[0], bounds[1])} if fits(bounds, list[int]) and bounds else set()
 
 
 def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, SumsByDocument]:
@@ -114,7 +131,8 @@ def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskK
         for task in tasks:
             if task.samples is None or task.record is None or not wanted.intersection(task.record.lengths):
                 continue
-            sums = read_document_sums(task.samples, notes, samples=task.samples_used)
+            fixed = task.record.protocol == "fixed_target"
+            sums = read_document_sums(task.samples, notes, samples=task.samples_used, blocks_are_targets=fixed)
             if sums is not None:
                 runs.append(sums)
                 wanted -= set(sums.lengths)

@@ -1,19 +1,24 @@
-"""The files beside the page: the tidy table as CSV and Parquet, the summary as Markdown, tables as LaTeX (booktabs)."""
+"""The files beside the page: the tidy table as CSV and Parquet, the summary as Markdown, tables as LaTeX (booktabs).
 
-import itertools
+The manifest holds names and hashes of what a report wrote, so that a file of somebody else's is never replaced.
+"""
+
+import hashlib
+import os
 import re
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
+from sbeval.errors import UserError
+from sbeval.keeping.writing import set_aside
+from sbeval.reports.read.fields import unique_name
 from sbeval.reports.read.results import Results
 from sbeval.reports.section import Report, Table
 
-_OTHER_TYPES: dict[str, ExtensionDtype] = {
-    "higher_is_better": pd.BooleanDtype(),
-    "targets_per_window": pd.Int64Dtype(),
-}
+_OTHER_TYPES: dict[str, ExtensionDtype] = {"higher_is_better": pd.BooleanDtype(), "targets_per_window": pd.Int64Dtype()}
 TABLE_FILES = ("results.csv", "results.parquet", "numbers.csv", "summary.md")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN_ESCAPES = str.maketrans(
@@ -55,9 +60,7 @@ def write_tables(every_seed: Results, report: Report, folder: Path, *, title: st
     (folder / "summary.md").write_text(markdown_summary(title, report), encoding="utf-8")
     written: set[str] = set()
     for table in report.tables:
-        numbered = (f"{table.stem}-{number}" for number in itertools.count(2))
-        stem = next(name for name in itertools.chain([table.stem], numbered) if name not in written)
-        written.add(stem)
+        written.add(stem := unique_name(table.stem, written, "{}-{}"))
         (folder / "latex" / f"{stem}.tex").write_text(latex_table(table), encoding="utf-8")
 
 
@@ -99,10 +102,11 @@ def markdown_summary(title: str, report: Report) -> str:
         lines += [f"## {markdown_text(section.title)}", ""]
         for figure in section.figures:
             images = [link for link in figure.downloads if link.endswith((".png", ".svg"))]
-            words = " ".join(markdown_text(text) for text in (figure.finding, figure.explanation) if text)
-            lines += [f"### {markdown_text(figure.title)}", "", words, ""]
+            caption = figure.caption
+            title, *words = map(markdown_text, (caption.title, caption.finding, caption.explanation))
+            lines += [f"### {title}", "", " ".join(filter(None, words)), ""]
             if images:
-                lines += [f"![{markdown_text(figure.title)}. {markdown_text(figure.finding)}]({images[0]})", ""]
+                lines += [f"![{title}. {words[0]}]({images[0]})", ""]
     lines += ["## Tables", ""]
     for table in report.tables:
         lines += [*_markdown_table(table), ""]
@@ -165,3 +169,71 @@ def latex_table(table: Table) -> str:
         ]
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+MANIFEST = "sbeval-report.sha256"
+"""Lines of a sha256 and a name. A name may have several: a kill leaves files of this report and of the one before."""
+_LINE = re.compile("([0-9a-f]{64})  (.+)")
+
+
+def refuse_others(folder: Path, names: Iterable[str]) -> None:
+    """Raises a `UserError` that names the first file or folder of these names which no report left as it is."""
+    for file in _others(folder, names):
+        raise UserError(
+            f"Expected a folder for the report without files of other origin, found {file}, which no report wrote, or "
+            "which was changed since: name another folder, move that away, or have it moved aside with --replace."
+        )
+
+
+def add_manifest(part: Path, folder: Path, *, replace: bool) -> None:
+    """Writes the manifest of a report's new files, which lie in `part` and belong in `folder`.
+
+    What lies in their way and is somebody else's is refused, or with `replace` moved aside.
+
+    Raises:
+        UserError: something lies in their way, or it cannot be moved.
+    """
+    files = {str(file.relative_to(part)): _sha256(file) for file in sorted(part.rglob("*")) if file.is_file()}
+    written = _written(folder)
+    names = list(files) if written else [MANIFEST, *files]
+    if replace:
+        for file in _others(folder, names):
+            set_aside(file)
+    refuse_others(folder, names)
+    lines = {f"{sha256}  {name}" for name, sha256 in files.items()}
+    lines |= {
+        f"{_sha256(folder / name)}  {name}" for name, known in written.items() if _is_one_of(folder / name, known)
+    }
+    (part / MANIFEST).write_text("".join(f"{line}\n" for line in sorted(lines)), encoding="utf-8")
+
+
+def _others(folder: Path, names: Iterable[str]) -> list[Path]:
+    written, names = _written(folder), list(names)
+    parents = {folder / parent for name in names for parent in Path(name).parents[:-1]}
+    there = [name for name in names if os.path.lexists(folder / name)]
+    return [
+        *sorted(parent for parent in parents if os.path.lexists(parent) and not parent.is_dir()),
+        *(folder / name for name in there if not _is_one_of(folder / name, written.get(name, set()))),
+    ]
+
+
+def _is_one_of(file: Path, known: Set[str]) -> bool:
+    return file.is_file() and not file.is_symlink() and _sha256(file) in known
+
+
+def _written(folder: Path) -> Mapping[str, set[str]]:
+    """Returns the hashes of what reports wrote to a folder, by name; nothing where no report did."""
+    try:
+        lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        if (parts := _LINE.fullmatch(line)) is None:  # somebody else's file
+            return {}
+        found.setdefault(parts[2], set()).add(parts[1])
+    return found
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

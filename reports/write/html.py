@@ -62,7 +62,7 @@ def write_page(report: Report, *, title: str, built: datetime.datetime, images: 
 
 
 def _live(figure: Figure) -> dict[str, Any]:
-    return {"variants": figure.variants, "findings": figure.findings, "finding": figure.finding}
+    return {"variants": figure.variants, "findings": figure.findings, "finding": figure.caption.finding}
 
 
 def environment() -> Environment:

@@ -144,9 +144,8 @@ def stickbreaking_decode(
 
         log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
         q_BHQD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQD, k_BGKD, v_BGKD))
-        with torch.cuda.device(q_BHQD.device) if q_BHQD.is_cuda else nullcontext():
-            arguments = (q_BHQD, k_BGKD, v_BGKD, length_B, scale, attend_current, log2_threshold)
-            return StickBreakingOutput(*decode_slots(*arguments, skipping=skip_threshold is not None))
+        arguments = (q_BHQD, k_BGKD, v_BGKD, length_B, scale, attend_current, log2_threshold)
+        return StickBreakingOutput(*decode_slots(*arguments, skipping=skip_threshold is not None))
     k_BGKD, v_BGKD, start_B = _newest_last(k_BGKD, v_BGKD, length_B)
     return stickbreaking_attention(
         *(q_BHQD, k_BGKD, v_BGKD),

@@ -91,16 +91,15 @@ class ContextParallel:
         q is [B, H, Q, D], k and v are [B, G, Q, D] of the same positions; `options` are `scale`, `attend_current` and
         `impl`. A process whose sticks are all below `skip_threshold` asks for no older keys.
         """
+        options["skip_threshold"] = skip_threshold
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            parts = self.with_all_keys(
-                lambda chunk, keys, values: stickbreaking_attention(
-                    q[:, :, chunk], keys, values, skip_threshold=skip_threshold, **options
-                ),
-                k,
-                v,
-            )
-            return StickBreakingOutput(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True)))
-        walk = _Walk(self, q, k, v, skip_threshold, options)
+
+            def attend(chunk: slice, keys: Tensor, values: Tensor) -> StickBreakingOutput:
+                return stickbreaking_attention(q[:, :, chunk], keys, values, **options)
+
+            outputs = self.with_all_keys(attend, k, v)
+            return StickBreakingOutput(*(torch.cat(each, dim=2) for each in zip(*outputs, strict=True)))
+        walk = _Walk(self, q, k, v, options)
         walk.run()
         return StickBreakingOutput(walk.output.to(q.dtype), walk.remainder)
 
@@ -127,21 +126,11 @@ class ContextParallel:
 class _Walk:
     """One call of attention without gradients, from this process's own keys to the oldest."""
 
-    def __init__(
-        self,
-        context: ContextParallel,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        skip_threshold: float | None,
-        options: dict[str, Any],
-    ) -> None:
-        self.context = context
-        self.q = q
-        self.kv = (k, v)
+    def __init__(self, context: ContextParallel, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> None:
+        self.context, self.options = context, options
+        self.q, self.kv = q, (k, v)
         self.chunk = q.shape[2] // 2
-        self.skip_threshold = skip_threshold
-        self.options = options
+        self.skip_threshold: float | None = options["skip_threshold"]
         dtype = torch.promote_types(q.dtype, torch.float32)
         self.output = torch.empty(q.shape, dtype=dtype, device=q.device)
         self.remainder = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
@@ -151,12 +140,8 @@ class _Walk:
     def run(self) -> None:
         """Fills `output` and `remainder`."""
         for own in (slice(0, self.chunk), slice(self.chunk, 2 * self.chunk)):
-            out = stickbreaking_attention(
-                self.q[:, :, own],
-                *(each[:, :, own] for each in self.kv),
-                skip_threshold=self.skip_threshold,
-                **self.options,
-            )
+            heads = (each[:, :, own] for each in (self.q, *self.kv))
+            out = stickbreaking_attention(*heads, **self.options)
             self.output[:, :, own] = out.output
             self.remainder[:, :, own] = out.remainder
         waiting: tuple[Piece, Sequence[Tensor]] | None = None
@@ -169,9 +154,9 @@ class _Walk:
             if all(index is None for index in asked):
                 break
             waiting = coming()
-        own_pieces = self.lists[self.context.rank]
+        rank = self.context.rank
         self.context.transfers.whole_bytes += sum(
-            self._bytes(piece) for piece in own_pieces if piece.holder != self.context.rank
+            self._bytes(piece) for piece in self.lists[rank] if piece.holder != rank
         )
 
     def _asked_by_all(self) -> list[int | None]:
@@ -237,14 +222,8 @@ class _Walk:
     def _add(self, piece: Piece, kv: Sequence[Tensor]) -> None:
         rows = slice(0 if piece.of_both else self.chunk, 2 * self.chunk)
         remainder = self.remainder[:, :, rows]
-        out = stickbreaking_attention(
-            self.q[:, :, rows],
-            *kv,
-            causal=False,
-            newer_remainder=remainder,
-            skip_threshold=self.skip_threshold,
-            **self.options,
-        )
+        q = self.q[:, :, rows]
+        out = stickbreaking_attention(q, *kv, causal=False, newer_remainder=remainder, **self.options)
         self.output[:, :, rows].addcmul_(remainder[..., None], out.output)
         remainder *= out.remainder
 

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from sbeval.attention.api import check_inputs
-from sbeval.attention.impl.tiles import LARGEST_LOGIT, RowBlock, Tiles, in_threads, log_of_least_stick
+from sbeval.attention.impl.tiles import RowBlock, Tiles, in_threads, log_of_least_stick, spent
 
 
 class EffectiveSpan(NamedTuple):
@@ -81,31 +80,23 @@ def _row_block_spans(tiles: Tiles, block: RowBlock, levels: Sequence[float]) -> 
         if least is not None and not (spent_nR <= -least).any():
             break
         spent_before.append(spent_nR)
-        spent_nR = spent_nR + _spent(tiles, q_nRD, block, tile).sum(-1)
+        spent_nR = spent_nR + spent(tiles.logits(q_nRD, block, tile)).sum(-1)
     share_X = torch.tensor(levels, dtype=torch.float64, device=q_nRD.device)
     # reached to within rounding: two equal weights are half of the weight each
     slack = 1 - 4 * torch.finfo(q_nRD.dtype).eps
     bound_nRX = -torch.log1p(share_X * torch.expm1(-spent_nR)[..., None]) * slack
     span_of_share_nRX = torch.full_like(bound_nRX, torch.nan, dtype=torch.float32)
-    newest_R = _newest_key(tiles, block)
+    # where, among keys that are stored newest first, the newest key is that each row sees
+    last = tiles.q_NSQD.shape[2] - 1 + (0 if tiles.attend_current else 1)
+    place_Q = last - torch.arange(block.queries.start, block.queries.stop, device=q_nRD.device)
+    newest_R = place_Q.repeat(tiles.q_NSQD.shape[1])
     for tile, before_nR, after_nR in zip(walk, spent_before, [*spent_before[1:], spent_nR], strict=False):
         passes_nRX = (before_nR[..., None] < bound_nRX) & (bound_nRX <= after_nR[..., None])
         if q_nRD.device.type == "cpu" and not passes_nRX.any():
             continue
-        through_nRJ = _spent(tiles, q_nRD, block, tile).cumsum_(-1)
+        through_nRJ = spent(tiles.logits(q_nRD, block, tile)).cumsum_(-1)
         missing_nRX = (bound_nRX - before_nR[..., None]).to(through_nRJ.dtype)
         place_nRX = torch.searchsorted(through_nRJ, missing_nRX).clamp_(max=tile.stop - tile.start - 1)
         span_nRX = place_nRX + (tile.start + 1 - newest_R[:, None])
         span_of_share_nRX = torch.where(passes_nRX, span_nRX.to(torch.float32), span_of_share_nRX)
     return span_of_share_nRX, spent_nR
-
-
-def _newest_key(tiles: Tiles, block: RowBlock) -> Tensor:
-    """Returns int64 [R]: where, among keys that are stored newest first, the newest key is that each row sees."""
-    last = tiles.q_NSQD.shape[2] - 1 + (0 if tiles.attend_current else 1)
-    place_Q = last - torch.arange(block.queries.start, block.queries.stop, device=tiles.q_NSQD.device)
-    return place_Q.repeat(tiles.q_NSQD.shape[1])
-
-
-def _spent(tiles: Tiles, q_nRD: Tensor, block: RowBlock, tile: slice) -> Tensor:
-    return softplus(tiles.logits(q_nRD, block, tile), threshold=2 * LARGEST_LOGIT)

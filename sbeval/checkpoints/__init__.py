@@ -20,39 +20,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
-    from sbeval.checkpoints.facts import checkpoint_format, text_config, training_length_tokens
-    from sbeval.checkpoints.files import check_weights
-    from sbeval.checkpoints.load import (
-        LoadedCheckpoint,
-        load_checkpoint,
-        load_whole,
-        register_fla_models,
-        released_format,
-    )
-    from sbeval.checkpoints.registry import FORMATS, CheckpointFormat
+    from sbeval.checkpoints.convert import convert_checkpoint
+    from sbeval.checkpoints.load import LoadedCheckpoint, load_checkpoint
 
-__all__ = [
-    "FORMATS",
-    "CheckpointFormat",
-    "LoadedCheckpoint",
-    "check_weights",
-    "checkpoint_format",
-    "convert_checkpoint",
-    "load_checkpoint",
-    "load_whole",
-    "register_fla_models",
-    "released_format",
-    "settle_kv_expand",
-    "text_config",
-    "training_length_tokens",
-]
+__all__ = ["LoadedCheckpoint", "convert_checkpoint", "load_checkpoint"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in ("load", "convert", "facts", "files", "registry"):
-            names = vars(import_module(f"sbeval.checkpoints.{module}"))
-            if name in names:
-                return names[name]
-    raise AttributeError(f"module 'sbeval.checkpoints' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'sbeval.checkpoints' has no attribute {name!r}")
+    module = "convert" if name == "convert_checkpoint" else "load"
+    return getattr(import_module(f"sbeval.checkpoints.{module}"), name)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sbeval.checkpoints.files import Weights
-from sbeval.checkpoints.ignored import FLA, FLA_FORGETTING, FOX, FOX_SOFTMAX
+from sbeval.checkpoints.ignored import FLA, FLA_FORGETTING, FOX, FOX_SOFTMAX, Ignored
 from sbeval.checkpoints.values import ConfigValues
 from sbeval.models import SbevalConfig
 
@@ -68,9 +68,6 @@ def _shared_fields(given: ConfigValues) -> dict[str, Any]:
 
 def fla_names(config: SbevalConfig) -> Names:
     """Returns fla's names and shapes of a plain transformer by this family's names."""
-    assert config.head_dim is not None
-    assert config.num_key_value_heads is not None
-    assert isinstance(config.bias, list)
     width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     key_width = config.num_key_value_heads * head_dim
     names: Names = {
@@ -108,17 +105,22 @@ def read_forgetting(source: Mapping[str, Any], weights: Weights) -> tuple[str, S
     model_type = str(source["model_type"])
     given = ConfigValues(source)
     given.one_of("hidden_act", ("swish",), "swish")
-    inner_rows = weights.shape("model.layers.0.mlp.gate_proj.weight")[0]
-    shared = _shared_fields(given)
-    shared["intermediate_size"] = inner_rows if model_type == FORGETTING_TYPE else inner_rows // 2
-    gates, ignored = "full", FLA_FORGETTING
+    fields = _shared_fields(given)
+    fields["intermediate_size"] = weights.shape("model.layers.0.mlp.gate_proj.weight")[0]
+    if model_type != FOX_SOFTMAX_TYPE:
+        qk_norm = given.get("qk_norm", bool, False)
+        fields |= {
+            "qk_norm": qk_norm,
+            "qk_norm_per_head": qk_norm,
+            "qk_norm_eps": _HEADS_NORM_EPS if qk_norm else None,
+            "attention_gate": given.get("use_output_gate", bool, False),
+        }
     if model_type == FORGETTING_TYPE:
-        config = _fla_config(given, shared)
+        gates, ignored = "full", FLA_FORGETTING
+        fields |= {"attention": "forgetting", "bias": ["qkv"] if given.get("qkv_bias", bool, False) else []}
     else:
-        ignored = FOX_SOFTMAX if model_type == FOX_SOFTMAX_TYPE else FOX
-        kinds = ("full", "bias_only", "fixed", "none")
-        gates = "none" if model_type == FOX_SOFTMAX_TYPE else given.one_of("fgate_type", kinds, "full")
-        config = _fox_config(given, shared, gates, model_type)
+        gates, ignored = _add_fox_fields(fields, given, model_type)
+    config = SbevalConfig(**fields)
     given.refuse_unread(ignored, whole=True)
     tensors = _take(config, gates, model_type, weights)
     if config.tie_word_embeddings:
@@ -128,50 +130,26 @@ def read_forgetting(source: Mapping[str, Any], weights: Weights) -> tuple[str, S
     return f"{package}:{model_type.removesuffix('-project_fox')}", config, tensors
 
 
-def _fla_config(given: ConfigValues, shared: dict[str, Any]) -> SbevalConfig:
-    qk_norm = given.get("qk_norm", bool, False)
-    return SbevalConfig(
-        attention="forgetting",
-        bias=["qkv"] if given.get("qkv_bias", bool, False) else [],
-        qk_norm=qk_norm,
-        qk_norm_per_head=qk_norm,
-        qk_norm_eps=_HEADS_NORM_EPS if qk_norm else None,
-        attention_gate=given.get("use_output_gate", bool, False),
-        **shared,
-    )
-
-
-def _fox_config(given: ConfigValues, shared: dict[str, Any], gates: str, model_type: str) -> SbevalConfig:
+def _add_fox_fields(fields: dict[str, Any], given: ConfigValues, model_type: str) -> tuple[str, Ignored]:
+    """Returns what kind of gates the authors' model has, and which keys change nothing of it."""
+    fields["intermediate_size"] //= 2  # gate and up are one map
     rotates = given.get("use_rope", bool, model_type == FOX_SOFTMAX_TYPE)
     base = given.get("rope_base", float, 500000.0)
-    fields: dict[str, Any] = {}
+    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": base} if rotates else None
     if model_type == FOX_SOFTMAX_TYPE:
+        fields["attention"] = "rope" if rotates else "nope"
         fields["sliding_window"] = given.count("window_size", default=None)
-    else:
-        qk_norm = given.get("qk_norm", bool, False)
-        one_for_all = given.get("qk_norm_share_param_across_head", bool, False)
-        gated = given.get("use_output_gate", bool, False)
-        given.one_of("ogate_act", ("sigmoid",) if gated else ("sigmoid", "silu"), "sigmoid")
-        fields = {
-            "qk_norm": qk_norm,
-            "qk_norm_per_head": qk_norm and not one_for_all,
-            "qk_norm_eps": _HEADS_NORM_EPS if qk_norm else None,
-            "attention_gate": gated,
-            "output_norm": given.get("use_output_norm", bool, False),
-            "key_shift": given.get("use_k_shift", bool, False),
-            "value_shift": given.get("use_v_shift", bool, False),
-        }
-    return SbevalConfig(
-        attention="forgetting" if gates != "none" else "rope" if rotates else "nope",
-        rope_parameters={"rope_type": "default", "rope_theta": base} if rotates else None,
-        **fields,
-        **shared,
-    )
+        return "none", FOX_SOFTMAX
+    gates = given.one_of("fgate_type", ("full", "bias_only", "fixed", "none"), "full")
+    fields["attention"] = "forgetting" if gates != "none" else "rope" if rotates else "nope"
+    fields["qk_norm_per_head"] &= not given.get("qk_norm_share_param_across_head", bool, False)
+    given.one_of("ogate_act", ("sigmoid",) if fields["attention_gate"] else ("sigmoid", "silu"), "sigmoid")
+    for ours, theirs in (("output_norm", "output_norm"), ("key_shift", "k_shift"), ("value_shift", "v_shift")):
+        fields[ours] = given.get(f"use_{theirs}", bool, False)
+    return gates, FOX
 
 
 def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -> dict[str, Tensor]:
-    assert config.head_dim is not None
-    assert config.num_key_value_heads is not None
     names, fox = fla_names(config), model_type != FORGETTING_TYPE
     width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
     shared_rows: dict[str, Tensor] = {}
@@ -203,13 +181,12 @@ def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -
             del names[f"{mlp}.gate_proj.weight"], names[f"{mlp}.up_proj.weight"]
             shared_rows |= dict(zip((f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), both.chunk(2), strict=True))
     tensors = shared_rows | {name: weights.take(theirs, shape) for name, (theirs, shape) in names.items()}
-    for name in [name for name in tensors if name.endswith(("q_norm.weight", "k_norm.weight", "output_norm.weight"))]:
-        if config.qk_norm_per_head or name.endswith("output_norm.weight"):
-            tensors[name] = tensors[name].view(-1, config.head_dim)
+    of_heads = ("output_norm.weight", *(("q_norm.weight", "k_norm.weight") if config.qk_norm_per_head else ()))
+    tensors = {name: x.view(-1, config.head_dim) if name.endswith(of_heads) else x for name, x in tensors.items()}
     for layer in range(config.num_hidden_layers):
         ours = f"model.layers.{layer}.self_attn"
         if gates in ("bias_only", "fixed"):  # gates that do not look at the text
             tensors[f"{ours}.forget_gate.weight"] = torch.zeros(heads, width)
-        if config.attention_gate and "qkv" in (config.bias if isinstance(config.bias, list) else []):
+        if config.attention_gate and "qkv" in config.bias:
             tensors[f"{ours}.head_gate.bias"] = torch.zeros(width)
     return tensors

@@ -9,8 +9,12 @@ from typing import Any
 Ignored = dict[str, Sequence[Any] | None]
 
 
+def _only(names: str, values: Sequence[Any] | None) -> Ignored:
+    return dict.fromkeys(names.split(), values)
+
+
 def _any_value(names: str) -> Ignored:
-    return dict.fromkeys(names.split(), None)
+    return _only(names, None)
 
 
 OF_TRANSFORMERS: Ignored = {
@@ -24,30 +28,20 @@ OF_TRANSFORMERS: Ignored = {
     ),
     # an evaluation says itself how long answers are and whether they are sampled
     **_any_value("max_length do_sample temperature top_k top_p typical_p output_scores return_dict_in_generate"),
-    "is_encoder_decoder": (False, None),
-    "add_cross_attention": (False, None),
-    "cross_attention_hidden_size": (None,),
-    "tie_encoder_decoder": (False, None),
+    **_only("is_encoder_decoder add_cross_attention tie_encoder_decoder", (False, None)),
+    **_only("cross_attention_hidden_size quantization_config", (None,)),
     "pruned_heads": ({}, None),
-    "quantization_config": (None,),
     # of generation, where older versions kept it: generation_config.json is the place that is read
-    "min_length": (0, None),
-    "early_stopping": (False, None),
-    "num_beams": (1, None),
-    "num_beam_groups": (1, None),
-    "num_return_sequences": (1, None),
+    **_only("early_stopping remove_invalid_values", (False, None)),
+    **_only("min_length no_repeat_ngram_size encoder_no_repeat_ngram_size", (0, None)),
+    **_only("num_beams num_beam_groups num_return_sequences", (1, None)),
+    **_only("repetition_penalty length_penalty", (1.0, None)),
     "diversity_penalty": (0.0, None),
-    "repetition_penalty": (1.0, None),
-    "length_penalty": (1.0, None),
-    "no_repeat_ngram_size": (0, None),
-    "encoder_no_repeat_ngram_size": (0, None),
-    "remove_invalid_values": (False, None),
-    "bad_words_ids": (None,),
-    "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
-    "exponential_decay_length_penalty": (None,),
-    "suppress_tokens": (None,),
-    "begin_suppress_tokens": (None,),
+    **_only(
+        """bad_words_ids forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty suppress_tokens
+        begin_suppress_tokens""",
+        (None,),
+    ),
 }
 
 # dropout and initial weights belong to training, and attention_head_type says what multi_query does

@@ -89,34 +89,29 @@ def load_checkpoint(
     wanted = _dtype(dtype)
     released, source = found_format or released_format(path_or_id, revision)
     model: Any
+    folder: Path | None = None
+    name: str | None = None
     if released is None and is_hub_id(path_or_id):
         model = from_transformers(str(path_or_id), wanted, trust_remote_code, revision)
-        return _described(model.to(device).eval(), None, None, None)
-    folder = find_folder(path_or_id, revision)
-    source = source or read_config(folder)
-    weights = Weights(folder)
-    weights.check_sizes(source)
-    name: str | None = None
-    if released is None:
-        model = from_transformers(str(folder), wanted, trust_remote_code, None)
     else:
-        name, config, tensors = released.read(source, weights, kv_expand)
-        model = build(released.model_class, config, tensors, wanted or weights.dtype())
-    model.name_or_path = model.config.name_or_path = str(folder)
-    return _described(model.to(device).eval(), released, name, folder)
-
-
-def _described(
-    model: Any, released: CheckpointFormat | None, name: str | None, folder: Path | None
-) -> LoadedCheckpoint:
+        folder = find_folder(path_or_id, revision)
+        source = source or read_config(folder)
+        weights = Weights(folder)
+        weights.check_sizes(source)
+        if released is None:
+            model = from_transformers(str(folder), wanted, trust_remote_code, None)
+        else:
+            name, read, tensors = released.read(source, weights, kv_expand)
+            model = build(released.model_class, read, tensors, wanted or weights.dtype())
+        model.name_or_path = model.config.name_or_path = str(folder)
     config = model.config
-    ours = released is not None or isinstance(config, SbevalConfig)
+    family = isinstance(config, SbevalConfig)
     return LoadedCheckpoint(
-        model=model,
+        model=model.to(device).eval(),
         format=name or checkpoint_format(config),
         training_length_tokens=training_length_tokens(config),
-        extended_from=config.extended_from if isinstance(config, SbevalConfig) else None,
-        attention=config.scheme if ours else str(config.model_type),
+        extended_from=config.extended_from if family else None,
+        attention=config.scheme if family or released is not None else str(config.model_type),
         folder=folder,
         extendable=released is None or released.extendable,
     )

@@ -124,15 +124,8 @@ class ModuleFormerAttention(nn.Module):
         v = self.v_proj(hidden_BLE).view(batch, new, self.heads, self.head_dim).transpose(1, 2)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_index)
-        output, _ = stickbreaking_attention(
-            q,
-            k,
-            v,
-            attend_current=True,
-            seq_start=seq_start_B,
-            skip_threshold=self.kernels.skip_threshold,
-            impl=self.kernels.impl,
-        )
+        options = self.kernels._asdict()
+        output, _ = stickbreaking_attention(q, k, v, attend_current=True, seq_start=seq_start_B, **options)
         output = output.view(batch, self.heads, -1, new, self.head_dim)
         mixed_NTI = output.permute(0, 3, 2, 1, 4).flatten(3).flatten(0, 1)
         return self.q_proj.leave(assigned.rows(mixed_NTI), probability_NT, assigned).view(hidden_BLE.shape)

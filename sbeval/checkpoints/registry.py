@@ -1,8 +1,8 @@
 """Every format beyond transformers' own that this project reads: which model types mean it, and what reads it."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -24,18 +24,12 @@ from sbeval.checkpoints.moduleformer import read_moduleformer
 from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
 from sbeval.models import SbevalForCausalLM
 
+CheckpointReader = Callable[[Mapping[str, Any], Weights, KvExpand], tuple[str, Any, dict[str, Tensor]]]
+"""From the contents of `config.json`, the tensors, and how grouped heads share keys and values, to the format's full
+name, the configuration of `model_class`, and its tensors by name.
 
-class CheckpointReader(Protocol):
-    """Reads the contents of `config.json` and the tensors of a checkpoint."""
-
-    def __call__(
-        self, source: Mapping[str, Any], weights: Weights, kv_expand: KvExpand
-    ) -> tuple[str, Any, dict[str, Tensor]]:
-        """Returns the format's full name, the configuration of `model_class`, and its tensors by name.
-
-        Raises:
-            UserError: a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
-        """
+It raises a UserError where a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

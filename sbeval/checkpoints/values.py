@@ -16,6 +16,7 @@ _HEADS = ("num_attention_heads", "n_head", "num_key_value_heads", "num_heads", "
 _ROWS = ("vocab_size", "intermediate_size", "n_inner", "ffn_dim", "att_hidden", "ffd_hidden", "gating_size", "head_dim")
 # a model type whose positions are rows of a matrix, and the key that counts them
 _POSITION_ROWS = {"gpt2": "n_positions", "opt": "max_position_embeddings", "gpt_bigcode": "n_positions"}
+_TOKENS: Any = int | list[int] | None
 _EXPECTED = {
     int: "a whole number",
     float: "a number",
@@ -23,10 +24,9 @@ _EXPECTED = {
     str: "text",
     dict[str, Any]: "an object",
     list[dict[str, Any]]: "a list of objects",
-    list[str]: "a list of names",
+    _TOKENS: "a token's id, a list of them, or null",
 }
 
-_TOKENS = int | list[int] | None
 _OF_GENERATION: dict[Any, str] = {
     _TOKENS: """bos_token_id eos_token_id pad_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id
         suppress_tokens begin_suppress_tokens""",
@@ -77,11 +77,7 @@ class ConfigValues:
 
     def token(self, name: str, default: int | None = None) -> Any:
         """Returns a special token's id, or a list of ids, or None."""
-        self._read.add(name)
-        value = self._values.get(name, default)
-        if not fits(value, _TOKENS):
-            raise self._wrong(name, "a token's id, a list of them, or null", value)
-        return value
+        return self.get(name, _TOKENS, default)
 
     def part(self, name: str) -> "ConfigValues":
         """Returns the values of an object within, none where it is absent or null."""

@@ -90,7 +90,7 @@ def sweep(
     settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
-        _check(_load("sbeval.commands.run", "asked_by")(config))
+        _check(_load("sbeval.commands.run", "asked")(config))
 
     go = functools.partial(
         _load("sbeval.sweep", "run_sweep"), only=only, dry_run=dry_run, check=check, replace=replace, ray=ray
@@ -235,9 +235,8 @@ def demo(
 @app.command(context_settings=_PASSED_ON, options_metavar="")
 def train(arguments: _Arguments = None) -> None:
     """Train a small model from a recipe or on a text of yours, or go on with it."""
-    held_out = _load("sbeval.training.command", "train_command")(arguments or ["--help"])
-    if held_out is not None:
-        results = _load("sbeval.training.command", "evaluate_held_out")(held_out)
+    results = _load("sbeval.training.command", "train_command")(arguments or ["--help"])
+    if results is not None:
         page = _build_report([results], results.parent / "report", None)
         say_next(f"open {page.resolve().as_uri()} in a browser")
 

@@ -38,8 +38,8 @@ class AskedToEnd(SystemExit):
 
 def say_next(step: str) -> None:
     """Prints, as a command's last line, what to do next; the first of several processes does so alone."""
-    if os.environ.get("RANK", "0") == "0" and not _said_later:
-        print(f"Next: {step}", flush=True)
+    if not _said_later:
+        ranks.say(f"Next: {step}")
 
 
 @contextlib.contextmanager
@@ -72,11 +72,10 @@ def told_in_one_sentence() -> Iterator[None]:
             raise
         except Exception as error:
             sentence = _sentence(error)
-            if ranks.told(error, sentence):
-                raise SystemExit(1) from None
-            if sentence is None:
-                raise
-            print(sentence, file=sys.stderr)
+            if not ranks.told(error, sentence):
+                if sentence is None:
+                    raise
+                print(sentence, file=sys.stderr)
             raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(1) from None

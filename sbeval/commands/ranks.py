@@ -43,6 +43,17 @@ def several() -> bool:
     return os.environ.get("WORLD_SIZE", "1").isdecimal() and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def is_first_process() -> bool:
+    """Whether this process writes what all processes share."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def say(text: str) -> None:
+    """Prints a line in the first process alone."""
+    if is_first_process():
+        print(text, flush=True)
+
+
 def watch() -> None:
     """Starts to look after the other processes, where a launcher started several and keeps a store for them."""
     global _watch

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import logging
 import os
 import shlex
@@ -9,8 +10,9 @@ import shutil
 import sqlite3
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 from urllib.parse import quote
 
 import lm_eval.utils
@@ -20,7 +22,7 @@ from lm_eval.utils import setup_logging, simple_parse_args_string
 from sbeval import plugin
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.commands.ending import say_next
-from sbeval.errors import UserError, first_line
+from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import parse_json, read_yaml
 from sbeval.results.saving import saved_whole
 from sbeval.results.terminal import compact_table
@@ -88,11 +90,10 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
 
     Raises:
         UserError: what the model or the tasks found wrong with the input.
-        SystemExit: lm-eval refused an argument.
     """
     plugin.install()
     chosen = parse(arguments)
-    own_tasks_needed = check is None or check(asked(chosen))
+    own_tasks_needed = check is None or check(asked(vars(chosen)))
     setup_logging()
     output, answers = (vars(chosen).get(name) for name in ("output_path", "use_cache"))
     if answers:
@@ -180,13 +181,23 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     That is the model `sb`, `--log_samples` where there is an output path, since paired differences need the samples,
     `max_length` where longer contexts are asked for than the model would take, and batches of the model's own choosing.
     """
+    cli = HarnessCLI()
+    options_of_run = cli._subparsers.choices["run"]
+    for parser in (cli._parser, options_of_run):
+        parser.error = functools.partial(_refuse, options_of_run)
     try:
-        chosen: argparse.Namespace = HarnessCLI()._parser.parse_args(["run", *arguments])
+        chosen: argparse.Namespace = cli._parser.parse_args(["run", *arguments])
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
     options = vars(chosen)
     if options.get("limit") is not None:
         read_value(Limit, options["limit"], name="--limit")
+        if options.get("samples"):
+            raise UserError("Expected --samples or --limit, found both: leave one out.")
+    if bad := [seed for seed in options.get("seed") or () if seed is not None and not 0 <= seed < 2**32]:
+        raise UserError(f"Expected seeds from 0 to {2**32 - 1}, found {shown(bad[0])}: correct --seed.")
     # lm-eval itself reads the file again, for what it says to be null; what stands here counts first
     given = {name for name, value in options.items() if value or value == 0}
     configured = _configured(chosen.config).items()
@@ -201,13 +212,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return chosen
 
 
-def asked(chosen: argparse.Namespace) -> Asked:
-    """Returns what parsed arguments ask for."""
-    return asked_by(vars(chosen))
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """Says what is wrong with the options as everything else is said, with the nearest one that there is."""
+    given = message.rpartition(": ")[2].split()[:1]
+    near = get_close_matches(given[0], parser._option_string_actions, n=1) if given else []
+    advice = f"; did you mean {near[0]}?" if near and near != given else ": `sbeval run --help` lists them."
+    raise UserError(f"Expected options of `sbeval run`, found: {message}{advice}")
 
 
-def asked_by(said: Mapping[str, Any]) -> Asked:
-    """Returns what a configuration of lm-eval asks for."""
+def asked(said: Mapping[str, Any]) -> Asked:
+    """Returns what a configuration of lm-eval, or its parsed arguments by name, asks for."""
     given = (said.get("model_args") or {}, said.get("metadata") or {})
     model_args, metadata = (simple_parse_args_string(text) if isinstance(text, str) else text for text in given)
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []
@@ -228,7 +242,7 @@ def asked_by(said: Mapping[str, Any]) -> Asked:
 
 def _make_room(chosen: argparse.Namespace) -> None:
     """Sets `max_length` to the longest context length asked for by any task, where the model would stop before it."""
-    wanted = asked(chosen)
+    wanted = asked(vars(chosen))
     of_one_task = [value for value in wanted.metadata.values() if isinstance(value, Mapping)]
     lengths: set[int] = set()
     for options in (wanted.metadata, *of_one_task):

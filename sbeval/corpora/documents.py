@@ -1,7 +1,6 @@
 """A document: the unit a corpus is made of, and the cluster behind every interval."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ class Document(NamedTuple):
     original_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Corpus:
+class Corpus(NamedTuple):
     """A named text source; `detail` identifies it further, such as an interpreter's version.
 
     `documents` starts a fresh pass over the documents, in an order that never changes.

@@ -101,10 +101,8 @@ def _file_documents(file: Path, name: str, text_field: str) -> Iterator[Document
 
 def _jsonl_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
     with _open(file) as lines:
-        number = 0
-        while line := lines.readline(MOST_DOCUMENT_BYTES + 1):
+        for number, line in enumerate(iter(lambda: lines.readline(MOST_DOCUMENT_BYTES + 1), b""), start=1):
             _check_size(len(line), file)
-            number += 1
             if line.strip():
                 yield number, _jsonl_text(line, file, number, text_field)
 
@@ -135,38 +133,28 @@ def _parquet_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def broken(error: Exception) -> UserError:
-        return UserError(
-            f"Expected a parquet file at {str(file)!r}, found something else ({first_line(error)}): give a file that "
-            "parquet readers open."
-        )
-
+    naming = 'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
     try:
         table = pq.ParquetFile(file)
-    except (pa.ArrowException, OSError) as error:
-        raise broken(error) from None
-    naming = 'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
-    if text_field not in table.schema_arrow.names:
-        raise UserError(
-            f"Expected a column {text_field!r} in {str(file)!r}, found {table.schema_arrow.names}: {naming}"
-        )
-    kind = table.schema_arrow.field(text_field).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise UserError(
-            f"Expected text in the column {text_field!r} of {str(file)!r}, found values of type {kind}: {naming}"
-        )
-    number, batches = 0, table.iter_batches(batch_size=64, columns=[text_field])
-    while True:
-        try:
-            texts = next(batches).column(0).to_pylist()
-        except StopIteration:
-            return
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise broken(error) from None
-        for text in texts:
-            number += 1
+        if text_field not in table.schema_arrow.names:
+            raise UserError(
+                f"Expected a column {text_field!r} in {str(file)!r}, found {table.schema_arrow.names}: {naming}"
+            )
+        kind = table.schema_arrow.field(text_field).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise UserError(
+                f"Expected text in the column {text_field!r} of {str(file)!r}, found values of type {kind}: {naming}"
+            )
+        batches = table.iter_batches(batch_size=64, columns=[text_field])
+        texts = (text for batch in batches for text in batch.column(0).to_pylist())
+        for number, text in enumerate(texts, start=1):
             yield number, text or ""
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"Expected a parquet file at {str(file)!r}, found something else ({first_line(error)}): give a file that "
+            "parquet readers open."
+        ) from None
 
 
 @contextmanager

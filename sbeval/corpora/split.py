@@ -1,6 +1,5 @@
 """Documents cut into smaller ones, since one long text is one document and an interval needs twenty."""
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Iterator
@@ -72,7 +71,7 @@ def split_corpus(corpus: Corpus, split: str, tokenizer: Any) -> Corpus:
             )
 
     detail = ", ".join(filter(None, (corpus.detail, f"split by {split}")))
-    return dataclasses.replace(corpus, documents=documents, detail=detail)
+    return corpus._replace(documents=documents, detail=detail)
 
 
 def _between(text: str, pattern: re.Pattern[str]) -> Iterator[str]:

@@ -37,22 +37,14 @@ class TargetSums(NamedTuple):
 class _Pieces:
     """A long array held as consecutive memory-mapped pieces; slices within a piece are views."""
 
-    def __init__(self, pieces: list[NDArray[np.int32]]) -> None:
-        self._pieces = pieces
-        self._stops = np.cumsum([0] + [len(piece) for piece in pieces])
+    def __init__(self, array: Any) -> None:
+        self._array = array
 
     def slice(self, start: int, stop: int) -> NDArray[np.int32]:
-        if not 0 <= start <= stop <= self._stops[-1]:
-            raise ValueError(f"expected a range within {self._stops[-1]} tokens, found {start} to {stop}")
-        first = int(np.searchsorted(self._stops, start, side="right")) - 1
-        slices = []
-        while start < stop:
-            base, end = int(self._stops[first]), int(self._stops[first + 1])
-            slices.append(self._pieces[first][start - base : min(stop, end) - base])
-            start, first = min(stop, end), first + 1
-        if len(slices) == 1:
-            return slices[0]
-        return np.concatenate(slices) if slices else np.empty(0, np.int32)
+        if not 0 <= start <= stop <= len(self._array):
+            raise ValueError(f"expected a range within {len(self._array)} tokens, found {start} to {stop}")
+        pieces: list[NDArray[np.int32]] = [piece.to_numpy() for piece in self._array.slice(start, stop - start).chunks]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.int32), *pieces])
 
 
 class _Counts(NamedTuple):
@@ -152,13 +144,14 @@ class TokenizedCorpus:
 def open_tokenized(path: Path, *, corpus_sha256: str, tokenizer_sha256: str, layout: Layout) -> TokenizedCorpus:
     """Memory-maps a file that `sbeval.corpora.store` wrote."""
     import datasets
+    import pyarrow as pa
 
     table: Any = datasets.Dataset.from_file(str(path)).data.table
     lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in table["tokens"].chunks]
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([np.empty(0, np.int64), *lengths]))])
 
     def pieces(column: str) -> _Pieces:
-        return _Pieces([chunk.flatten().to_numpy(zero_copy_only=True) for chunk in table[column].chunks if len(chunk)])
+        return _Pieces(pa.chunked_array([chunk.flatten() for chunk in table[column].chunks], pa.int32()))
 
     def counts(unit: str) -> _Counts:
         return _Counts(pieces(f"token_{unit}"), table[f"text_{unit}"].to_numpy(), table[f"original_{unit}"].to_numpy())

@@ -4,6 +4,7 @@ A window of context length L is L model inputs: a lead-in token and its first L 
 the flat array of a `TokenizedCorpus`.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -102,6 +103,14 @@ def position_bins(context_length: int, *, per_octave: int = 4) -> list[tuple[int
     if len(first) > 2 and context_length + 1 - first[-1] < (first[-1] - first[-2]) / 2:
         first.pop()
     return list(zip(first, [*(edge - 1 for edge in first[1:]), context_length], strict=True))
+
+
+def targets_sha256(windows: Sequence[Window]) -> str:
+    """Returns a hash of the scored targets, however windows cut them; no target is scored twice."""
+    bounds = np.array(sorted((window.stop - window.scored, window.stop) for window in windows), "<i8")
+    joined = bounds[1:, 0] == bounds[:-1, 1]
+    firsts, stops = bounds[np.r_[True, ~joined], 0], bounds[np.r_[~joined, True], 1]
+    return hashlib.sha256(np.stack([firsts, stops]).tobytes()).hexdigest()
 
 
 def own_document_targets(window: Window, starts: NDArray[np.int64], *, lead_in: bool) -> int:

@@ -7,9 +7,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sbeval import plugin
 from sbeval.errors import UserError
@@ -19,8 +18,7 @@ CHECKPOINTS = ("stickbreaking", "rope")
 TRAINING_LENGTH_TOKENS = 1024
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DemoTask:
+class DemoTask(NamedTuple):
     """One task of the demo and how much of it is run.
 
     Attributes:

@@ -1,14 +1,15 @@
 """The parts of a checkpoint: every file that can decide what its model answers."""
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from sbeval.errors import UserError
 from sbeval.fingerprint.parts import REVISION, Parts, named, part_name, shortened
+from sbeval.foreign_files import read_json_object
 from sbeval.hub_names import hub_commit, hub_folder
 from sbeval.keeping.hashes import file_sha256, files_sha256
 
@@ -124,10 +125,9 @@ def visible_files(folder: Path) -> Iterator[Path]:
 
 def _json(file: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except (OSError, ValueError, RecursionError):
+        return read_json_object(file, "settings")
+    except UserError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _elsewhere(auto_map: Any) -> Iterator[str]:

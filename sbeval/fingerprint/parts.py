@@ -42,12 +42,13 @@ def named(prefix: str, parts: Mapping[str, str]) -> Parts:
 
 def versions() -> Parts:
     """Returns the versions of Python and of the installed packages that numbers depend on."""
-    installed = {name: _version(name) for name in _PACKAGES}
+    installed = {name: installed_version(name) for name in _PACKAGES}
     return {"python": platform.python_version()} | {name: version for name, version in installed.items() if version}
 
 
 @functools.cache
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Returns the version of a package, None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

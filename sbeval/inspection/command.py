@@ -139,7 +139,9 @@ def inspect(
     """
     # they bring torch along, and --help is printed without
     from sbeval.inspection.description import describe
-    from sbeval.inspection.memory import needs, read_memory, room_of
+    from sbeval.inspection.memory import device_here, needs, read_memory, room_of
+    from sbeval.inspection.work import count_work, encode_with, make_tasks
+    from sbeval.inspection.work import measure as measured
 
     started = time.perf_counter() if started is None else started
     memory_bytes = None if memory is None else read_memory(memory)
@@ -163,34 +165,17 @@ def inspect(
     answer = Inspection(description=description, needs=listed, room=room)
     if run is None:
         return answer
-    return _with_work(answer, run, packaged=not check(run), share=share, limit=limit, measured=measure, started=started)
-
-
-def _with_work(
-    answer: Inspection,
-    run: Any,
-    *,
-    packaged: bool,
-    share: Callable[..., Any],
-    limit: float | None,
-    measured: bool,
-    started: float,
-) -> Inspection:
-    # as in `inspect`
-    from sbeval.inspection.memory import device_here
-    from sbeval.inspection.work import Encode, count_work, make_tasks, measure
-
-    tasks = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=limit, packaged=packaged)
-    encode = Encode(str(run.model_args.get("tokenizer") or answer.description.folder))
+    made = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=limit, packaged=not check(run))
+    encode = encode_with(str(run.model_args.get("tokenizer") or description.folder))
     longrope = str(run.model_args.get("extrapolation")).startswith("longrope")
     nested = "rope_scaling" not in run.model_args and not longrope
 
     def read(windows: Any) -> Any:
         return [window.run for window in share(windows, nested=nested)]
 
-    work = [count_work(name, task.instances, encode, read) for name, task in tasks.items()]
+    work = [count_work(name, task.instances, encode, read) for name, task in made.items()]
     preparing = time.perf_counter() - started
-    duration = measure(tasks, run.model_args, device_here(), encode, read) if measured else None
+    duration = measured(made, run.model_args, device_here(), encode, read) if measure else None
     return dataclasses.replace(answer, work=work, duration=duration, preparing_seconds=preparing)
 
 
@@ -203,7 +188,7 @@ def _asked(model: Mapping[str, Any], model_args: str | None, tasks: str, metadat
 
     arguments = json.dumps({**model, **simple_parse_args_string(model_args or "")})
     options = ["--tasks", tasks, "--model_args", arguments]
-    return asked(parse([*options, *(["--metadata", metadata] if metadata else [])]))
+    return asked(vars(parse([*options, *(["--metadata", metadata] if metadata else [])])))
 
 
 def _description_lines(described: "Description") -> list[str]:

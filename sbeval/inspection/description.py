@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_utils import str_to_torch_dtype
 
 from sbeval.checkpoints.facts import (
     KvExpand,
@@ -37,21 +38,6 @@ _LENGTH_KEYS = (
     "n_ctx",
     "max_seq_len",
 )
-
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +115,9 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand
             "name the right one with tokenizer=... in --model_args"
         )
     trained = None if config is None else training_length_tokens(model.config)  # type: ignore[union-attr]
-    rope = getattr(config, "rope_parameters", None)
+    # Granite's hybrids have RoPE's parameters also where they give their layers no positions
+    rotates = getattr(config, "position_embedding_type", "rope") == "rope"
+    rope = getattr(config, "rope_parameters", None) if rotates else None
     return Description(
         folder=str(folder),
         format=name,
@@ -164,9 +152,9 @@ class Headers(Weights):
         with safe_open(path, framework="pt") as file:
             described = file.get_slice(name)
             kind = described.get_dtype()
-        if kind not in _DTYPES:
+        if kind not in str_to_torch_dtype:
             raise UserError(f"{name} holds numbers of the type {shown(kind)}, which is not supported")
-        return torch.empty(self.shape(name), dtype=_DTYPES[kind], device="meta")
+        return torch.empty(self.shape(name), dtype=str_to_torch_dtype[kind], device="meta")
 
 
 def _assemble(

@@ -5,6 +5,7 @@ beside the MLP's inner channels, or beside the logits of one chunk of targets. W
 `benchmarks/results/inspection.md`.
 """
 
+import bisect
 import dataclasses
 import os
 import re
@@ -78,7 +79,8 @@ class Sizes:
         of_experts = f"{self.chosen_experts} experts a token of {self.expert_size:,}" if self.chosen_experts else ""
         inner = " and ".join(filter(None, (of_mlp, of_experts)))
         gated = "gated " if self.gated else ""
-        return f"{self.layers} layers, width {self.hidden_size:,}, {heads}, {gated}{inner}, {self.vocabulary:,} tokens"
+        width = f"width {self.hidden_size:,}, vocabulary of {self.vocabulary:,}"
+        return f"{self.layers} layers, {width}, {heads}, {gated}{inner}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,11 +235,7 @@ def longest_tokens(sizes: Sizes, memory_bytes: int, device: str) -> tuple[int, i
 
 
 def _longest(takes: Callable[[int], int], room: int) -> int:
-    fits, too_long = 0, _MOST_TOKENS
-    while fits + 1 < too_long:
-        tokens = (fits + too_long) // 2
-        fits, too_long = (tokens, too_long) if takes(tokens) <= room else (fits, tokens)
-    return fits
+    return bisect.bisect_right(range(1, _MOST_TOKENS), room, key=takes)
 
 
 def read_memory(text: str) -> int:

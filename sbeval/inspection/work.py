@@ -1,6 +1,7 @@
 """How many requests and tokens a list of tasks is, made as a run makes them, and how long some documents take here."""
 
 import dataclasses
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -102,18 +103,14 @@ def make_tasks(
     return tasks
 
 
-class Encode:
-    """Counts the tokens of texts, with the tokenizer of a folder or hub id, loaded when the first text comes."""
+Encode = Callable[[Sequence[str]], list[int]]
+"""From texts to the number of tokens of each."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._tokenizer: Any = None
 
-    def __call__(self, texts: Sequence[str]) -> list[int]:
-        """Returns the number of tokens of each text."""
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self._source)
-        return [len(tokens) for tokens in encode_together(self._tokenizer, list(texts), quiet=True)]
+def encode_with(source: str) -> Encode:
+    """Returns what counts tokens with the tokenizer of a folder or hub id, loaded when the first text comes."""
+    loaded = functools.cache(lambda: load_tokenizer(source))
+    return lambda texts: [len(tokens) for tokens in encode_together(loaded(), list(texts), quiet=True)]
 
 
 def count_work(name: str, instances: Sequence[Any], encode: Encode, share: ShareWindows) -> TaskWork:
@@ -168,9 +165,13 @@ def measure(
     model_seconds, ran = {}, 0
     started = time.perf_counter()
     for name, task in tasks.items():
-        chosen = _sample(name, task.instances, SAMPLE_TOKENS[device], encode, share)
-        whole, sample = (count_work(name, instances, encode, share) for instances in (task.instances, chosen))
-        first = _seconds(lm, _shortest_of_each_type(name, chosen, encode, share))
+        count = functools.partial(count_work, name, encode=encode, share=share)
+        chosen = _sample(task.instances, SAMPLE_TOKENS[device], count)
+        whole, sample = count(task.instances), count(chosen)
+        shortest = [
+            min(of_kind, key=lambda instance: count([instance]).tokens) for of_kind in _by_type(chosen).values()
+        ]
+        first = _seconds(lm, shortest)
         spent = _seconds(lm, chosen)
         ran += sample.documents
         model_seconds[name] = first + spent * whole.tokens / max(1, sample.tokens)
@@ -182,21 +183,14 @@ def measure(
     )
 
 
-def _sample(name: str, instances: Sequence[Any], least_tokens: int, encode: Encode, share: ShareWindows) -> list[Any]:
+def _sample(instances: Sequence[Any], least_tokens: int, count: Callable[[Sequence[Any]], TaskWork]) -> list[Any]:
     """Returns all requests of some documents, which lie evenly among all."""
     documents = list(dict.fromkeys(instance.doc_id for instance in instances))
     of_first = [instance for instance in instances if instance.doc_id == documents[0]]
-    tokens = max(1, count_work(name, of_first, encode, share).tokens)
+    tokens = max(1, count(of_first).tokens)
     wanted = min(len(documents), max(_LEAST_DOCUMENTS, -(-least_tokens // tokens)))
     kept = {documents[number * len(documents) // wanted] for number in range(wanted)}
     return [instance for instance in instances if instance.doc_id in kept]
-
-
-def _shortest_of_each_type(name: str, instances: Sequence[Any], encode: Encode, share: ShareWindows) -> list[Any]:
-    return [
-        min(of_type, key=lambda instance: count_work(name, [instance], encode, share).tokens)
-        for of_type in _by_type(instances).values()
-    ]
 
 
 def _seconds(lm: Any, instances: Sequence[Any]) -> float:

@@ -4,8 +4,7 @@ Shape suffixes: B batch, H query heads, G key/value heads, Q new positions, K ca
 E hidden_size.
 """
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +27,7 @@ from sbeval.models.softmax import softmax_attention
 BIASED: dict[str, type[AlibiBias] | type[FireBias]] = {"alibi": AlibiBias, "fire": FireBias}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StickBreakingKernels:
+class StickBreakingKernels(NamedTuple):
     """Options of `sbeval.stickbreaking_attention` that are a choice of the run, never part of a checkpoint."""
 
     impl: Implementation = "auto"
@@ -47,7 +45,6 @@ class StickBreakingMixer(nn.Module):
         self.kernels = StickBreakingKernels()
         self.context_parallel: ContextParallel | None = None
         if config.remainder == "head_bias":
-            assert config.head_dim is not None
             self.head_bias = nn.Parameter(torch.zeros(config.num_attention_heads, config.head_dim))
 
     def forward(
@@ -69,8 +66,7 @@ class StickBreakingMixer(nn.Module):
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGQD)
 
     def _options(self) -> dict[str, Any]:
-        chosen = {"impl": self.kernels.impl, "skip_threshold": self.kernels.skip_threshold}
-        return {"scale": self.scale, "attend_current": self.attend_current, **chosen}
+        return {"scale": self.scale, "attend_current": self.attend_current, **self.kernels._asdict()}
 
     def _with_remainder(self, output_BHQD: Tensor, remainder_BHQ: Tensor, own_v_BGQD: Tensor) -> Tensor:
         if self.remainder == "none":
@@ -101,44 +97,25 @@ class SoftmaxMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
-        context = self.context_parallel
-        options: dict[str, Any] = {"scale": self.scale, "sliding_window": self.sliding_window}
+        heads, context, places = (q_BHQD, k_BGKD, v_BGKD), self.context_parallel, positions.position_ids
+        options: dict[str, Any] = {"scale": self.scale, "sliding_window": self.sliding_window, "bias": self.bias}
         if context is not None and context.active:
-            chunks = context.with_all_keys(
-                lambda chunk, k, v: softmax_attention(
-                    *(q_BHQD[:, :, chunk], k, v),
-                    bias=self.bias,
-                    position_ids_BQ=positions.position_ids[:, chunk],
-                    **options,
-                ),
-                k_BGKD,
-                v_BGKD,
-            )
-            return torch.cat(chunks, dim=2)
+
+            def attend(chunk: slice, k: Tensor, v: Tensor) -> Tensor:
+                return softmax_attention(q_BHQD[:, :, chunk], k, v, position_ids_BQ=places[:, chunk], **options)
+
+            return torch.cat(context.with_all_keys(attend, k_BGKD, v_BGKD), dim=2)
         lengths = positions.packed_lengths
-        packed = lengths is not None and len(lengths) > 1
-        if self.forgets and not packed and seq_start_B is None:
-            assert self.head_dim is not None
-            whole_BHQD = whole_text_attention(
-                *(q_BHQD, k_BGKD, v_BGKD), head_dim=self.head_dim, skip_threshold=self.skip_threshold, **options
+        if lengths is not None and len(lengths) > 1:
+            return packed_softmax_attention(
+                *heads, lengths, position_ids_1T=places, cu_seqlens=positions.cu_seqlens, **options
             )
+        if self.forgets and seq_start_B is None:
+            pruning: dict[str, Any] = {"sliding_window": self.sliding_window, "skip_threshold": self.skip_threshold}
+            whole_BHQD = whole_text_attention(*heads, head_dim=self.head_dim, scale=self.scale, **pruning)
             if whole_BHQD is not None:
                 return whole_BHQD
-        if lengths is not None and packed:
-            return packed_softmax_attention(
-                *(q_BHQD, k_BGKD, v_BGKD, lengths),
-                bias=self.bias,
-                position_ids_1T=positions.position_ids,
-                cu_seqlens=positions.cu_seqlens,
-                **options,
-            )
-        return softmax_attention(
-            *(q_BHQD, k_BGKD, v_BGKD),
-            seq_start_B=seq_start_B,
-            bias=self.bias,
-            position_ids_BQ=positions.position_ids,
-            **options,
-        )
+        return softmax_attention(*heads, seq_start_B=seq_start_B, position_ids_BQ=places, **options)
 
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
         """Returns [B, H, Q, D] of the newest positions over what slots hold, which is a window where there is one.
@@ -168,9 +145,6 @@ class Attention(nn.Module):
 
     def __init__(self, config: SbevalConfig, layer_index: int) -> None:
         super().__init__()
-        assert config.head_dim is not None
-        assert config.num_key_value_heads is not None
-        assert isinstance(config.bias, list)
         self.layer_index = layer_index
         self.head_dim = config.head_dim
         query_width = config.num_attention_heads * config.head_dim
@@ -240,14 +214,8 @@ class Attention(nn.Module):
             k_BGKD, v_BGKD = k_BGKD[..., : k_BGQD.shape[3]], v_BGKD[..., : v_BGQD.shape[3]]
             seq_start_B = positions.cached_from(seen - k_BGKD.shape[2])
         if self.rotates and positions.extrapolated is not None:
-            mixed_BHQD = positions.extrapolated(
-                q_BHQD,
-                k_BGKD,
-                v_BGKD,
-                scale=float(self.mixer.scale),  # type: ignore[arg-type]
-                seq_start_B=seq_start_B,
-                packed_lengths=positions.packed_lengths,
-            )
+            texts: dict[str, Any] = {"seq_start_B": seq_start_B, "packed_lengths": positions.packed_lengths}
+            mixed_BHQD = positions.extrapolated(q_BHQD, k_BGKD, v_BGKD, scale=self.scale, **texts)
         else:
             mixed_BHQD = self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B)
         return self._projected(mixed_BHQD, own_v_BGQD, hidden_BQE)

@@ -97,8 +97,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     intermediate_size: int = 2730
     num_hidden_layers: int = 24
     num_attention_heads: int = 32
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    num_key_value_heads: int = None  # type: ignore[assignment]
+    head_dim: int = None  # type: ignore[assignment]
     attention: str = "stickbreaking"
     sliding_window: int | None = None
     remainder: str = "none"
@@ -114,7 +114,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     head_norm: bool = False
     norm: str = "rmsnorm"
     norm_eps: float = 1e-5
-    bias: bool | list[str] = False
+    bias: list[str] = False  # type: ignore[assignment]
     activation: str = "swiglu"
     num_experts: int | None = None
     num_experts_per_token: int | None = None
@@ -213,7 +213,6 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         """Factor of the attention logits."""
         if self.attention_multiplier is not None:
             return float(self.attention_multiplier)
-        assert self.head_dim is not None
         return float(self.head_dim**-0.5)
 
     def _check_kinds(self) -> None:
@@ -255,7 +254,6 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             value = getattr(self, name)
             if value not in allowed:
                 raise UserError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
-        assert isinstance(self.bias, list)
         if not set(self.bias) <= set(BIASES):
             raise UserError(f"bias must be true, false or a list of {', '.join(BIASES)}, got {shown(self.bias)}")
         if self.attention == "stickbreaking" and self.sliding_window is not None:
@@ -281,7 +279,6 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             )
 
     def _check_experts(self) -> None:
-        assert isinstance(self.bias, list)
         if self.num_experts is None and (self.num_experts_per_token or self.shared_intermediate_size):
             raise UserError("num_experts_per_token and shared_intermediate_size are for mixtures: give num_experts")
         if self.num_experts is not None and not 1 <= (self.num_experts_per_token or 0) <= self.num_experts:
@@ -295,4 +292,6 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             raise UserError(f"experts have no bias, got bias={shown(self.bias)}; leave mlp out")
 
 
-_KINDS = {name: kind for name, kind in SbevalConfig.__annotations__.items() if "ClassVar" not in str(kind)}
+# what may be given; `__post_init__` makes the field's own type of it
+_GIVEN = {"num_key_value_heads": int | None, "head_dim": int | None, "bias": bool | list[str]}
+_KINDS = {name: kind for name, kind in SbevalConfig.__annotations__.items() if "ClassVar" not in str(kind)} | _GIVEN

@@ -31,6 +31,7 @@ Measured on an H200 (16 heads of 32 in 64K, else 32): cuDNN takes 0.25 ms at 409
 TUNED_HEAD_DIM = 32
 """Largest size of a head for which the kernel's tiles were tuned."""
 
+BLOCKS_OF_ROWS = "going on with blocks of rows"
 _BLOCK = 128
 _SMALLEST_HEAD_DIM, _LARGEST_HEAD_DIM = 16, 256
 _TUNED_ON = (9, 0)  # compute capability
@@ -150,21 +151,22 @@ def flex_with_options(
 _blocks = functools.lru_cache(maxsize=2)(causal_blocks)
 
 
+@functools.cache
+def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns one kernel for all lengths; `fullgraph` because what is run uncompiled holds all pairs."""
+    return torch.compile(function, dynamic=True, fullgraph=True)
+
+
 class CompiledFlexAttention(OptionalKernel):
     """`flex_causal_attention`, compiled at its first call; `instead` says what is done where that fails."""
 
-    def __init__(
-        self, compiled: Callable[..., Any] | None = None, instead: str = "going on with blocks of rows"
-    ) -> None:
+    def __init__(self, compiled: Callable[..., Any] | None = None, instead: str = BLOCKS_OF_ROWS) -> None:
         super().__init__("PyTorch's FlexAttention", instead)
         self._compiled = compiled
 
     def __call__(self, q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, **options: Any) -> Tensor | None:
         """Takes what `flex_causal_attention` takes; returns [B, H, L, D], or None where it cannot be compiled."""
-        if self._compiled is None:
-            # one kernel for all lengths; `fullgraph` because what is run uncompiled holds all pairs
-            self._compiled = torch.compile(flex_with_options, dynamic=True, fullgraph=True)
-        compiled = self._compiled
+        compiled = self._compiled or compiled_once(flex_with_options)
 
         def attention(*heads: Tensor, **options: Any) -> Any:
             # views are compiled for what they are views of: a cache, a projection, a padded copy, one kernel each

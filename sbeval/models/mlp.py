@@ -4,6 +4,9 @@ Shape suffixes: N tokens, E hidden_size, X experts, T experts of a token, S = N 
 widths in and out.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, grouped_mm, relu, silu
@@ -18,22 +21,23 @@ UNGATED = {"swiglu": "silu", "geglu": "gelu"}
 """What a gated activation applies to its gate."""
 
 
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "relu": relu,
+}
+
+
 def activate(name: str, x: Tensor) -> Tensor:
     """Applies an activation by its name in the configuration, gated ones to their gate."""
-    match name:
-        case "swiglu" | "silu":
-            return silu(x)
-        case "geglu" | "gelu":
-            return gelu(x)
-        case "gelu_tanh":
-            return gelu(x, approximate="tanh")
-        case "relu":
-            return relu(x)
-    raise ValueError(f"no activation is called {name!r}")
+    return _FUNCTIONS[UNGATED.get(name, name)](x)
 
 
-def gated(name: str, gate: Tensor, up: Tensor) -> Tensor:
-    """Applies a gated activation by its name in the configuration: in one pass on a GPU where no gradient is kept."""
+def activated(name: str, gate: Tensor | None, up: Tensor) -> Tensor:
+    """Applies an activation by its name in the configuration: gated in one pass on a GPU without gradients."""
+    if gate is None:
+        return activate(name, up)
     plain = gate.dtype == torch.float64 or torch.is_grad_enabled() or torch.compiler.is_compiling()
     if gate.is_cuda and not plain:
         from sbeval.models.kernels.gated import kernel_gated
@@ -47,7 +51,6 @@ class MLP(nn.Module):
 
     def __init__(self, config: SbevalConfig, width: int) -> None:
         super().__init__()
-        assert isinstance(config.bias, list)
         bias = "mlp" in config.bias
         self.activation = config.activation
         gated = config.activation in GATED_ACTIVATIONS
@@ -57,12 +60,8 @@ class MLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, L, hidden_size] to the same."""
-        inner = self.up_proj(hidden)
-        if self.gate_proj is None:
-            inner = activate(self.activation, inner)
-        else:
-            inner = gated(self.activation, self.gate_proj(hidden), inner)
-        output: Tensor = self.down_proj(inner)
+        gate = None if self.gate_proj is None else self.gate_proj(hidden)
+        output: Tensor = self.down_proj(activated(self.activation, gate, self.up_proj(hidden)))
         return output
 
 
@@ -158,11 +157,8 @@ class Mixture(nn.Module):
         weight_NT, index_NT = self.choose(x_NE)
         assigned = Assignment(index_NT, self.up_proj.weight.shape[0])
         x_SE = x_NE[assigned.token_S]
-        inner_SI = self.up_proj(x_SE, assigned.end_X)
-        if self.gate_proj is None:
-            inner_SI = activate(self.activation, inner_SI)
-        else:
-            inner_SI = gated(self.activation, self.gate_proj(x_SE, assigned.end_X), inner_SI)
+        gate_SI = None if self.gate_proj is None else self.gate_proj(x_SE, assigned.end_X)
+        inner_SI = activated(self.activation, gate_SI, self.up_proj(x_SE, assigned.end_X))
         output_NE = assigned.mixed(self.down_proj(inner_SI, assigned.end_X), weight_NT)
         if self.shared is None:
             return output_NE

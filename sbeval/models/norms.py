@@ -5,7 +5,7 @@ Shape suffixes: B batch, H heads, Q new positions, D head_dim.
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import group_norm, rms_norm
+from torch.nn.functional import rms_norm
 
 from sbeval.models.config import SbevalConfig
 
@@ -20,7 +20,6 @@ def make_norm(config: SbevalConfig) -> nn.Module:
 
 def norm_of_queries(config: SbevalConfig, width: int) -> nn.Module | None:
     """Returns the norm of queries or keys, `width` channels of all heads together; None where there is none."""
-    assert config.head_dim is not None
     if not config.qk_norm:
         return None
     eps = config.norm_eps if config.qk_norm_eps is None else config.qk_norm_eps
@@ -42,17 +41,13 @@ class OwnHeadsNorm(nn.Module):
         return rms_norm(x_BHQD, x_BHQD.shape[3:], eps=self.eps) * self.weight[:, None]
 
 
-class HeadNorm(nn.Module):
+class HeadNorm(nn.GroupNorm):
     """GroupNorm of each position's concatenated heads, one group a head."""
 
     def __init__(self, config: SbevalConfig) -> None:
-        super().__init__()
-        assert config.head_dim is not None
-        self.heads = config.num_attention_heads
-        self.weight = nn.Parameter(torch.ones(self.heads * config.head_dim))
-        self.bias = nn.Parameter(torch.zeros(self.heads * config.head_dim))
+        heads = config.num_attention_heads
+        super().__init__(heads, heads * config.head_dim, eps=HEAD_NORM_EPS)
 
     def forward(self, heads: Tensor) -> Tensor:
         """[B, Q, H * D] to the same."""
-        normed = group_norm(heads.flatten(0, 1), self.heads, self.weight, self.bias, HEAD_NORM_EPS)
-        return normed.view(heads.shape)
+        return super().forward(heads.flatten(0, 1)).view(heads.shape)

@@ -1,27 +1,25 @@
 """Causal softmax attention over texts packed into one row: all at once on a GPU, else text by text.
 
 PyTorch's variable-length attention takes bf16 and fp16 heads whose size is a multiple of 8 up to 256, a window, and no
-bias. Where it does not exist, does not fit or does not run, the texts are mixed one by one.
+bias. Where it does not fit or does not run, the texts are mixed one by one.
 
 Shape suffixes: H query heads, G key/value heads, T tokens of all texts, D head_dim, S texts.
 """
 
 import contextlib
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
 
 from sbeval.models.kernels.devices import OptionalKernel
 from sbeval.models.softmax import Bias, softmax_attention
 
 LARGEST_HEAD_DIM = 256
 _MULTIPLE = 8
-_NEEDED = {"scale", "window_size"}
-"""Options that PyTorch's first version of it did not have."""
 _WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -35,17 +33,9 @@ def suits_varlen(q_1HTD: Tensor, bias: Bias | None) -> bool:
 class VarlenAttention(OptionalKernel):
     """PyTorch's variable-length attention, or another `function` of the same arguments."""
 
-    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+    def __init__(self, function: Callable[..., Any] = varlen_attn) -> None:
         super().__init__("PyTorch's variable-length attention", "going text by text")
-        if function is None:
-            try:
-                from torch.nn.attention.varlen import varlen_attn
-            except ImportError:
-                self.works = False
-            else:
-                function = varlen_attn
-                self.works = set(inspect.signature(varlen_attn).parameters) >= _NEEDED
-        self._function: Callable[..., Any] | None = function
+        self._function = function
 
     def __call__(
         self,
@@ -59,9 +49,6 @@ class VarlenAttention(OptionalKernel):
         cu_seqlens: Tensor | None = None,
     ) -> Tensor | None:
         """Returns [1, H, T, D], or None where it does not run."""
-        function = self._function
-        if function is None:
-            return None
         groups, longest = q_1HTD.shape[1] // k_1GTD.shape[1], max(lengths)
         # its window counts the keys left of the query, without the query's own
         seen = -1 if sliding_window is None or sliding_window >= longest else sliding_window - 1
@@ -73,7 +60,7 @@ class VarlenAttention(OptionalKernel):
             # not all versions take grouped heads
             keys = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (k_1GTD, v_1GTD))
             query, key, value = (x[0].transpose(0, 1) for x in (q_1HTD, *keys))
-            output: Tensor = function(
+            output: Tensor = self._function(
                 query=query,
                 key=key,
                 value=value,

@@ -16,7 +16,7 @@ from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
 from sbeval.models.mlp import Experts, Mixture
 from sbeval.models.norms import HeadNorm, OwnHeadsNorm
-from sbeval.models.rope import RopeFrequencies, rope_frequencies
+from sbeval.models.rope import RopeFrequencies, rope_frequencies, scaled_parameters
 
 
 class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
@@ -106,20 +106,16 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         rope = self.config.rope_parameters
         if rope is None:
             raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.scheme!r}")
-        base: dict[str, Any] = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-        parameters = rope if scaling is None else {**base, **scaling}
         original = (
             original_length_tokens
             or rope.get("original_max_position_embeddings")
             or self.config.training_length_tokens
             or self.config.max_position_embeddings
         )
-        head_dim = self.config.head_dim
-        assert head_dim is not None
         assert original is not None
         return rope_frequencies(
-            parameters,
-            head_dim=head_dim,
+            scaled_parameters(rope, scaling),
+            head_dim=self.config.head_dim,
             original_length_tokens=original,
             length_tokens=length_tokens,
             max_position_embeddings=self.config.max_position_embeddings,

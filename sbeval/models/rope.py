@@ -110,6 +110,13 @@ def rotate(x_BHLD: Tensor, cos_B1LF: Tensor, sin_B1LF: Tensor) -> Tensor:
     return torch.cat(rotated, dim=-1)
 
 
+def scaled_parameters(own: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Returns a scaling with the model's own base and partial rotation unless it names them; without one, `own`."""
+    if scaling is None:
+        return own
+    return {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own} | dict(scaling)
+
+
 @contextmanager
 def held_rope_frequencies(
     model: nn.Module,
@@ -177,8 +184,7 @@ def _scaled_module(
             f"RoPE scaling at evaluation time is not known for {type(module).__name__}, whose frequencies do not "
             "follow its rope_parameters; leave rope_scaling out"
         )
-    base = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
-    parameters = own if scaling is None else {**base, **scaling}
+    parameters = scaled_parameters(own, scaling)
     scaled = frequencies(parameters, original_length_tokens=original, length_tokens=length_tokens)
     device = getattr(module, f"{prefix}inv_freq").device
     return scaled, {

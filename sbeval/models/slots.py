@@ -39,6 +39,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """
 
     is_compileable = True
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, of: "SlotCache", sliding_window: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -60,25 +62,18 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Writes [N, G, Q, D] of prompts or [B, G, Q, D] of a step, and returns what those positions attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
         filling = self._of.filling
         if filling is not None:
             both = (self.keys, key_states), (self.values, value_states)
-            if filling.begin == 0:
-                seen = key_states, value_states
-            else:
-                seen = (_after_earlier(both[0], filling), _after_earlier(both[1], filling))
+            seen_k, seen_v = (new if filling.begin == 0 else _after_earlier(room, new, filling) for room, new in both)
             for room, new in both:
                 _fill(room, new, filling)
-            return seen
+            return seen_k, seen_v
         _write(self.keys, self.values, key_states, value_states, self._of.position_B)
         return self.attended()
 
     def attended(self) -> tuple[Tensor, Tensor]:
         """Returns the room that a step attends to; the first `SlotCache.length_B` places of it are filled."""
-        assert self.keys is not None
-        assert self.values is not None
         self._of.length_B = self._of.lengths_B[self.room_tokens]
         return self.keys, self.values
 
@@ -171,9 +166,8 @@ def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Ten
     return output_BGRD.reshape(*q_BHQD.shape[:3], v_BGKD.shape[3])
 
 
-def _after_earlier(room_and_new: tuple[Tensor, Tensor], filling: Filling) -> Tensor:
+def _after_earlier(room_BGKD: Tensor, new_NGQD: Tensor, filling: Filling) -> Tensor:
     """Returns [N, G, earlier and new, D]: all earlier keys of these slots, or those still in a window's ring."""
-    room_BGKD, new_NGQD = room_and_new
     room = room_BGKD.shape[2]
     place_K = torch.arange(max(0, filling.begin - room), filling.begin, device=room_BGKD.device) % room
     earlier_NKGD = room_BGKD.transpose(1, 2)[filling.slots_N[:, None], place_K]

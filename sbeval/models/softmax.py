@@ -8,6 +8,7 @@ Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D 
 block can see.
 """
 
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -111,8 +112,7 @@ def softmax_attention(
         return added.masked_fill(~seen, -torch.inf)[..., :columns]
 
     def block(last: int, columns: int, q_BHRD: Tensor, k: Tensor, v: Tensor, position_BR: Tensor | None) -> Tensor:
-        shown = mask(last, q_BHRD.shape[2], columns, position_BR)
-        return _masked_attention(q_BHRD, k[:, :, last - columns : last], v[:, :, last - columns : last], shown, scale)
+        return _masked_attention(q_BHRD, k, v, last, mask(last, q_BHRD.shape[2], columns, position_BR), scale)
 
     widest = min(keys, _aligned(rows + sliding_window - 1))
     shared = mask(keys, min(rows, queries), widest, None) if by_distance else None
@@ -125,8 +125,7 @@ def softmax_attention(
         q_BHRD = q_BHQD[:, :, start:stop]
         if shared is not None:
             shown = readable_mask(shared[:, :, start - stop :, widest - columns :])
-            k, v = k_BHKD[:, :, last - columns : last], v_BHKD[:, :, last - columns : last]
-            outputs.append(_masked_attention(q_BHRD, k, v, shown, scale))
+            outputs.append(_masked_attention(q_BHRD, k_BHKD, v_BHKD, last, shown, scale))
             continue
         position_BR = None if position_ids_BQ is None else position_ids_BQ[:, start:stop]
         arguments = (last, columns, q_BHRD, k_BHKD, v_BHKD, position_BR)
@@ -149,11 +148,13 @@ def readable_mask(mask: Tensor) -> Tensor:
     return pad(mask, (0, _aligned(columns) - columns)).contiguous()[..., :columns]
 
 
-def _masked_attention(q_BHRD: Tensor, k_BHCD: Tensor, v_BHCD: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """PyTorch's attention with a mask; cuDNN, which plans anew for every number of keys, is left out on a GPU."""
-    if not q_BHRD.is_cuda:
-        return scaled_dot_product_attention(q_BHRD, k_BHCD, v_BHCD, attn_mask=mask, scale=scale)
-    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+def _masked_attention(q_BHRD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, last: int, mask: Tensor, scale: float) -> Tensor:
+    """PyTorch's attention to the keys before `last`, as many as the mask has columns.
+
+    cuDNN, which plans anew for every number of keys, is left out on a GPU.
+    """
+    k_BHCD, v_BHCD = (x[:, :, last - mask.shape[-1] : last] for x in (k_BHKD, v_BHKD))
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if q_BHRD.is_cuda else nullcontext():
         return scaled_dot_product_attention(q_BHRD, k_BHCD, v_BHCD, attn_mask=mask, scale=scale)
 
 

@@ -92,6 +92,8 @@ class TaskRecord(_Record):
         lengths: context lengths scored, in tokens, ascending.
         dropped_lengths: default lengths left out because corpus or model is shorter, ascending.
         targets_per_window: scored targets a window where the protocol fixes it, else None.
+        room_tokens: left context that every target of `fixed_target` was chosen to have, else None.
+        targets_sha256: hash of which tokens of the text were scored; equal where two runs scored the same targets.
         strides: per length (as text), new targets a window where windows overlap, else None.
         longppl: evaluator, context lengths and thresholds behind LongPPL's key tokens, None without LongPPL.
         own_document_share: per length (as text), the share of targets whose whole left context is their own document.
@@ -114,6 +116,8 @@ class TaskRecord(_Record):
     lengths: list[int]
     dropped_lengths: list[int] = dataclasses.field(default_factory=list)
     targets_per_window: int | None = None
+    room_tokens: int | None = None
+    targets_sha256: str | None = None
     strides: dict[str, int] | None = None
     longppl: dict[str, Any] | None = None
     own_document_share: dict[str, float] | None = None

@@ -6,12 +6,12 @@ once and writes nothing but the results.
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 
-import contextlib
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from sbeval.attention.impl.triton.hardware import on_device_of
 
 _BLOCK = 4096
 _LOAD_BYTES = 16
@@ -74,7 +74,7 @@ def kernel_target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor,
     # rows that begin anywhere are not read in pieces, and lanes of several columns would be spread over threads
     aligned = logits_NV.stride(0) % 16 == 0 and logits_NV.data_ptr() % _LOAD_BYTES == 0
     width = _LOAD_BYTES // logits_NV.element_size() if aligned else 1
-    with torch.cuda.device(logits_NV.device) if logits_NV.is_cuda else contextlib.nullcontext():
+    with on_device_of(logits_NV):
         arguments = (logits_NV, target_N, logprob_N, greedy_N, vocabulary, logits_NV.stride(0))
         _kernel[(rows,)](*arguments, LANES=_BLOCK // width, WIDTH=width, num_warps=8)
     return logprob_N, greedy_N

@@ -134,11 +134,15 @@ def _stick_breaking(mixer: StickBreakingMixer) -> Weights:
     return weights
 
 
+def _distances(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Returns the queries' positions [R], and how far back from each every key is, [R, K]."""
+    position_R = torch.arange(first, first + q_1HRD.shape[2], device=q_1HRD.device)
+    return position_R, position_R[:, None] - torch.arange(k_1GKD.shape[2], device=q_1HRD.device)
+
+
 def _softmax(mixer: SoftmaxMixer) -> Weights:
     def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
-        rows, keys = q_1HRD.shape[2], k_1GKD.shape[2]
-        position_R = torch.arange(first, first + rows, device=q_1HRD.device)
-        distance_RK = position_R[:, None] - torch.arange(keys, device=q_1HRD.device)
+        position_R, distance_RK = _distances(q_1HRD, k_1GKD, first)
         seen_RK = distance_RK >= 0
         if mixer.sliding_window is not None:
             seen_RK &= distance_RK < mixer.sliding_window
@@ -185,12 +189,10 @@ def _recorded_interface(queries: int, layers: list[Layer]) -> Iterator[None]:
         scale = options.get("scaling") or query.shape[-1] ** -0.5
 
         def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
-            rows, keys = q_1HRD.shape[2], k_1GKD.shape[2]
             if mask is None:
-                position_R = torch.arange(first, first + rows, device=q_1HRD.device)
-                seen_RK = position_R[:, None] >= torch.arange(keys, device=q_1HRD.device)
+                seen_RK = _distances(q_1HRD, k_1GKD, first)[1] >= 0
             else:
-                own_RK = mask[0, 0, first : first + rows, :keys]
+                own_RK = mask[0, 0, first : first + q_1HRD.shape[2], : k_1GKD.shape[2]]
                 seen_RK = own_RK if own_RK.dtype == torch.bool else own_RK == 0
             return _softmax_weights(q_1HRD, k_1GKD, scale, seen_RK, 0.0)
 

@@ -18,37 +18,29 @@ def sweep_from_command(
     arguments: Sequence[str],
     *,
     suite: str | None,
-    output: str | None = None,
-    context_lengths: str | None = None,
-    limit: float | None = None,
-    model_args: str | None = None,
-    metadata: str | None = None,
     follow: str | None = None,
     workers: str | None = None,
+    **of_suite: Any,
 ) -> Sweep:
-    """Returns the sweep of a file, or that of a suite over checkpoints, with the command's other options.
+    """Returns the sweep of a file, or that of a suite over checkpoints with the options `of_suite`, None if not given.
 
     Raises:
         UserError: arguments that do not belong together, or a value that cannot be.
     """
     if workers is not None:
         raise UserError("Expected no --workers, which is gone: use --ray local, which runs as many at a time as fit.")
+    given = {name: value for name, value in of_suite.items() if value is not None}
     if suite is None:
-        of_suite: dict[str, Any] = {"output": output, "context_lengths": context_lengths, "limit": limit}
-        of_suite |= {"model_args": model_args, "metadata": metadata}
-        return _from_file(arguments, [name for name, value in of_suite.items() if value is not None], follow)
+        return _from_file(arguments, list(given), follow)
     if not arguments and follow is None:
         raise UserError(f"Expected checkpoints behind --suite {suite}, found none: name at least one.")
-    lengths = None if context_lengths is None else read_value(_LengthsOption, context_lengths, name="--context-lengths")
-    return Sweep(
-        checkpoints=tuple(SweepCheckpoint(pretrained=path) for path in arguments),
-        follow=follow,
-        runs=suite_runs(suite, lengths),
-        output=output or f"results/{suite}",
-        model_args=_mapping(model_args, "--model-args"),
-        metadata=_mapping(metadata, "--metadata"),
-        limit=limit,
-    )
+    lengths = given.pop("context_lengths", None)
+    if lengths is not None:
+        lengths = read_value(_LengthsOption, lengths, name="--context-lengths")
+    checkpoints = tuple(SweepCheckpoint(pretrained=path) for path in arguments)
+    given["output"] = given.get("output") or f"results/{suite}"
+    given |= {name: _mapping(given[name], name) for name in ("model_args", "metadata") if name in given}
+    return Sweep(checkpoints=checkpoints, follow=follow, runs=suite_runs(suite, lengths), **given)
 
 
 def load_sweep(path: Path, follow: str | None = None) -> Sweep:
@@ -110,13 +102,13 @@ def _from_file(arguments: Sequence[str], options: Sequence[str], follow: str | N
     return load_sweep(Path(arguments[0]), follow)
 
 
-def _mapping(text: str | None, option: str) -> dict[str, Any]:
-    if text is None:
-        return {}
+def _mapping(text: str, name: str) -> dict[str, Any]:
     from lm_eval._cli.utils import key_val_to_dict, try_parse_json
 
     try:
         parsed = try_parse_json(text)
         return parsed if isinstance(parsed, dict) else dict(key_val_to_dict(text))
     except ValueError as error:
-        raise UserError(f"Expected {option} as key=value,... or a JSON object, found {text!r} ({error}).") from None
+        raise UserError(
+            f"Expected --{name.replace('_', '-')} as key=value,... or a JSON object, found {text!r} ({error})."
+        ) from None

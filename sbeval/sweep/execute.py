@@ -1,13 +1,12 @@
 """Runs a sweep: one process a run, so that one that crashes or runs out of memory does not end the others."""
 
 import contextlib
-import dataclasses
 import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sbeval.commands.ending import say_next
 from sbeval.errors import UserError
@@ -18,8 +17,7 @@ from sbeval.sweep.definition import PlannedRun, Sweep, check_checkpoint, plan
 from sbeval.sweep.results import in_the_way, other_settings, what_is_missing
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """A run without results, and why."""
 
     run: PlannedRun

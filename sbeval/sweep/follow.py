@@ -1,6 +1,5 @@
 """Checkpoints that a training leaves while it goes on: each is evaluated once it is complete."""
 
-import dataclasses
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -87,6 +86,6 @@ def _without_deleted(failures: Sequence[Failure]) -> list[Failure]:
         if not checkpoint.exists():
             reason = f"{checkpoint} was deleted in the meantime: have the training keep more (save_total_limit)"
             print(f"{failure.run}: {reason}", flush=True)
-            failure = dataclasses.replace(failure, reason=reason)
+            failure = failure._replace(reason=reason)
         told.append(failure)
     return told

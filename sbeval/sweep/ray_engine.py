@@ -1,6 +1,7 @@
 """Runs of a sweep as tasks of a Ray cluster. Imported only where one is asked for, and needs the extra sbeval[ray]."""
 
 import contextlib
+import dataclasses
 import logging
 import os
 import re
@@ -66,7 +67,7 @@ def run_on_cluster(
             gpus = min(1, most_gpus) if run.gpus is None else run.gpus
             tries[str(run)] += 1
             task = remote.options(num_gpus=gpus, num_cpus=1, name=str(run))
-            running[task.remote(place, run, gpus=gpus, **how)] = run
+            running[task.remote(place, dataclasses.replace(run, gpus=gpus), **how)] = run
 
         for run in runs:
             say(run, f"given to the cluster, log in {run.log_file}")
@@ -136,7 +137,6 @@ def _attempt(
     place: tuple[str, str],
     run: PlannedRun,
     *,
-    gpus: int,
     launcher: Sequence[str] | None,
     replace: bool,
     threads: str | None,
@@ -147,6 +147,4 @@ def _attempt(
     os.chdir(place[0])
     os.environ.pop(_THREADS, None)
     variables = {} if threads is None else {_THREADS: threads}
-    if gpus == 0:
-        variables["CUDA_VISIBLE_DEVICES"] = ""
     return attempt(run, launcher, replace=replace, variables=variables, lock_seconds=_LOCK_SECONDS)

@@ -1,9 +1,8 @@
 """Token arrays on disk: tokens, recall text, and the record of where they come from."""
 
-import dataclasses
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from sbeval.keeping.hashes import file_sha256
 from sbeval.training.tokenizer import Tokens
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingArrays:
+class TrainingArrays(NamedTuple):
     """Token arrays on disk, as `own_text` writes them, and where their text comes from.
 
     `tokens` are documents joined with the end-of-text token, `recall` is [windows, length + 1].

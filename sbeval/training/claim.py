@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.checkpoints.files import Weights
+from sbeval.commands.ranks import is_first_process
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_json_object
 from sbeval.keeping.locks import LOCK, alone_in
 from sbeval.keeping.writing import is_unfinished, set_aside, told, whole_file
-from sbeval.training.distributed import is_first_process
 from sbeval.training.full_disk import full_disk_named
 from sbeval.training.record import OTHER_FOLDER
 from sbeval.training.trainer import holds_states

@@ -3,16 +3,16 @@
 import argparse
 import shlex
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from sbeval.commands.ending import EVALUATE, say_next, saying_next_later
+from sbeval.commands.ranks import is_first_process
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.hub_names import check_name
-from sbeval.settings import Count, read_value
+from sbeval.settings import Count, Settings, read_value
 from sbeval.training.recipe import (
     RUN_FILES,
     Documents,
@@ -24,16 +24,8 @@ from sbeval.training.recipe import (
 )
 
 
-class HeldOut(NamedTuple):
-    """What a report on a model trained on a person's own text is made from: text kept out, and lengths in tokens."""
-
-    checkpoint: Path
-    text: Path
-    context_lengths: tuple[int, ...]
-
-
-def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
-    """Command line of a training run; returns what to report on where a report was asked for and training ended."""
+def train_command(arguments: Sequence[str]) -> Path | None:
+    """Command line of a training run; returns the results to report on where asked for one and training has ended."""
     parser = argparse.ArgumentParser(prog="sbeval train", description="One training run, resumed where it stopped.")
     parser.add_argument(
         "recipe",
@@ -85,7 +77,6 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
     from sbeval.training.arrays import load_arrays
 
     load_arrays(folder or Path(recipe.data.folder))  # refused before torch is imported
-    from sbeval.training.distributed import is_first_process
     from sbeval.training.own_text import HELD_OUT_FILE, lengths_to_report, name_of_text
     from sbeval.training.train import train
 
@@ -95,7 +86,7 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
         out,
         max_seconds=options.max_seconds,
         data_folder=folder,
-        command=shlex.join(["sbeval", "train", *(sys.argv[1:] if arguments is None else arguments)]),
+        command=shlex.join(["sbeval", "train", *arguments]),
         fsdp=options.fsdp,
         replace=options.replace,
     )
@@ -106,34 +97,30 @@ def train_command(arguments: Sequence[str] | None = None) -> HeldOut | None:
     held_out.mkdir(parents=True, exist_ok=True)
     with whole_file(held_out / HELD_OUT_FILE, "the text kept out of training", remedy="choose another --out") as copy:
         shutil.copyfile(folder / HELD_OUT_FILE, copy)
-    return HeldOut(checkpoint, held_out, lengths)
+    return _evaluated(checkpoint, held_out, lengths)
 
 
-def evaluate_held_out(held_out: HeldOut) -> Path:
-    """Evaluates a model on text kept out of its training, in a process of its own; returns the folder of results.
-
-    Raises:
-        UserError: it failed.
-    """
+def _evaluated(checkpoint: Path, text: Path, context_lengths: tuple[int, ...]) -> Path:
+    """Evaluates a model on text kept out of its training, in a process of its own; returns the folder of results."""
     from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
 
     run = SweepRun(
         name="held-out",
         tasks=("sb_text_stream", "sb_text_fixed_target"),
-        context_lengths=held_out.context_lengths,
+        context_lengths=context_lengths,
         # documents may be shorter than a context
-        metadata={"data_path": str(held_out.text.resolve()), "context": "stream"},
+        metadata={"data_path": str(text.resolve()), "context": "stream"},
     )
-    checkpoint = SweepCheckpoint(pretrained=str(held_out.checkpoint.resolve()))
-    results = held_out.checkpoint.with_name("results")
+    evaluated = SweepCheckpoint(pretrained=str(checkpoint.resolve()))
+    results = checkpoint.with_name("results")
     with saying_next_later():
-        failures = run_sweep(Sweep(checkpoints=(checkpoint,), runs=(run,), output=str(results)))
+        failures = run_sweep(Sweep(checkpoints=(evaluated,), runs=(run,), output=str(results)))
     if failures:
         raise UserError(f"Expected results for the report, found none: {failures[0].reason}")
     return results
 
 
-def extend_command(arguments: Sequence[str] | None = None) -> None:
+def extend_command(arguments: Sequence[str]) -> None:
     """Command line of a context extension."""
     parser = argparse.ArgumentParser(
         prog="sbeval extend", description="Continue training at a longer context (Tan et al. 2025, appendix C.1)."
@@ -169,45 +156,31 @@ def extend_command(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for name in ("context", "log_every_steps", "save_every_steps", "context_parallel"):
         read_value(Count, getattr(options, name), name=f"--{name.replace('_', '-')}")
-    micro_batch_tokens = options.micro_batch_tokens
-    if micro_batch_tokens is None and options.batch_tokens % options.context == 0:
-        micro_batch_tokens = options.context
-    extension = Extension(
-        checkpoint=options.checkpoint,
-        data=options.data,
-        context_tokens=options.context,
-        optimization=OptimizationSettings(
-            learning_rate=options.learning_rate,
-            total_tokens=options.steps * options.batch_tokens,
-            batch_tokens=options.batch_tokens,
-            micro_batch_tokens=micro_batch_tokens,
-            warmup_steps=options.warmup_steps,
-            schedule="extension",
-            weight_decay=options.weight_decay,
-        ),
-        documents=options.documents,
-        rope_scaling=options.rope_scaling,
-        allow_repeat=options.allow_repeat,
-        gradient_checkpointing=options.gradient_checkpointing,
-        precision=options.precision,
-        seed=options.seed,
-        log_every_steps=options.log_every_steps,
-        save_every_steps=options.save_every_steps,
+    if options.micro_batch_tokens is None and options.batch_tokens % options.context == 0:
+        options.micro_batch_tokens = options.context
+    total_tokens = options.steps * options.batch_tokens
+    optimization = OptimizationSettings(
+        schedule="extension", total_tokens=total_tokens, **_fields(OptimizationSettings, options)
     )
+    extension = Extension(context_tokens=options.context, optimization=optimization, **_fields(Extension, options))
     _check_parent_and_text(extension)
-    command = shlex.join(["sbeval", "extend", *(sys.argv[1:] if arguments is None else arguments)])
     from sbeval.training.extend import extend
 
     checkpoint = extend(
         extension,
         options.out,
         max_seconds=options.max_seconds,
-        command=command,
+        command=shlex.join(["sbeval", "extend", *arguments]),
         fsdp=options.fsdp,
         replace=options.replace,
         context_parallel=options.context_parallel,
     )
     _say_next(checkpoint)
+
+
+def _fields(kind: type[Settings], options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options that are called as fields of some settings."""
+    return {name: value for name, value in vars(options).items() if name in kind.model_fields}
 
 
 def _check_parent_and_text(extension: Extension) -> None:

@@ -9,30 +9,19 @@ over all processes is that of the windows.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Sampler
 from transformers import Trainer
 
 from sbeval.attention.context_parallel import ContextParallel
 from sbeval.errors import UserError
 from sbeval.scoring.context_parallel import join_context
-
-
-def is_first_process() -> bool:
-    """Whether this process writes what all processes share."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def say(text: str) -> None:
-    """Prints a line in the first process alone."""
-    if is_first_process():
-        print(text, flush=True)
 
 
 def process_count() -> int:
@@ -113,23 +102,13 @@ def check_context_parallel(degree: int, length_tokens: int, documents: str) -> N
         )
 
 
-class EachBatchForAGroup(Sampler[int]):
-    """Windows in order, each batch once for each of the `degree` processes of a group, to whom accelerate gives it in
-    turn.
+def each_batch_for_a_group(windows: int, batch_windows: int, degree: int) -> list[int]:
+    """Returns the order of the windows, each batch once for each of the `degree` processes of a group, to whom
+    accelerate gives it in turn.
     """
-
-    def __init__(self, windows: int, batch_windows: int, degree: int) -> None:
-        self._windows, self._batch_windows, self._degree = windows, batch_windows, degree
-
-    def __iter__(self) -> Iterator[int]:
-        """Yields the index of each window."""
-        for start in range(0, self._windows, self._batch_windows):
-            for _ in range(self._degree):
-                yield from range(start, min(start + self._batch_windows, self._windows))
-
-    def __len__(self) -> int:
-        """How many indices there are."""
-        return self._windows * self._degree
+    batches = np.split(np.arange(windows), range(batch_windows, windows, batch_windows))
+    order: list[int] = np.concatenate([np.tile(batch, degree) for batch in batches]).tolist()
+    return order
 
 
 def shared_loss(model: Any, degree: int, device: torch.device) -> Callable[[nn.Module, Tensor], Tensor]:

@@ -4,11 +4,12 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.commands.ranks import say
 from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_sha256
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
@@ -16,28 +17,19 @@ from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
-from sbeval.training.distributed import check_context_parallel, say
+from sbeval.training.distributed import check_context_parallel
 from sbeval.training.losses import document_loss, next_token_loss
 from sbeval.training.own_text import OwnText, tokenised_text
-from sbeval.training.recipe import Extension, OptimizationSettings
-from sbeval.training.run import TrainingRun
+from sbeval.training.recipe import Extension
+from sbeval.training.run import RunOptions, TrainingRun
 from sbeval.training.windows import TrainingWindows
 
 
-def extend(
-    extension: Extension,
-    out: Path,
-    *,
-    max_seconds: float | None = None,
-    command: str = "",
-    fsdp: bool = False,
-    replace: bool = False,
-    context_parallel: int = 1,
-) -> Path | None:
+def extend(extension: Extension, out: Path, *, replace: bool = False, **options: Unpack[RunOptions]) -> Path | None:
     """Continues training at a longer context, or goes on where an earlier call stopped.
 
     `out` holds resumable states, the loss curve, and at the end `checkpoint/`; with `replace` what else it holds is
-    moved aside. The other options are those of `TrainingRun`.
+    moved aside.
 
     Returns:
         The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
@@ -52,17 +44,9 @@ def extend(
     from sbeval.checkpoints.files import Weights, find_folder
     from sbeval.checkpoints.load import load_checkpoint
 
-    check_context_parallel(context_parallel, extension.context_tokens, extension.documents)
-    optimization = extension.optimization
+    run = TrainingRun(out, extension, **options)
+    check_context_parallel(run.context_parallel, extension.context_tokens, extension.documents)
     folder = find_folder(extension.checkpoint)
-    run = TrainingRun(
-        out=out,
-        settings=extension,
-        max_seconds=max_seconds,
-        command=command,
-        fsdp=fsdp,
-        context_parallel=context_parallel,
-    )
     loaded = load_checkpoint(folder, dtype="float32")
     if not loaded.extendable:
         raise UserError(
@@ -79,15 +63,10 @@ def extend(
     if extension.documents == "separate":
         check_documents(tokens, separator, extension.context_tokens)
     windows = TrainingWindows(
-        tokens,
-        tokens[:0].reshape(0, 0),
-        length_tokens=extension.context_tokens,
-        windows=run.windows,
-        recall_share=0.0,
-        seed=extension.seed,
+        tokens, tokens[:0], length_tokens=extension.context_tokens, windows=run.windows, seed=extension.seed
     )
     if not extension.allow_repeat:
-        check_epochs(windows.epochs, len(tokens), optimization)
+        run.check_epochs(windows, len(tokens), remedy="fewer --steps, or --allow-repeat")
     checkpoint = out / "checkpoint"
     identity = {
         "extension": extension.model_dump(mode="json"),
@@ -110,13 +89,9 @@ def extend(
         model = run.train(model, windows, next_token_loss if extension.documents == "joined" else apart)
         if model is None:
             return None
-
-        def record() -> dict[str, Any]:
-            facts = {"extension": identity["extension"], "parent": parent | {"format": loaded.format}}
-            return run.record(facts, model, data, windows)
-
+        facts = {"extension": identity["extension"], "parent": parent | {"format": loaded.format}}
         dtype = torch.float32 if extension.precision == "float32" else Weights(folder).dtype()
-        run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
+        run.finish(model, tokenizer, checkpoint, windows, facts=facts, data=data, dtype=dtype)
         say(f"{checkpoint}: extended to {extension.context_tokens} tokens")
         return checkpoint
 
@@ -208,13 +183,4 @@ def check_documents(tokens: NDArray[Any], separator: int, context_tokens: int) -
         raise UserError(
             f"Expected at least one document of {context_tokens} tokens, found the longest has {longest}; "
             "give longer documents, a shorter --context, or --documents joined"
-        )
-
-
-def check_epochs(epochs: float, tokens: int, optimization: OptimizationSettings) -> None:
-    """Refuses a run that sees windows of the text twice."""
-    if epochs > 1:
-        raise UserError(
-            f"Expected text for {optimization.steps} steps of {optimization.batch_tokens} tokens, found "
-            f"{tokens} tokens: that is {epochs:.2f} epochs; give more text, fewer --steps, or --allow-repeat"
         )

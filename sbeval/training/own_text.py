@@ -4,18 +4,17 @@ There is no recall text in them. Where there are documents enough, every `HELD_O
 lies beside them in `held_out.jsonl`.
 """
 
-import dataclasses
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from sbeval.commands.ranks import say
 from sbeval.corpora import Corpus, Document, corpus_sha256, hub_corpus, hub_text, local_corpus, text_name
 from sbeval.corpora.split import counts_tokens, split_corpus
 from sbeval.corpora.store import batches
@@ -37,8 +36,7 @@ _LENGTH_STEPS = (0.25, 0.5, 1, 2, 4, 8, 16)
 _LEAST_BLOCKS = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class OwnText:
+class OwnText(NamedTuple):
     """A text to train on: a file, a folder or the name of a hub data set, and how documents are cut into smaller ones.
 
     `field` is the field or column that holds the text.
@@ -59,7 +57,7 @@ def check_text(text: OwnText, *, has_tokenizer: bool) -> None:
     """
     if text.split is not None and counts_tokens(text.split) and not has_tokenizer:
         raise UserError(f"Expected --tokenizer with --split {text.split!r}, found none: name one, or split otherwise")
-    text_corpus(dataclasses.replace(text, split=None))
+    text_corpus(text._replace(split=None))
 
 
 def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:
@@ -113,12 +111,9 @@ def name_of_text(source: str) -> str:
 def say_what_is_kept_out(folder: Path) -> None:
     """Prints how many documents are not trained on, given the folder of a text's token arrays."""
     record = load_arrays(folder).record
-    if (kept_out := record["held_out"]["documents"]) and os.environ.get("RANK", "0") == "0":
+    if kept_out := record["held_out"]["documents"]:
         every = record["documents"] + kept_out
-        print(
-            f"{kept_out} of {every} documents are kept out of training, every {HELD_OUT_EVERY}th, for --report",
-            flush=True,
-        )
+        say(f"{kept_out} of {every} documents are kept out of training, every {HELD_OUT_EVERY}th, for --report")
 
 
 def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
@@ -204,9 +199,7 @@ def _write(folder: Path, corpus: Corpus, content: str, tokenizer: Any, *, holdin
                 raw.write(tokens.astype(dtype).tobytes())
                 counts["documents"] += 1
                 counts["unique_tokens"] += len(tokens)
-    array = np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=dtype, shape=(counts["unique_tokens"],))
-    array[:] = np.memmap(folder / "tokens", dtype=dtype, mode="r")
-    array.flush()
+    np.save(folder / "tokens.npy", np.memmap(folder / "tokens", dtype=dtype, mode="r"))
     (folder / "tokens").unlink()
     np.save(folder / "recall.npy", np.empty((0, 1), dtype))
     record = {

@@ -1,6 +1,5 @@
 """What a training run leaves behind: its loss curve, its commands, and the record beside the checkpoint."""
 
-import importlib.metadata
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError
+from sbeval.fingerprint.parts import installed_version
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes
 from sbeval.keeping.writing import whole_file
 
@@ -56,11 +56,4 @@ def trim_log(log: Path, last_step: int) -> None:
 
 def versions() -> dict[str, str | None]:
     """Returns the versions of Python and of the packages that a run's numbers depend on."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return {"python": platform.python_version()} | {name: installed_version(name) for name in _PACKAGES}

@@ -5,18 +5,19 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
 from sbeval.checkpoints.quiet import without_bars
+from sbeval.commands.ranks import is_first_process, say
 from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.keeping.writing import written_beside
 from sbeval.results.digits import time_text
-from sbeval.training.distributed import is_first_process, prepare, process_count, smallest_over_processes, whole_model
+from sbeval.training.distributed import prepare, process_count, smallest_over_processes, whole_model
 from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
 from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import TrainingSettings
@@ -34,7 +35,16 @@ STEPS_BETWEEN_CLOCKS = 10
 """Of several processes: reading their clocks waits for the device."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions(TypedDict, total=False):
+    """What a command may say of a run beside its settings, see `TrainingRun`."""
+
+    max_seconds: float | None
+    command: str
+    fsdp: bool
+    context_parallel: int
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingRun:
     """What one command is to do in a run's folder.
 
@@ -50,9 +60,10 @@ class TrainingRun:
 
     out: Path
     settings: TrainingSettings
-    max_seconds: float | None
-    command: str
-    fsdp: bool
+    _: dataclasses.KW_ONLY
+    max_seconds: float | None = None
+    command: str = ""
+    fsdp: bool = False
     context_parallel: int = 1
     started: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -61,6 +72,15 @@ class TrainingRun:
         """Windows seen over the whole run."""
         optimization = self.settings.optimization
         return optimization.steps * optimization.batch_tokens // self.settings.length_tokens
+
+    def check_epochs(self, windows: TrainingWindows, tokens: int, *, remedy: str) -> None:
+        """Refuses a run that sees windows of the text twice."""
+        if windows.epochs > 1:
+            optimization = self.settings.optimization
+            raise UserError(
+                f"Expected text for {optimization.steps} steps of {optimization.batch_tokens} tokens, found {tokens} "
+                f"tokens: that is {windows.epochs:.2f} epochs; give more text, {remedy}"
+            )
 
     def train(
         self, model: Any, windows: TrainingWindows, loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss
@@ -140,35 +160,22 @@ class TrainingRun:
             "processes": process_count(),
         }
 
-    def record(
-        self, facts: Mapping[str, Any], model: Any, data: Mapping[str, Any], windows: TrainingWindows
-    ) -> dict[str, Any]:
-        """Returns how the checkpoint was made.
-
-        `facts` of the recipe or the extension come first; `data` is the record of the token arrays.
-        """
-        commands = read_lines(self.out / COMMANDS_FILE)
-        return {
-            **facts,
-            "parameters": model.num_parameters(),
-            "tokens_seen": self.settings.optimization.steps * self.settings.optimization.batch_tokens,
-            "epochs": round(windows.epochs, 3),
-            "unique_tokens": data["unique_tokens"],
-            "commands": [command["command"] for command in commands],
-            "runs": commands,
-            "seconds": round(sum(command["seconds"] for command in commands), 1),
-            "gpus": sorted({command["gpu"] for command in commands if command["gpu"]}),
-            "versions": versions(),
-            "data": dict(data),
-            "loss_curve": read_lines(self.out / CURVE_FILE),
-        }
-
     def finish(
-        self, model: Any, tokenizer: Any, folder: Path, record: Callable[[], dict[str, Any]], *, dtype: torch.dtype
+        self,
+        model: Any,
+        tokenizer: Any,
+        folder: Path,
+        windows: TrainingWindows,
+        *,
+        facts: Mapping[str, Any],
+        data: Mapping[str, Any],
+        dtype: torch.dtype,
+        measured: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """Writes weights, configuration, tokenizer and record as one Hugging Face folder, which appears whole.
 
-        The model is left in `dtype`; `record` says how it was made, asked once its weights are saved.
+        The model is left in `dtype`. The record begins with `facts` of the recipe or the extension, `data` in it is
+        that of the token arrays, and what is `measured` once the weights are saved ends it.
 
         Raises:
             UserError: the disk is full; the run's states are kept.
@@ -180,8 +187,24 @@ class TrainingRun:
         with full_disk_named(self.out), without_bars(), written_beside(folder) as partial:
             tokenizer.save_pretrained(partial)
             model.to(dtype).save_pretrained(partial)
-            made = record() | {"tokenizer_sha256": tokenizer_sha256(load_tokenizer(partial))}
-            (partial / "training_record.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
+            commands = read_lines(self.out / COMMANDS_FILE)
+            record = {
+                **facts,
+                "parameters": model.num_parameters(),
+                "tokens_seen": self.settings.optimization.steps * self.settings.optimization.batch_tokens,
+                "epochs": round(windows.epochs, 3),
+                "unique_tokens": data["unique_tokens"],
+                "commands": [command["command"] for command in commands],
+                "runs": commands,
+                "seconds": round(sum(command["seconds"] for command in commands), 1),
+                "gpus": sorted({command["gpu"] for command in commands if command["gpu"]}),
+                "versions": versions(),
+                "data": data,
+                "loss_curve": read_lines(self.out / CURVE_FILE),
+                **measured(),
+                "tokenizer_sha256": tokenizer_sha256(load_tokenizer(partial)),
+            }
+            (partial / "training_record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
             for file in partial.iterdir():
                 file.chmod(0o644)
 
@@ -203,13 +226,11 @@ class RunWatch(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Notes where and when this command's first step begins, and says how many there are."""
         self._first_step, self._first_step_at = state.global_step, time.monotonic()
-        if state.is_world_process_zero:
-            tokens = self._run.settings.optimization.batch_tokens
-            print(
-                f"steps {state.global_step + 1} to {state.max_steps} of {tokens:,} tokens each, "
-                f"the loss every {args.logging_steps:.0f}",
-                flush=True,
-            )
+        tokens = self._run.settings.optimization.batch_tokens
+        say(
+            f"steps {state.global_step + 1} to {state.max_steps} of {tokens:,} tokens each, "
+            f"the loss every {args.logging_steps:.0f}"
+        )
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stops the run, state saved, when its time is up."""

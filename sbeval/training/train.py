@@ -1,19 +1,19 @@
 """`sbeval train RECIPE`: one training run, resumed where it stopped."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
+from sbeval.commands.ranks import say
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
-from sbeval.training.distributed import say
 from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import TrainRecipe
-from sbeval.training.run import TrainingRun
+from sbeval.training.run import RunOptions, TrainingRun
 from sbeval.training.tokenizer import Tokens
 from sbeval.training.windows import TrainingWindows
 
@@ -22,17 +22,14 @@ def train(
     recipe: TrainRecipe,
     out: Path,
     *,
-    max_seconds: float | None = None,
     data_folder: Path | None = None,
-    command: str = "",
-    fsdp: bool = False,
     replace: bool = False,
+    **options: Unpack[RunOptions],
 ) -> Path | None:
     """Trains a model from the recipe, or goes on where an earlier call stopped.
 
     `out` holds resumable states, the loss curve, and at the end `<recipe.name>/`, the checkpoint; with `replace` what
-    else it holds is moved aside. `data_folder` holds token arrays to read instead of the recipe's. The other options
-    are those of `TrainingRun`.
+    else it holds is moved aside. `data_folder` holds token arrays to read instead of the recipe's.
 
     Returns:
         The checkpoint's folder, or None where time ran out first.
@@ -45,7 +42,7 @@ def train(
     from sbeval.models import SbevalConfig, SbevalForCausalLM
 
     data = data_folder or Path(recipe.data.folder)
-    run = TrainingRun(out=out, settings=recipe, max_seconds=max_seconds, command=command, fsdp=fsdp)
+    run = TrainingRun(out, recipe, **options)
     arrays = load_arrays(data)
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
     windows = TrainingWindows(
@@ -56,12 +53,9 @@ def train(
         recall_share=recipe.data.recall_share,
         seed=recipe.data.seed,
     )
-    if windows.epochs > 1 and not recipe.data.allow_repeat:
-        raise UserError(
-            f"Expected text for {recipe.optimization.steps} steps of {recipe.optimization.batch_tokens} tokens, found "
-            f"{len(training_tokens)} tokens: that is {windows.epochs:.2f} epochs; give more text, fewer total_tokens, "
-            "or data.allow_repeat: true in the recipe (--allow-repeat)"
-        )
+    if not recipe.data.allow_repeat:
+        remedy = "fewer total_tokens, or data.allow_repeat: true in the recipe (--allow-repeat)"
+        run.check_epochs(windows, len(training_tokens), remedy=remedy)
     set_seed(recipe.seed)
     model: Any = SbevalForCausalLM(SbevalConfig(**recipe.model))
     tokenizer = load_tokenizer(arrays.tokenizer)
@@ -84,15 +78,16 @@ def train(
         if model is None:
             return None
 
-        def record() -> dict[str, Any]:
-            facts = {"name": recipe.name, "recipe": recipe.model_dump(mode="json")}
-            made = run.record(facts, model, arrays.record, windows)
+        def validated() -> dict[str, Any]:
             # gathered weights lie in the host's memory
             whole = model.to("cuda" if torch.cuda.is_available() else "cpu")
-            return made | {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
+            return {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
 
+        facts = {"name": recipe.name, "recipe": identity["recipe"]}
         dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
-        run.finish(model, tokenizer, checkpoint, record, dtype=dtype)
+        run.finish(
+            model, tokenizer, checkpoint, windows, facts=facts, data=arrays.record, dtype=dtype, measured=validated
+        )
         say(f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens")
         return checkpoint
 

@@ -13,18 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Sampler, SequentialSampler
+from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 
+from sbeval.commands.ranks import is_first_process
 from sbeval.errors import UserError
 from sbeval.keeping.writing import set_aside
-from sbeval.training.distributed import (
-    EachBatchForAGroup,
-    is_first_process,
-    process_count,
-    shared_loss,
-    smallest_over_processes,
-)
+from sbeval.training.distributed import each_batch_for_a_group, process_count, shared_loss, smallest_over_processes
 from sbeval.training.full_disk import COMPLETE_MARK
 from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
@@ -49,7 +44,7 @@ class WindowTrainer(Trainer):
         context_parallel: int = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(data_collator=_as_batch, **kwargs)
+        super().__init__(data_collator=lambda window_tokens: {"window_tokens": window_tokens}, **kwargs)
         self._factor = factor
         self._context_parallel = context_parallel
         self._window_loss = window_loss
@@ -59,11 +54,10 @@ class WindowTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.first_bad_step: Tensor | None = None
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        dataset: Any = train_dataset if train_dataset is not None else self.train_dataset
-        if self._context_parallel > 1:
-            return EachBatchForAGroup(len(dataset), self.args.per_device_train_batch_size, self._context_parallel)
-        return SequentialSampler(dataset)
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if self._context_parallel == 1:
+            return SequentialSampler(train_dataset)
+        return each_batch_for_a_group(len(train_dataset), self.args.per_device_train_batch_size, self._context_parallel)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -155,11 +149,9 @@ def training_arguments(
         seed=settings.seed,
         logging_steps=settings.log_every_steps,
         logging_nan_inf_filter=False,
-        save_strategy="steps",
         save_steps=settings.save_every_steps,
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
-        dataloader_num_workers=0,
         report_to="none",
         disable_tqdm=True,
         accelerator_config={"split_batches": False, "dispatch_batches": False},
@@ -222,10 +214,6 @@ def _own_part(weight: Tensor) -> Tensor:
     """The part of a weight that lies in this process, all of it where weights are not sharded."""
     local: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
     return local.detach()
-
-
-def _as_batch(batch: Tensor | list[Tensor]) -> dict[str, Tensor]:
-    return {"window_tokens": batch if isinstance(batch, Tensor) else torch.stack(batch)}
 
 
 def cosine(step: int, *, steps: int, warmup_steps: int) -> float:

@@ -24,7 +24,7 @@ class TrainingWindows(Dataset[Tensor]):
     """
 
     def __init__(
-        self, tokens: Tokens, recall: Tokens, *, length_tokens: int, windows: int, recall_share: float, seed: int
+        self, tokens: Tokens, recall: Tokens, *, length_tokens: int, windows: int, recall_share: float = 0.0, seed: int
     ) -> None:
         # one offset less than a window keeps the number of windows the same in every epoch
         self.windows_per_epoch = (len(tokens) - length_tokens) // length_tokens

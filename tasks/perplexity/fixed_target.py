@@ -1,18 +1,34 @@
-"""`fixed_target`: the same targets at every length, so that a difference is the context's alone."""
+"""`fixed_target`: the same targets at every length, so that a difference is the context's alone.
 
-from collections.abc import Mapping
-from typing import Any
+Targets are chosen to have room for the longest length before them. A later run at other lengths scores the same ones if
+it continues the first: it takes their room and number from its results file, and refuses to score others.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.corpora.windows import Window, document_target_blocks, stream_target_blocks
 from sbeval.errors import UserError
+from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object
 from sbeval.results.records import ClusterSums, metric_key
 from sbeval.tasks.perplexity.lengths import SettledLengths
 from sbeval.tasks.perplexity.longppl import LEAST_GAIN_NATS, LEAST_LOGPROB_NATS, key_tokens
 from sbeval.tasks.perplexity.options import MOST_TARGETS
 from sbeval.tasks.perplexity.task import PerplexityTask
+
+
+class _Finished(NamedTuple):
+    """What a results file says of a task's targets, in the words of `TaskRecord`."""
+
+    targets_per_window: int
+    room_tokens: int
+    targets_sha256: str
+    lengths: list[int]
 
 
 class FixedTarget(PerplexityTask):
@@ -21,9 +37,12 @@ class FixedTarget(PerplexityTask):
     protocol = "fixed_target"
     identical_targets = True
     default_context = "document"
+    _finished: _Finished | None = None
 
     def targets_per_window(self) -> int:
-        """Returns T: as asked for, else at most 256 and at most half the shortest length."""
+        """Returns T: that of the run continued, as asked for, or at most 256 and at most half the shortest length."""
+        if self._finished is not None:
+            return self._finished.targets_per_window
         shortest = (self.options.context_lengths or self.options.default_lengths)[0]
         targets = self.options.targets_per_window or max(1, min(MOST_TARGETS, shortest // 2))
         if targets > shortest:
@@ -35,11 +54,17 @@ class FixedTarget(PerplexityTask):
 
     def settle(self) -> SettledLengths:
         """Takes lengths that the text can fill to the left of the targets."""
+        if self.options.continues is not None:
+            self._finished = _read_finished(self.options.continues, self.config.task)
         return self.settle_full_windows(targets=self.targets_per_window())
+
+    def room_tokens(self) -> int:
+        """Returns the left context that every target has at least: the longest length, or that of the run continued."""
+        return self.lengths.scored[-1] if self._finished is None else self._finished.room_tokens
 
     def blocks(self) -> list[dict[str, Any]]:
         """One block is one run of targets; documents take turns."""
-        longest, targets = self.lengths.scored[-1], self.targets_per_window()
+        longest, targets = self.room_tokens(), self.targets_per_window()
         if self.context == "stream":
             bounds = list(stream_target_blocks(self.corpus.total_tokens, longest=longest, targets=targets))
         else:
@@ -52,6 +77,31 @@ class FixedTarget(PerplexityTask):
                 seed=self.options.seed,
             )
         return [{"block": index, "start": start, "stop": stop} for index, (start, stop) in enumerate(bounds)]
+
+    def check_targets(self, chosen: Sequence[Mapping[str, Any]], targets_sha256: str) -> None:
+        """Refuses to continue a run with other targets than its own, or at a length that they have no room for."""
+        if self._finished is None:
+            return
+        expected, longest = (
+            f"{self.config.task}: expected the targets of {self.options.continues}",
+            self.lengths.scored[-1],
+        )
+        if targets_sha256 != self._finished.targets_sha256:
+            raise UserError(
+                f"{expected}, found others: give the same text, tokenizer, --limit and options as that run."
+            )
+        starts = [
+            0 if self.context == "stream" else self.corpus.starts[self.corpus.document_at(block["start"])]
+            for block in chosen
+        ]
+        enough = sum(block["stop"] - longest > start for block, start in zip(chosen, starts, strict=True))
+        if enough < len(chosen):
+            lengths = json.dumps(sorted({*self._finished.lengths, *self.lengths.scored}))
+            raise UserError(
+                f"{expected} to have a context of {longest} tokens before them, found {enough} of {len(chosen)} blocks "
+                f"that do, since they were chosen to have {self._finished.room_tokens}: run all lengths at once, with "
+                f"--metadata '{{\"context_lengths\": {lengths}}}'."
+            )
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
         """Returns the one window that ends with the block's targets."""
@@ -98,3 +148,17 @@ class FixedTarget(PerplexityTask):
                 row = ClusterSums(cluster, float(chosen.sum()), len(chosen), float("nan"), float("nan"))
                 sample[metric_key("longppl", length)] = [row]
         return sample
+
+
+def _read_finished(path: Path, task: str) -> _Finished:
+    record: Any = read_json_object(path, "a results file", remedy="name one to continue", most=MOST_RESULTS_BYTES)
+    for name in ("configs", task, "metadata", "sbeval"):
+        record = record.get(name) if isinstance(record, dict) else None
+    values: Any = [record.get(name) if isinstance(record, dict) else None for name in _Finished._fields]
+    *numbers, digest, lengths = values
+    if not fits(numbers, list[int]) or min(numbers) < 1 or not fits(digest, str) or not fits(lengths, list[int]):
+        raise UserError(
+            f"Expected {path} to record which targets {task} scored, found that it does not: name the results file of "
+            "that task, written by this version."
+        )
+    return _Finished(*values)

@@ -7,7 +7,7 @@ longest and shortest length, so that the key tokens are the same at every length
 log-probabilities are therefore kept on disk: they are the same for every model it judges.
 
 An evaluator with another tokenizer reads the same text in its own tokens. As in the authors' code, key tokens are then
-matched by characters: a target is one if it shares a character with one of the evaluator's.
+matched by characters: a target is one if it lies inside neighbouring key tokens of the evaluator's.
 """
 
 import json
@@ -112,14 +112,14 @@ class _Evaluator:
         )
 
     def matched(self, short: TokenLogprobsRequest, long: TokenLogprobsRequest, tokenizer: Any) -> NDArray[np.bool_]:
-        """Returns which targets share a character with a key token of the evaluator's own, bool [scored]."""
-        name = ("by characters", *short, *long, LEAST_GAIN_NATS, LEAST_LOGPROB_NATS)
+        """Returns which targets lie inside key tokens of the evaluator's own, bool [scored]."""
+        name = ("inside characters", *short, *long, LEAST_GAIN_NATS, LEAST_LOGPROB_NATS)
         return self.cache.kept(name, lambda: self._matched(short, long, tokenizer).astype(np.float64)) > 0
 
     def _matched(self, short: TokenLogprobsRequest, long: TokenLogprobsRequest, tokenizer: Any) -> NDArray[np.bool_]:
         texts = [resolve_tokens(request.key).tolist() for request in (short, long)]
         begins = places_from_end(tokenizer, texts[1], long.scored)
-        ends = np.append(begins[1:], 0)
+        ends = np.minimum(np.append(begins[1:], 0), begins - 1)  # each piece of a character holds all of it
         read = [self._read(decoded(tokenizer, tokens)) for tokens in texts]
         # tokens that end among the targets, as far back as both contexts have the same
         within = min(int((theirs < begins[0]).sum()) for _, _, theirs in read)
@@ -130,7 +130,10 @@ class _Evaluator:
         lead_in = prefix_token_id(self._tokenizer)
         key = np.flatnonzero(_need_context(*(self._computed(lead_in, tokens, count) for tokens, _, _ in read)))
         _, key_begins, key_ends = (values[-count:][key] for values in read[1])
-        return np.asarray(((key_begins > ends[:, None]) & (key_ends < begins[:, None])).any(axis=1))
+        # key tokens that follow one another are one stretch of characters
+        apart = key_begins[1:] != key_ends[:-1]
+        key_begins, key_ends = key_begins[np.r_[True, apart][: len(key)]], key_ends[np.r_[apart, True][: len(key)]]
+        return np.asarray(((key_begins >= begins[:, None]) & (key_ends <= ends[:, None])).any(axis=1))
 
     def _read(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns the evaluator's tokens of a text, and how far from its end each begins and ends, int64 [tokens]."""

@@ -70,6 +70,10 @@ class PerplexityOptions(CorpusOptions):
     targets_per_window: Count | None = Field(
         default=None, description="Scored targets of a fixed-target window; None is the protocol's default."
     )
+    continues: LocalPath | None = Field(
+        default=None,
+        description="Results file of a finished run: the same targets are scored, at these context_lengths.",
+    )
     blocks_per_document: Count = Field(default=4, description="Most target blocks that one document gives.")
     stride: Count | None = Field(default=None, description="New targets of a sliding window; None is half its length.")
     longppl_evaluator: Text | None = Field(

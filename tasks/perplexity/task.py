@@ -11,7 +11,7 @@ from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 
 from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
-from sbeval.corpora.windows import Window, own_document_share, targets_by_document
+from sbeval.corpora.windows import Window, own_document_share, targets_by_document, targets_sha256
 from sbeval.errors import UserError
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
@@ -90,6 +90,19 @@ class PerplexityTask(BaseTask):
         """Returns the scored targets of every window where the protocol fixes them."""
         return None
 
+    def room_tokens(self) -> int | None:
+        """Returns the left context that every target was chosen to have, where targets are chosen by it."""
+        return None
+
+    def check_targets(self, chosen: Sequence[Mapping[str, Any]], targets_sha256: str) -> None:
+        """Refuses to continue a finished run, where another length has other targets."""
+        if self.options.continues is not None:
+            raise UserError(
+                f"{self.config.task}: expected no results to continue, found {str(self.options.continues)!r}: only "
+                "fixed_target scores the same targets at further lengths; leave continues out and run all lengths "
+                "at once."
+            )
+
     def strides(self) -> dict[int, int] | None:
         """Returns the stride at every length where windows overlap."""
         return None
@@ -139,6 +152,7 @@ class PerplexityTask(BaseTask):
             lengths=list(self.lengths.scored),
             dropped_lengths=list(self.lengths.dropped),
             targets_per_window=self.targets_per_window(),
+            room_tokens=self.room_tokens(),
             strides={str(length): stride for length, stride in (self.strides() or {}).items()} or None,
             tokenizer_sha256=self.corpus.tokenizer_sha256,
             seed=self.options.seed,
@@ -164,6 +178,8 @@ class PerplexityTask(BaseTask):
             str(length): own_document_share(of_length, starts, lead_in=self.lead_in.policy != "window")
             for length, of_length in windows.items()
         }
+        record["targets_sha256"] = targets_sha256(windows[self.lengths.scored[-1]])
+        self.check_targets(chosen, record["targets_sha256"])
         targets = [targets_by_document(of_length, starts) for of_length in windows.values()]
         record["uneven_documents"] = any(map(uneven, targets))
         self._warn_of_few_documents(min(int((of_length > 0).sum()) for of_length in targets))

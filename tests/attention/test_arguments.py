@@ -12,6 +12,7 @@ from sbeval.attention import effective_span, stickbreaking_attention
 from sbeval.attention.impl.triton.launch import backward_parameters, forward_parameters, training_block_keys
 
 P = problem(batch=2, heads=4, groups=2, queries=5, keys=7)
+NESTED = torch.nested.as_nested_tensor([*P.v], layout=torch.jagged)
 
 
 @pytest.mark.parametrize(
@@ -25,9 +26,7 @@ P = problem(batch=2, heads=4, groups=2, queries=5, keys=7)
         ({"q": P.q[:, :3]}, "multiple of key/value heads"),
         ({"k": P.k[:, :, :4], "v": P.v[:, :, :4]}, "at most 4 fit"),
         ({"skip_threshold": 0.0}, "between 0 and 1"),
-        ({"skip_threshold": 2.0}, "between 0 and 1"),
         ({"seq_start": torch.zeros(3, dtype=torch.int32)}, "2 integers"),
-        ({"seq_start": torch.zeros(2)}, "2 integers"),
         ({"seq_start": torch.zeros(2, dtype=torch.bool)}, "2 integers"),
         ({"seq_start": torch.zeros(2, dtype=torch.complex64)}, "2 integers"),
         ({"seq_start": torch.zeros(2, dtype=torch.int32, device="meta")}, "seq_start must be on"),
@@ -37,12 +36,8 @@ P = problem(batch=2, heads=4, groups=2, queries=5, keys=7)
         ({"v": P.v.to("meta")}, "share one device"),
         ({"v": P.v.half()}, "share one dtype, got torch.float64 for q and torch.float16 for v"),
         ({"q": P.q.to_sparse()}, "q must be a dense tensor, got torch.sparse_coo"),
-        (
-            {"v": torch.nested.as_nested_tensor([*P.v], layout=torch.jagged)},
-            "v must be a dense tensor, got a nested one",
-        ),
+        ({"v": NESTED}, "got a nested one"),
         ({name: getattr(P, name)[..., :0] for name in "qkv"}, "head_dim must be at least 1"),
-        ({"q": P.q[:, :0]}, "multiple of key/value heads"),
         ({"k": P.k[:, :0], "v": P.v[:, :0]}, "multiple of key/value heads"),
         ({"skip_threshold": float("nan")}, "between 0 and 1"),
         ({"impl": "fast"}, "impl must be"),

@@ -95,19 +95,6 @@ def test_however_the_keys_are_split_the_result_is_the_references(
     torch.testing.assert_close(remainder.double(), exact.remainder, rtol=1e-4, atol=1e-30)
 
 
-def test_decode_equals_the_last_rows_of_prefill() -> None:
-    p = problem(queries=600, heads=4, groups=2, dtype=torch.float32, logit_scale=0.1)
-    with torch.no_grad():
-        whole = stickbreaking_attention(p.q[:, :, -20:], p.k, p.v, impl="triton")
-        assert not suits_decode(p.q[:, :, -20:], p.k)
-        for queries in (1, 4):
-            last = p.q[:, :, -queries:]
-            assert suits_decode(last, p.k)
-            found = stickbreaking_attention(last, p.k, p.v, impl="triton")
-            assert relative_error(found.output, whole.output[:, :, -queries:]) < 1e-5
-            torch.testing.assert_close(found.remainder, whole.remainder[:, :, -queries:], rtol=1e-4, atol=1e-30)
-
-
 def test_the_exact_stop_changes_no_bit() -> None:
     p = problem(queries=2, keys=400, dtype=torch.float32, logit_scale=2.0)
     launch = parameters(p, splits=5, first_splits=1)
@@ -190,58 +177,6 @@ def test_a_view_of_a_longer_cache_gives_the_same_bits() -> None:
     found = stickbreaking_attention(p.q, k, v, impl="triton")
     assert torch.equal(found.output, expected.output)
     assert torch.equal(found.remainder, expected.remainder)
-
-
-def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row() -> None:
-    p = problem(queries=1, keys=200, heads=3, groups=1, dtype=torch.float32)
-    launch = parameters(p, splits=4)
-    clean = decoded(p, launch)
-    p.q[:, 1] = torch.nan
-    found = decoded(p, launch)
-    assert found[0][:, 1].isnan().all()
-    torch.testing.assert_close(found[0][:, [0, 2]], clean[0][:, [0, 2]])
-
-
-@pytest.mark.parametrize("queries", [1, 3])
-@pytest.mark.parametrize("skip_threshold", [None, 1e-3], ids=["plain", "skip"])
-def test_a_key_that_is_not_a_number_spoils_only_rows_that_see_it(skip_threshold: float | None, queries: int) -> None:
-    p = problem(queries=queries, keys=600, dtype=torch.float32, logit_scale=0.1)
-    assert suits_decode(p.q, p.k)
-    clean = stickbreaking_attention(p.q, p.k, p.v, impl="triton", skip_threshold=skip_threshold)
-    p.k[:, :, 598] = torch.nan
-    found = stickbreaking_attention(p.q, p.k, p.v, impl="triton", skip_threshold=skip_threshold)
-    for name in ("output", "remainder"):
-        torch.testing.assert_close(getattr(found, name)[:, :, :-1], getattr(clean, name)[:, :, :-1])
-        assert getattr(found, name)[:, :, -1].isnan().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-@pytest.mark.parametrize("size", [1e2, 3e4], ids=["1e4", "inf"])
-@pytest.mark.parametrize("skip_threshold", [None, 1e-3], ids=["plain", "skip"])
-def test_extreme_logits_take_all_or_nothing(dtype: torch.dtype, size: float, skip_threshold: float | None) -> None:
-    p = problem(queries=2, keys=700, dtype=dtype)
-    options = {"scale": 1.0, "impl": "triton", "skip_threshold": skip_threshold}
-    p.q.fill_(size)
-    large = size if dtype == torch.float16 or size < 1e3 else 3e38
-    p.k.fill_(-large)
-    nothing = stickbreaking_attention(p.q, p.k, p.v, **options)
-    assert (nothing.output == 0).all()
-    assert (nothing.remainder == 1).all()
-    for chosen in (40, 690):  # in the oldest split and in the newest
-        p.k[:, :, chosen] = large
-        found = stickbreaking_attention(p.q, p.k, p.v, **options)
-        torch.testing.assert_close(found.output, p.v[:, :, chosen, None].expand_as(found.output))
-        assert (found.remainder < 1e-30).all()
-    p.k.fill_(large)
-    newest = stickbreaking_attention(p.q, p.k, p.v, **options)
-    torch.testing.assert_close(newest.output, p.v[:, :, -3:-1].expand_as(newest.output))
-
-
-def test_with_a_gradient_the_other_kernels_run() -> None:
-    p = problem(queries=1, keys=520, dtype=torch.float32, logit_scale=0.1)
-    inputs = [tensor.requires_grad_() for tensor in (p.q, p.k, p.v)]
-    grads = torch.autograd.grad(stickbreaking_attention(*inputs, impl="triton").output.sum(), inputs)
-    assert all(torch.isfinite(grad).all() and grad.abs().max() > 0 for grad in grads)
 
 
 @given(

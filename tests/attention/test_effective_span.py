@@ -3,8 +3,6 @@
 import pytest
 import torch
 from attention_problems import DEVICE, problem
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from sbeval.attention import effective_span
@@ -47,25 +45,6 @@ def test_spans_are_those_of_the_weights(shape: dict, attend_current: bool, monke
         expected = [by_hand(weights, newest, level) if weights.sum() > 0 else float("nan") for level in LEVELS]
         spans = found.spans[tuple(where)].cpu()
         torch.testing.assert_close(spans, torch.tensor(expected, dtype=torch.float32), equal_nan=True, rtol=0, atol=0)
-
-
-@given(queries=st.integers(1, 60), older=st.integers(0, 60), scale=st.floats(0.01, 8), seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
-def test_spans_grow_with_the_share_and_end_within_the_keys(queries: int, older: int, scale: float, seed: int) -> None:
-    p = problem(queries=queries, keys=queries + older, dtype=torch.float32, seed=seed)
-    spans = effective_span(p.q, p.k, scale=scale, attend_current=True, levels=LEVELS).spans
-    assert (spans.diff(dim=-1) >= 0).all()
-    assert (spans >= 1).all()
-    assert (spans[..., -1] <= torch.arange(older + 1, older + queries + 1, device=DEVICE)).all()
-
-
-def test_equal_keys_share_the_stick_by_the_definition() -> None:
-    zero = torch.zeros(1, 1, 12, 4, dtype=torch.float64, device=DEVICE)
-    found = effective_span(zero, zero, levels=(0.5, 0.75, 0.9))
-    # every key takes half of what is left: 1/2, 3/4, 7/8 and 15/16 after one to four keys
-    assert found.spans[0, 0, -1].tolist() == [1, 2, 4]
-    assert found.spans[0, 0, 0].isnan().all()
-    assert found.remainder[0, 0, -1].item() == pytest.approx(2**-11)
 
 
 def test_padding_and_packing_leave_spans_as_they_are_alone() -> None:

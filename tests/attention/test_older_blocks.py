@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_problems import DEVICE, Problem, outputs_and_gradients, problem, relative_error
+from attention_problems import DEVICE, Problem, deterministic, outputs_and_gradients, problem, relative_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from sbeval.attention import StickBreakingOutput, stickbreaking_attention
 
 IMPLEMENTATIONS = ["reference", "blockwise", "triton"]
+ONE, TWO = (torch.tensor(bounds, dtype=torch.int32) for bounds in ([0, 7], [0, 3, 7]))
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +47,6 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, cuts: Sequence[int], **options: A
     return combined(blocks)
 
 
-def gradients_in_blocks(p: Problem, cuts: Sequence[int], **options: Any) -> dict[str, Tensor]:
-    q, k, v = (tensor.detach().clone().requires_grad_() for tensor in (p.q, p.k, p.v))
-    out = in_blocks(q, k, v, cuts, **options)
-    loss = (out.output * p.d_output).sum() + (out.remainder * p.d_remainder.to(out.remainder.dtype)).sum()
-    grads = torch.autograd.grad(loss, (q, k, v))
-    return {"output": out.output, "remainder": out.remainder} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
-
-
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -69,25 +62,22 @@ def test_any_split_of_the_keys_gives_the_dense_result_and_gradients(impl: str, d
     if data.draw(st.booleans(), label="padded"):
         options["seq_start"] = torch.tensor([0, data.draw(st.integers(0, older))], device=DEVICE)
     dense = outputs_and_gradients(p.to(torch.float64), impl="reference", **options)
-    found = gradients_in_blocks(p, cuts, impl=impl, **options)
+    found = outputs_and_gradients(p, in_blocks, cuts=cuts, impl=impl, **options)
     for name in dense:
         error = (found[name].detach() - dense[name]).norm()
         assert error <= 2e-5 * dense[name].norm() + 1e-30, f"{name}: {error} of {dense[name].norm()}"
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_packed_sequences_see_older_keys_of_their_own_alone(impl: str, deterministic: bool) -> None:
+@pytest.mark.parametrize("without_atomics", [False, True])
+def test_packed_sequences_see_older_keys_of_their_own_alone(impl: str, without_atomics: bool) -> None:
     lengths, older = [5, 0, 33, 20, 1], [70, 9, 0, 33, 40]
     p = problem(heads=2, groups=1, queries=sum(lengths), keys=sum(older), head_dim=10, dtype=torch.float32)
     cu_seqlens, cu_seqlens_k = (
         torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32, device=DEVICE) for each in (lengths, older)
     )
-    torch.use_deterministic_algorithms(deterministic and impl == "triton", warn_only=True)
-    try:
+    with deterministic(without_atomics and impl == "triton"):
         packed = outputs_and_gradients(p, impl=impl, causal=False, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k)
-    finally:
-        torch.use_deterministic_algorithms(False)
     rows, keys = cu_seqlens.tolist(), cu_seqlens_k.tolist()
     for own_rows, own_keys in zip(itertools.pairwise(rows), itertools.pairwise(keys), strict=True):
         of_rows, of_keys = slice(*own_rows), slice(*own_keys)
@@ -101,15 +91,12 @@ def test_packed_sequences_see_older_keys_of_their_own_alone(impl: str, determini
             torch.testing.assert_close(packed[name][:, :, own].double(), expected, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_kernels_without_atomics_agree_over_many_older_keys(deterministic: bool) -> None:
+@pytest.mark.parametrize("without_atomics", [False, True])
+def test_kernels_without_atomics_agree_over_many_older_keys(without_atomics: bool) -> None:
     p = problem(heads=2, queries=70, keys=600, head_dim=64, dtype=torch.float16, logit_scale=0.3)
     exact = outputs_and_gradients(p.to(torch.float64), impl="reference", causal=False)
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
-    try:
+    with deterministic(without_atomics):
         found = outputs_and_gradients(p, impl="triton", causal=False)
-    finally:
-        torch.use_deterministic_algorithms(False)
     for name in exact:
         assert relative_error(found[name], exact[name]) < 5e-3, name
 
@@ -147,16 +134,9 @@ def test_what_newer_keys_left_ends_the_walk_within_the_bound(impl: str) -> None:
         ({"newer_remainder": torch.ones(1, 2, 7)}, "needs causal=False"),
         ({"causal": False, "newer_remainder": torch.ones(1, 2, 6)}, r"must be torch.float32 \[1, 2, 7\]"),
         ({"causal": False, "newer_remainder": torch.ones(1, 2, 7).double()}, "must be torch.float32"),
-        ({"causal": False, "cu_seqlens": torch.tensor([0, 7], dtype=torch.int32)}, "give cu_seqlens_k"),
-        ({"cu_seqlens_k": torch.tensor([0, 7], dtype=torch.int32)}, "goes with cu_seqlens and causal=False"),
-        (
-            {
-                "causal": False,
-                "cu_seqlens": torch.tensor([0, 7], dtype=torch.int32),
-                "cu_seqlens_k": torch.tensor([0, 3, 7], dtype=torch.int32),
-            },
-            "same sequences",
-        ),
+        ({"causal": False, "cu_seqlens": ONE}, "give cu_seqlens_k"),
+        ({"cu_seqlens_k": ONE}, "goes with cu_seqlens and causal=False"),
+        ({"causal": False, "cu_seqlens": ONE, "cu_seqlens_k": TWO}, "same sequences"),
     ],
 )
 def test_blocks_that_do_not_fit_are_refused(impl: str, options: dict[str, Any], message: str) -> None:

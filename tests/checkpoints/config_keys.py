@@ -15,19 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 KEYS_FILE = Path(__file__).with_name("config_keys.json")
-_DOLOMITE = "dolomite_engine/hf_models"
-_BLOCK_FILES = (f"{_DOLOMITE}/config/*.py", "lm_engine/hf_models/config/*.py", "lm_engine/modeling_utils/*/*/config.py")
 
 
 class Source(NamedTuple):
-    """Where the keys of one part of a configuration are declared.
-
-    Attributes:
-        clone: folder of the repository.
-        revisions: which histories, as `git log` takes them.
-        paths: the files.
-        classes: the classes that declare them, base classes included.
-    """
+    """A clone, histories in it as `git log` takes them, the files that declare keys, and classes with their bases."""
 
     clone: str
     revisions: tuple[str, ...]
@@ -35,70 +26,32 @@ class Source(NamedTuple):
     classes: tuple[str, ...]
 
 
+_DOLOMITE, _FOX = "dolomite_engine/hf_models", "src/forgetting_transformer/model"
 _FLAT = (f"{_DOLOMITE}/config.py", *(f"{_DOLOMITE}/models/{name}/config.py" for name in ("gpt_dolomite", "*stickbr*")))
 _FLAT_CLASSES = ("CommonConfig", "GPTDolomiteConfig", "StickBreakingConfig", "SBDolomiteConfig")
-_MOE = f"{_DOLOMITE}/models/moe_dolomite/config.py"
-_FOX = "src/forgetting_transformer/model"
+_MOE = (f"{_DOLOMITE}/models/moe_dolomite/config.py",), ("MoEDolomiteConfig",)
+_BLOCKS = (f"{_DOLOMITE}/config/__init__.py", "lm_engine/hf_models/config/__init__.py", "lm_engine/model_config.py")
+_BLOCK = (f"{_DOLOMITE}/config/*.py", "lm_engine/hf_models/config/*.py", "lm_engine/modeling_utils/*/*/config.py")
+# before attention_blocks, 2025-02-06, and since stick-breaking was merged with blocks, 2025-02-28
+_OLDER, _NEWER = ("lm-engine", ("e0376695~1",)), ("lm-engine", ("7656a933~1..HEAD",))
 _BRANCHES = ("sb-moe", "forgetting", "forgetting-default-init", "moe-stickbreaking-tp", "stickbreaking", "sb-new")
+_OF_BRANCHES = ("dolomite-engine-branches", _BRANCHES)
+# stick-breaking was added and taken back in September 2025, and is in releases since 0.6.0
+_FLA, _AUTHORS = ("flash-linear-attention", ("--all",)), ("forgetting-transformer", ("HEAD",))
+_FORGETTING = "forgetting_transformer/configuration_forgetting_transformer.py", ("ForgettingTransformerConfig",)
+_STICKS = "fla/models/stickbreaking_attn/configuration_stickbreaking_attn.py"
 SOURCES: dict[str, tuple[Source, ...]] = {
-    "flat": (
-        # before attention_blocks, 2025-02-06
-        Source("lm-engine", ("e0376695~1",), _FLAT, _FLAT_CLASSES),
-        Source("dolomite-engine-branches", _BRANCHES, _FLAT, _FLAT_CLASSES),
-    ),
-    "flat mixture": (
-        Source("lm-engine", ("e0376695~1",), (_MOE,), ("MoEDolomiteConfig",)),
-        Source("dolomite-engine-branches", _BRANCHES, (_MOE,), ("MoEDolomiteConfig",)),
-    ),
-    "blocks": (
-        # since stick-breaking was merged with blocks, 2025-02-28
-        Source(
-            "lm-engine",
-            ("7656a933~1..HEAD",),
-            (f"{_DOLOMITE}/config/__init__.py", "lm_engine/hf_models/config/__init__.py", "lm_engine/model_config.py"),
-            ("CommonConfig",),
-        ),
-    ),
-    "softmax_attention": (
-        Source("lm-engine", ("7656a933~1..HEAD",), _BLOCK_FILES, ("_SoftmaxAttentionArgs", "SoftmaxAttentionArgs")),
-    ),
-    "stickbreaking_attention": (
-        Source("lm-engine", ("7656a933~1..HEAD",), _BLOCK_FILES, ("_StickbreakingAttentionArgs",)),
-    ),
-    "MLP": (Source("lm-engine", ("7656a933~1..HEAD",), _BLOCK_FILES, ("_MLPArgs", "MLPArgs")),),
-    "MoE": (Source("lm-engine", ("7656a933~1..HEAD",), _BLOCK_FILES, ("_MLPArgs", "MLPArgs", "_MoEArgs", "MoEArgs")),),
-    "fla": (
-        Source(
-            "flash-linear-attention",
-            ("--all",),  # added and taken back in September 2025, in releases since 0.6.0
-            ("fla/models/stickbreaking_attn/configuration_stickbreaking_attn.py",),
-            ("StickBreakingAttentionConfig",),
-        ),
-    ),
-    "fla forgetting": (
-        Source(
-            "flash-linear-attention",
-            ("--all",),
-            ("fla/models/forgetting_transformer/configuration_forgetting_transformer.py",),
-            ("ForgettingTransformerConfig",),
-        ),
-    ),
-    "fox": (
-        Source(
-            "forgetting-transformer",
-            ("HEAD",),
-            (f"{_FOX}/forgetting_transformer/configuration_forgetting_transformer.py",),
-            ("ForgettingTransformerConfig",),
-        ),
-    ),
-    "fox softmax": (
-        Source(
-            "forgetting-transformer",
-            ("HEAD",),
-            (f"{_FOX}/transformer/configuration_transformer.py",),
-            ("TransformerConfig",),
-        ),
-    ),
+    "flat": tuple(Source(*history, _FLAT, _FLAT_CLASSES) for history in (_OLDER, _OF_BRANCHES)),
+    "flat mixture": tuple(Source(*history, *_MOE) for history in (_OLDER, _OF_BRANCHES)),
+    "blocks": (Source(*_NEWER, _BLOCKS, ("CommonConfig",)),),
+    "softmax_attention": (Source(*_NEWER, _BLOCK, ("_SoftmaxAttentionArgs", "SoftmaxAttentionArgs")),),
+    "stickbreaking_attention": (Source(*_NEWER, _BLOCK, ("_StickbreakingAttentionArgs",)),),
+    "MLP": (Source(*_NEWER, _BLOCK, ("_MLPArgs", "MLPArgs")),),
+    "MoE": (Source(*_NEWER, _BLOCK, ("_MLPArgs", "MLPArgs", "_MoEArgs", "MoEArgs")),),
+    "fla": (Source(*_FLA, (_STICKS,), ("StickBreakingAttentionConfig",)),),
+    "fla forgetting": (Source(*_FLA, (f"fla/models/{_FORGETTING[0]}",), _FORGETTING[1]),),
+    "fox": (Source(*_AUTHORS, (f"{_FOX}/{_FORGETTING[0]}",), _FORGETTING[1]),),
+    "fox softmax": (Source(*_AUTHORS, (f"{_FOX}/transformer/configuration_transformer.py",), ("TransformerConfig",)),),
     "moduleformer": (
         Source("ModuleFormer", ("HEAD",), ("moduleformer/configuration_moduleformer.py",), ("ModuleFormerConfig",)),
     ),

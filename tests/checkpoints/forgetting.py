@@ -5,21 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, rms_norm, silu
+from written_out import rotated, softmax, stick_breaking
 
-from tests.checkpoints.layouts import HEAD_DIM, HEADS, INNER, LAYERS, VOCAB, D, rotated
+from tests.checkpoints.layouts import HEAD_DIM, HEADS, INNER, LAYERS, VOCAB, D, Made, affine, drawn, tokens
 
 PRO = {"use_k_shift": True, "use_v_shift": True, "qk_norm": True, "use_output_gate": True, "use_output_norm": True}
 
 
-def fox(
-    *, model_type: str = "forgetting_transformer-project_fox", **keys: Any
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def fox(*, model_type: str = "forgetting_transformer-project_fox", **keys: Any) -> Made:
     """Returns a configuration and tensors as `save_pretrained` of the authors' classes writes them."""
-    generator = torch.Generator().manual_seed(0)
-
-    def rand(*shape: int, mean: float = 0.0) -> Tensor:
-        return mean + 0.3 * torch.randn(*shape, generator=generator)
-
+    rand = drawn(0)
     config = {"model_type": model_type, "vocab_size": VOCAB, "hidden_size": D, "num_heads": HEADS, "norm_eps": 1e-6}
     config |= {"num_hidden_layers": LAYERS, "max_position_embeddings": None, "hidden_act": "swish", **keys}
     kv_width = (config.get("num_kv_heads") or HEADS) * HEAD_DIM
@@ -51,14 +46,14 @@ def fox(
     return config, t
 
 
-def fla_forgetting(*, kv_heads: int | None = None, **keys: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def fla_forgetting(*, kv_heads: int | None = None, **keys: Any) -> Made:
     """Returns the same as flash-linear-attention's classes write it: other names, and its keys for what both have."""
     config, t = fox(
         model_type="forgetting_transformer",
         num_kv_heads=kv_heads,
         **{"tie_word_embeddings": False, "qk_norm": True, "use_output_gate": True, **keys},
     )
-    generator = torch.Generator().manual_seed(1)
+    rand = drawn(1)
     for name in list(t):
         for old, new in (("fgate_proj", "f_proj"), ("ogate_proj", "g_proj")):
             if old in name:
@@ -70,66 +65,58 @@ def fla_forgetting(*, kv_heads: int | None = None, **keys: Any) -> tuple[dict[st
             t[f"{a}.k_norm.weight"] = t[f"{a}.k_norm.weight"][: kv_heads * HEAD_DIM]
         if config.get("qkv_bias"):
             for name in "qkv":
-                t[f"{a}.{name}_proj.bias"] = 0.3 * torch.randn(len(t[f"{a}.{name}_proj.weight"]), generator=generator)
+                t[f"{a}.{name}_proj.bias"] = rand(len(t[f"{a}.{name}_proj.weight"]))
     return config, t
 
 
-def forgetting_logits(config: dict[str, Any], t: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """The forward pass of all these layouts, one query at a time."""
-    length, kv_heads = ids.shape[1], config.get("num_kv_heads") or HEADS
-    softmax_type = config["model_type"].startswith("transformer")
-
-    def mapped(x: Tensor, name: str, *others: str) -> Tensor:
-        name = next(one for one in (name, *others) if f"{one}.weight" in t)
-        return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", torch.tensor(0.0))
-
-    x = t["model.embeddings.weight"][ids[0]]
+def forgetting_logits(config: dict[str, Any], t: dict[str, Tensor]) -> Tensor:
+    """The forward pass of `tokens()` in all these layouts, and in that of flash-linear-attention's stick-breaking."""
+    x = t["model.embeddings.weight"][tokens()[0]]
+    length, group = len(x), HEADS // (config.get("num_kv_heads") or HEADS)
+    sticks, softmax_type = (config["model_type"].startswith(start) for start in ("stickbreaking", "transformer"))
+    theta, scale = config.get("rope_base", 500000.0), HEAD_DIM**-0.5
     for layer in range(LAYERS):
         h, a = f"model.layers.{layer}", f"model.layers.{layer}.attn"
         normed = rms_norm(x, (D,), t[f"{h}.attn_norm.weight"], 1e-6)
         q, k, v = (
-            mapped(normed, f"{a}.{name}_proj", f"{a}.{name}_proj.linear").view(length, -1, HEAD_DIM) for name in "qkv"
+            affine(normed, t, f"{a}.{name}_proj", f"{a}.{name}_proj.linear").view(length, -1, HEAD_DIM)
+            for name in "qkv"
         )
         shifted = []
         for name, rows in (("k", k), ("v", v)):
             if f"{a}.{name}_proj.shift_proj.weight" in t:
-                share = mapped(normed, f"{a}.{name}_proj.shift_proj").sigmoid()[..., None]
+                share = affine(normed, t, f"{a}.{name}_proj.shift_proj").sigmoid()[..., None]
                 rows = share * torch.cat([torch.zeros_like(rows[:1]), rows[:-1]]) + (1 - share) * rows
             shifted.append(rows)
         k, v = shifted
         if config.get("qk_norm"):
             q, k = (
-                rms_norm(rows, (HEAD_DIM,), None, 1e-5) * t[f"{a}.{name}_norm.weight"].view(-1, HEAD_DIM)
+                rms_norm(rows, (HEAD_DIM,), None, 1e-6 if sticks else 1e-5)
+                * t[f"{a}.{name}_norm.weight"].view(-1, HEAD_DIM)
                 for name, rows in (("q", q), ("k", k))
             )
         if config.get("use_rope", softmax_type):
-            q, k = rotated(q, config.get("rope_base", 500000.0)), rotated(k, config.get("rope_base", 500000.0))
-        if f"{a}.fgate_bias" in t:
-            log_gates = logsigmoid(t[f"{a}.fgate_bias"]).expand(length, -1)
-        elif softmax_type or config.get("fgate_type") == "none":
-            log_gates = torch.zeros(length, HEADS)
+            q, k = rotated(q, theta), rotated(k, theta)
+        k, v = (rows.repeat_interleave(group, 1) for rows in (k, v))
+        if sticks:
+            heads, _ = stick_breaking(q, k, v, scale, attend_current=config["attend_current"])
         else:
-            log_gates = logsigmoid(mapped(normed, f"{a}.fgate_proj", f"{a}.f_proj"))
-        heads = torch.zeros(length, HEADS, HEAD_DIM)
-        for head in range(HEADS):
-            g = head // (HEADS // kv_heads)
-            for j in range(length):
-                oldest = max(0, j + 1 - (config.get("window_size") or length))
-                logits = torch.stack(
-                    [
-                        HEAD_DIM**-0.5 * k[i, g] @ q[j, head] + log_gates[i + 1 : j + 1, head].sum()
-                        for i in range(oldest, j + 1)
-                    ]
-                )
-                heads[j, head] = logits.softmax(0) @ v[oldest : j + 1, g]
+            log_gates = None
+            if f"{a}.fgate_bias" in t:
+                log_gates = logsigmoid(t[f"{a}.fgate_bias"]).expand(length, -1)
+            elif not softmax_type and config.get("fgate_type") != "none":
+                log_gates = logsigmoid(affine(normed, t, f"{a}.fgate_proj", f"{a}.f_proj"))
+            heads = softmax(q, k, v, scale, window=config.get("window_size"), log_gates_LH=log_gates)
         if f"{a}.output_norm.weight" in t:
             heads = rms_norm(heads, (HEAD_DIM,), None, 1e-6) * t[f"{a}.output_norm.weight"].view(HEADS, HEAD_DIM)
         mixed = heads.flatten(1)
         if config.get("use_output_gate"):
-            mixed = mixed * mapped(normed, f"{a}.ogate_proj", f"{a}.g_proj").sigmoid()
-        x = x + mapped(mixed, f"{a}.o_proj")
+            mixed = mixed * affine(normed, t, f"{a}.ogate_proj", f"{a}.g_proj").sigmoid()
+        x = x + affine(mixed, t, f"{a}.o_proj")
         normed = rms_norm(x, (D,), t[f"{h}.mlp_norm.weight"], 1e-6)
-        inner = mapped(normed, f"{h}.mlp.gate_proj")
-        gate, up = (inner, mapped(normed, f"{h}.mlp.up_proj")) if f"{h}.mlp.up_proj.weight" in t else inner.chunk(2, -1)
-        x = x + mapped(silu(gate) * up, f"{h}.mlp.down_proj")
+        rows = [
+            affine(normed, t, f"{h}.mlp.{name}_proj") for name in ("gate", "up") if f"{h}.mlp.{name}_proj.weight" in t
+        ]
+        gate, up = torch.cat(rows, -1).chunk(2, -1)
+        x = x + affine(silu(gate) * up, t, f"{h}.mlp.down_proj")
     return rms_norm(x, (D,), t["model.norm.weight"], 1e-6) @ t.get("lm_head.weight", t["model.embeddings.weight"]).T

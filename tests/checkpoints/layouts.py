@@ -1,7 +1,6 @@
-"""Small random checkpoints in foreign layouts, and each layout's forward pass written out plainly."""
+"""Small random checkpoints in the layouts of dolomite-engine and lm-engine, and their forward pass written out."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, rms_norm, silu
+from written_out import rotated, softmax, stick_breaking
 
 D, HEADS, HEAD_DIM, INNER, VOCAB, LAYERS = 32, 4, 8, 24, 53, 2
+Made = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -23,6 +24,28 @@ def save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Pa
 
 def tokens(length: int = 14) -> Tensor:
     return torch.randint(0, VOCAB, (1, length), generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def logits(model: Any) -> Tensor:
+    output: Tensor = model(tokens() % model.config.vocab_size).logits[0]
+    return output
+
+
+def drawn(seed: int, size: float = 0.3) -> Callable[..., Tensor]:
+    """Returns a function from a shape, and a mean, to random weights."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(*shape: int, mean: float = 0.0) -> Tensor:
+        return mean + size * torch.randn(*shape, generator=generator)
+
+    return rand
+
+
+def affine(x: Tensor, t: dict[str, Tensor], *names: str) -> Tensor:
+    """A linear map by the first of these names that there is, with its bias if it has one."""
+    name = next(name for name in names if f"{name}.weight" in t)
+    return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", torch.tensor(0.0))
 
 
 def dolomite(
@@ -37,15 +60,12 @@ def dolomite(
     head_norm: bool = False,
     tied: bool = True,
     mixer: str = "stickbreaking",
-    seed: int = 0,
+    head_dim: int = HEAD_DIM,
+    gate: bool = False,
     **extra: Any,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+) -> Made:
     """Returns a configuration and tensors; `model_type` gpt_dolomite and gpt_base with blocks unless flat=True."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def rand(*shape: int, mean: float = 0.0) -> Tensor:
-        return mean + 0.3 * torch.randn(*shape, generator=generator)
-
+    rand = drawn(0)
     blocks = model_type != "stickbreaking" and not extra.pop("flat", False)
     kind = "mha" if kv_heads == HEADS else "mqa" if kv_heads == 1 else "gqa"
     config: dict[str, Any] = {"model_type": model_type, "vocab_size": VOCAB, "normalization_function": norm, **extra}
@@ -76,8 +96,8 @@ def dolomite(
         t: dict[str, Tensor] = {"ln_1.weight": rand(D, mean=1.0), "ln_2.weight": rand(D, mean=1.0)}
         if norm == "layernorm":
             t |= {"ln_1.bias": rand(D), "ln_2.bias": rand(D)}
-        rows = (HEADS + 2 * kv_heads) * HEAD_DIM
-        t |= {f"{a}.c_attn.weight": rand(rows, D), f"{a}.c_proj.weight": rand(D, D)}
+        rows = (HEADS * (1 + gate) + 2 * kv_heads) * head_dim
+        t |= {f"{a}.c_attn.weight": rand(rows, D), f"{a}.c_proj.weight": rand(D, HEADS * head_dim)}
         if attention_bias:
             t |= {f"{a}.c_attn.bias": rand(rows), f"{a}.c_proj.bias": rand(D)}
         inner = 2 * INNER if activation in ("swiglu", "geglu") else INNER
@@ -92,113 +112,109 @@ def dolomite(
     return config, tensors
 
 
+def gated(inner: Tensor, activation: str, *, interleaved: bool) -> Tensor:
+    if activation not in ("swiglu", "geglu"):
+        return gelu(inner, approximate="tanh")
+    up, gate = (inner[..., 1::2], inner[..., ::2]) if interleaved else inner.chunk(2, -1)
+    return up * (silu(gate) if activation == "swiglu" else gelu(gate))
+
+
+def mixture_output(x: Tensor, t: dict[str, Tensor], name: str, block: dict[str, Any], *, interleaved: bool) -> Tensor:
+    """Returns a mixture's output for one token [D], expert by expert; `name` is the module's."""
+    activation = block["activation_function"]
+    logits = t[f"{name}.gate.weight"] @ x
+    order_by = logits.softmax(0) + t[f"{name}.bias"] if block.get("use_aux_free_moe") else logits
+    order = order_by.argsort(descending=True)[: block["num_experts_per_tok"]].tolist()
+    total = logits[order if block.get("normalized_topk", True) else slice(None)].exp().sum()
+    output = torch.zeros(D)
+    for expert in order:
+        inner = t[f"{name}.c_fc.weight"][expert] @ x
+        inner = gated(inner, activation, interleaved=block.get("use_interleaved_weights", interleaved))
+        output = output + logits[expert].exp() / total * (t[f"{name}.c_proj.weight"][expert] @ inner)
+    if f"{name}.c_fc_shared.weight" in t:
+        alternate = block.get("use_interleaved_weights_for_shared_experts", interleaved)
+        inner = gated(affine(x, t, f"{name}.c_fc_shared"), activation, interleaved=alternate)
+        beside = affine(inner, t, f"{name}.c_proj_shared")
+        if f"{name}.shared_expert_gate.weight" in t:
+            beside = beside * affine(x, t, f"{name}.shared_expert_gate").sigmoid()
+        output = output + beside
+    return output
+
+
 def dolomite_logits(
     config: dict[str, Any],
     t: dict[str, Tensor],
-    ids: Tensor,
     *,
-    kv: str,
-    remainder: str,
-    mlp_of_layer: Callable[[int], Callable[[Tensor], Tensor] | None] = lambda layer: None,
+    kv: str = "interleave",
+    remainder: str = "",
+    interleaved: bool = False,
 ) -> Tensor:
-    """The layout's forward pass, one query at a time; `kv` is tile or interleave, an MLP may be given for a token."""
+    """The forward pass of `tokens()`; `interleaved` says how gated MLPs are laid out where no key does."""
     blocks = "sequence_mixer_blocks" in config
     a, m = ("sequence_mixer", "mlp_block") if blocks else ("attn", "mlp")
-    block = config["sequence_mixer_blocks"][0] if blocks else config
-    head_type = block["attention_head_type"]
-    kv_heads = {"mha": HEADS, "mqa": 1}.get(head_type) or block["num_key_value_heads"]
-    group = HEADS // kv_heads
-    scale = block.get("attention_multiplier") or (1.0 if config.get("scale_attn_weights") is False else HEAD_DIM**-0.5)
-    activation = (config["mlp_blocks"][0] if blocks else config)["activation_function"]
-    length = ids.shape[1]
+    x = t["transformer.wte.weight"][tokens()[0]] * (config.get("m_emb") or 1.0)
+    length, residual, theta = len(x), config.get("m_residual") or 1.0, config.get("rope_theta", 10000)
 
     def normed(x: Tensor, name: str) -> Tensor:
         if config["normalization_function"] == "rmsnorm":
             return rms_norm(x, (D,), t[f"{name}.weight"], 1e-5)
         return layer_norm(x, (D,), t[f"{name}.weight"], t[f"{name}.bias"], 1e-5)
 
-    def affine(x: Tensor, name: str) -> Tensor:
-        return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", torch.tensor(0.0))
-
-    x = t["transformer.wte.weight"][ids[0]] * config.get("m_emb", 1.0)
     for layer in range(LAYERS):
         h = f"transformer.h.{layer}"
-        if blocks:
-            softmax = config["sequence_mixer_blocks"][layer]["sequence_mixer_type"] == "softmax_attention"
+        block = config["sequence_mixer_blocks"][layer] if blocks else config
+        mlp = config["mlp_blocks"][layer] if blocks else config
+        kv_heads = {"mha": HEADS, "mqa": 1}.get(block.get("attention_head_type")) or block["num_key_value_heads"]
+        head_dim, group = block.get("head_dim") or HEAD_DIM, HEADS // kv_heads
+        scale = block.get("attention_multiplier")
+        scale = scale or (1.0 if config.get("scale_attn_weights") is False else head_dim**-0.5)
+        if block.get("attention_multiplier_method") == "1 / head_dim":
+            scale = 1 / head_dim
+        # the queries that share a key, that key, its value, and a gate for each of the queries
+        rows = affine(normed(x, f"{h}.ln_1"), t, f"{h}.{a}.c_attn").view(length, kv_heads, -1, head_dim)
+        q = rows[:, :, :group].reshape(length, HEADS, head_dim)
+        k, v = (
+            rows[:, :, place].repeat(1, group, 1) if kv == "tile" else rows[:, :, place].repeat_interleave(group, 1)
+            for place in (group, group + 1)
+        )
+        kind = block.get("sequence_mixer_type", config["model_type"])
+        if "stickbreaking" in kind:
+            heads, stick = stick_breaking(q, k, v, scale)
+            rests = {"value": v, "head_bias": t.get(f"{h}.{a}.head_bias", 0.0)}
+            heads = heads + stick * rests.get(remainder, 0.0)
         else:
-            softmax = "stickbreaking" not in config["model_type"]
-        qkv = affine(normed(x, f"{h}.ln_1"), f"{h}.{a}.c_attn")
-        if head_type == "mha":
-            q, k, v = qkv.view(length, HEADS, 3, HEAD_DIM).unbind(2)
-        elif head_type == "mqa":
-            q, k, v = qkv.split((D, HEAD_DIM, HEAD_DIM), -1)
-            q, k, v = q.view(length, HEADS, HEAD_DIM), k[:, None], v[:, None]
-        else:
-            q, k, v = qkv.view(length, kv_heads, group + 2, HEAD_DIM).split((group, 1, 1), 2)
-            q, k, v = q.reshape(length, HEADS, HEAD_DIM), k[:, :, 0], v[:, :, 0]
-        if softmax and config["position_embedding_type"] == "rope":
-            q, k = rotated(q, config.get("rope_theta", 10000)), rotated(k, config.get("rope_theta", 10000))
-        heads = torch.zeros(length, HEADS, HEAD_DIM)
-        for head in range(HEADS):
-            g = head % kv_heads if kv == "tile" else head // group
-            for j in range(length):
-                logits = scale * k[: j + 1, g] @ q[j, head]
-                if softmax:
-                    heads[j, head] = logits.softmax(0) @ v[: j + 1, g]
-                    continue
-                stick = 1.0
-                for i in reversed(range(j)):
-                    beta = torch.sigmoid(logits[i])
-                    heads[j, head] += stick * beta * v[i, g]
-                    stick = stick * (1 - beta)
-                if remainder == "value":
-                    heads[j, head] += stick * v[j, g]
-                if remainder == "head_bias":
-                    heads[j, head] += stick * t[f"{h}.{a}.head_bias"][head]
+            if config["position_embedding_type"] == "rope":
+                q, k = rotated(q, theta), rotated(k, theta)
+            before = block.get("sliding_window")  # which counts the keys before the query
+            heads = softmax(q, k, v, scale, window=None if before is None else before + 1)
+        if block.get("exclusive_self_attention"):
+            heads = heads - (heads * v).sum(-1, keepdim=True) / v.square().sum(-1, keepdim=True) * v
+        if block.get("attention_gate"):
+            heads = heads * rows[:, :, group + 2 :].reshape(heads.shape).sigmoid()
         if f"{h}.{a}.norm.weight" in t:
-            heads = layer_norm(heads, (HEAD_DIM,), eps=1e-5)
-            heads = heads * t[f"{h}.{a}.norm.weight"].view(HEADS, HEAD_DIM)
-            heads = heads + t[f"{h}.{a}.norm.bias"].view(HEADS, HEAD_DIM)
-        x = x + affine(heads.flatten(1), f"{h}.{a}.c_proj") * config.get("m_residual", 1.0)
-        mlp = mlp_of_layer(layer)
-        if mlp is not None:
-            mixed = torch.stack([mlp(token) for token in normed(x, f"{h}.ln_2")])
-            x = x + mixed * config.get("m_residual", 1.0)
+            weight, bias = (t[f"{h}.{a}.norm.{name}"].view(HEADS, HEAD_DIM) for name in ("weight", "bias"))
+            heads = layer_norm(heads, (HEAD_DIM,), eps=1e-5) * weight + bias
+        x = x + affine(heads.flatten(1), t, f"{h}.{a}.c_proj") * residual
+        mixture = f"{h}.{'mlp_block' if blocks else 'moe'}"
+        if f"{mixture}.gate.weight" in t:
+            rows = [mixture_output(x, t, mixture, mlp, interleaved=interleaved) for x in normed(x, f"{h}.ln_2")]
+            x = x + torch.stack(rows) * residual
             continue
-        inner = affine(normed(x, f"{h}.ln_2"), f"{h}.{m}.c_fc")
-        if activation == "swiglu":
-            up, gate = inner.chunk(2, -1)
-            inner = up * silu(gate)
-        else:
-            inner = gelu(inner, approximate="tanh")
-        x = x + affine(inner, f"{h}.{m}.c_proj") * config.get("m_residual", 1.0)
+        inner = affine(normed(x, f"{h}.ln_2"), t, f"{h}.{m}.c_fc")
+        alternate = mlp.get("use_interleaved_weights", interleaved)
+        inner = gated(inner, mlp["activation_function"], interleaved=alternate)
+        x = x + affine(inner, t, f"{h}.{m}.c_proj") * residual
     head = t.get("lm_head.weight", t["transformer.wte.weight"])
-    return normed(x, "transformer.ln_f") @ head.T / config.get("m_width", 1.0)
+    return normed(x, "transformer.ln_f") @ head.T / (config.get("m_width") or 1.0)
 
 
-def rotated(x: Tensor, theta: float) -> Tensor:
-    out = torch.empty_like(x)
-    half = x.shape[-1] // 2
-    for position in range(x.shape[0]):
-        for pair in range(half):
-            angle = position * theta ** (-2 * pair / x.shape[-1])
-            a, b = x[position, :, pair], x[position, :, pair + half]
-            out[position, :, pair] = a * math.cos(angle) - b * math.sin(angle)
-            out[position, :, pair + half] = b * math.cos(angle) + a * math.sin(angle)
-    return out
-
-
-def fla(*, qkv_bias: bool, qk_norm: bool, attend_current: bool, kv_heads: int | None, tied: bool) -> Any:
-    generator = torch.Generator().manual_seed(0)
-
-    def rand(*shape: int, mean: float = 0.0) -> Tensor:
-        return mean + 0.3 * torch.randn(*shape, generator=generator)
-
+def fla(*, qkv_bias: bool, qk_norm: bool, attend_current: bool, kv_heads: int | None, tied: bool) -> Made:
+    """flash-linear-attention's stick-breaking."""
+    rand, width = drawn(0), (kv_heads or HEADS) * HEAD_DIM
     config = {"model_type": "stickbreaking_attn", "vocab_size": VOCAB, "hidden_size": D, "num_heads": HEADS}
     config |= {"num_hidden_layers": LAYERS, "num_kv_heads": kv_heads, "intermediate_size": INNER, "norm_eps": 1e-6}
     config |= {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "attend_current": attend_current, "tie_word_embeddings": tied}
     config |= {"architectures": ["StickBreakingAttentionForCausalLM"], "fuse_norm": True, "hidden_act": "swish"}
-    width = (kv_heads or HEADS) * HEAD_DIM
     t = {"model.embeddings.weight": rand(VOCAB, D), "model.norm.weight": rand(D, mean=1.0)}
     if not tied:
         t["lm_head.weight"] = rand(VOCAB, D)
@@ -215,35 +231,3 @@ def fla(*, qkv_bias: bool, qk_norm: bool, attend_current: bool, kv_heads: int | 
         t |= {f"{h}.mlp.{name}_proj.weight": rand(INNER, D) for name in ("gate", "up")}
         t[f"{h}.mlp.down_proj.weight"] = rand(D, INNER)
     return config, t
-
-
-def fla_logits(config: dict[str, Any], t: dict[str, Tensor], ids: Tensor) -> Tensor:
-    kv_heads = config["num_kv_heads"] or HEADS
-    length = ids.shape[1]
-    x = t["model.embeddings.weight"][ids[0]]
-    for layer in range(LAYERS):
-        h = f"model.layers.{layer}"
-        normed = rms_norm(x, (D,), t[f"{h}.attn_norm.weight"], 1e-6)
-        q, k, v = (
-            normed @ t[f"{h}.attn.{name}_proj.weight"].T + t.get(f"{h}.attn.{name}_proj.bias", torch.tensor(0.0))
-            for name in "qkv"
-        )
-        q, k, v = (part.view(length, -1, HEAD_DIM) for part in (q, k, v))
-        if config["qk_norm"]:
-            q = rms_norm(q, (HEAD_DIM,), t[f"{h}.attn.q_norm.weight"], 1e-6)
-            k = rms_norm(k, (HEAD_DIM,), t[f"{h}.attn.k_norm.weight"], 1e-6)
-        heads = torch.zeros(length, HEADS, HEAD_DIM)
-        for head in range(HEADS):
-            g = head // (HEADS // kv_heads)
-            for j in range(length):
-                stick = 1.0
-                for i in reversed(range(j + 1 if config["attend_current"] else j)):
-                    beta = torch.sigmoid(HEAD_DIM**-0.5 * q[j, head] @ k[i, g])
-                    heads[j, head] += stick * beta * v[i, g]
-                    stick = stick * (1 - beta)
-        x = x + heads.flatten(1) @ t[f"{h}.attn.o_proj.weight"].T
-        normed = rms_norm(x, (D,), t[f"{h}.mlp_norm.weight"], 1e-6)
-        inner = silu(normed @ t[f"{h}.mlp.gate_proj.weight"].T) * (normed @ t[f"{h}.mlp.up_proj.weight"].T)
-        x = x + inner @ t[f"{h}.mlp.down_proj.weight"].T
-    head = t["model.embeddings.weight"] if config["tie_word_embeddings"] else t["lm_head.weight"]
-    return rms_norm(x, (D,), t["model.norm.weight"], 1e-6) @ head.T

@@ -11,19 +11,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
 from sbeval.models import SbevalForCausalLM
 from tests.checkpoints.forgetting import PRO, fla_forgetting, fox
-from tests.checkpoints.layouts import dolomite, fla, save
+from tests.checkpoints.layouts import Made, dolomite, fla, save
 from tests.checkpoints.lm_engine import MOE, lm_engine
 from tests.checkpoints.mixtures import with_experts
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
 from tests.models.small import small_config
-
-Made = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def _own() -> Made:

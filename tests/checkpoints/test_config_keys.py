@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 import transformers
 from other_machines import assert_equal_but_for_rounding
-from torch import Tensor
 
 from sbeval.checkpoints import ignored, load_checkpoint
 from sbeval.errors import UserError
 from tests.checkpoints.config_keys import KEYS_FILE, declared_keys
 from tests.checkpoints.forgetting import PRO, fla_forgetting, fox
-from tests.checkpoints.layouts import dolomite, fla, save, tokens
+from tests.checkpoints.layouts import Made, dolomite, fla, logits, save
 from tests.checkpoints.mixtures import with_experts
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
 
@@ -27,7 +25,7 @@ NEW_KEY = "normalised_twice"
 class Part(NamedTuple):
     """A part of a configuration: a checkpoint that has it, where it lies in there, and what is ignored in it."""
 
-    checkpoint: Callable[[], tuple[dict[str, Any], dict[str, Tensor]]]
+    checkpoint: Callable[[], Made]
     place: Callable[[dict[str, Any]], list[dict[str, Any]]]
     ignored: ignored.Ignored
     refused: frozenset[str] = frozenset()
@@ -37,7 +35,7 @@ def _whole(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [config]
 
 
-def _blocks(mixer: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _blocks(mixer: str) -> Made:
     extra: dict[str, Any] = {"head_bias": True, "head_norm": True} if mixer == "stickbreaking" else {}
     # either of these says when a configuration was written, and with that how its MLPs are laid out
     dated = {"embedding_init_method": "normal", "use_depth_scaled_init": True}
@@ -81,12 +79,6 @@ def with_key(part: str, folder: Path, key: str, value: Any) -> Any:
     for place in PARTS[part].place(config):
         place[key] = value
     return load_checkpoint(save(folder, config, tensors)).model
-
-
-@torch.no_grad()
-def logits(model: Any) -> Tensor:
-    output: Tensor = model(tokens() % model.config.vocab_size).logits[0]
-    return output
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -7,7 +7,8 @@ import torch
 from folders import snapshot
 from other_machines import assert_equal_but_for_rounding
 
-from sbeval.checkpoints import convert_checkpoint, load_checkpoint, settle_kv_expand
+from sbeval.checkpoints import load_checkpoint
+from sbeval.checkpoints.convert import convert_checkpoint, settle_kv_expand
 from sbeval.errors import UserError
 from tests.checkpoints.layouts import VOCAB, dolomite, save, tokens
 from tests.checkpoints.test_load import llama

@@ -2,68 +2,49 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from other_machines import assert_equal_but_for_rounding
-from torch import Tensor
 from torch.testing import assert_close
 
 from sbeval.checkpoints import convert_checkpoint, load_checkpoint
 from sbeval.errors import UserError
 from tests.checkpoints.forgetting import PRO, fla_forgetting, forgetting_logits, fox
-from tests.checkpoints.layouts import save, tokens
+from tests.checkpoints.layouts import Made, save, tokens
 
-Made = tuple[dict[str, Any], dict[str, Tensor]]
 SOFTMAX = "transformer-project_fox"
-LAYOUTS: dict[str, tuple[Callable[[], Made], str, str]] = {
-    "llama": (fox, "fox:forgetting_transformer", "forgetting"),
-    "pro": (lambda: fox(**PRO), "fox:forgetting_transformer", "forgetting"),
-    "tied, one norm for all heads": (
-        lambda: fox(tie_word_embeddings=True, qk_norm=True, qk_norm_share_param_across_head=True),
-        "fox:forgetting_transformer",
-        "forgetting",
-    ),
-    "rotating": (lambda: fox(use_rope=True, rope_base=100.0), "fox:forgetting_transformer", "forgetting"),
-    "gate alone": (lambda: fox(use_output_gate=True), "fox:forgetting_transformer", "forgetting"),
-    "norm alone": (lambda: fox(use_output_norm=True), "fox:forgetting_transformer", "forgetting"),
-    "learned decay": (lambda: fox(fgate_type="bias_only"), "fox:forgetting_transformer", "forgetting"),
-    "fixed decay": (
-        lambda: fox(fgate_type="fixed", fgate_bias_init=True, decay_time_min=2.0, decay_time_max=64.0),
-        "fox:forgetting_transformer",
-        "forgetting",
-    ),
-    "softmax, pro": (lambda: fox(fgate_type="none", use_rope=True, **PRO), "fox:forgetting_transformer", "rope"),
-    "softmax": (lambda: fox(model_type=SOFTMAX), "fox:transformer", "rope"),
+FOX, FLA = (("fox:forgetting_transformer", "forgetting"), ("fla:forgetting_transformer", "forgetting"))
+LAYOUTS: dict[str, tuple[Made, str, str]] = {
+    "llama": (fox(), *FOX),
+    "pro": (fox(**PRO), *FOX),
+    "tied, one norm": (fox(tie_word_embeddings=True, qk_norm=True, qk_norm_share_param_across_head=True), *FOX),
+    "rotating": (fox(use_rope=True, rope_base=100.0), *FOX),
+    "gate alone": (fox(use_output_gate=True), *FOX),
+    "norm alone": (fox(use_output_norm=True), *FOX),
+    "learned decay": (fox(fgate_type="bias_only"), *FOX),
+    "fixed decay": (fox(fgate_type="fixed", fgate_bias_init=True, decay_time_min=2.0, decay_time_max=64.0), *FOX),
+    "softmax, pro": (fox(fgate_type="none", use_rope=True, **PRO), FOX[0], "rope"),
+    "softmax": (fox(model_type=SOFTMAX), "fox:transformer", "rope"),
     "softmax, window, grouped": (
-        lambda: fox(model_type=SOFTMAX, window_size=5, num_kv_heads=2, use_rope=False),
+        fox(model_type=SOFTMAX, window_size=5, num_kv_heads=2, use_rope=False),
         "fox:transformer",
         "nope",
     ),
-    "fla": (fla_forgetting, "fla:forgetting_transformer", "forgetting"),
-    "fla, grouped, biases": (
-        lambda: fla_forgetting(kv_heads=2, qkv_bias=True, tie_word_embeddings=True),
-        "fla:forgetting_transformer",
-        "forgetting",
-    ),
-    "fla, plain": (
-        lambda: fla_forgetting(qk_norm=False, use_output_gate=False),
-        "fla:forgetting_transformer",
-        "forgetting",
-    ),
+    "fla": (fla_forgetting(), *FLA),
+    "fla, grouped, biases": (fla_forgetting(kv_heads=2, qkv_bias=True, tie_word_embeddings=True), *FLA),
+    "fla, plain": (fla_forgetting(qk_norm=False, use_output_gate=False), *FLA),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @torch.no_grad()
 def test_logits_are_those_of_the_layout_written_out_and_stay_when_converted(layout: str, tmp_path: Path) -> None:
-    make, name, attention = LAYOUTS[layout]
-    config, tensors = make()
+    (config, tensors), name, attention = LAYOUTS[layout]
     loaded = load_checkpoint(save(tmp_path / "theirs", config, tensors))
     assert (loaded.format, loaded.attention, loaded.training_length_tokens) == (name, attention, None)
     found = loaded.model(tokens()).logits[0]
-    assert_close(found, forgetting_logits(config, tensors, tokens()), rtol=1e-4, atol=1e-4)
+    assert_close(found, forgetting_logits(config, tensors), rtol=1e-4, atol=1e-4)
     convert_checkpoint(tmp_path / "theirs", tmp_path / "ours")
     assert_equal_but_for_rounding(load_checkpoint(tmp_path / "ours").model(tokens()).logits[0], found)
 
@@ -94,14 +75,3 @@ def test_every_tensor_has_its_place(tmp_path: Path) -> None:
             load_checkpoint(save(tmp_path, config, without))
     with pytest.raises(UserError, match=r"no part of the .* layout: model.layers.0.attn.fgate_bias"):
         load_checkpoint(save(tmp_path, config, tensors | {"model.layers.0.attn.fgate_bias": torch.zeros(4)}))
-
-
-@torch.no_grad()
-def test_greedy_tokens_of_a_pro_layer_come_from_its_cache(tmp_path: Path) -> None:
-    for make in (lambda: fox(**PRO), lambda: fox(fgate_type="none", use_rope=True, **PRO)):
-        model = load_checkpoint(save(tmp_path, *make())).model
-        cached, plain = (
-            model.generate(tokens(9), max_new_tokens=12, do_sample=False, use_cache=use_cache, eos_token_id=None)
-            for use_cache in (True, False)
-        )
-        assert torch.equal(cached, plain)

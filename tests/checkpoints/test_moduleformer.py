@@ -6,22 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, normalize
 from torch.testing import assert_close
+from written_out import stick_breaking
 
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
-from tests.checkpoints.layouts import save
+from tests.checkpoints.layouts import Made, affine, drawn, save
 
 E, HEADS, HEAD_DIM, INNER, VOCAB, LAYERS, EXPERTS, CHOSEN, GATE = 24, 3, 4, 20, 41, 2, 5, 2, 16
 IDS = torch.randint(0, VOCAB, (2, 11), generator=torch.Generator().manual_seed(2))
 
 
-def checkpoint(gate: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-
-    def rand(*shape: int, mean: float = 0.0) -> Tensor:
-        return mean + 0.4 * torch.randn(*shape, generator=generator)
-
-    width = HEADS * HEAD_DIM
+def checkpoint(gate: str) -> Made:
+    rand, width = drawn(0, 0.4), HEADS * HEAD_DIM
     config = {"model_type": "moduleformer", "vocab_size": VOCAB, "n_embd": E, "n_layer": LAYERS, "n_head": HEADS}
     config |= {"att_hidden": width, "ffd_hidden": INNER, "n_att_experts": EXPERTS, "n_mlp_experts": EXPERTS}
     config |= {"k_att": CHOSEN, "k_mlp": CHOSEN, "gating_size": GATE, "gate_type": gate}
@@ -50,16 +46,15 @@ def checkpoint(gate: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def written_out(gate: str, t: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """The layout's forward pass, one token, expert, head and key at a time."""
+    """The layout's forward pass, one token, expert and key at a time."""
 
     def choose(x: Tensor, name: str) -> list[tuple[int, float]]:
         if gate == "mlp":
-            inner = gelu(t[f"{name}.gate.w_gate.0.weight"] @ x + t[f"{name}.gate.w_gate.0.bias"])
-            logits = t[f"{name}.gate.w_gate.3.weight"] @ inner
+            logits = affine(gelu(affine(x, t, f"{name}.gate.w_gate.0")), t, f"{name}.gate.w_gate.3")
         elif gate == "linear":
-            logits = t[f"{name}.gate.w_gate.0.weight"] @ x
+            logits = affine(x, t, f"{name}.gate.w_gate.0")
         else:
-            near = normalize(t[f"{name}.gate.w_gate.weight"] @ x, dim=0)
+            near = normalize(affine(x, t, f"{name}.gate.w_gate"), dim=0)
             logits = normalize(t[f"{name}.gate.expert_centroids"], dim=1) @ near * t[f"{name}.gate.temperature"].exp()
         probabilities = logits.softmax(0)
         return [
@@ -70,22 +65,16 @@ def written_out(gate: str, t: dict[str, Tensor], ids: Tensor) -> Tensor:
     for layer in range(LAYERS):
         h = f"transformer.h.{layer}"
         normed = layer_norm(x, (E,), t[f"{h}.ln_1.weight"], t[f"{h}.ln_1.bias"], 1e-5)
-        k, v = (
-            (normed @ t[f"{h}.attn.{name}.weight"].T + t[f"{h}.attn.{name}.bias"]).view(len(ids), HEADS, HEAD_DIM)
-            for name in ("k_proj", "v_proj")
-        )
+        k, v = (affine(normed, t, f"{h}.attn.{name}").view(len(ids), HEADS, HEAD_DIM) for name in ("k_proj", "v_proj"))
+        heads_of = [
+            stick_breaking((normed @ weight).view(k.shape), k, v, HEAD_DIM**-0.5, attend_current=True)[0].flatten(1)
+            for weight in t[f"{h}.attn.q_proj.experts.weight"]
+        ]
         attended = torch.zeros_like(x)
         for j in range(len(ids)):
             for expert, probability in choose(normed[j], f"{h}.attn.q_proj"):
-                q = (normed[j] @ t[f"{h}.attn.q_proj.experts.weight"][expert]).view(HEADS, HEAD_DIM)
-                heads = torch.zeros(HEADS, HEAD_DIM)
-                for head in range(HEADS):
-                    stick = 1.0
-                    for i in reversed(range(j + 1)):
-                        beta = torch.sigmoid(HEAD_DIM**-0.5 * q[head] @ k[i, head])
-                        heads[head] += stick * beta * v[i, head]
-                        stick = stick * (1 - beta)
-                attended[j] += probability * heads.flatten() @ t[f"{h}.attn.q_proj.output_experts.weight"][expert]
+                output = t[f"{h}.attn.q_proj.output_experts.weight"][expert]
+                attended[j] += probability * heads_of[expert][j] @ output
         x = x + attended
         normed = layer_norm(x, (E,), t[f"{h}.ln_2.weight"], t[f"{h}.ln_2.bias"], 1e-5)
         mixed = torch.zeros_like(x)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from fresh_process import run
@@ -34,6 +33,17 @@ SENTENCES = {
     f"{RUN} sb_wikitext --metadata split=paragraph": "Expected no split for wikitext",
     f"{RUN} sb_stdlib --include_path nope": "found none: nope",
     f"{RUN} sb_stdlib --limit -3": "Expected --limit to be a number above 0",
+    f"{RUN} sb_stdlib --limit 1e22": "Expected --limit to be a number above 0",
+    f'{RUN} sb_stdlib --limit 2 --samples {{"sb_stdlib":[1]}}': "Expected --samples or --limit, found both",
+    f"{RUN} sb_stdlib --seed -1": "Expected seeds from 0 to 4294967295, found -1",
+    f"{RUN} sb_stdlib --seed 0,1,2,99999999999": "found 99999999999",
+    f"{RUN} sb_stdlib --lmit 3": "unrecognized arguments: --lmit 3; did you mean --limit?",
+    f"{RUN} sb_stdlib,,": "Expected names of tasks, found an empty one",
+    f"{RUN} nope*": "Expected the name of a task, found 'nope*'",
+    f"{RUN} sb_text_stream[1]": "Expected the name of a task, found 'sb_text_stream[1]'",
+    "run --tasks sb_stdlib --model_args pretrained=x,skip_treshold=0": "Expected skip_threshold in --model_args",
+    "run --tasks sb_stdlib --model_args pretrained=trained": "name trained/checkpoint.",
+    "run --tasks sb_stdlib --model_args pretrained=trained/checkpoint": "Expected a tokenizer beside the model",
     f"{RUN} sb_stdlib --model hf": "Expected the model sb",
     f"{RUN} sb_stdlib --batch_size abc": "Expected batch_size to be a positive number or auto, found 'abc'",
     "report models -o out": "found none",
@@ -80,10 +90,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     """Exit code, what was printed to stdout and stderr, and whether torch is imported, of each command."""
     folder = tmp_path_factory.mktemp("refused")
     (folder / "models").mkdir()
+    (folder / "trained" / "checkpoint").mkdir(parents=True)
+    (folder / "trained" / "checkpoint" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "text.txt").write_text("a text")
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "SBEVAL_CACHE": str(folder / "cache")}
     process = run([sys.executable, "-c", IN_TURN, json.dumps(list(SENTENCES))], folder=folder, environment=environment)
-    assert sorted(path.name for path in folder.iterdir()) == ["models", "text.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["models", "text.txt", "trained"]
     found: dict[str, tuple[int, str, str, bool]] = json.loads(process.stdout.splitlines()[-1])
     return found
 
@@ -95,20 +107,3 @@ def test_what_cannot_run_is_refused_before_torch_is_imported(
     code, out, err, torch_imported = ended[command]
     assert SENTENCES[command] in err
     assert (code, out, len(err.splitlines()), torch_imported) == (1, "", 1, False)
-
-
-def test_a_dry_run_of_a_sweep_refuses_what_a_run_refuses(tmp_path: Path) -> None:
-    (tmp_path / "runs.yaml").write_text(
-        f"checkpoints: [{CHECKPOINT}]\noutput: {tmp_path}/out\nruns:\n"
-        "- {name: no_text, tasks: [sb_text_stream]}\n"
-        "- {name: typo, tasks: [sb_stdlib_stream], metadata: {context_length: [512]}}\n"
-        "- {name: good, tasks: [sb_stdlib_stream], context_lengths: [512]}\n"
-    )
-    process = run([Path(sys.executable).with_name("sbeval"), "sweep", "--dry-run", tmp_path / "runs.yaml"])
-    assert process.returncode == 1, process.stderr
-    for line, words in zip(
-        process.stdout.splitlines(),
-        ("Expected a text to read, found none", "expected context_lengths in --metadata", "rope/good: to run"),
-        strict=False,
-    ):
-        assert words in line

@@ -153,12 +153,9 @@ def test_a_hub_dataset_is_one_document_a_row(tmp_path: Path) -> None:
     for broken, message in ((replace(source, split="test"), "test"), (replace(source, text_field="text"), "body")):
         with pytest.raises(UserError, match=message):
             list(hub_corpus(broken, name="x").documents())
-
-
-def test_a_hub_dataset_without_text_is_one_clear_error(tmp_path: Path) -> None:
-    source = hub_text(str(write_split(tmp_path, "train", {"text": ["", None, " "]})))
+    empty = hub_text(str(write_split(tmp_path / "empty", "train", {"text": ["", None, " "]})))
     with pytest.raises(UserError, match="found none"):
-        list(hub_corpus(source, name="x").documents())
+        list(hub_corpus(empty, name="x").documents())
 
 
 def test_narrativeqas_books_are_taken_once_and_without_its_films(tmp_path: Path) -> None:
@@ -209,7 +206,10 @@ def test_a_document_too_long_for_memory_is_refused_without_being_read(
         assert name in str(error.value)
 
 
-def test_files_that_are_not_what_their_name_says(tmp_path: Path) -> None:
+def test_files_that_are_not_what_their_name_says_or_not_there(tmp_path: Path) -> None:
+    for place in (Path("/proc/self/mem"), tmp_path / "nowhere.txt"):
+        with pytest.raises(UserError, match=str(place)):
+            list(local_corpus(place).documents())
     for name in ("a.parquet", "a.txt.zst", "a.txt.gz"):
         (tmp_path / name).write_bytes(b"plain text")
         with pytest.raises(UserError, match=name):
@@ -235,13 +235,3 @@ def test_hidden_files_of_a_folder_are_no_text(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"\0\1")
     (tmp_path / "a.txt").write_text("one")
     assert [document.name for document in local_corpus(tmp_path).documents()] == ["a.txt"]
-
-
-def test_a_file_that_cannot_be_read_is_one_clear_error() -> None:
-    with pytest.raises(UserError, match="/proc/self/mem"):
-        list(local_corpus(Path("/proc/self/mem")).documents())
-
-
-def test_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere"):
-        local_corpus(tmp_path / "nowhere.txt")

@@ -128,15 +128,6 @@ def test_a_slow_tokenizer_has_no_shares_but_has_tokens() -> None:
     assert corpus.original_bytes.tolist() == [3]
 
 
-def test_a_key_resolves_in_another_process(cache: Path) -> None:
-    corpus = tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout((EOS,)))
-    key = token_key(corpus, 11, 60)
-    program = f"from sbeval.corpora import resolve_tokens; print(resolve_tokens({key!r}).tolist())"
-    environment = os.environ | {"SBEVAL_CACHE": str(cache)}
-    other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == str(resolve_tokens(key).tolist()) == str(corpus.tokens(11, 60).tolist())
-
-
 def test_a_second_run_reads_what_the_first_one_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     first = tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout((EOS,)))
     monkeypatch.setattr(store, "_open", {})
@@ -147,12 +138,16 @@ def test_a_second_run_reads_what_the_first_one_kept(monkeypatch: pytest.MonkeyPa
     assert np.array_equal(second.tokens(0, second.total_tokens), first.tokens(0, first.total_tokens))
 
 
-def test_a_batch_is_tokenised_in_parallel_although_lm_eval_switched_that_off(cache: Path) -> None:
+def test_another_process_resolves_a_key_and_tokenises_in_parallel_although_lm_eval_switched_that_off(
+    cache: Path,
+) -> None:
+    corpus = tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout((EOS,)))
+    key = token_key(corpus, 11, 60)
     program = """
-import os
+import os, sys
 from pathlib import Path
 from corpus_problems import corpus_of, random_text, tiny_tokenizer
-from sbeval.corpora import Layout, tokenize_corpus
+from sbeval.corpora import Layout, resolve_tokens, tokenize_corpus
 
 def threads():
     return len(list(Path("/proc/self/task").iterdir()))
@@ -162,7 +157,7 @@ texts = [random_text(200, seed) for seed in range(50)]
 tokenizer(texts)
 before = threads()
 tokenize_corpus(corpus_of(texts), tokenizer, Layout())
-print(before, threads(), os.environ["TOKENIZERS_PARALLELISM"])
+print(before, threads(), os.environ["TOKENIZERS_PARALLELISM"], *resolve_tokens(sys.argv[1]))
 """
     environment = os.environ | {
         "SBEVAL_CACHE": str(cache),
@@ -170,8 +165,10 @@ print(before, threads(), os.environ["TOKENIZERS_PARALLELISM"])
         "RAYON_NUM_THREADS": "3",
         "PYTHONPATH": str(Path(corpus_problems.__file__).parent),
     }
-    other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    before, after, setting = other.stdout.split()
+    command = [sys.executable, "-c", program, key]
+    other = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    before, after, setting, *tokens = other.stdout.split()
+    assert [*map(int, tokens)] == resolve_tokens(key).tolist() == corpus.tokens(11, 60).tolist()
     assert int(after) >= int(before) + 3
     assert setting == "false"
 

@@ -202,21 +202,17 @@ def test_a_changed_model_is_named_by_sweep_and_response_cache(
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize("change", OF_THE_TASKS)
-def test_a_changed_task_or_text_is_named_by_a_sweep(
+@pytest.mark.parametrize("change", [*OF_THE_TASKS, *SETTINGS])
+def test_a_changed_task_text_or_setting_is_named_by_a_sweep(
     change: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make, words = OF_THE_TASKS[change]
-    make(inputs)
-    printed = said(inputs, capsys)
-    assert "one/r: not run: its folder holds results of other settings (" in printed
-    assert words in printed
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_changed_setting_is_named_by_a_sweep(setting: str, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    value, words = SETTINGS[setting]
-    printed = said(inputs, capsys, **{setting: value})
+    if change in SETTINGS:
+        value, words = SETTINGS[change]
+        printed = said(inputs, capsys, **{change: value})
+    else:
+        make, words = OF_THE_TASKS[change]
+        make(inputs)
+        printed = said(inputs, capsys)
     assert "one/r: not run: its folder holds results of other settings (" in printed
     assert words in printed
 
@@ -225,8 +221,8 @@ def test_a_changed_setting_is_named_by_a_sweep(setting: str, inputs: Path, capsy
 def test_another_version_is_named_by_a_sweep(
     package: str, inputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = parts._version
-    monkeypatch.setattr(parts, "_version", lambda name: "0.0.7" if name == package else version(name))
+    version = parts.installed_version
+    monkeypatch.setattr(parts, "installed_version", lambda name: "0.0.7" if name == package else version(name))
     assert f"{package} was {version(package)} and is 0.0.7" in said(inputs, capsys)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from sbeval.reports import load_results
 from sbeval.reports.analyse.selection import pool_seeds
-from sbeval.reports.assemble import assemble
+from sbeval.reports.build import assemble
 from sbeval.reports.kinds.position_sums import BINS, POSITION_SUMS
 from sbeval.reports.kinds.spans import HEADS
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES

@@ -121,7 +121,7 @@ def _sweep(file: Path, tree: Tree | None) -> Any:
 
 
 def _configuration(file: Path, tree: Tree | None) -> Any:
-    return asked(parse(["--config", str(file)]))
+    return asked(vars(parse(["--config", str(file)])))
 
 
 def _extension(file: Path, tree: Tree | None) -> Any:

@@ -5,21 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from fresh_process import run, run_code
 
 from sbeval.__main__ import main
 from sbeval.demo.evaluation import shipped_checkpoints
 from tests.checkpoints.layouts import dolomite, save
 
-SBEVAL = Path(sys.executable).with_name("sbeval")
 STICKBREAKING = shipped_checkpoints()[0]
-
-
-def test_help_imports_no_torch() -> None:
-    code = "import sys\nfrom sbeval.__main__ import main\nsys.argv[1:] = ['inspect', '--help']\ntry:\n    main()\n"
-    lines = run_code(code + "finally:\n    print('torch' in sys.modules, 'lm_eval' in sys.modules)")
-    assert any("--memory" in line for line in lines)
-    assert lines[-1] == "False False"
 
 
 def inspected(*words: object) -> int:
@@ -75,12 +66,3 @@ def test_an_option_that_is_gone_names_what_takes_its_place(capfd: pytest.Capture
     said = capfd.readouterr().err
     assert "--measure," in said
     assert said.count("\n") == 1
-
-
-def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "nowhere"):
-        process = run([SBEVAL, "inspect", place])
-        assert process.returncode == 1
-        assert process.stdout == ""
-        assert process.stderr.count("\n") == 1
-        assert str(place) in process.stderr

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from sbeval.checkpoints import load_checkpoint
 from sbeval.demo.evaluation import shipped_checkpoints
@@ -208,3 +215,16 @@ def test_what_loading_refuses_is_said_in_its_words(kind: str, change: str, tmp_p
     assert found.sizes is None
     assert str(refused.value) == found.problems[0]
     assert name in found.problems[0]
+
+
+@pytest.mark.parametrize("positions", [None, "rope"])
+def test_rotary_parameters_are_told_of_models_that_rotate(positions: str | None, tmp_path: Path) -> None:
+    """Granite's hybrids have them whether their layers use them or not."""
+    config = GraniteMoeHybridConfig(
+        **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 0, "mamba_n_heads": 4},
+        layer_types=["attention"],
+        position_embedding_type=positions,
+    )
+    GraniteMoeHybridForCausalLM(config).save_pretrained(tmp_path)
+    assert (describe(tmp_path).rope is None) == (positions is None)

@@ -11,7 +11,7 @@ from lm_eval.api.registry import get_model
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError
 from sbeval.inspection.command import Inspection, inspect
-from sbeval.inspection.work import Encode, count_work, make_tasks
+from sbeval.inspection.work import count_work, encode_with, make_tasks
 from sbeval.model_adapters.sharing import share_windows
 from sbeval.results.digits import time_text
 from tests.model_adapters.small import TEXT, english
@@ -43,7 +43,7 @@ def test_tokens_are_those_that_the_model_reads(name: str, text: Path) -> None:
     own = {} if name in ("sb_flipflop", "sb_niah_single_1") else {"data_path": str(text)}
     metadata = {"pretrained": str(ROPE), "context_lengths": lengths, "num_samples": 2, "max_length": 1024, **own}
     task = make_tasks([name], metadata, folders=[], limit=2, packaged=True)[name]
-    work = count_work(name, task.instances, Encode(str(ROPE)), shared)
+    work = count_work(name, task.instances, encode_with(str(ROPE)), shared)
     assert work.requests == len(task.instances) > 0
     assert work.documents == len({instance.doc_id for instance in task.instances}) <= 2
     lm = get_model("sb").create_from_arg_obj(

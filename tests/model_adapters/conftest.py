@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers
 
-from tests.model_adapters.small import ARCHITECTURES, Checkpoints, tiny_tokenizer
+from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, tokenize_corpus
+from tests.model_adapters.small import ARCHITECTURES, Checkpoints, english, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +34,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenizedCorpus:
+    """The text of `english`, cut into tokens."""
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "tokens"))
+    (text := tmp_path / "text.txt").write_text(english())
+    return tokenize_corpus(local_corpus(text), tiny_tokenizer(adds_bos=False), Layout())

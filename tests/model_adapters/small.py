@@ -5,17 +5,20 @@ import contextlib
 import io
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 import transformers
+from corpus_problems import byte_level_bpe
 from lm_eval.api.instance import Instance
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from sbeval.corpora import TokenizedCorpus, token_key
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.models import SbevalConfig
+from sbeval.scoring.requests import TokenLogprobsRequest
 
 TEXT = "Beautiful is better than ugly. Explicit is better than implicit. Simple is better than complex.\n"
 Checkpoints = Callable[..., Path]  # the folder of an architecture, by name
@@ -73,32 +76,19 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
 
 
 def tiny_tokenizer(*, adds_bos: bool) -> transformers.PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=["<s>", "</s>", "<pad>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    if adds_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
+    return byte_level_bpe([TEXT], 320, adds_bos=adds_bos, pad_token="<pad>")
 
 
-def odd(architecture: str) -> transformers.PreTrainedModel:
-    """A model whose MLP is 51 channels wide."""
+def odd(architecture: str, *, attn_implementation: str | None = None, **sizes: int) -> transformers.PreTrainedModel:
+    """A model whose MLP is 51 channels wide, and other sizes as asked for."""
     torch.manual_seed(0)
     config = ARCHITECTURES[architecture](64)
-    if architecture == "gpt2":
-        config.n_inner = 51
-    else:
-        config.intermediate_size = 51
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    config.update({"n_inner" if architecture == "gpt2" else "intermediate_size": 51} | sizes)
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation=attn_implementation
+    )
+    return model.eval()
 
 
 def english() -> str:
@@ -120,6 +110,38 @@ LINES = [line for line in english().splitlines() if line]
 
 def load_lm(folder: Path | str, **options: Any) -> StickBreakingLM:
     return StickBreakingLM(str(folder), **{"device": "cpu", "dtype": "float32", **options})
+
+
+def generated(lm: Any, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Answers to prompts, each with its setting."""
+    texts: list[str] = lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
+    return texts
+
+
+def save_lora(folder: Path, base: Path, *modules: str, seed: int = 0) -> str:
+    """Saves an adapter of random weights for a checkpoint."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(r=2, target_modules=list(modules), init_lora_weights=False, task_type="CAUSAL_LM")
+    peft.get_peft_model(model, config).save_pretrained(folder)
+    return str(folder)
+
+
+def windows(corpus: TokenizedCorpus, places: Sequence[tuple[int, int, int]]) -> list[TokenLogprobsRequest]:
+    """Windows of a corpus by their start, context length and number of scored tokens."""
+    return [
+        TokenLogprobsRequest(token_key(corpus, start, start + length), length, 0, scored)
+        for start, length, scored in places
+    ]
+
+
+@contextlib.contextmanager
+def tokens_read(lm: Any) -> Iterator[list[int]]:
+    """Yields how many tokens each forward pass reads, as it runs."""
+    read: list[int] = []
+    hook = lm.model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].numel()))
+    yield read
+    hook.remove()
 
 
 def likelihoods(lm: Any, pairs: Sequence[tuple[str, str]]) -> list[float]:

@@ -43,11 +43,7 @@ def test_every_item_runs_once_within_limits_and_memory(
 @pytest.mark.parametrize(
     ("message", "error", "sentence"),
     [
-        (
-            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes",
-            UserError,
-            "an input of 7 tokens to fit into memory",
-        ),
+        ("DefaultCPUAllocator: can't allocate memory", UserError, "an input of 7 tokens to fit"),
         ("shapes do not fit", RuntimeError, "shapes do not fit"),
     ],
 )

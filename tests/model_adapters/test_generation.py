@@ -14,9 +14,10 @@ from sbeval.corpora import tokenizers as tokenizers_module
 from sbeval.model_adapters import scoring
 from sbeval.model_adapters.decoding import texts as texts_module
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances, load_lm
+from tests.model_adapters.small import LINES as ALL_LINES
+from tests.model_adapters.small import Checkpoints, generated, instances, load_lm
 
-LINES = [line for line in english().splitlines() if line][:6]
+LINES = ALL_LINES[:6]
 SETTING = {"until": ["\n"], "max_gen_toks": 6}
 
 
@@ -26,7 +27,7 @@ def test_prefill_computes_logits_for_the_last_position_alone(architecture: str, 
     positions: list[int] = []
     head = lm.model.get_output_embeddings()
     head.register_forward_hook(lambda _module, _inputs, logits: positions.append(logits.shape[1]))
-    lm.generate_until(instances("generate_until", [(line, SETTING) for line in LINES]), disable_tqdm=True)
+    generated(lm, [(line, SETTING) for line in LINES])
     assert set(positions) == {1}
 
 
@@ -49,7 +50,7 @@ def test_the_padding_behind_a_finished_answer_is_no_text(
         lm = load_lm(folder, batch_size=batch_size)
         lm.model.generation_config.eos_token_id = list(range(100, 200))  # answers of many lengths
         setting = {"until": ["\n\n"], "max_gen_toks": 12}
-        answers.append(lm.generate_until(instances("generate_until", [(x, setting) for x in LINES]), disable_tqdm=True))
+        answers.append(generated(lm, [(x, setting) for x in LINES]))
     assert answers[0] == answers[1]
     assert len({len(answer) for answer in answers[0]}) > 1
 
@@ -57,13 +58,13 @@ def test_the_padding_behind_a_finished_answer_is_no_text(
 def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(checkpoint: Checkpoints) -> None:
     lm = load_lm(checkpoint("llama"), batch_size=2)
     twice = [(line, SETTING) for line in [*LINES, *LINES[:2]]]
-    found = lm.generate_until(instances("generate_until", twice), disable_tqdm=True)
+    found = generated(lm, twice)
     assert found[-2:] == found[:2]
     assert lm.session.meter.tokens == sum(len(lm.tok_encode(line)) for line in LINES)
 
     sampled = [(LINES[0], {**SETTING, "do_sample": True, "temperature": 2.0})] * 4
     torch.manual_seed(0)
-    texts = lm.generate_until(instances("generate_until", sampled), disable_tqdm=True)
+    texts = generated(lm, sampled)
     assert len(set(texts)) > 1
 
 
@@ -109,7 +110,7 @@ def test_contexts_and_continuations_encoded_together_are_those_of_hf(
 def test_no_stop_sequence_may_be_written_as_null(checkpoint: Checkpoints) -> None:
     lm = load_lm(checkpoint("llama"))
     answers = [
-        lm.generate_until(instances("generate_until", [(LINES[0], {**setting, "max_gen_toks": 6})]), disable_tqdm=True)
+        generated(lm, [(LINES[0], {**setting, "max_gen_toks": 6})])
         for setting in ({"until": []}, {"until": None}, {"until": [None]}, {})
     ]
     assert answers == answers[:1] * 4

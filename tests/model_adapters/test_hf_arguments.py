@@ -12,9 +12,19 @@ from safetensors.torch import load_file, save_file
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances, likelihoods, t5, tiny_tokenizer
+from tests.model_adapters.small import LINES as ALL_LINES
+from tests.model_adapters.small import (
+    Checkpoints,
+    generated,
+    instances,
+    likelihoods,
+    load_lm,
+    save_lora,
+    t5,
+    tiny_tokenizer,
+)
 
-LINES = [line for line in english().splitlines() if line][:8]
+LINES = ALL_LINES[:8]
 PAIRS = [*((line[:9], line[9:]) for line in LINES), ("", "There should be one"), ("and", " o")]
 PROMPTS = [(line, {"until": ["e"], "max_gen_toks": 6}) for line in LINES]
 
@@ -28,30 +38,24 @@ def assert_equal(hf: HFLM, sb: StickBreakingLM, rel: float = 1e-5) -> None:
     assert likelihoods(sb, PAIRS) == pytest.approx(likelihoods(hf, PAIRS), rel=rel)
     rolling = instances("loglikelihood_rolling", [("\n".join(LINES),)])
     assert sb.loglikelihood_rolling(rolling) == pytest.approx(hf.loglikelihood_rolling(rolling), rel=rel)
-    written, wanted = (lm.generate_until(instances("generate_until", PROMPTS), disable_tqdm=True) for lm in (sb, hf))
+    written, wanted = (generated(lm, PROMPTS) for lm in (sb, hf))
     assert written == wanted
 
 
 def test_a_lora_adapter(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
-    torch.manual_seed(1)
-    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    peft.get_peft_model(base, config).save_pretrained(tmp_path / "lora")
-    hf, sb = both(checkpoint("llama"), peft=str(tmp_path / "lora"))
+    hf, sb = both(checkpoint("llama"), peft=save_lora(tmp_path, checkpoint("llama"), "q_proj", "v_proj", seed=1))
     assert_equal(hf, sb)
     plain = both(checkpoint("llama"))[1]
     assert likelihoods(sb, PAIRS[:1]) != pytest.approx(likelihoods(plain, PAIRS[:1]), rel=1e-3)
 
 
 def test_an_adapter_that_lacks_a_weight_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    peft.get_peft_model(base, config).save_pretrained(tmp_path)
+    adapter = save_lora(tmp_path, checkpoint("llama"), "q_proj")
     weights = load_file(tmp_path / "adapter_model.safetensors")
     del weights[min(weights)]
     save_file(weights, tmp_path / "adapter_model.safetensors")
     with pytest.raises(UserError, match=f"all its weights at peft={tmp_path}, found some missing"):
-        StickBreakingLM(str(checkpoint("llama")), peft=str(tmp_path), device="cpu", dtype="float32")
+        load_lm(checkpoint("llama"), peft=adapter)
 
 
 def test_a_learned_prompt(checkpoint: Checkpoints, tmp_path: Path) -> None:
@@ -70,7 +74,7 @@ def test_an_encoder_decoder_model(tmp_path: Path) -> None:
     t5(tmp_path / "t5")
     assert_equal(*both(tmp_path / "t5", max_length=64))
     with pytest.raises(UserError, match="no extrapolation for an encoder-decoder model, found log_length"):
-        StickBreakingLM(str(tmp_path / "t5"), device="cpu", extrapolation="log_length")
+        load_lm(tmp_path / "t5", extrapolation="log_length")
 
 
 def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:

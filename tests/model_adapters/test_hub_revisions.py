@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 import transformers
@@ -11,10 +10,9 @@ from huggingface_hub import constants
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.record import run_settings
 from tests.checkpoints.layouts import dolomite
-from tests.model_adapters.small import Checkpoints, english, likelihoods, tiny_tokenizer
+from tests.model_adapters.small import Checkpoints, english, likelihoods, load_lm, save_lora, tiny_tokenizer
 from tests.model_adapters.test_released import GROUPED, folder_with_tokenizer
 
 PAIRS = [(line[:9], line[9:]) for line in english().splitlines()[2:6]]
@@ -57,37 +55,23 @@ def versions(kind: str, checkpoint: Checkpoints, place: Path) -> dict[str, Path]
     return {"main": checkpoint("llama"), "trained-longer": retrained(place / "more", checkpoint("llama"))}
 
 
-@pytest.mark.parametrize("kind", ["huggingface", "dolomite"])
+@pytest.mark.parametrize("kind", ["huggingface", "dolomite", "adapter"])
 def test_a_branch_that_has_moved_is_another_model_to_the_response_cache(
     kind: str, checkpoint: Checkpoints, cache: Path, tmp_path: Path
 ) -> None:
-    folders = versions(kind, checkpoint, tmp_path)
+    if kind == "adapter":
+        for seed, revision in enumerate(COMMITS):
+            save_lora(tmp_path / revision, checkpoint("llama"), "q_proj", seed=seed)
+    folders = {name: tmp_path / name for name in COMMITS} if kind == "adapter" else versions(kind, checkpoint, tmp_path)
     for revision, folder in folders.items():
         keep(cache, "someone/small", revision, folder)
     stamps = []
     for commit in COMMITS.values():
         (cache / "models--someone--small" / "refs" / "main").write_text(commit)
-        lm = StickBreakingLM("someone/small", device="cpu", dtype="float32")
-        stamps.append(run_settings(lm)["inputs"]["revision"])
+        lm = load_lm(checkpoint("llama"), peft="someone/small") if kind == "adapter" else load_lm("someone/small")
+        stamps.append(run_settings(lm)["inputs"]["peft: revision" if kind == "adapter" else "revision"])
         if kind == "dolomite":
             assert len(lm.get_model_info()["sbeval"]["checkpoint_sha256"]) == 64
-    assert stamps == list(COMMITS.values())
-
-
-def test_a_branch_of_an_adapter_that_has_moved_is_another_adapter_to_the_response_cache(
-    checkpoint: Checkpoints, cache: Path, tmp_path: Path
-) -> None:
-    for seed, revision in enumerate(COMMITS):
-        base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
-        torch.manual_seed(seed)
-        config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-        peft.get_peft_model(base, config).save_pretrained(tmp_path / revision)
-        keep(cache, "someone/adapter", revision, tmp_path / revision)
-    stamps = []
-    for commit in COMMITS.values():
-        (cache / "models--someone--adapter" / "refs" / "main").write_text(commit)
-        lm = StickBreakingLM(str(checkpoint("llama")), peft="someone/adapter", device="cpu", dtype="float32")
-        stamps.append(run_settings(lm)["inputs"]["peft: revision"])
     assert stamps == list(COMMITS.values())
 
 
@@ -96,15 +80,13 @@ def test_a_revision_is_the_one_asked_for(kind: str, checkpoint: Checkpoints, cac
     folders = versions(kind, checkpoint, tmp_path)
     for revision, folder in folders.items():
         keep(cache, "someone/small", revision, folder)
-    common = {"device": "cpu", "dtype": "float32"}
-    found = {name: likelihoods(StickBreakingLM("someone/small", revision=name, **common), PAIRS) for name in folders}
-    assert found["main"] == likelihoods(StickBreakingLM("someone/small", **common), PAIRS)
+    found = {name: likelihoods(load_lm("someone/small", revision=name), PAIRS) for name in folders}
+    assert found["main"] == likelihoods(load_lm("someone/small"), PAIRS)
     assert found["main"] != pytest.approx(found["trained-longer"], rel=1e-3)
     for revision, folder in folders.items():
-        assert found[revision] == likelihoods(StickBreakingLM(str(folder), **common), PAIRS)
+        assert found[revision] == likelihoods(load_lm(folder), PAIRS)
         if kind == "huggingface":
-            assert found[revision] == pytest.approx(
-                likelihoods(HFLM("someone/small", revision=revision, **common), PAIRS)
-            )
+            hf = HFLM("someone/small", revision=revision, device="cpu", dtype="float32")
+            assert found[revision] == pytest.approx(likelihoods(hf, PAIRS))
     with pytest.raises(UserError, match="someone/small is no folder here, and cannot be loaded from the hub"):
-        StickBreakingLM("someone/small", revision="unknown", **common)
+        load_lm("someone/small", revision="unknown")

@@ -1,7 +1,5 @@
 """Windows that begin at the same token are run once, at the longest length, and score as they do apart."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,29 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 
-from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, token_key, tokenize_corpus
+from sbeval.corpora import TokenizedCorpus
 from sbeval.model_adapters.sharing import share_windows
 from sbeval.scoring.requests import TokenLogprobsRequest
-from tests.model_adapters.small import Checkpoints, english, instances, load_lm, tiny_tokenizer
+from tests.model_adapters.small import Checkpoints, instances, load_lm, tokens_read, windows
 
 # start, context length, scored: one text at three lengths in disjoint windows, and a lead-in of its own
 STREAM = [(start, length, length) for length in (16, 32, 64) for start in range(0, 64, length)]
 OTHERS = [(0, 48, 3), (5, 16, 16), (16, 40, 2)]
 
 
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenizedCorpus:
-    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "tokens"))
-    text = tmp_path / "text.txt"
-    text.write_text(english())
-    return tokenize_corpus(local_corpus(text), tiny_tokenizer(adds_bos=False), Layout())
-
-
 def asked(corpus: TokenizedCorpus) -> list[Instance]:
-    requests = [
-        TokenLogprobsRequest(token_key(corpus, start, start + length), length, 0, scored)
-        for start, length, scored in STREAM + OTHERS
-    ]
+    requests = windows(corpus, STREAM + OTHERS)
     return instances("token_logprobs", [*requests, requests[0]._replace(lead_in=4)])
 
 
@@ -46,16 +33,10 @@ def test_nested_windows_are_run_once_and_score_as_they_do_apart(
 
     lm = load_lm(checkpoint(architecture))
     lm.session.scorer.score(torch.arange(16)[None], torch.tensor([0]), torch.tensor([0]), torch.tensor([0]))
-    read = 0
-
-    def count(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        nonlocal read
-        read += inputs[0].numel()
-
-    lm.model.get_input_embeddings().register_forward_pre_hook(count)
-    found = lm.token_logprobs(requests, disable_tqdm=True)
+    with tokens_read(lm) as read:
+        found = lm.token_logprobs(requests, disable_tqdm=True)
     # 64 from 0, 32 from 32, 40 from 16, 16 from 48 and from 5, and 16 with another lead-in
-    assert read == lm.session.meter.tokens == 64 + 32 + 40 + 16 + 16 + 16
+    assert sum(read) == lm.session.meter.tokens == 64 + 32 + 40 + 16 + 16 + 16
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-5, atol=1e-6)
         assert float(one) == pytest.approx(float(other), rel=1e-5)

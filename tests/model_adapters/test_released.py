@@ -12,10 +12,10 @@ from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
 from tests.checkpoints import test_moduleformer
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save
-from tests.model_adapters.small import Checkpoints, english, instances, likelihoods, load_lm, tiny_tokenizer
+from tests.model_adapters.small import LINES, Checkpoints, instances, likelihoods, load_lm, tiny_tokenizer
 
 GROUPED: dict[str, Any] = {"model_type": "gpt_dolomite", "kv_heads": 2, "head_bias": True, "head_norm": True}
-WORDS = [line.split(" ", 2) for line in english().splitlines() if line][:6]
+WORDS = [line.split(" ", 2) for line in LINES[:6]]
 FLA: dict[str, Any] = {"qkv_bias": True, "qk_norm": True, "attend_current": True, "kv_heads": 2, "tied": False}
 PAIRS = [(f"{first} {second}", f" {rest}") for first, second, rest in WORDS]
 

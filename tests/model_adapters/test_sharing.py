@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.sharing import Worthwhile, shared_prefixes
-from tests.model_adapters.small import Checkpoints, english, instances
+from tests.model_adapters.small import Checkpoints, english, instances, load_lm, tokens_read
 
 CONTEXT = english()[:160]
 CHOICES = [" is better", " explicit namespaces", " a", " preferably only one", " is worse"]
@@ -19,8 +19,7 @@ SAME_EXAMPLES = [(f"{CONTEXT}\n{question}", choice) for question in QUESTIONS fo
 
 
 def load(checkpoints: Checkpoints, architecture: str, **options: Any) -> StickBreakingLM:
-    folder = str(checkpoints(architecture))
-    lm = StickBreakingLM(folder, device="cpu", dtype="float32", **{"max_length": 128, **options})
+    lm = load_lm(checkpoints(architecture), **{"max_length": 128, **options})
     scores(lm, [("Now", " is")])  # the first call also compares a short input
     return lm
 
@@ -33,20 +32,6 @@ def model_inputs(lm: StickBreakingLM, pairs: list[tuple[str, str]]) -> dict[tupl
     """Returns each model input that the pairs need, with the number of tokens before the first scored position."""
     encoded = [lm._encode_pair(*pair) for pair in pairs]
     return {tuple((context + continuation)[:-1]): len(context) - 1 for context, continuation in encoded}
-
-
-def tokens_read(lm: StickBreakingLM, pairs: list[tuple[str, str]], found: list[tuple[float, bool]]) -> int:
-    """Counts what the model reads while it scores the pairs, and adds their scores to `found`."""
-    read = 0
-
-    def count(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        nonlocal read
-        read += inputs[0].numel()
-
-    handle = lm.model.get_input_embeddings().register_forward_pre_hook(count)
-    found += scores(lm, pairs)
-    handle.remove()
-    return read
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -71,7 +56,9 @@ def test_what_inputs_share_is_read_once(architecture: str, shares: bool, checkpo
         columns = [len(set(column)) == 1 for column in zip(*inputs, strict=False)]
         once = min([*inputs.values(), columns.index(False) if False in columns else len(columns)])
         assert once > 32
-        assert tokens_read(lm, pairs, []) == (whole - (len(inputs) - 1) * once if shares else whole)
+        with tokens_read(lm) as read:
+            scores(lm, pairs)
+        assert sum(read) == (whole - (len(inputs) - 1) * once if shares else whole)
 
 
 def test_frequencies_that_depend_on_the_length_share_nothing(checkpoint: Checkpoints) -> None:
@@ -95,14 +82,14 @@ def test_without_memory_for_a_prefix_inputs_run_whole_and_none_twice(fails: str,
             raise torch.OutOfMemoryError
 
     handle = lm.model.model.register_forward_pre_hook(memory_runs_out, with_kwargs=True)
-    found: list[tuple[float, bool]] = []
-    read = tokens_read(lm, SAME_EXAMPLES, found)
+    with tokens_read(lm) as read:
+        found = scores(lm, SAME_EXAMPLES)
     handle.remove()
     assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=1e-5)
     if fails == "prefix":
-        assert read == whole
+        assert sum(read) == whole
     else:  # the prefix and the rest of two inputs, then the others whole
-        assert read < whole + len(lm.tok_encode(CONTEXT))
+        assert sum(read) < whole + len(lm.tok_encode(CONTEXT))
 
 
 @settings(max_examples=100, deadline=None)

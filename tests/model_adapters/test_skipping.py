@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
 from sbeval.models.attention import StickBreakingMixer
 from tests.model_adapters.small import Checkpoints, load_lm
@@ -36,4 +35,4 @@ def test_stick_breaking_skips_by_default_and_the_run_records_it(
 
 def test_a_threshold_for_the_reference_is_refused(checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match="reference, which visits every key"):
-        StickBreakingLM(str(checkpoint("stickbreaking")), device="cpu", kernels="reference", skip_threshold=1e-5)
+        load_lm(checkpoint("stickbreaking"), kernels="reference", skip_threshold=1e-5)

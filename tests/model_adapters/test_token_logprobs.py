@@ -1,34 +1,20 @@
 """The request type of our own tasks: windows of tokens in, a log-probability for each scored token out."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, resolve_tokens, token_key, tokenize_corpus
+from sbeval.corpora import TokenizedCorpus, resolve_tokens
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TokenLogprobsRequest
-from tests.model_adapters.small import Checkpoints, english, instances, load_lm, tiny_tokenizer
+from tests.model_adapters.small import Checkpoints, instances, load_lm, windows
 
 WINDOWS = [(0, 40, 40), (7, 16, 3), (90, 300, 7), (200, 40, 1), (50, 16, 16)]  # start, context length, scored
 
 
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenizedCorpus:
-    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "tokens"))
-    text = tmp_path / "text.txt"
-    text.write_text(english())
-    return tokenize_corpus(local_corpus(text), tiny_tokenizer(adds_bos=False), Layout())
-
-
-def requests_for(corpus: TokenizedCorpus, windows: list[tuple[int, int, int]] = WINDOWS) -> list[Instance]:
-    arguments = [
-        TokenLogprobsRequest(token_key(corpus, start, start + length), length, 0, scored)
-        for start, length, scored in windows
-    ]
-    return instances("token_logprobs", arguments)
+def requests_for(corpus: TokenizedCorpus, places: list[tuple[int, int, int]] = WINDOWS) -> list[Instance]:
+    return instances("token_logprobs", windows(corpus, places))
 
 
 def test_each_window_is_its_lead_in_and_its_tokens(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
@@ -44,18 +30,6 @@ def test_each_window_is_its_lead_in_and_its_tokens(checkpoint: Checkpoints, corp
         expected = logprobs[range(len(tokens)), tokens.tolist()][-request.scored :]
         np.testing.assert_allclose(result.logprobs, expected.numpy(), rtol=1e-5)
         assert float(result) == pytest.approx(float(expected.sum()), rel=1e-6)
-
-
-@pytest.mark.parametrize("max_batch_tokens", [50, 100_000])
-def test_batching_does_not_change_results(
-    max_batch_tokens: int, checkpoint: Checkpoints, corpus: TokenizedCorpus
-) -> None:
-    alone = load_lm(checkpoint("mistral"), max_batch_tokens=1).token_logprobs(requests_for(corpus), disable_tqdm=True)
-    batched = load_lm(checkpoint("mistral"), max_batch_tokens=max_batch_tokens).token_logprobs(
-        requests_for(corpus), disable_tqdm=True
-    )
-    for one, other in zip(alone, batched, strict=True):
-        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-5)
 
 
 def test_a_request_made_twice_runs_once(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:

@@ -1,5 +1,6 @@
 """FlexAttention with our biases and windows is the softmax of the definition, and nothing is lost where it fails."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from sbeval.models.flex import (
     suits_flex,
     whole_blocks,
 )
+from sbeval.models.packed_softmax import VarlenAttention
 from sbeval.models.softmax import softmax_attention
-from tests.models.small import make_bias
+from tests.models.small import listed_blocks, make_bias
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -68,48 +70,32 @@ def test_blocks_hold_every_pair_that_is_seen_and_full_ones_no_other(length: int,
     index = torch.arange(count * 128)
     distance = index[:, None] - index
     seen = ((distance >= 0) & (distance < window)).view(count, 128, count, 128)
-    listed: dict[str, torch.Tensor] = {}
-    for name, counts, indices in (
-        ("partial", blocks.kv_num_blocks, blocks.kv_indices),
-        ("full", blocks.full_kv_num_blocks, blocks.full_kv_indices),
-    ):
-        listed[name] = torch.zeros(count, count, dtype=torch.bool)
-        for row in range(count):
-            listed[name][row, indices[0, 0, row, : counts[0, 0, row]].long()] = True
-    assert torch.equal(listed["full"], seen.all(3).all(1))
-    assert torch.equal(listed["full"] | listed["partial"], seen.any(3).any(1))
-    assert not bool((listed["full"] & listed["partial"]).any())
+    partial, full = listed_blocks(blocks, count)
+    assert torch.equal(full, seen.all(3).all(1))
+    assert torch.equal(full | partial, seen.any(3).any(1))
 
 
-def problem() -> dict[str, Any]:
-    q, k, v = torch.randn(3, 1, 2, 5, 16)
-    return {"q_BHLD": q, "k_BGLD": k, "v_BGLD": v, "scale": 0.3, "sliding_window": 5, "score_mod": None}
-
-
-def test_a_failure_to_compile_is_told_once_and_not_met_again(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("kernel", "instead"), [(CompiledFlexAttention, "blocks of rows"), (VarlenAttention, "text")])
+@pytest.mark.parametrize("error", [RuntimeError("there is no compiler\nand more"), torch.OutOfMemoryError()])
+def test_a_failure_is_told_once_and_not_met_again_unless_memory_ran_out(
+    kernel: Any, instead: str, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     calls = []
 
     def fails(*args: Any, **kwargs: Any) -> None:
         calls.append(args)
-        raise RuntimeError("there is no compiler\nand more")
+        raise error
 
-    attention = CompiledFlexAttention(fails)
-    assert attention(**problem()) is None
-    assert attention(**problem()) is None
-    assert len(calls) == 1
-    assert [record.getMessage() for record in caplog.records] == [
-        "PyTorch's FlexAttention does not run here (there is no compiler): going on with blocks of rows"
-    ]
-
-
-def test_memory_that_runs_out_is_no_failure_to_compile() -> None:
-    def fails(*args: Any, **kwargs: Any) -> None:
-        raise torch.OutOfMemoryError
-
-    attention = CompiledFlexAttention(fails)
-    with pytest.raises(torch.OutOfMemoryError):
-        attention(**problem())
-    assert attention.works
+    attention, heads, no_memory = kernel(fails), torch.randn(3, 1, 2, 5, 16), isinstance(error, torch.OutOfMemoryError)
+    own = {"score_mod": None} if kernel is CompiledFlexAttention else {"lengths": [2, 3]}
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError) if no_memory else contextlib.nullcontext():
+            assert attention(*heads, **own, scale=0.3, sliding_window=5) is None
+    assert attention.works == no_memory
+    assert len(calls) == 1 + attention.works
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1 - attention.works
+    assert all("does not run here (there is no compiler): " in said and instead in said for said in messages)
 
 
 @pytest.mark.parametrize("with_gradient", ["q", "k", "v", "bias", None])

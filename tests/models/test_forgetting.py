@@ -1,37 +1,30 @@
 """Forgetting attention is its definition, whatever computes it, and what is skipped changes no more than was asked."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 from torch.testing import assert_close
+from written_out import softmax
 
 from sbeval.errors import UserError
 from sbeval.models.flex import flex_causal_attention, whole_blocks
 from sbeval.models.forgetting.layer import cached_channels, decay_channels, sums_in, with_decay
 from sbeval.models.forgetting.whole_text import BLOCK_TOKENS, blocks_from, decay_score_mod, oldest_blocks
-from sbeval.models.packed_softmax import packed_softmax_attention
 from sbeval.models.softmax import softmax_attention
-from tests.models.small import VARIANTS, small_model, tokens
+from tests.models.small import VARIANTS, small_model, tokens, written_out
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, log_gates_BHL: Tensor, scale: float) -> Tensor:
-    """The definition in fp64: the logit of query j and key i gets the log gates of i + 1 to j."""
-    q, k, v, log_gates_BHL = (x.double() for x in (q, k, v, log_gates_BHL))
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    length = q.shape[2]
-    logits = scale * q @ k.mT
-    for j in range(length):
-        behind = log_gates_BHL[..., 1 : j + 1].flip(-1).cumsum(-1).flip(-1)
-        logits[:, :, j, :j] += behind
-        logits[:, :, j, j + 1 :] = -torch.inf
-    return logits.softmax(-1) @ v
+def by_definition(q: Tensor, k: Tensor, v: Tensor, log_gates_BHL: Tensor, scale: float) -> Tensor:
+    """In fp64, text by text."""
+    shared = q.shape[1] // k.shape[1]
+    heads = (q, k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1), log_gates_BHL)
+    texts = zip(*(x.double().transpose(1, 2) for x in heads), strict=True)
+    return torch.stack([softmax(*text, scale, log_gates_LH=gates).transpose(0, 1) for *text, gates in texts])
 
 
 def problem(length: int, heads: int = 4, groups: int = 2, seed: int = 0, forgetful: float = 1.0) -> tuple[Tensor, ...]:
@@ -55,7 +48,7 @@ def test_plain_attention_of_heads_with_decay_is_the_definition(
     q, k, v = (x.to(dtype) for x in (q, k, v))
     sums = log_gates.double().cumsum(-1)
     found = softmax_attention(*with_decay(q, k, v, sums if dtype == torch.float64 else sums.float(), 0.3), scale=0.3)
-    expected = written_out(q, k, v, log_gates, 0.3)
+    expected = by_definition(q, k, v, log_gates, 0.3)
     near = {torch.float64: 1e-12, torch.float32: 2e-5}.get(dtype, 8 * torch.finfo(dtype).eps)
     assert_close(found[..., :16].double(), expected, rtol=near, atol=near)
     assert not found[..., 16:].any()
@@ -76,7 +69,7 @@ def test_gradients_are_those_of_the_definition() -> None:
     q, k, v, log_gates = (x.double().requires_grad_() for x in problem(17))
     found = softmax_attention(*with_decay(q, k, v, log_gates.cumsum(-1), 0.3), scale=0.3)[..., :16]
     weights = torch.randn_like(found)
-    expected = torch.autograd.grad((written_out(q, k, v, log_gates, 0.3) * weights).sum(), (q, k, v, log_gates))
+    expected = torch.autograd.grad((by_definition(q, k, v, log_gates, 0.3) * weights).sum(), (q, k, v, log_gates))
     for own, wanted in zip(torch.autograd.grad((found * weights).sum(), (q, k, v, log_gates)), expected, strict=True):
         assert_close(own, wanted)
     in_parts = with_decay(*(x.float() for x in (q, k, v)), log_gates.float().cumsum(-1), 0.3)
@@ -92,7 +85,7 @@ def test_flex_attention_adds_the_same_bias(length: int, groups: int) -> None:
     found = flex_causal_attention(
         q, k, v, scale=0.3, sliding_window=length, score_mod=decay_score_mod(sums_of(log_gates))
     )
-    assert_close(found.double(), written_out(q, k, v, log_gates, 0.3), rtol=1e-4, atol=1e-5)
+    assert_close(found.double(), by_definition(q, k, v, log_gates, 0.3), rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=15, deadline=None)
@@ -144,57 +137,27 @@ def test_a_text_that_forgets_quickly_needs_its_newest_blocks_alone() -> None:
     assert oldest_blocks(q, k, sums_of(log_gates), scale=0.25, threshold=0.0) is None
 
 
-def test_packed_texts_do_not_see_each_other() -> None:
-    q, k, v, log_gates = (x[:1] for x in problem(30))
-    lengths = (11, 1, 18)
-    packed = packed_softmax_attention(*with_decay(q, k, v, sums_of(log_gates), 0.3), lengths, scale=0.3)
-    start = 0
-    for length in lengths:
-        own = slice(start, start + length)
-        expected = written_out(q[:, :, own], k[:, :, own], v[:, :, own], log_gates[..., own], 0.3)
-        assert_close(packed[:, :, own, :16].double(), expected, rtol=1e-4, atol=1e-5)
-        start += length
-
-
 @pytest.mark.parametrize("pro", [False, True])
+@torch.no_grad()
 def test_a_model_equals_its_definition_written_out(pro: bool) -> None:
-    fields = {"key_shift", "value_shift", "qk_norm", "qk_norm_per_head", "output_norm", "attention_gate"} if pro else ()
-    model = small_model(
-        attention="forgetting", num_hidden_layers=1, qk_norm_eps=1e-3 if pro else None, **dict.fromkeys(fields, True)
-    ).double()
-    ids = tokens(1, 12)[0]
-    weights = model.state_dict()
-    block = {name.removeprefix("model.layers.0."): value for name, value in weights.items()}
-    x = weights["model.embed_tokens.weight"][ids]
-    normed = rms_norm(x, (32,), block["input_norm.weight"], 1e-5)
-    q, k, v = ((normed @ block[f"self_attn.{name}_proj.weight"].T).view(12, 4, 8) for name in "qkv")
-    if pro:
-        for name, rows in (("key", k), ("value", v)):
-            share = (normed @ block[f"self_attn.{name}_shift.weight"].T).sigmoid()[..., None]
-            before = torch.cat([torch.zeros_like(rows[:1]), rows[:-1]])
-            rows.copy_(share * before + (1 - share) * rows.clone())
-        q, k = (
-            rms_norm(rows, (8,), None, 1e-3) * block[f"self_attn.{name}_norm.weight"]
-            for name, rows in (("q", q), ("k", k))
-        )
-    gates = (normed @ block["self_attn.forget_gate.weight"].T + block["self_attn.forget_gate.bias"]).sigmoid()
-    heads = torch.zeros_like(v)
-    for head in range(4):
-        for j in range(12):
-            logits = torch.stack(
-                [q[j, head] @ k[i, head] / math.sqrt(8) + gates[i + 1 : j + 1, head].log().sum() for i in range(j + 1)]
-            )
-            heads[j, head] = logits.softmax(0) @ v[: j + 1, head]
-    if pro:
-        heads = rms_norm(heads, (8,), None, 1e-5) * block["self_attn.output_norm.weight"]
-        heads = heads * (normed @ block["self_attn.head_gate.weight"].T).sigmoid().view(12, 4, 8)
-    x = x + heads.flatten(1) @ block["self_attn.o_proj.weight"].T
-    normed = rms_norm(x, (32,), block["post_attention_norm.weight"], 1e-5)
-    inner = silu(normed @ block["mlp.gate_proj.weight"].T) * (normed @ block["mlp.up_proj.weight"].T)
-    x = x + inner @ block["mlp.down_proj.weight"].T
-    logits = rms_norm(x, (32,), weights["model.norm.weight"], 1e-5) @ weights["lm_head.weight"].T
-    with torch.no_grad():
-        assert_close(model(ids[None]).logits[0], logits, rtol=1e-9, atol=1e-9)
+    fields = VARIANTS["forgetting-pro"] if pro else {"attention": "forgetting"}
+    model, ids = small_model(num_hidden_layers=1, **fields).double(), tokens(1, 12)[0]
+
+    def mix(q: Tensor, k: Tensor, v: Tensor, normed: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        if pro:
+            for name, rows in (("key", k), ("value", v)):
+                share = (normed @ weights[f"{name}_shift.weight"].T).sigmoid()[..., None]
+                before = torch.cat([torch.zeros_like(rows[:1]), rows[:-1]])
+                rows.copy_(share * before + (1 - share) * rows.clone())
+            q, k = (rms_norm(x, (8,), None, 1e-3) * weights[f"{name}_norm.weight"] for name, x in (("q", q), ("k", k)))
+        log_gates = (normed @ weights["forget_gate.weight"].T + weights["forget_gate.bias"]).sigmoid().log()
+        heads = softmax(q, k, v, 8**-0.5, log_gates_LH=log_gates)
+        if pro:
+            heads = rms_norm(heads, (8,), None, 1e-5) * weights["output_norm.weight"]
+            heads = heads * (normed @ weights["head_gate.weight"].T).sigmoid().view(12, 4, 8)
+        return heads
+
+    assert_close(model(ids[None]).logits[0], written_out(model, ids, mix), rtol=1e-9, atol=1e-9)
 
 
 def test_packed_texts_of_a_model_are_those_alone() -> None:

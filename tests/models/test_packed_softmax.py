@@ -1,8 +1,5 @@
 """Packed texts are mixed as each text alone is, by whichever way."""
 
-from typing import Any
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,42 +74,12 @@ def test_all_texts_at_once_are_the_texts_one_by_one(
         assert_close(mine.grad, other.grad, **near)
 
 
-def test_this_version_of_pytorch_has_the_options_it_is_called_with() -> None:
-    assert VarlenAttention().works
-
-
 def test_it_is_for_16_bits_on_a_gpu_without_a_bias() -> None:
     heads = torch.zeros(1, 2, 5, 16, dtype=torch.bfloat16, device=DEVICE)
     assert suits_varlen(heads, None) == ON_GPU
     assert not suits_varlen(heads.float(), None)
     assert not suits_varlen(heads[..., :12], None)
     assert not suits_varlen(heads, AlibiBias(2))
-
-
-def test_where_it_does_not_run_that_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    calls = []
-
-    def broken(**arguments: Any) -> Tensor:
-        calls.append(arguments)
-        raise RuntimeError("no kernel image")
-
-    attention = VarlenAttention(broken)
-    heads = torch.zeros(1, 1, 4, 8)
-    for _ in range(2):
-        assert attention(heads, heads, heads, [1, 3], scale=1.0, sliding_window=None) is None
-    assert len(calls) == 1
-    assert caplog.text.count("no kernel image") == 1
-
-
-def test_memory_that_runs_out_is_no_reason_to_go_text_by_text() -> None:
-    def full(**_: Any) -> Tensor:
-        raise torch.OutOfMemoryError("no memory")
-
-    attention = VarlenAttention(full)
-    heads = torch.zeros(1, 1, 4, 8)
-    with pytest.raises(torch.OutOfMemoryError):
-        attention(heads, heads, heads, [4], scale=1.0, sliding_window=None)
-    assert attention.works
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ from other_machines import assert_equal_but_for_rounding
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import (
-    AutoModelForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -23,15 +22,8 @@ from sbeval.models.rope import rope_frequencies
 from tests.models.small import small_model, tokens
 
 TRAINED = 16
-SIZES: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": TRAINED,
-    "initializer_range": 0.3,
-}
+SIZES: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "max_position_embeddings": TRAINED, "initializer_range": 0.3}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0], "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALINGS: list[Any] = ["linear:4", "dynamic:4", "dynamic:1", "yarn:4", LLAMA3, LONGROPE, {"rope_theta": 500.0}]
@@ -203,14 +195,6 @@ def test_a_scaling_without_its_keys_names_the_missing_one() -> None:
             original_length_tokens=16,
             length_tokens=32,
         )
-
-
-def test_this_family_is_loaded_by_the_automatic_class_with_its_scaling(tmp_path: Any) -> None:
-    model = small_model(attention="rope", training_length_tokens=TRAINED, rope_parameters=rope_parameters("yarn:4"))
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loaded.config.rope_parameters == model.config.rope_parameters
-    assert_equal_but_for_rounding(logits(loaded, 40), logits(model, 40))
 
 
 def test_the_original_length_that_a_scaling_names_wins_over_the_training_length() -> None:

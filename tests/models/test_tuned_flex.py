@@ -20,7 +20,7 @@ from sbeval.models.flex import (
     long_causal_attention,
     suits_long_flex,
 )
-from sbeval.models.softmax import Bias, softmax_attention
+from sbeval.models.softmax import softmax_attention
 from tests.models.small import make_bias
 
 Options = Callable[..., dict[str, Any]]
@@ -185,36 +185,11 @@ def test_long_plain_attention_errs_no_more_than_pytorchs(
     assert found is not None
     assert found.dtype == dtype
     assert torch.equal(softmax_attention(q, k, v, scale=scale), found)
-    expected = _exact(q, k, v, scale=scale)
+    expected = softmax_attention(*(x.double() for x in (q, k, v)), scale=scale)  # in blocks of rows
     others = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     error, error_of_others = ((x.double() - expected).square().mean().sqrt() for x in (found, others))
     assert error <= 1.2 * error_of_others
     assert_close(found, others, rtol=2**-6, atol=2**-6 if dtype == torch.bfloat16 else 2**-9)
-
-
-def _exact(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    bias: Bias | None = None,
-) -> torch.Tensor:
-    """The definition in fp64, text by text and head by head."""
-    length = q.shape[2]
-    index = torch.arange(length, device=q.device)
-    distance = index[:, None] - index
-    seen = (distance >= 0) & (distance < (window or length))
-    added = None if bias is None else bias(index[None], distance)[0]
-    output = torch.empty_like(q, dtype=torch.float64)
-    for text in range(q.shape[0]):
-        for head in range(q.shape[1]):
-            logits = scale * q[text, head].double() @ k[text, head].double().mT
-            if added is not None:
-                logits += added[head]
-            output[text, head] = logits.masked_fill_(~seen, -torch.inf).softmax(-1) @ v[text, head].double()
-    return output
 
 
 @tuned_gpu
@@ -237,5 +212,6 @@ def test_tuned_tiles_change_no_window_and_no_bias(kind: str, window: int | None,
     )
     assert found is not None
     assert found.isfinite().all()
-    expected = _exact(q, k, v, scale=0.3, window=window, bias=bias)
+    exact = (x.double() for x in (q, k, v))
+    expected = softmax_attention(*exact, scale=0.3, sliding_window=window, bias=bias, position_ids_BQ=positions[None])
     assert_close(found.double(), expected, rtol=2**-6, atol=2**-6)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sbeval.reports import load_results
-from sbeval.reports.assemble import assemble
+from sbeval.reports.build import assemble
 from sbeval.reports.section import Report
 from sbeval.results.records import ClusterSums, ModelRecord, TaskRecord, metric_key
 
@@ -202,6 +202,13 @@ def _padded(sample: dict[str, Any], prompt: dict[str, Any]) -> dict[str, Any]:
     first = {key: sample[key] for key in ("doc_id", "doc", "target") if key in sample}
     middle = {"arguments": prompt, "resps": [["?"]], "filtered_resps": ["?"], "filter": "none"}
     return first | middle | sample | {"arguments": prompt}
+
+
+def write_pair(folder: Path, protocol: str) -> Path:
+    """Writes one perplexity task of stick-breaking and of RoPE and returns the folder."""
+    for attention in ("stickbreaking", "rope"):
+        write_run(folder / attention, model_record(attention), [perplexity_task(protocol, CURVES[attention])])
+    return folder
 
 
 def write_demo_pair(folder: Path) -> None:

@@ -8,6 +8,8 @@ from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexit
 
 from sbeval.errors import UserError
 from sbeval.reports import build_report, load_results
+from sbeval.reports.analyse.panels import perplexity_panels
+from sbeval.reports.analyse.selection import pool_seeds
 from sbeval.reports.read.samples import DOCUMENT_SUMS
 
 EVIL = "<script>alert('x')</script> \"quoted\" \N{RIGHT-TO-LEFT OVERRIDE}txt \N{FIRE} ../../etc & | ` $x_1$ \\"
@@ -198,8 +200,7 @@ def test_a_field_of_another_kind_is_missing_and_the_rest_counts(tmp_path: Path, 
     (model,) = load_results([tmp_path]).models
     assert getattr(model.record, field) in (None, {})
     assert (model.label, model.record.training_length_tokens) == ("m", 1024)
-    page = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).read_text(encoding="utf-8")
-    assert f"holds no usable value of {field}: left as missing." in page
+    assert f"holds no usable value of {field}: left as missing." in reasons(tmp_path)
 
 
 @pytest.mark.parametrize(("field", "value"), [("lengths", None), ("lengths", ["a"]), ("protocol", 3)])
@@ -274,3 +275,33 @@ def test_what_is_named_as_results_and_is_no_file_is_named(kind: str, tmp_path: P
     path.mkdir() if kind == "folder" else os.mkfifo(path)
     (note,) = load_results([tmp_path]).notes
     assert (note.path, note.reason) == (path, "left out: the file cannot be read (it is no regular file).")
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_one_line_never_joins_two_sets_of_targets(recorded: bool, tmp_path: Path) -> None:
+    """Those scored at most lengths are kept; a run that adds a length on the same targets joins them."""
+    runs = [(LENGTHS[:3], "a"), (LENGTHS[3:4], "b"), *([(LENGTHS[4:5], "a")] if recorded else [])]
+    for index, (lengths, targets) in enumerate(runs):
+        curve = [CURVES["rope"][LENGTHS.index(length)] for length in lengths]
+        hashed = {"targets_sha256": targets * 64} if recorded else {}
+        task = perplexity_task("fixed_target", curve, lengths=lengths, **hashed)
+        write_run(tmp_path / str(index), model_record("rope"), [task], seconds=1_795_000_000.0 + index)
+    results = load_results([tmp_path])
+    kept = [*LENGTHS[:3], *(LENGTHS[4:5] if recorded else [])]
+    shown = results.measurements["context_length_tokens"].dropna().unique()
+    assert sorted(shown) == kept
+    assert results[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_fixed_target"].lengths == kept
+    assert [note.reason for note in results.notes if "2K was scored on other targets" in note.reason]
+    (panel,) = perplexity_panels(results.measurements, results.models)
+    assert "demo-rope at 2K" in " ".join(panel.remarks)
+
+
+@pytest.mark.parametrize(("seeds", "shown"), [("aa", 1), ("ab", 0)])
+def test_seeds_are_averaged_on_the_same_targets_alone(seeds: str, shown: int, tmp_path: Path) -> None:
+    for seed, targets in enumerate(seeds):
+        task = perplexity_task("fixed_target", CURVES["rope"], targets_sha256=targets * 64)
+        record = model_record("rope", recipe="r", training_seed=seed, checkpoint_sha256=f"{seed}" * 64)
+        write_run(tmp_path / str(seed), record, [task])
+    pooled = pool_seeds(load_results([tmp_path]))
+    assert len(pooled.measurements[pooled.measurements["metric"] == "nll"]) == shown * len(LENGTHS)
+    assert bool(shown) != any("on the same targets" in note.reason for note in pooled.notes)

@@ -40,7 +40,7 @@ CAPTION = Caption(title="", finding="")
 
 
 def figures(folder: Path) -> dict[str, Figure]:
-    return {figure.title: figure for section in reported(folder).sections for figure in section.figures}
+    return {figure.caption.title: figure for section in reported(folder).sections for figure in section.figures}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,8 @@ def test_every_value_named_along_an_axis_is_drawn() -> None:
     axes = Axes(x_title=None, x_domain=(256, 1024), y_title=None, y_scale="symlog", y_values=values, y_format="~g")
     looks = {"a": Look(light="#000000", dark="#ffffff", shape="circle", dashed=False)}
     rows = [{"setting": "a", "x": x, "y": y} for x, y in ((256, -0.15), (1024, 3.4))]
-    drawn = vl_convert.vegalite_to_svg(line_figure(rows, CAPTION, axes=axes, looks=looks, marks={}, tooltip={}))
+    spec = line_figure(rows, CAPTION, axes=axes, looks=looks, training_lengths={}, tooltip={})
+    drawn = vl_convert.vegalite_to_svg(spec)
     labels = re.findall(r">([^<>]+)</text>", drawn.replace("\N{MINUS SIGN}", "-"))
     assert {*labels} >= {f"{value:g}" for value in values}
 
@@ -94,9 +95,9 @@ def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see_i
     everything: dict[str, Figure],
 ) -> None:
     for figure in everything.values():
-        assert any(letter.isdigit() for letter in figure.finding)
+        assert any(letter.isdigit() for letter in figure.caption.finding)
         for metric, spec in figure.variants.items():
-            assert figure.findings.get(metric, figure.finding) in spec["description"]
+            assert figure.findings.get(metric, figure.caption.finding) in spec["description"]
 
 
 def points(spec: Any, label: str) -> dict[int, float | None]:
@@ -195,7 +196,7 @@ def test_one_figure_shows_where_the_weight_of_every_model_goes(everything: dict[
     entropies = {(row["setting"], row["x"]): row["y"] for row in panels["entropy of the weights (nats)"]}
     assert entropies["demo-rope", 4096] == pytest.approx(math.log(4096))
     assert entropies["demo-sb", 4096] == pytest.approx(2.0)
-    assert "first token's weight 30.0% to 30.0%" in figure.finding
+    assert "first token's weight 30.0% to 30.0%" in figure.caption.finding
 
 
 def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weight_empty(
@@ -229,8 +230,8 @@ def test_small_multiples_agree_on_colours_and_shapes_where_models_ran_different_
 
 def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everything: dict[str, Figure]) -> None:
     figure = everything["MQRAR, 768 tokens"]
-    assert "demo-sb solves up to 160 pairs" in figure.finding
-    assert "demo-rope solves up to 64 pairs" in figure.finding
+    assert "demo-sb solves up to 160 pairs" in figure.caption.finding
+    assert "demo-rope solves up to 64 pairs" in figure.caption.finding
     spec = figure.variants["exact_match"]
     assert [row["x"] for row in spec["data"]["values"] if row["setting"] == "demo-sb"] == [32, 64, 96, 128, 160, 192]
     levels = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "zero-line"]
@@ -254,14 +255,14 @@ def test_phrases_are_drawn_by_their_distance(tmp_path: Path) -> None:
     by_distance = {key.replace("_pairs", "_tokens"): value for key, value in metrics.items()}
     write_run(tmp_path, model_record("stickbreaking"), [("sb_copy_phrase", by_distance, metadata, [])])
     figure = figures(tmp_path)["Copying phrases, 768 tokens"]
-    assert "demo-sb solves up to 1,024 tokens back (" in figure.finding
+    assert "demo-sb solves up to 1,024 tokens back (" in figure.caption.finding
     assert [row["x"] for row in figure.variants["exact_match"]["data"]["values"]] == [256, 1024, 4096]
     (table,) = (table for stem, table in tables(tmp_path).items() if stem.startswith("recall-sb_copy_phrase"))
     assert "4,096 tokens back" in words(table)
 
 
 def test_flip_flop_is_drawn_by_context_length(everything: dict[str, Figure]) -> None:
-    assert "demo-rope solves up to 1K" in everything["Flip-flop"].finding
+    assert "demo-rope solves up to 1K" in everything["Flip-flop"].caption.finding
 
 
 def test_positions_show_their_intervals_and_no_last_bin_that_the_window_cuts_short(
@@ -294,12 +295,12 @@ def test_position_differences_have_a_paired_band_where_enough_documents_were_sco
     # documents keep their level, so the band follows their spread: sqrt(2) * 0.05 / sqrt(40), widened over the bins
     assert 2 * 0.011 < (widest["high"] - widest["low"]) / 2 < 4 * 0.011
     assert widest["low"] < widest["y"] < widest["high"]
-    assert "paired by document on identical targets, simultaneous over the positions" in figure.explanation
+    assert "paired by document on identical targets, simultaneous over the positions" in figure.caption.explanation
     assert (
         "No band at some positions for demo-sb: some ranges of positions have targets in fewer than 20 documents."
-        in figure.explanation
+        in figure.caption.explanation
     )
-    assert re.search(r"demo-sb ends 3\.50 nats below demo-rope \(.3\.\d\d to .3\.\d\d\)", figure.finding)
+    assert re.search(r"demo-sb ends 3\.50 nats below demo-rope \(.3\.\d\d to .3\.\d\d\)", figure.caption.finding)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +316,7 @@ def test_position_differences_without_identical_targets_have_no_band_and_say_why
     figure, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", changes, by_document))
     assert rows
     assert all(row["low"] is None for row in rows.values())
-    assert f"No band for demo-sb: {reason}" in figure.explanation
+    assert f"No band for demo-sb: {reason}" in figure.caption.explanation
 
 
 def test_positions_on_two_texts_of_one_name_are_not_drawn_on_one_axis(tmp_path: Path) -> None:
@@ -333,7 +334,7 @@ def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it
         write_run(tmp_path / kind, scaled, [position_task(CURVES["rope"])], log_samples=False)
     figure = figures(tmp_path)["Python standard library: NLL by position"]
     sentence = "rope-dynamic: RoPE's base is set for 64K at every position."
-    assert figure.explanation == sentence
+    assert figure.caption.explanation == sentence
     assert figure.variants["nll"]["title"]["subtitle"] == sentence
 
 

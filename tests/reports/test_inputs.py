@@ -46,7 +46,7 @@ def test_runs_of_one_task_at_several_max_lengths_are_rows_and_a_curve(tmp_path: 
         "babilong_qa1, acc, 0-shot, max_length 64K": {"demo-rope": 0.2},
     }
     (figure,) = drawn(tmp_path)
-    assert figure.finding == "demo-sb 0.700 at 16K; demo-rope 0.800 at 4K and 0.200 at 64K."
+    assert figure.caption.finding == "demo-sb 0.700 at 16K; demo-rope 0.800 at 4K and 0.200 at 64K."
     values = figure.variants["score"]["data"]["values"]
     assert {row["x"]: row["y"] for row in values if row["setting"] == "demo-rope"} == {
         4096: 0.8,

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from document_sums import sums
 from experiment_files import LENGTHS
-from result_files import CURVES, model_record, ordinary_task, perplexity_task, ruler_task, write_run
+from result_files import CURVES, model_record, ordinary_task, perplexity_task, ruler_task, write_pair, write_run
 
 from sbeval.errors import UserError
 from sbeval.policy import FAIL_IF_WORSE, Rule, read_policy
 from sbeval.reports import compare, gate
 from sbeval.reports.judge import Judged
+from sbeval.reports.pairs import Measured, text_differences
 
 TEXT, RULER_TASK = "sb_stdlib_fixed_target", "sb_ruler_vt"
 
@@ -64,8 +66,7 @@ def test_a_better_checkpoint_and_the_same_results_are_not_worse(tmp_path: Path) 
 
 
 def test_models_can_be_named_within_one_folder(tmp_path: Path) -> None:
-    for attention in ("stickbreaking", "rope"):
-        write_run(tmp_path / attention, model_record(attention), [perplexity_task("stream", CURVES[attention])])
+    write_pair(tmp_path, "stream")
     comparison = compare("demo-sb", "demo-rope", paths=[tmp_path])
     assert comparison.worse
     assert [number.worse for number in comparison.lengths if (number.context_length_tokens or 0) >= 2048] == [True] * 6
@@ -270,3 +271,19 @@ def test_a_policy_that_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path
     with pytest.raises(UserError, match=words) as raised:
         read_policy(tmp_path / "gate.yaml")
     assert "\n" not in str(raised.value)
+
+
+def test_models_scored_on_different_targets_are_not_compared() -> None:
+    """Even where every document has as many of them."""
+    first, second = (sums([2.0, 1.9, 1.8, 1.7, 1.6], seed=seed) for seed in (0, 0))
+    first.blocks = {name: frozenset({(100, 164)}) for name in first.clusters}
+    texts = [
+        Measured(corpus="c", corpus_sha256="c", protocol="fixed_target", tokenizer_sha256="t", sums=sums_of)
+        for sums_of in (first, second)
+    ]
+    second.blocks = first.blocks
+    assert text_differences(texts[:1], texts[1:], confidence=0.95)[0]
+    second.blocks = {name: frozenset({(200, 264)}) for name in first.clusters}
+    differences, (obstacle,) = text_differences(texts[:1], texts[1:], confidence=0.95)
+    assert not differences
+    assert "identical targets" in obstacle

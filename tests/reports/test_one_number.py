@@ -9,7 +9,7 @@ import pytest
 from document_sums import LENGTHS, sums
 from hypothesis import given
 from hypothesis import strategies as st
-from result_files import CURVES, model_record, perplexity_task, write_run
+from result_files import CURVES, write_pair
 
 from sbeval.reports import build_report
 from sbeval.reports.analyse.claims import LengthClaims, LengthDifference, longest_shown
@@ -154,9 +154,7 @@ def test_a_loss_too_small_to_count_leaves_the_upper_end_open() -> None:
 
 
 def test_a_report_holds_one_number_a_curve_in_its_overview_its_tables_and_a_file(tmp_path: Path) -> None:
-    for attention in ("stickbreaking", "rope"):
-        task = perplexity_task("fixed_target", CURVES[attention])
-        write_run(tmp_path / "results" / attention, model_record(attention), [task])
+    write_pair(tmp_path / "results", "fixed_target")
     folder = build_report([tmp_path / "results"], tmp_path / "report", image_formats=()).parent
     numbers = pd.read_csv(folder / "numbers.csv").set_index(["setting", "metric"])
     for name, attention in (("demo-sb", "stickbreaking"), ("demo-rope", "rope")):

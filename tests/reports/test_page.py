@@ -27,7 +27,7 @@ def write_pair(folder: Path, *, documents: int = 60, lengths: int = len(LENGTHS)
 
 
 def figure_named(report: Report, words: str) -> Figure:
-    return next(figure for section in report.sections for figure in section.figures if words in figure.title)
+    return next(figure for section in report.sections for figure in section.figures if words in figure.caption.title)
 
 
 def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_cards(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_few_documents_get_their_difference_how_many_agree_and_why_there_is_no_i
     if documents > 1:
         assert f"higher in {documents} of them (by document from +3." in words
     figure = figure_named(report, ": difference")
-    assert "No bands" in figure.explanation
+    assert "No bands" in figure.caption.explanation
     assert all(row["low"] is None for row in figure.variants["nll"]["data"]["values"])
 
 

@@ -22,6 +22,8 @@ from sbeval.reports.analyse.ruler import (
     weighted_averages,
 )
 
+SHORT = [512, 1024, 4096]
+
 
 @pytest.mark.parametrize("task", ["vt", "ruler_vt", "sb_ruler_vt"])
 def test_a_task_has_one_name_whoever_runs_it(task: str) -> None:
@@ -43,7 +45,7 @@ def test_rulers_rule_stops_at_the_first_length_below_the_threshold(scores: dict[
 
 
 def test_missing_tasks_are_named_in_the_summary_and_leave_the_own_length(tmp_path: Path) -> None:
-    tasks = [ruler_task(name, 4000) for name in RULER_TASKS[:-2]]
+    tasks = [ruler_task(name, 4000, lengths=SHORT) for name in RULER_TASKS[:-2]]
     write_run(tmp_path / "r", model_record("stickbreaking"), tasks)
     build_report([tmp_path / "r"], tmp_path / "report", image_formats=())
     summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
@@ -79,7 +81,7 @@ def test_a_task_run_both_ways_counts_once(tmp_path: Path) -> None:
 
 def test_the_share_of_aliases_is_no_part_of_rulers_averages(tmp_path: Path) -> None:
     names = [name for name in RULER_TASKS if "qa_" not in name]
-    tasks = [ruler_task(name, 4000) for name in names] + [ruler_task("ruler_qa_squad", 99), ruler_task("qa_hotpot", 99)]
+    tasks = [ruler_task(name, 4000, lengths=SHORT) for name in (*names, "ruler_qa_squad", "qa_hotpot")]
     write_run(tmp_path / "r", model_record("stickbreaking"), tasks)
     found = rate_ruler(load_results([tmp_path / "r"]).measurements, {"demo-sb": 1024})
     assert set(found.overall["tasks"]) == {12}

@@ -247,5 +247,5 @@ def test_the_table_of_tasks_pairs_by_sample_where_samples_were_logged(tmp_path: 
     paired, unpaired = differences
     assert paired is not None
     assert unpaired is not None
-    assert (paired.samples, unpaired.samples) == (400, None)
+    assert (paired.samples, unpaired.samples) == (400, 0)
     assert unpaired.high - unpaired.low > paired.high - paired.low

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from written_out import stick_breaking
 
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig
@@ -108,18 +109,12 @@ def test_stick_breaking_spans_equal_a_loop_that_breaks_sticks(attend_current: bo
         handle.remove()
     for layer, head, *own in found:
         scale, q, k = seen[int(layer or 0)][:3]
-        expected, rests, own_weights = [], [], []
-        for j in range(LENGTH - QUERIES, LENGTH):
-            stick, weights = 1.0, []
-            for i in range(j if attend_current else j - 1, -1, -1):
-                beta = 1 / (1 + math.exp(-scale * float(q[0, head, j] @ k[0, int(head or 0) // 2, i])))
-                weights.append(beta * stick)
-                stick *= 1 - beta
-            expected.append(looped(weights))
-            own_weights.append(weights)
-            rests.append(stick)
+        rows = [q[0, head, :, None], k[0, head // 2, :, None], torch.eye(LENGTH)[:, None]]
+        weights, rests = (x[-QUERIES:, 0] for x in stick_breaking(*rows, scale, attend_current=attend_current))
+        own_weights = [weights[j, : LENGTH - QUERIES + j + attend_current].flip(0).tolist() for j in range(QUERIES)]
+        expected = [looped(row) for row in own_weights]
         assert own[:3] == pytest.approx(torch.tensor(expected, dtype=torch.float64).mean(0).tolist(), abs=0.3)
-        assert own[3] == pytest.approx(sum(rests) / len(rests), abs=1e-5)
+        assert own[3] == pytest.approx(float(rests.mean()), abs=1e-5)
         assert own[4:] == pytest.approx(plain(own_weights), abs=1e-5)
 
 

@@ -1,6 +1,9 @@
 """Random problems and the error budget shared by the attention tests."""
 
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,12 +59,24 @@ def problem(
     )
 
 
-def outputs_and_gradients(p: Problem, **options: object) -> dict[str, Tensor]:
+def outputs_and_gradients(
+    p: Problem, attend: Callable[..., Any] = stickbreaking_attention, **options: Any
+) -> dict[str, Tensor]:
     q, k, v = (tensor.detach().clone().requires_grad_() for tensor in (p.q, p.k, p.v))
-    out: StickBreakingOutput = stickbreaking_attention(q, k, v, **options)  # type: ignore[arg-type]
+    out: StickBreakingOutput = attend(q, k, v, **options)
     loss = (out.output * p.d_output).sum() + (out.remainder * p.d_remainder.to(out.remainder.dtype)).sum()
     dq, dk, dv = torch.autograd.grad(loss, (q, k, v))
     return {"output": out.output.detach(), "remainder": out.remainder.detach(), "dq": dq, "dk": dk, "dv": dv}
+
+
+@contextlib.contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """`torch.use_deterministic_algorithms`, which warns alone where there is no such algorithm."""
+    torch.use_deterministic_algorithms(on, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:

@@ -29,21 +29,29 @@ CRAWL = [json.loads(line)["text"] for line in WIKITEXT_FILE.with_name("crawl.jso
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "old", "towers", "keep", "bells"]
 
 
-@functools.cache
-def tiny_tokenizer(*, adds_bos: bool = False, vocabulary: int = 400) -> transformers.PreTrainedTokenizerFast:
+def byte_level_bpe(
+    texts: list[str], vocabulary: int, *, adds_bos: bool, **special: str
+) -> transformers.PreTrainedTokenizerFast:
+    """Trains a tokenizer that begins and ends a text with <s> and </s>."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    special = {"bos_token": "<s>", "eos_token": "</s>", **special}
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=["<s>", "</s>"],
+        special_tokens=[*special.values()],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 4, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     if adds_bos:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+@functools.cache
+def tiny_tokenizer(*, adds_bos: bool = False, vocabulary: int = 400) -> transformers.PreTrainedTokenizerFast:
+    return byte_level_bpe([" ".join(WORDS)] * 4, vocabulary, adds_bos=adds_bos)
 
 
 def random_text(words: int, seed: int) -> str:

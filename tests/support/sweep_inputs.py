@@ -1,4 +1,4 @@
-"""A sweep whose runs depend on every kind of input there is, in one folder."""
+"""Sweeps whose runs the stand-in of a launcher makes: plain ones, and one that depends on every kind of input."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import sweep_launcher
+import yaml
 
 from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun
 
@@ -23,6 +24,26 @@ dataset_path: json
 dataset_kwargs: {data_files: {test: own.jsonl}}
 doc_to_text: !function utils.text
 """
+
+
+def stub_sweep(output: Path | str, *checkpoints: str, behaviour: str = "write", **changes: Any) -> Sweep:
+    """Returns a sweep of one run `t` over checkpoints; `changes` are other settings of the sweep."""
+    settings: dict[str, Any] = {
+        "checkpoints": tuple(SweepCheckpoint(pretrained=name) for name in checkpoints or ("one",)),
+        "runs": (SweepRun(name="t", tasks=("t",)),),
+        "launcher": (sys.executable, str(sweep_launcher.__file__), behaviour),
+    }
+    return Sweep(output=str(output), **(settings | changes))
+
+
+def stub_command(folder: Path, *checkpoints: str, behaviour: str = "write") -> list[str]:
+    """Writes that sweep to a file, with its output in `out` beside it, and returns the command that runs it."""
+    settings = {"output": str(folder / "out"), "runs": [{"name": "t", "tasks": ["t"]}]}
+    settings |= {"checkpoints": [*checkpoints]} if checkpoints else {}
+    settings["launcher"] = [sys.executable, str(sweep_launcher.__file__), behaviour]
+    (folder / "out").mkdir(exist_ok=True)
+    (folder / f"{behaviour}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return [sys.executable, "-P", "-m", "sbeval", "sweep", str(folder / f"{behaviour}.yaml")]
 
 
 def write_inputs(folder: Path) -> None:

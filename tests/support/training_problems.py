@@ -37,8 +37,29 @@ def tiny_recipe(attention: str = "stickbreaking", steps: int = STEPS, save_every
     )
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return SbevalForCausalLM.from_pretrained(checkpoint).state_dict()
+def assert_same_weights(found: Path, expected: Path, *, rtol: float = 0, atol: float = 0) -> None:
+    """Compares two checkpoints, bit by bit if nothing else is said."""
+    state, other = (SbevalForCausalLM.from_pretrained(checkpoint).state_dict() for checkpoint in (found, expected))
+    for name, tensor in other.items():
+        torch.testing.assert_close(state[name], tensor, rtol=rtol, atol=atol)
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def parts_of(out: Path) -> list[tuple[int, int]]:
+    """First and last step of each process that worked on a run."""
+    return [(part["first_step"], part["last_step"]) for part in json_lines(out / "runs.jsonl")]
+
+
+def losses(out: Path) -> list[float]:
+    return [point["loss_nats"] for point in json_lines(out / "training_log.jsonl")]
+
+
+def record_of(checkpoint: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((checkpoint / "training_record.json").read_text())
+    return record
 
 
 def tiny_model(attention: str, **changes: Any) -> SbevalForCausalLM:
@@ -47,13 +68,20 @@ def tiny_model(attention: str, **changes: Any) -> SbevalForCausalLM:
     return SbevalForCausalLM(SbevalConfig(attention=attention, eos_token_id=0, **sizes, **changes))
 
 
-def tiny_extension(parent: Path, data: Path, **changes: Any) -> Extension:
+def save_parent(folder: Path, data_folder: Path, attention: str = "stickbreaking", **changes: Any) -> Path:
+    """Writes a checkpoint of this family, with the data's tokenizer beside it."""
+    tiny_model(attention, **changes).save_pretrained(folder)
+    copy_tokenizer(data_folder, folder)
+    return folder
+
+
+def tiny_extension(parent: Path, data: Path, *, steps: int = 3, **changes: Any) -> Extension:
     settings: dict[str, Any] = {
         "checkpoint": str(parent),
         "data": data,
         "context_tokens": CONTEXT_TOKENS,
         "optimization": OptimizationSettings(
-            **{"learning_rate": 3e-3, "total_tokens": 6 * 512, "batch_tokens": 512, "micro_batch_tokens": 256},
+            **{"learning_rate": 3e-3, "total_tokens": steps * 512, "batch_tokens": 512, "micro_batch_tokens": 256},
             **{"warmup_steps": 2, "schedule": "extension"},
         ),
         "precision": "float32",

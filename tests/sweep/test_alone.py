@@ -10,33 +10,22 @@ import time
 from pathlib import Path
 
 import pytest
-import sweep_launcher
-import yaml
 from fresh_process import run, run_code
+from sweep_inputs import stub_command, stub_sweep
 
 from sbeval.errors import UserError
-from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
+from sbeval.sweep import Sweep, SweepRun, run_sweep
 from sbeval.sweep.attempt import alone_in
 
 NAMES = ("one", "two", "three")
 
 
 def sweep(folder: Path, behaviour: str = "write", gpus: int | None = None) -> Sweep:
-    return Sweep(
-        checkpoints=tuple(SweepCheckpoint(pretrained=name) for name in NAMES),
-        runs=(SweepRun(name="t", tasks=("t",), gpus=gpus),),
-        output=str(folder / "out"),
-        launcher=(sys.executable, str(sweep_launcher.__file__), behaviour),
-    )
+    return stub_sweep(folder / "out", *NAMES, behaviour=behaviour, runs=(SweepRun(name="t", tasks=("t",), gpus=gpus),))
 
 
 def command(folder: Path, behaviour: str, *options: str) -> list[str]:
-    settings = sweep(folder, behaviour)
-    written = {"output": settings.output, "checkpoints": [*NAMES], "runs": [{"name": "t", "tasks": ["t"]}]}
-    written["launcher"] = list(settings.launcher or ())
-    (folder / "out").mkdir(exist_ok=True)
-    (folder / f"{behaviour}.yaml").write_text(yaml.safe_dump(written), encoding="utf-8")
-    return [sys.executable, "-P", "-m", "sbeval", "sweep", str(folder / f"{behaviour}.yaml"), *options]
+    return [*stub_command(folder, *NAMES, behaviour=behaviour), *options]
 
 
 def wait_for(file: Path) -> None:

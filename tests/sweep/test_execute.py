@@ -12,25 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sweep_launcher
 import yaml
 from fresh_process import run
+from sweep_inputs import stub_command
+from sweep_inputs import stub_sweep as sweep
 from tiny_task import TINY_TASK
 
 from sbeval.reports import build_report
-from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
+from sbeval.sweep import run_sweep
 from sbeval.sweep.definition import PlannedRun, plan
-from sbeval.sweep.results import other_settings, what_is_missing
-
-
-def sweep(folder: Path, *checkpoints: str, behaviour: str = "write", limit: float | None = None) -> Sweep:
-    return Sweep(
-        checkpoints=tuple(SweepCheckpoint(pretrained=name) for name in checkpoints or ("one",)),
-        runs=(SweepRun(name="t", tasks=("t",)),),
-        output=str(folder),
-        limit=limit,
-        launcher=(sys.executable, str(sweep_launcher.__file__), behaviour),
-    )
+from sbeval.sweep.results import what_is_missing
 
 
 def started(folder: Path) -> int:
@@ -73,15 +64,7 @@ def test_a_killed_run_is_named_by_its_signal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_sweep_that_is_ended_ends_its_run_and_the_runs_own_workers(tmp_path: Path, ending: signal.Signals) -> None:
-    written = {
-        "output": str(tmp_path / "out"),
-        "checkpoints": ["one", "two"],
-        "runs": [{"name": "t", "tasks": ["t"]}],
-        "launcher": [sys.executable, str(sweep_launcher.__file__), "hang"],
-    }
-    (tmp_path / "out").mkdir()
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(written), encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "sbeval", "sweep", str(tmp_path / "sweep.yaml")]
+    command = stub_command(tmp_path, "one", "two", behaviour="hang")
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -125,17 +108,6 @@ def test_results_of_other_settings_are_kept_unless_replaced(tmp_path: Path) -> N
 def test_other_settings_do_not_stand_in_the_way_of_a_run_that_failed(tmp_path: Path) -> None:
     run_sweep(sweep(tmp_path, behaviour="fail"))
     assert run_sweep(sweep(tmp_path, limit=3)) == []
-
-
-def test_changed_weights_are_other_settings(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "ckpt"
-    checkpoint.mkdir()
-    (checkpoint / "model.safetensors").write_bytes(b"1")
-    settings = sweep(tmp_path / "out", str(checkpoint))
-    run_sweep(settings)
-    (checkpoint / "model.safetensors").write_bytes(b"22")
-    (planned,) = plan(settings)
-    assert other_settings(planned) == "weights changed"
 
 
 @pytest.fixture
@@ -229,37 +201,42 @@ def sweep_command(folder: Path, **settings: Any) -> list[str | Path]:
     return [Path(sys.executable).with_name("sbeval"), "sweep", folder / "sweep.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"runs": [{"name": "r", "tasks": ["sb_wikitex"]}]}, "the name of a task, found 'sb_wikitex'"),
-        ({"runs": [{"name": "r", "tasks": ["sb_text"], "metadata": {"data_path": "no.txt"}}]}, "nothing there"),
-        ({"runs": [{"name": "r", "tasks": ["sb_text"], "metadata": {"context_lengths": "4k"}}]}, "context_lengths"),
-        ({"runs": [{"name": "r", "tasks": ["sb_stdlib"], "model_args": {"dtype": "bf16"}}]}, "dtype to be auto"),
-        ({"checkpoints": ["./none"]}, r"a checkpoint at \./none, found no such folder"),
-        ({"checkpoints": ["someone/none"]}, "someone/none, found no such folder, and the hub's cache has none"),
-        ({"checkpoints": ["empty"]}, "config.json at empty, found none"),
-    ],
-)
-def test_a_dry_run_names_what_cannot_start(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+BLOCKED_RUNS: dict[str, dict[str, Any]] = {
+    "the name of a task, found 'sb_wikitex'": {"tasks": ["sb_wikitex"]},
+    "nothing there": {"tasks": ["sb_text"], "metadata": {"data_path": "no.txt"}},
+    "Expected a text to read": {"tasks": ["sb_text_stream"]},
+    "Expected context_lengths": {"tasks": ["sb_stdlib"], "metadata": {"context_lengths": "4k"}},
+    "expected context_lengths in": {"tasks": ["sb_stdlib_stream"], "metadata": {"context_length": [512]}},
+    "dtype to be auto": {"tasks": ["sb_stdlib"], "model_args": {"dtype": "bf16"}},
+}
+BLOCKED_CHECKPOINTS = {
+    "./none": r"a checkpoint at \./none, found no such folder",
+    "someone/missing": "someone/missing, found no such folder, and the hub's cache has none",
+    "empty": "config.json at empty, found none",
+}
+
+
+def test_a_dry_run_names_each_run_that_cannot_start_and_starts_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "fine").mkdir()
     (tmp_path / "fine" / "config.json").write_text("{}")
-    settings = {"checkpoints": ["fine"], "runs": [{"name": "r", "tasks": ["sb_stdlib"]}], **settings}
+    runs = [{"name": "good", "tasks": ["sb_stdlib"]}]
+    runs += [{"name": f"r{number}", **settings} for number, settings in enumerate(BLOCKED_RUNS.values())]
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    process = run([*sweep_command(tmp_path, **settings), "--dry-run"], environment=offline, folder=tmp_path)
-    assert "Next:" not in process.stdout
-    assert process.returncode == 1
-    assert "1 run: 0 to run, 0 complete, 1 blocked" in process.stdout
-    assert re.search(f"r: not run: .*{message}", process.stdout)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_dry_run_of_what_can_start_starts_nothing_and_names_nothing(tmp_path: Path) -> None:
-    (tmp_path / "fine").mkdir()
-    (tmp_path / "fine" / "config.json").write_text("{}")
-    command = sweep_command(tmp_path, checkpoints=["fine"], runs=[{"name": "r", "tasks": ["sb_stdlib"]}])
-    process = run([*command, "--dry-run"], folder=tmp_path)
+    for checkpoints, words in (
+        (["fine"], ["good: to run", *(f"r{place}: not run: .*{said}" for place, said in enumerate(BLOCKED_RUNS))]),
+        ([*BLOCKED_CHECKPOINTS], [f"good: not run: .*{said}" for said in BLOCKED_CHECKPOINTS.values()]),
+    ):
+        command = sweep_command(tmp_path, checkpoints=checkpoints, runs=runs if checkpoints == ["fine"] else runs[:1])
+        process = run([*command, "--dry-run"], environment=offline, folder=tmp_path)
+        assert "Next:" not in process.stdout
+        assert process.returncode == 1
+        for line, said in zip(process.stdout.splitlines(), words, strict=False):
+            assert re.search(said, line)
+        to_run = checkpoints.count("fine")
+        assert f"{len(words)} runs: {to_run} to run, 0 complete, {len(words) - to_run} blocked" in process.stdout
+    command = sweep_command(tmp_path, checkpoints=["fine"], runs=runs[:1])
+    process = run([*command, "--dry-run"], environment=offline, folder=tmp_path)
     assert (process.returncode, "1 run: 1 to run" in process.stdout) == (0, True)
     assert not (tmp_path / "out").exists()
 

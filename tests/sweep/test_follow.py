@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sweep_launcher
-import yaml
 from safetensors.numpy import save_file
+from sweep_inputs import stub_command
 
 from sbeval.errors import UserError
 from sbeval.reports import build_report
@@ -68,12 +67,8 @@ def test_checkpoints_come_in_the_order_of_their_steps(tmp_path: Path) -> None:
 def test_each_checkpoint_that_appears_is_evaluated_once(tmp_path: Path) -> None:
     training = tmp_path / "training"
     write_checkpoint(training / "checkpoint-10")
-    values = {"output": str(tmp_path / "out"), "runs": [{"name": "t", "tasks": ["t"]}]}
-    values["launcher"] = [sys.executable, str(sweep_launcher.__file__), "write"]
-    (tmp_path / "out").mkdir()
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(values))
     code = "import sbeval.sweep.follow as f; f._LOOK_SECONDS = 0.1; from sbeval.__main__ import main; main()"
-    command = [sys.executable, "-P", "-c", code, "sweep", str(tmp_path / "sweep.yaml"), "--follow", str(training)]
+    command = [sys.executable, "-P", "-c", code, *stub_command(tmp_path)[-2:], "--follow", str(training)]
     started = tmp_path / "out" / "started.txt"
 
     def wait_for(count: int) -> None:

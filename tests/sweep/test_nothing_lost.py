@@ -1,7 +1,6 @@
 """A sweep deletes and overwrites nothing that it did not make: every folder is compared before and after."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,21 +8,11 @@ import pytest
 import sweep_launcher
 from folders import below, snapshot
 from full_disk import room_for
+from sweep_inputs import stub_sweep as sweep
 
 from sbeval.errors import UserError
-from sbeval.keeping.writing import set_aside
 from sbeval.reports.read.files import Notes, find_result_files
-from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
-
-
-def sweep(folder: Path, *, behaviour: str = "write", limit: float | None = None) -> Sweep:
-    return Sweep(
-        checkpoints=(SweepCheckpoint(pretrained="one"),),
-        runs=(SweepRun(name="t", tasks=("t",)),),
-        output=str(folder),
-        limit=limit,
-        launcher=(sys.executable, str(sweep_launcher.__file__), behaviour),
-    )
+from sbeval.sweep import SweepCheckpoint, SweepRun, run_sweep
 
 
 def set_aside_runs(folder: Path) -> list[Path]:
@@ -150,15 +139,6 @@ def test_a_report_reads_what_was_moved_aside_only_where_it_is_named(tmp_path: Pa
     assert find_result_files([aside], Notes()) == [next(aside.rglob("results_*.json")).resolve()]
 
 
-def test_folders_moved_aside_in_one_second_have_names_of_their_own(tmp_path: Path) -> None:
-    found = set()
-    for number in range(3):
-        (tmp_path / "run").mkdir(exist_ok=True)
-        (tmp_path / "run" / "file").write_text(str(number))
-        found.add((set_aside(tmp_path / "run") / "file").read_text())
-    assert found == {"0", "1", "2"}
-
-
 def test_a_folder_that_cannot_be_made_fails_its_run(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("a file")
     before = snapshot(tmp_path)
@@ -170,8 +150,7 @@ def test_a_folder_that_cannot_be_made_fails_its_run(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_sentence_of_the_run_it_stopped(tmp_path: Path) -> None:
     for files in range(4):
         (tmp_path / str(files)).mkdir()
-        settings = sweep(tmp_path / str(files))
-        settings = settings.changed(checkpoints=(*settings.checkpoints, SweepCheckpoint(pretrained="two")))
+        settings = sweep(tmp_path / str(files), "one", "two")
         with room_for(files, tmp_path / str(files) / "one"):
             (failure,) = run_sweep(settings)
         assert str(failure.run) == "one/t"

@@ -8,19 +8,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sweep_launcher
-import yaml
 from folders import snapshot
+from sweep_inputs import stub_command, stub_sweep
 
 from sbeval.errors import UserError
-from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
+from sbeval.sweep import Sweep, SweepRun, run_sweep
 
 ray = pytest.importorskip("ray", reason="the extra sbeval[ray] is not installed: make test-ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -42,25 +40,7 @@ def cluster() -> Iterator[Any]:
 
 
 def settings(output: Path, *checkpoints: str, behaviour: str = "slow", **of_run: Any) -> Sweep:
-    return Sweep(
-        checkpoints=tuple(SweepCheckpoint(pretrained=name) for name in checkpoints),
-        runs=(SweepRun(name="t", tasks=("t",), **of_run),),
-        output=str(output),
-        launcher=(sys.executable, str(sweep_launcher.__file__), behaviour),
-    )
-
-
-def write(folder: Path, behaviour: str) -> list[str]:
-    values = settings(Path("out"), *NAMES, behaviour=behaviour)
-    written = {
-        "output": values.output,
-        "checkpoints": [*NAMES],
-        "runs": [{"name": "t", "tasks": ["t"]}],
-        "launcher": list(values.launcher or ()),
-    }
-    (folder / "out").mkdir()
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(written))
-    return [sys.executable, "-P", "-m", "sbeval", "sweep", "sweep.yaml"]
+    return stub_sweep(output, *checkpoints, behaviour=behaviour, runs=(SweepRun(name="t", tasks=("t",), **of_run),))
 
 
 def lines(file: Path) -> list[str]:
@@ -86,7 +66,7 @@ def test_nodes_that_die_and_come_and_a_driver_that_dies_lose_and_double_nothing(
     one_by_one, on_cluster = tmp_path / "one", tmp_path / "cluster"
     for folder, seconds in ((one_by_one, 0), (on_cluster, 3)):
         folder.mkdir()
-        command = write(folder, f"slow:{seconds}")
+        command = stub_command(folder, *NAMES, behaviour=f"slow:{seconds}")
         if not seconds:
             subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     command += ["--ray", cluster.address]

@@ -112,13 +112,10 @@ def test_tasks_that_only_sb_answers_are_refused_for_another_model(tasks: list[st
     check_model("sb", tasks)
     with pytest.raises(UserError, match=r"Expected the model sb for sb_.*, found vllm"):
         check_model("vllm", tasks)
+    with pytest.raises(UserError, match=r"sb_wikitext_rolling, found hf: no other model of lm-eval knows"):
+        check_model("hf", ["sb_wikitext_rolling"])
 
 
 def test_tasks_that_generate_are_every_models() -> None:
     check_model("vllm", ["sb_ruler", "sb_niah_single_1", "sb_json_kv", "hellaswag"])
     check_model("vllm", ["sb_paper_mmlu", "sb_paper_gsm8k", "sb_paper_ruler", "sb_paper_appendix"])
-
-
-def test_a_refusal_of_rolling_windows_says_why() -> None:
-    with pytest.raises(UserError, match=r"sb_wikitext_rolling, found hf: no other model of lm-eval knows"):
-        check_model("hf", ["sb_wikitext_rolling"])

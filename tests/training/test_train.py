@@ -1,8 +1,8 @@
 import errno
-import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import time
 
@@ -11,7 +11,8 @@ import safetensors.torch
 import torch
 import yaml
 from ranks import sbeval, start
-from training_problems import STEPS, tiny_recipe, weights
+from training_problems import STEPS, assert_same_weights, losses, parts_of, record_of, tiny_recipe
+from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from sbeval.commands.run import parse
@@ -26,31 +27,13 @@ from tests.training.training_processes import run_processes
 
 def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_path, data_folder):
     checkpoint = train(tiny_recipe(), tmp_path, data_folder=data_folder, command="sbeval train tiny")
-    record = json.loads((checkpoint / "training_record.json").read_text())
-    losses = [point["loss_nats"] for point in record["loss_curve"]]
-    assert [point["step"] for point in record["loss_curve"]] == [5, 10, 15, 20]
-    assert losses[-1] < losses[0] - 0.3
+    record = record_of(checkpoint)
+    curve = record["loss_curve"]
+    assert [point["step"] for point in curve] == [5, 10, 15, 20]
+    assert curve[-1]["loss_nats"] < curve[0]["loss_nats"] - 0.3
     assert record["tokens_seen"] == STEPS * 256
     assert record["commands"] == ["sbeval train tiny"]
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    assert tokenizer.eos_token == "<|endoftext|>"
-
-
-@pytest.mark.parametrize("attention", ["stickbreaking", "rope"])
-def test_a_run_stopped_and_resumed_ends_in_the_same_weights(tmp_path, data_folder, attention):
-    recipe = tiny_recipe(attention, steps=4, save_every_steps=3)
-    whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
-    for _ in range(10):  # each call has time for one step only
-        resumed = train(recipe, tmp_path / "parts", data_folder=data_folder, max_seconds=0.0)
-        if resumed is not None:
-            break
-    runs = [json.loads(line) for line in (tmp_path / "parts" / "runs.jsonl").read_text().splitlines()]
-    assert [(run["first_step"], run["last_step"]) for run in runs] == [(step, step + 1) for step in range(4)]
-    expected = weights(whole)
-    for name, tensor in weights(resumed).items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+    assert AutoTokenizer.from_pretrained(checkpoint).eos_token == "<|endoftext|>"
 
 
 def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
@@ -69,12 +52,10 @@ def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
         process.join()
     assert process.exitcode == -signal.SIGKILL, log.read_text()
     resumed = train(recipe, out, data_folder=data_folder)
-    (before, after) = (json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines())
-    assert 0 == before["first_step"] < before["last_step"] == after["first_step"] < after["last_step"] == 200
-    expected = weights(whole)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(resumed).items())
-    curves = ([point["loss_nats"] for point in points(folder)] for folder in (tmp_path / "whole", out))
-    assert next(curves) == next(curves)
+    before, after = parts_of(out)
+    assert 0 == before[0] < before[1] == after[0] < after[1] == 200
+    assert_same_weights(resumed, whole)
+    assert losses(out) == losses(tmp_path / "whole")
 
 
 def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data_folder, capsys):
@@ -93,15 +74,11 @@ def test_a_training_run_prints_its_loss_with_the_time_left_and_no_bars(tmp_path,
     train(tiny_recipe(steps=12, save_every_steps=5), tmp_path / "whole", data_folder=data_folder)
     printed = capsys.readouterr()
     assert "steps 1 to 12 of 256 tokens each, the loss every 5" in printed.out
-    losses = [line for line in printed.out.splitlines() if line.startswith("step ")]
-    assert [line.split()[1] for line in losses] == ["5/12", "10/12"]
-    assert all(re.fullmatch(r"step \d+/12  loss \d\.\d{4}  \d+ s, about [\d.]+ s left", line) for line in losses)
+    lines = [line for line in printed.out.splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in lines] == ["5/12", "10/12"]
+    assert all(re.fullmatch(r"step \d+/12  loss \d\.\d{4}  \d+ s, about [\d.]+ s left", line) for line in lines)
     assert "it/s" not in printed.err
     assert transformers_logging.is_progress_bar_enabled()
-
-
-def points(folder):
-    return [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
 
 
 def test_two_processes_train_what_one_does(tmp_path, data_folder):
@@ -110,9 +87,7 @@ def test_two_processes_train_what_one_does(tmp_path, data_folder):
     whole = train(recipe, tmp_path / "one", data_folder=data_folder)
     arguments = [str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(tmp_path / "two")]
     run_processes("train", arguments)
-    expected = weights(whole)
-    for name, tensor in weights(tmp_path / "two" / "tiny_stickbreaking").items():
-        torch.testing.assert_close(tensor, expected[name], rtol=2e-2, atol=2e-4)
+    assert_same_weights(tmp_path / "two" / "tiny_stickbreaking", whole, rtol=2e-2, atol=2e-4)
 
 
 def test_a_batch_that_processes_cannot_share_evenly_is_refused():
@@ -125,55 +100,76 @@ def test_a_batch_that_processes_cannot_share_evenly_is_refused():
             passes_of_a_step(optimization.changed(micro_batch_tokens=micro), 64, processes=processes)
 
 
-def test_a_loss_curve_cut_off_in_the_middle_of_a_line_is_gone_on_with(tmp_path, data_folder):
-    recipe = tiny_recipe(steps=4).changed(log_every_steps=1)
-    assert train(recipe, tmp_path, data_folder=data_folder, max_seconds=0.0) is None
-    with (tmp_path / "training_log.jsonl").open("a") as log:
-        log.write('{"step": 2, "tok')
-    checkpoint = train(recipe, tmp_path, data_folder=data_folder)
-    curve = json.loads((checkpoint / "training_record.json").read_text())["loss_curve"]
-    assert [point["step"] for point in curve] == [1, 2, 3, 4]
+STOPPED = tiny_recipe(steps=4).changed(log_every_steps=1)
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory, data_folder):
+    out = tmp_path_factory.mktemp("stopped")
+    assert train(STOPPED, out, data_folder=data_folder, max_seconds=0.0) is None
+    return out
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path):
+    """The folder of a run after the first of four steps."""
+    return shutil.copytree(stopped_once, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["training_log.jsonl", "runs.jsonl", "run.json"])
 @pytest.mark.parametrize("content", ["{}\n", "null\n", "[" * 100_000 + "\n", '{"step": "1", "seconds": null}\n', "\n"])
-def test_a_damaged_record_is_one_sentence(tmp_path, data_folder, name, content):
-    recipe = tiny_recipe(steps=4)
-    assert train(recipe, tmp_path, data_folder=data_folder, max_seconds=0.0) is None
-    (tmp_path / name).write_text(content)
+def test_a_damaged_record_is_one_sentence(stopped, data_folder, name, content):
+    (stopped / name).write_text(content)
     with pytest.raises(UserError, match=name):
-        train(recipe, tmp_path, data_folder=data_folder)
+        train(STOPPED, stopped, data_folder=data_folder)
 
 
-def test_an_interrupted_save_is_passed_over(tmp_path, data_folder):
-    recipe = tiny_recipe(steps=4)
-    assert train(recipe, tmp_path, data_folder=data_folder, max_seconds=0.0) is None
-    (tmp_path / "states" / "checkpoint-3").mkdir()
-    (tmp_path / "states" / "checkpoint-3" / "model.safetensors").write_bytes(b"cut off")
-    assert train(recipe, tmp_path, data_folder=data_folder) is not None
-    runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert [run["first_step"] for run in runs] == [0, 1]
+def test_a_loss_curve_and_a_save_that_were_cut_off_are_gone_on_with(stopped, data_folder):
+    with (stopped / "training_log.jsonl").open("a") as log:
+        log.write('{"step": 2, "tok')
+    (stopped / "states" / "checkpoint-3").mkdir()
+    (stopped / "states" / "checkpoint-3" / "model.safetensors").write_bytes(b"cut off")
+    curve = record_of(train(STOPPED, stopped, data_folder=data_folder))["loss_curve"]
+    assert [point["step"] for point in curve] == [1, 2, 3, 4]
+    assert parts_of(stopped) == [(0, 1), (1, 4)]
 
 
-def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(tmp_path, data_folder, monkeypatch):
-    recipe = tiny_recipe(steps=4, save_every_steps=1)
+def test_sharded_weights_need_processes_and_a_run_begun_with_them_goes_on_with_them(stopped, data_folder):
+    with pytest.raises(UserError, match="accelerate launch"):
+        train(STOPPED, stopped, data_folder=data_folder, fsdp=True)
+    (stopped / "states" / "checkpoint-1" / "pytorch_model_fsdp.bin").touch()
+    with pytest.raises(UserError, match="launch it with --fsdp"):
+        train(STOPPED, stopped, data_folder=data_folder)
+
+
+@pytest.mark.parametrize(
+    ("writer", "own", "place", "message", "parts"),
+    [
+        ("torch.save", torch.save, "checkpoint-3", "goes on from the state saved before", [(0, 2), (2, 4)]),
+        ("transformers.modeling_utils.safe_save_file", safetensors.torch.save_file, "partial", "", [(0, 4)]),
+    ],
+    ids=["a state", "the checkpoint"],
+)
+def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(
+    tmp_path, data_folder, monkeypatch, writer, own, place, message, parts
+):
+    recipe, out = tiny_recipe(steps=4, save_every_steps=1), tmp_path / "run"
     whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
-    save = torch.save
 
     def save_while_there_is_room(value, file, *arguments, **options):
-        if "checkpoint-3" in str(file):
+        if place in str(file):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
-        return save(value, file, *arguments, **options)
+        return own(value, file, *arguments, **options)
 
     with monkeypatch.context() as full_disk:
-        full_disk.setattr(torch, "save", save_while_there_is_room)
-        with pytest.raises(UserError, match=r"full disk.*goes on from the state saved before"):
-            train(recipe, tmp_path / "run", data_folder=data_folder)
-    resumed = train(recipe, tmp_path / "run", data_folder=data_folder)
-    runs = [json.loads(line) for line in (tmp_path / "run" / "runs.jsonl").read_text().splitlines()]
-    assert [(run["first_step"], run["last_step"]) for run in runs] == [(0, 2), (2, 4)]
-    expected = weights(whole)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(resumed).items())
+        full_disk.setattr(writer, save_while_there_is_room)
+        with pytest.raises(UserError, match=f"full disk.*{message}"):
+            train(recipe, out, data_folder=data_folder)
+    assert not (out / recipe.name).exists()
+    resumed = train(recipe, out, data_folder=data_folder)
+    assert parts_of(out) == parts
+    assert not list(out.glob("*.partial"))
+    assert_same_weights(resumed, whole)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, data_folder):
@@ -188,32 +184,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
     with pytest.raises(UserError, match="no state had been saved before"):
         train(broken.changed(save_every_steps=100), tmp_path / "other", data_folder=data_folder)
     assert not (tmp_path / "tiny_stickbreaking").exists()
-    state = last_complete_state(tmp_path / "states")
-    assert all(tensor.isfinite().all() for tensor in weights(state).values())
-
-
-def test_a_disk_full_at_the_end_leaves_no_half_checkpoint_and_nothing_is_trained_again(
-    tmp_path, data_folder, monkeypatch
-):
-    recipe = tiny_recipe(steps=2)
-    whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
-    save = safetensors.torch.save_file
-
-    def save_while_there_is_room(tensors, file, *arguments, **options):
-        if "partial" in str(file):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
-        return save(tensors, file, *arguments, **options)
-
-    with monkeypatch.context() as full_disk:
-        full_disk.setattr("transformers.modeling_utils.safe_save_file", save_while_there_is_room)
-        with pytest.raises(UserError, match="full disk"):
-            train(recipe, tmp_path / "run", data_folder=data_folder)
-    assert not (tmp_path / "run" / recipe.name).exists()
-    mended = train(recipe, tmp_path / "run", data_folder=data_folder)
-    assert len((tmp_path / "run" / "runs.jsonl").read_text().splitlines()) == 1
-    assert [file.name for file in (tmp_path / "run").glob("*.partial")] == []
-    expected = weights(whole)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(mended).items())
+    state = safetensors.torch.load_file(last_complete_state(tmp_path / "states") / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in state.values())
 
 
 def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path, data_folder, monkeypatch):

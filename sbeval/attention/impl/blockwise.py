@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from sbeval.attention.impl.tiles import (
-    LARGEST_LOGIT,
     RowBlock,
     Tiles,
     in_threads,
     log_of_least_stick,
     most_row_blocks,
     newest_first,
+    spent,
 )
 
 
@@ -33,18 +32,10 @@ def blockwise(*inputs: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("sbeval::stickbreaking_blockwise_forward", mutates_args=())
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    attend_current: bool,
-    seq_start_B: Tensor | None,
-    cu_seqlens: Tensor | None,
-    skip_threshold: float | None,
-    cu_seqlens_k: Tensor | None = None,
-    newer_remainder_BHQ: Tensor | None = None,
-    causal: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start_B: Tensor | None,
+    cu_seqlens: Tensor | None, skip_threshold: float | None, cu_seqlens_k: Tensor | None = None,
+    newer_remainder_BHQ: Tensor | None = None, causal: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns output, remainder, and how many tiles of keys each head and block of queries visited, int32 [N, X]."""
     tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens, cu_seqlens_k, causal)
     v_NKD = newest_first(v, tiles.k_NKD.dtype)
@@ -68,7 +59,7 @@ def _forward(
             if least is not None and not (log_stick_nR >= least_nR).any():
                 break
             logits_nRJ = tiles.logits(q_nRD, block, tile)
-            through_nRJ = _spent(logits_nRJ).cumsum_(-1)
+            through_nRJ = spent(logits_nRJ).cumsum_(-1)
             # weights of a tile as if the stick were whole before it
             weights_nRJ = logits_nRJ.sub_(through_nRJ).exp_()
             stick_nR1 = log_stick_nR[..., None].exp().to(q_nRD.dtype)
@@ -94,20 +85,10 @@ def _(
 
 @torch.library.custom_op("sbeval::stickbreaking_blockwise_backward", mutates_args=())
 def _backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    d_output: Tensor,
-    d_remainder: Tensor,
-    remainder: Tensor,
-    visited_NX: Tensor,
-    scale: float,
-    attend_current: bool,
-    seq_start_B: Tensor | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None = None,
-    causal: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, remainder: Tensor, visited_NX: Tensor,
+    scale: float, attend_current: bool, seq_start_B: Tensor | None, cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None = None, causal: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens, cu_seqlens_k, causal)
     v_NKD = newest_first(v, tiles.k_NKD.dtype)
     d_output_NSQD = d_output.to(v_NKD.dtype).reshape(tiles.q_NSQD.shape)
@@ -124,63 +105,35 @@ def _backward(
 
     def work(share: list[RowBlock]) -> None:
         for block in share:
-            _row_block_gradients(
-                tiles,
-                block,
-                tiles.key_tiles(block)[: visits[block.heads.start][block.index]],
-                v_NKD,
-                tiles.rows(d_output_NSQD, block),
-                tiles.rows(d_spent_NSQ, block),
-                dq_NSQD,
-                dk_LNKD[block.index % lanes],
-                dv_LNKD[block.index % lanes],
-            )
+            dk_NKD, dv_NKD = dk_LNKD[block.index % lanes], dv_LNKD[block.index % lanes]
+            q_nRD, do_nRD = tiles.rows(tiles.q_NSQD, block), tiles.rows(d_output_NSQD, block)
+            walk = tiles.key_tiles(block)[: visits[block.heads.start][block.index]]
+            log_stick_nR = q_nRD.new_zeros(q_nRD.shape[:2], dtype=torch.float64)
+            sticks: list[Tensor] = []
+            for tile in walk:
+                sticks.append(log_stick_nR[..., None].exp().to(q_nRD.dtype))
+                log_stick_nR -= spent(tiles.logits(q_nRD, block, tile)).sum(-1)
+            dq_nRD = torch.zeros_like(q_nRD)
+            # what all older keys and the remainder hand to the logits of a key: starts with the remainder's own part
+            older_nR1 = tiles.rows(d_spent_NSQ, block)[..., None]
+            for tile, stick_nR1 in zip(reversed(walk), reversed(sticks), strict=True):
+                logits_nRJ = tiles.logits(q_nRD, block, tile)
+                took_nRJ = logits_nRJ.sigmoid()
+                weights_nRJ = logits_nRJ.sub_(spent(logits_nRJ).cumsum_(-1)).exp_().mul_(stick_nR1)
+                taken_nRJ = (do_nRD @ v_NKD[block.heads, tile].mT).mul_(weights_nRJ)
+                dv_NKD[block.heads, tile] += weights_nRJ.mT @ do_nRD
+                # what is taken by a key and all older ones, summed from the oldest: a difference of sums could cancel
+                older_nRJ = taken_nRJ.flip(-1).cumsum_(-1).flip(-1).add_(older_nR1)
+                older_nR1 = older_nRJ[..., :1].clone()
+                d_logits_nRJ = taken_nRJ.sub_(took_nRJ.mul_(older_nRJ))
+                dk_NKD[block.heads, tile] += d_logits_nRJ.mT @ q_nRD
+                dq_nRD += d_logits_nRJ @ tiles.k_NKD[block.heads, tile]
+            tiles.put(dq_NSQD, block, dq_nRD)
 
     in_threads(work, list(shares.values()), q.device)
     dq = dq_NSQD.mul_(scale).view(q.shape).to(q.dtype)
     dk, dv = (grad.sum(0).flip(1).view(k.shape).to(k.dtype) for grad in (dk_LNKD, dv_LNKD))
     return dq, dk, dv
-
-
-def _row_block_gradients(
-    tiles: Tiles,
-    block: RowBlock,
-    walk: list[slice],
-    v_NKD: Tensor,
-    do_nRD: Tensor,
-    d_spent_nR: Tensor,
-    dq_NSQD: Tensor,
-    dk_NKD: Tensor,
-    dv_NKD: Tensor,
-) -> None:
-    """Writes the gradient of a block of rows, and adds to those of the keys and values which the rows visited."""
-    q_nRD = tiles.rows(tiles.q_NSQD, block)
-    log_stick_nR = q_nRD.new_zeros(q_nRD.shape[:2], dtype=torch.float64)
-    sticks: list[Tensor] = []
-    for tile in walk:
-        sticks.append(log_stick_nR[..., None].exp().to(q_nRD.dtype))
-        log_stick_nR -= _spent(tiles.logits(q_nRD, block, tile)).sum(-1)
-    dq_nRD = torch.zeros_like(q_nRD)
-    # what all older keys and the remainder hand to the logits of a key: starts with the remainder's own part
-    older_nR1 = d_spent_nR[..., None]
-    for tile, stick_nR1 in zip(reversed(walk), reversed(sticks), strict=True):
-        logits_nRJ = tiles.logits(q_nRD, block, tile)
-        took_nRJ = logits_nRJ.sigmoid()
-        weights_nRJ = logits_nRJ.sub_(_spent(logits_nRJ).cumsum_(-1)).exp_().mul_(stick_nR1)
-        taken_nRJ = (do_nRD @ v_NKD[block.heads, tile].mT).mul_(weights_nRJ)
-        dv_NKD[block.heads, tile] += weights_nRJ.mT @ do_nRD
-        # what is taken by a key and all older ones, summed from the oldest: a difference of sums could cancel
-        older_nRJ = taken_nRJ.flip(-1).cumsum_(-1).flip(-1).add_(older_nR1)
-        older_nR1 = older_nRJ[..., :1].clone()
-        d_logits_nRJ = taken_nRJ.sub_(took_nRJ.mul_(older_nRJ))
-        dk_NKD[block.heads, tile] += d_logits_nRJ.mT @ q_nRD
-        dq_nRD += d_logits_nRJ @ tiles.k_NKD[block.heads, tile]
-    tiles.put(dq_NSQD, block, dq_nRD)
-
-
-def _spent(logits_nRJ: Tensor) -> Tensor:
-    """The log of what each key alone leaves of the stick, negated."""
-    return softplus(logits_nRJ, threshold=2 * LARGEST_LOGIT)
 
 
 @_backward.register_fake
@@ -191,22 +144,17 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, scale, attend_current, seq_start_B, cu_seqlens, _, cu_seqlens_k, _, causal = inputs
     ctx.save_for_backward(q, k, v, *output[1:], seq_start_B, cu_seqlens, cu_seqlens_k)
-    ctx.settings = (scale, attend_current)
-    ctx.causal = causal
+    ctx.settings = (scale, attend_current, causal)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(
-    ctx: Any, d_output: Tensor | None, d_remainder: Tensor | None, *unused: Tensor | None
-) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, d_output: Tensor | None, d_remainder: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     q, k, v, remainder, visited_NX, seq_start_B, cu_seqlens, cu_seqlens_k = ctx.saved_tensors
     d_output = torch.zeros_like(q) if d_output is None else d_output
     d_remainder = torch.zeros_like(remainder) if d_remainder is None else d_remainder
-    dq, dk, dv = _backward(
-        *(q, k, v, d_output, d_remainder, remainder, visited_NX, *ctx.settings),
-        *(seq_start_B, cu_seqlens, cu_seqlens_k, ctx.causal),
-    )
-    return dq, dk, dv, *[None] * 8
+    scale, attend_current, causal = ctx.settings
+    inputs = (q, k, v, d_output, d_remainder, remainder, visited_NX, scale, attend_current)
+    return *_backward(*inputs, seq_start_B, cu_seqlens, cu_seqlens_k, causal), *[None] * 8
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)

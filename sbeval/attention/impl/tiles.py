@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 # a tile of 128 KiB in fp32: three of them fit the cache of one core
 TILE_ROWS = 128
@@ -90,19 +91,20 @@ class Tiles:
         if q_BHQD.device.type == "cpu":
             visible = longest if cu_seqlens is not None and causal else keys
             heads_at_once = max(1, TILE_LOGITS // max(1, rows * shared * min(tile_keys, visible)))
-        row_blocks = [
-            RowBlock(
-                slice(head, min(batch * groups, head + heads_at_once)), slice(first, last), index, first_key, newest
-            )
-            for index, (first, last, own) in enumerate(_query_blocks(bounds, rows))
-            for head in range(0, batch * groups, heads_at_once)
-            for first_key in [
-                min(starts[head // groups : (head + heads_at_once - 1) // groups + 1])
-                if cu_seqlens is None
-                else key_bounds[own]
-            ]
-            for newest in [queries - last + (0 if attend_current else 1) if causal else keys - key_bounds[own + 1]]
+        row_blocks: list[RowBlock] = []
+        first_rows = [
+            (first, sequence)
+            for sequence, (start, stop) in enumerate(itertools.pairwise(bounds))
+            for first in range(start, stop, rows)
         ]
+        for index, (first, sequence) in enumerate(first_rows):
+            last = min(bounds[sequence + 1], first + rows)
+            newest = queries - last + (0 if attend_current else 1) if causal else keys - key_bounds[sequence + 1]
+            for head in range(0, batch * groups, heads_at_once):
+                some_heads = slice(head, min(batch * groups, head + heads_at_once))
+                of_texts = starts[head // groups : (head + heads_at_once - 1) // groups + 1]
+                first_key = min(of_texts) if cu_seqlens is None else key_bounds[sequence]
+                row_blocks.append(RowBlock(some_heads, slice(first, last), index, first_key, newest))
         dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
         return cls(
             (q_BHQD.to(dtype) * scale).reshape(batch * groups, shared, queries, head_dim),
@@ -155,6 +157,11 @@ def newest_first(tensor_BGKD: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor_BGKD.to(dtype).flatten(0, 1).flip(1)
 
 
+def spent(logits_nRJ: Tensor) -> Tensor:
+    """The log of what each key alone leaves of the stick, negated."""
+    return softplus(logits_nRJ, threshold=2 * LARGEST_LOGIT)
+
+
 def most_row_blocks(q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> int:
     """Returns how many blocks of queries there are at most, known from shapes alone."""
     rows = max(1, TILE_ROWS // (q.shape[1] // k.shape[1]))
@@ -199,12 +206,3 @@ def in_threads(work: Callable[[Item], None], items: Sequence[Item], device: torc
     finally:
         # threads that start later take over the number set last
         torch.set_num_threads(before)
-
-
-def _query_blocks(bounds: list[int], rows: int) -> list[tuple[int, int, int]]:
-    """Blocks of queries within one sequence: first, one past the last, and which sequence it is."""
-    return [
-        (first, min(stop, first + rows), sequence)
-        for sequence, (start, stop) in enumerate(itertools.pairwise(bounds))
-        for first in range(start, stop, rows)
-    ]

@@ -29,6 +29,17 @@ _POSITIONS = ("rope", "nope", "alibi", "learned_absolute")
 # keys that configurations have since 2026-03-26, three months before lm-engine began to alternate all gated rows; until
 # then a key said which configurations did
 _INTERLEAVED_SINCE = ("embedding_init_method", "use_depth_scaled_init")
+# what must be alike in all layers, by the names of this family, and what a message calls it
+_OF_MIXERS = (
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "attention_multiplier", "sliding_window"),
+    *("exclusive_self_attention", "attention_gate"),
+)
+_OF_MIXTURES = ("shared_expert_gating", "normalize_expert_weights", "balanced_experts")
+_TOLD = {
+    "sliding_window": "sliding_window, counting the query itself,",
+    "activation": "activation_function",
+    "normalize_expert_weights": "normalized_topk",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +53,7 @@ class DolomiteConfig:
         has_head_norm: whether these are normed by head; None where their tensors say.
         mixers: attention of each layer.
         mlps: MLP of each layer.
+        fields: what else this family's configuration holds.
     """
 
     model_type: str
@@ -49,19 +61,9 @@ class DolomiteConfig:
     positions: str
     has_remainder: bool
     has_head_norm: bool | None
-    vocab_size: int
-    hidden_size: int
     mixers: list[DolomiteMixer]
     mlps: list[DolomiteMLP]
-    norm: str
-    norm_eps: float
-    embedding_multiplier: float | None
-    residual_multiplier: float | None
-    logits_divisor: float | None
-    tied: bool
-    max_positions: int
-    rope_parameters: dict[str, Any] | None
-    token_ids: dict[str, Any]
+    fields: dict[str, Any]
 
 
 def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
@@ -99,25 +101,31 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
         )
     is_stickbreaking = any(mixer.kind == "stickbreaking" for mixer in mixers)
     rotates = positions == "rope" and any(mixer.kind == "softmax" for mixer in mixers)
+    rope_parameters = _rope(config, mixers) if rotates else None
+    fields = {
+        "vocab_size": config.count("vocab_size", default=50304),
+        "hidden_size": config.count("hidden_size" if blocks else "n_embd", "hidden_size", default=768),
+        "num_hidden_layers": len(layers),
+        "norm": config.one_of("normalization_function", ("layernorm", "rmsnorm"), "layernorm"),
+        "norm_eps": config.get("layer_norm_epsilon", float, 1e-5),
+        "embedding_multiplier": config.get("m_emb", float, None),
+        "residual_multiplier": config.get("m_residual", float, None),
+        "logits_divisor": config.get("m_width", float, None),
+        "tie_word_embeddings": config.get("tie_word_embeddings", bool, True),
+        "rope_parameters": rope_parameters,
+        "training_length_tokens": (rope_parameters or {}).get("original_max_position_embeddings") or max_positions,
+        "max_position_embeddings": max_positions,
+        **{name: config.token(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+    }
     read = DolomiteConfig(
         model_type=model_type,
         blocks=blocks,
         positions=positions,
         has_remainder=is_stickbreaking and (blocks or config.get("sb_remainder", bool, True)),
         has_head_norm=config.get("head_norm", bool, None) if is_stickbreaking and not blocks else None,
-        vocab_size=config.count("vocab_size", default=50304),
-        hidden_size=config.count("hidden_size" if blocks else "n_embd", "hidden_size", default=768),
         mixers=mixers,
         mlps=mlps,
-        norm=config.one_of("normalization_function", ("layernorm", "rmsnorm"), "layernorm"),
-        norm_eps=config.get("layer_norm_epsilon", float, 1e-5),
-        embedding_multiplier=config.get("m_emb", float, None),
-        residual_multiplier=config.get("m_residual", float, None),
-        logits_divisor=config.get("m_width", float, None),
-        tied=config.get("tie_word_embeddings", bool, True),
-        max_positions=max_positions,
-        rope_parameters=_rope(config, mixers) if rotates else None,
-        token_ids={name: config.token(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+        fields=fields,
     )
     config.refuse_unread({**DOLOMITE_ROPE, **ignored}, whole=True)
     return read
@@ -131,10 +139,6 @@ def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) ->
     Raises:
         UserError: layers differ in more than this family has.
     """
-
-    def shared(parts: list[Any], name: str, key: str | None = None) -> Any:
-        return same_in_all_layers([getattr(part, name) for part in parts], key or name)
-
     layers = []
     for mixer, mlp in zip(source.mixers, source.mlps, strict=True):
         stickbreaking = mixer.kind == "stickbreaking"
@@ -143,30 +147,22 @@ def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) ->
                 "attention": "stickbreaking" if stickbreaking else source.positions,
                 "remainder": remainder if stickbreaking else "none",
                 "head_norm": stickbreaking and head_norm,
-                "intermediate_size": mlp.width,
-                "num_experts": mlp.experts,
-                "num_experts_per_token": mlp.chosen,
-                "shared_intermediate_size": mlp.shared_width,
+                "intermediate_size": mlp.intermediate_size,
+                "num_experts": mlp.num_experts,
+                "num_experts_per_token": mlp.num_experts_per_token,
+                "shared_intermediate_size": mlp.shared_intermediate_size,
             }
         )
     # stick-breaking gives a model its name, whichever layer comes first
     usual = next((layer for layer in layers if layer["attention"] == "stickbreaking"), layers[0])
     overrides = [{name: value for name, value in layer.items() if value != usual[name]} for layer in layers]
-    mixtures = [mlp for mlp in source.mlps if mlp.experts]
-    return usual | {
-        "num_attention_heads": shared(source.mixers, "heads", "num_attention_heads"),
-        "num_key_value_heads": shared(source.mixers, "key_value_heads", "num_key_value_heads"),
-        "head_dim": shared(source.mixers, "head_dim"),
-        "attention_multiplier": shared(source.mixers, "multiplier", "attention_multiplier"),
-        "sliding_window": shared(source.mixers, "sliding_window_tokens", "sliding_window, counting the query itself,"),
-        "exclusive_self_attention": shared(source.mixers, "exclusive", "exclusive_self_attention"),
-        "attention_gate": shared(source.mixers, "gated", "attention_gate"),
-        "activation": shared(source.mlps, "activation", "activation_function"),
-        "shared_expert_gating": bool(mixtures) and shared(mixtures, "shared_gated", "shared_expert_gating"),
-        "normalize_expert_weights": not mixtures or shared(mixtures, "renormalised", "normalized_topk"),
-        "balanced_experts": bool(mixtures) and shared(mixtures, "balanced"),
-        "layer_overrides": overrides if any(overrides) else None,
+    mixtures = [mlp for mlp in source.mlps if mlp.num_experts] or source.mlps
+    shared = {
+        name: same_in_all_layers([getattr(layer, name) for layer in alike], _TOLD.get(name, name))
+        for alike, names in ((source.mixers, _OF_MIXERS), (source.mlps, ("activation",)), (mixtures, _OF_MIXTURES))
+        for name in names
     }
+    return usual | shared | {"layer_overrides": overrides if any(overrides) else None}
 
 
 def _rope(config: ConfigValues, mixers: list[DolomiteMixer]) -> dict[str, Any]:

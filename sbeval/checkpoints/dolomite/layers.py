@@ -32,22 +32,22 @@ class DolomiteMixer:
 
     Attributes:
         kind: "stickbreaking" or "softmax".
-        multiplier: factor of the logits; None means head_dim ** -0.5.
-        sliding_window_tokens: keys a query sees, itself included; None means all.
-        exclusive: its output has no part along the position's own value.
-        gated: rows of `c_attn` beyond queries, keys and values gate the heads.
+        attention_multiplier: factor of the logits; None means head_dim ** -0.5.
+        sliding_window: keys a query sees, itself included; None means all.
+        exclusive_self_attention: its output has no part along the position's own value.
+        attention_gate: rows of `c_attn` beyond queries, keys and values gate the heads.
         qkv_bias: whether `c_attn` has a bias; None where no key says.
         output_bias: the same of `c_proj`.
     """
 
     kind: str
-    heads: int
-    key_value_heads: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
-    multiplier: float | None
-    sliding_window_tokens: int | None = None
-    exclusive: bool = False
-    gated: bool = False
+    attention_multiplier: float | None
+    sliding_window: int | None = None
+    exclusive_self_attention: bool = False
+    attention_gate: bool = False
     qkv_bias: bool | None = None
     output_bias: bool | None = None
 
@@ -58,24 +58,24 @@ class DolomiteMLP:
 
     Attributes:
         interleaved: gate and up alternate in the rows of `c_fc`, gate first; else up comes before gate.
-        shared_width: of an MLP for every token beside the experts, None without.
+        shared_intermediate_size: of an MLP for every token beside the experts, None without.
         shared_interleaved: `interleaved`, of that one.
-        shared_gated: whether that one's output is gated for each token.
-        renormalised: whether the weights of chosen experts add up to 1.
-        balanced: experts are chosen by their probabilities and a bias, which is no part of their weights.
+        shared_expert_gating: whether that one's output is gated for each token.
+        normalize_expert_weights: whether the weights of chosen experts add up to 1.
+        balanced_experts: experts are chosen by their probabilities and a bias, which is no part of their weights.
         bias: whether its maps have one; None where no key says.
     """
 
-    width: int
+    intermediate_size: int
     activation: str
     interleaved: bool = False
-    experts: int | None = None
-    chosen: int | None = None
-    shared_width: int | None = None
+    num_experts: int | None = None
+    num_experts_per_token: int | None = None
+    shared_intermediate_size: int | None = None
     shared_interleaved: bool = False
-    shared_gated: bool = False
-    renormalised: bool = True
-    balanced: bool = False
+    shared_expert_gating: bool = False
+    normalize_expert_weights: bool = True
+    balanced_experts: bool = False
     bias: bool | None = None
 
 
@@ -106,21 +106,21 @@ def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, Do
         multiplier = 1.0
     mixer = DolomiteMixer(
         kind="stickbreaking" if model_type in STICKBREAKING_FLAT_TYPES else "softmax",
-        heads=heads,
-        key_value_heads=_key_value_heads(config, heads),
+        num_attention_heads=heads,
+        num_key_value_heads=_key_value_heads(config, heads),
         head_dim=_head_dim(None, hidden_size, heads),
-        multiplier=multiplier,
+        attention_multiplier=multiplier,
         qkv_bias=qkv_bias or bias,
         output_bias=bias,
     )
     experts = model_type in MIXTURE_FLAT_TYPES
     mlp = DolomiteMLP(
-        width=config.count("n_inner", default=None) or 4 * hidden_size,
+        intermediate_size=config.count("n_inner", default=None) or 4 * hidden_size,
         activation=_ACTIVATIONS[config.one_of("activation_function", tuple(_ACTIVATIONS), "gelu_pytorch_tanh")],
-        experts=config.count("num_experts", default=8) if experts else None,
-        chosen=config.count("num_experts_per_tok", default=2) if experts else None,
-        shared_width=config.count("shared_n_inner", default=None) if experts else None,
-        balanced=experts and config.get("use_aux_free_moe", bool, False),
+        num_experts=config.count("num_experts", default=8) if experts else None,
+        num_experts_per_token=config.count("num_experts_per_tok", default=2) if experts else None,
+        shared_intermediate_size=config.count("shared_n_inner", default=None) if experts else None,
+        balanced_experts=experts and config.get("use_aux_free_moe", bool, False),
         bias=bias,
     )
     return mixer, mlp
@@ -158,21 +158,21 @@ def _mixer(block: ConfigValues, layer: int, hidden_size: int, default_heads: int
     heads = block.count("num_attention_heads", default=default_heads)
     fields: dict[str, Any] = {
         "kind": _MIXERS[kind],
-        "heads": heads,
-        "key_value_heads": _key_value_heads(block, heads),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _key_value_heads(block, heads),
         "head_dim": _head_dim(None, hidden_size, heads),
-        "multiplier": block.get("attention_multiplier", float, None),
+        "attention_multiplier": block.get("attention_multiplier", float, None),
         "output_bias": (bias := block.get("add_bias", bool, None)),
         "qkv_bias": bias,
     }
     if kind == "softmax_attention":
         fields["head_dim"] = _head_dim(block.count("head_dim", default=None), hidden_size, heads)
-        fields["multiplier"] = _multiplier(block, layer, fields["multiplier"], fields["head_dim"])
+        fields["attention_multiplier"] = _multiplier(block, layer, fields["attention_multiplier"], fields["head_dim"])
         # its kernels count the keys to the left of a query, which also sees itself
         window = block.count("sliding_window", default=None)
-        fields["sliding_window_tokens"] = None if window is None else window + 1
-        fields["exclusive"] = block.get("exclusive_self_attention", bool, False)
-        fields["gated"] = block.get("attention_gate", bool, False)
+        fields["sliding_window"] = None if window is None else window + 1
+        fields["exclusive_self_attention"] = block.get("exclusive_self_attention", bool, False)
+        fields["attention_gate"] = block.get("attention_gate", bool, False)
         stated = block.get("qkv_bias", bool, None)
         fields["qkv_bias"] = bias if stated is None else stated
     block.refuse_unread(DOLOMITE_BLOCK)
@@ -199,15 +199,15 @@ def _mlp(block: ConfigValues, layer: int, hidden_size: int, interleaved: bool) -
     fields: dict[str, Any] = {}
     if kind == "MoE":
         fields = {
-            "experts": block.count("num_experts", default=8),
-            "chosen": block.count("num_experts_per_tok", default=2),
-            "shared_width": block.count("shared_intermediate_size", default=None),
+            "num_experts": block.count("num_experts", default=8),
+            "num_experts_per_token": block.count("num_experts_per_tok", default=2),
+            "shared_intermediate_size": block.count("shared_intermediate_size", default=None),
             "shared_interleaved": block.get("use_interleaved_weights_for_shared_experts", bool, interleaved),
-            "shared_gated": block.get("shared_expert_gating", bool, False),
-            "renormalised": block.get("normalized_topk", bool, True),
+            "shared_expert_gating": block.get("shared_expert_gating", bool, False),
+            "normalize_expert_weights": block.get("normalized_topk", bool, True),
         }
     mlp = DolomiteMLP(
-        width=block.count("intermediate_size", default=4 * hidden_size),
+        intermediate_size=block.count("intermediate_size", default=4 * hidden_size),
         activation=_ACTIVATIONS[block.one_of("activation_function", tuple(_ACTIVATIONS), "gelu_pytorch_tanh")],
         interleaved=block.get("use_interleaved_weights", bool, interleaved),
         bias=block.get("add_bias", bool, None),

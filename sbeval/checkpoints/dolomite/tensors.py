@@ -37,7 +37,7 @@ def read_dolomite(
     if "transformer.wpe.weight" in weights:
         raise UserError("learned absolute positions (transformer.wpe.weight) are not supported")
     mixer, mlp = ("sequence_mixer", "mlp_block") if source.blocks else ("attn", "mlp")
-    mlp_names = ["moe" if one.experts and not source.blocks else mlp for one in source.mlps]
+    mlp_names = ["moe" if one.num_experts and not source.blocks else mlp for one in source.mlps]
     layers = [f"transformer.h.{layer}" for layer in range(len(source.mixers))]
     stickbreaking = [layer for layer, one in enumerate(source.mixers) if one.kind == "stickbreaking"]
 
@@ -55,23 +55,10 @@ def read_dolomite(
         held = "tensors of that name" if has_norm else "none"
         raise UserError(f"Expected {mixer}.norm as head_norm {source.has_head_norm} of config.json says, found {held}")
     remainder = "none" if not source.has_remainder else "head_bias" if has_head_bias else "value"
-    original_length = (source.rope_parameters or {}).get("original_max_position_embeddings")
     modules = [(f"{layer}.{mixer}", f"{layer}.{name}") for layer, name in zip(layers, mlp_names, strict=True)]
     config = SbevalConfig(
-        vocab_size=source.vocab_size,
-        hidden_size=source.hidden_size,
-        num_hidden_layers=len(layers),
-        norm=source.norm,
-        norm_eps=source.norm_eps,
         bias=_biases(source, weights, modules),
-        tie_word_embeddings=source.tied,
-        embedding_multiplier=source.embedding_multiplier,
-        residual_multiplier=source.residual_multiplier,
-        logits_divisor=source.logits_divisor,
-        rope_parameters=source.rope_parameters,
-        training_length_tokens=int(original_length or source.max_positions),
-        max_position_embeddings=source.max_positions,
-        **source.token_ids,
+        **source.fields,
         **family_layers(source, remainder=remainder, head_norm=has_norm),
     )
     generation = _generation(source, has_head_bias, has_norm)
@@ -96,17 +83,12 @@ def read_dolomite(
 
 def _biases(source: DolomiteConfig, weights: Weights, modules: list[tuple[str, str]]) -> list[str]:
     """Which linear maps have a bias, as tensors and the configuration agree; `modules` are each layer's two names."""
-    stated = {
-        "qkv": [
-            (f"{name}.c_attn.bias", mixer.qkv_bias) for (name, _), mixer in zip(modules, source.mixers, strict=True)
-        ],
-        "output": [
-            (f"{name}.c_proj.bias", mixer.output_bias) for (name, _), mixer in zip(modules, source.mixers, strict=True)
-        ],
-        "mlp": [(f"{name}.c_proj.bias", mlp.bias) for (_, name), mlp in zip(modules, source.mlps, strict=True)],
-    }
-    for (name, _), mlp in zip(stated["mlp"], source.mlps, strict=True):
-        if mlp.experts and (name in weights or mlp.bias):
+    stated: dict[str, list[tuple[str, bool | None]]] = {"qkv": [], "output": [], "mlp": []}
+    for (attention, inner), mixer, mlp in zip(modules, source.mixers, source.mlps, strict=True):
+        stated["qkv"].append((f"{attention}.c_attn.bias", mixer.qkv_bias))
+        stated["output"].append((f"{attention}.c_proj.bias", mixer.output_bias))
+        stated["mlp"].append((name := f"{inner}.c_proj.bias", mlp.bias))
+        if mlp.num_experts and (name in weights or mlp.bias):
             raise UserError(f"experts with biases ({name}, add_bias) are not supported; supported are those without")
     present = {maps: [name in weights for name, _ in names] for maps, names in stated.items()}
     for maps, names in stated.items():
@@ -117,7 +99,7 @@ def _biases(source: DolomiteConfig, weights: Weights, modules: list[tuple[str, s
 
 
 def _generation(source: DolomiteConfig, has_head_bias: bool, has_norm: bool) -> str:
-    mixed = " mixture" if any(mlp.experts for mlp in source.mlps) else ""
+    mixed = " mixture" if any(mlp.num_experts for mlp in source.mlps) else ""
     if all(mixer.kind == "softmax" for mixer in source.mixers):
         return ("C'' softmax" if source.model_type == "gpt_base" else "softmax") + mixed
     if source.blocks:
@@ -125,7 +107,7 @@ def _generation(source: DolomiteConfig, has_head_bias: bool, has_norm: bool) -> 
     if has_norm:
         return f"A4{mixed}"
     if has_head_bias:
-        return ("A3" if source.mixers[0].heads != source.mixers[0].key_value_heads else "A2") + mixed
+        return ("A3" if source.mixers[0].num_attention_heads != source.mixers[0].num_key_value_heads else "A2") + mixed
     return f"A1{mixed}"
 
 
@@ -133,7 +115,7 @@ def _is_tiled(source: DolomiteConfig, generation: str, kv_expand: KvExpand) -> b
     stickbreaking = [mixer for mixer in source.mixers if mixer.kind == "stickbreaking"]
     if kv_expand not in ("auto", "interleave", "tile"):
         raise UserError(f"kv_expand must be auto, interleave or tile, got {kv_expand!r}")
-    if not any(1 < mixer.key_value_heads < mixer.heads for mixer in stickbreaking):
+    if not any(1 < mixer.num_key_value_heads < mixer.num_attention_heads for mixer in stickbreaking):
         return False
     if kv_expand != "auto":
         _LOG.info("kv_expand=%s, as asked for", kv_expand)
@@ -167,14 +149,10 @@ def _norm(config: SbevalConfig, weights: Weights, theirs: str, ours: str) -> dic
 def _head_order(config: SbevalConfig, *, tiled: bool) -> Tensor:
     """Returns [heads]: which of the checkpoint's query heads each of this family's is, whose groups are interleaved."""
     heads, groups = config.num_attention_heads, config.num_key_value_heads
-    assert groups is not None
     return torch.arange(heads).view(heads // groups, groups).T.flatten() if tiled else torch.arange(heads)
 
 
 def _attention_tensors(config: SbevalConfig, weights: Weights, name: str, order_H: Tensor) -> dict[str, Tensor]:
-    assert config.head_dim is not None
-    assert config.num_key_value_heads is not None
-    assert isinstance(config.bias, list)
     heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     width, per_group = heads * head_dim, heads // groups
     rows = (heads * (1 + config.attention_gate) + 2 * groups) * head_dim
@@ -207,17 +185,17 @@ def mlp_tensors(config: SbevalConfig, mlp: DolomiteMLP, weights: Weights, name: 
         UserError: a tensor is missing or misshapen.
     """
     hidden, names = config.hidden_size, (f"{name}.c_fc", f"{name}.c_proj")
-    if mlp.experts is None:
-        return _maps(config, weights, names, (mlp.width,), interleaved=mlp.interleaved)
-    tensors = {"router.weight": weights.take(f"{name}.gate.weight", (mlp.experts, hidden))}
-    if mlp.balanced:
-        tensors["balance"] = weights.take(f"{name}.bias", (mlp.experts,))
-    tensors |= _maps(config, weights, names, (mlp.experts, mlp.width), interleaved=mlp.interleaved)
-    if mlp.shared_width is not None:
+    if mlp.num_experts is None:
+        return _maps(config, weights, names, (mlp.intermediate_size,), interleaved=mlp.interleaved)
+    tensors = {"router.weight": weights.take(f"{name}.gate.weight", (mlp.num_experts, hidden))}
+    if mlp.balanced_experts:
+        tensors["balance"] = weights.take(f"{name}.bias", (mlp.num_experts,))
+    tensors |= _maps(config, weights, names, (mlp.num_experts, mlp.intermediate_size), interleaved=mlp.interleaved)
+    if mlp.shared_intermediate_size is not None:
         names = (f"{name}.c_fc_shared", f"{name}.c_proj_shared")
-        shared = _maps(config, weights, names, (mlp.shared_width,), interleaved=mlp.shared_interleaved)
+        shared = _maps(config, weights, names, (mlp.shared_intermediate_size,), interleaved=mlp.shared_interleaved)
         tensors |= {f"shared.{key}": tensor for key, tensor in shared.items()}
-    if mlp.shared_gated:
+    if mlp.shared_expert_gating:
         tensors["shared_gate.weight"] = weights.take(f"{name}.shared_expert_gate.weight", (1, hidden))
     return tensors
 
@@ -226,7 +204,6 @@ def _maps(
     config: SbevalConfig, weights: Weights, names: tuple[str, str], sizes: tuple[int, ...], *, interleaved: bool
 ) -> dict[str, Tensor]:
     """Tensors of an MLP, or of one for each expert, of sizes ([experts,] width)."""
-    assert isinstance(config.bias, list)
     *experts, width = sizes
     first, last = names
     gated = config.activation in GATED_ACTIVATIONS

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from torch.nn.functional import pad
 
 from sbeval.models.extrapolation.methods import Extrapolation, OfPosition, Zone
-from sbeval.models.flex import listed_blocks, suits_flex, whole_blocks
+from sbeval.models.flex import BLOCKS_OF_ROWS, compiled_once, listed_blocks, suits_flex, whole_blocks
 from sbeval.models.kernels.devices import OptionalKernel
 from sbeval.models.rope import RopeFrequencies, cos_sin, rotate
 from sbeval.models.softmax import MASK_ELEMENTS, softmax_attention
@@ -206,20 +206,10 @@ def flex_extrapolated(
     return mixed.to(v_BGLD.dtype)
 
 
-class CompiledZones(OptionalKernel):
-    """`flex_extrapolated` compiled at its first call."""
-
-    def __init__(self) -> None:
-        super().__init__("PyTorch's FlexAttention", "going on with blocks of rows")
-        self._compiled: Callable[..., Any] | None = None
-
-    def __call__(self, method: Extrapolation, rotated: Rotated, v_BGLD: Tensor, *, scale: float) -> Tensor | None:
-        """Takes what `flex_extrapolated` takes; returns [B, H, L, D], or None where it cannot be compiled."""
-        if self._compiled is None:
-            # one kernel for all lengths, methods and zones; what is run uncompiled holds all pairs
-            self._compiled = torch.compile(flex_with_sums, dynamic=True, fullgraph=True)
-        compiled = self._compiled
-        return self.attempt(lambda: flex_extrapolated(method, rotated, v_BGLD, scale=scale, attention=compiled))
+_ZONES = OptionalKernel("PyTorch's FlexAttention", BLOCKS_OF_ROWS)
 
 
-compiled_zones = CompiledZones()
+def compiled_zones(method: Extrapolation, rotated: Rotated, v_BGLD: Tensor, *, scale: float) -> Tensor | None:
+    """Takes what `flex_extrapolated` takes; returns [B, H, L, D], or None where it cannot be compiled."""
+    options: dict[str, Any] = {"scale": scale, "attention": compiled_once(flex_with_sums)}
+    return _ZONES.attempt(lambda: flex_extrapolated(method, rotated, v_BGLD, **options))

@@ -51,6 +51,10 @@ def _oldest_of(window: int) -> OfPosition:
     return lambda position: (position - window + 1).clamp_min(0)
 
 
+def _as_they_are(first: OfPosition) -> Zone:
+    return Zone(query=_itself, key=_itself, first=first, stop=_next)
+
+
 def _self_extend(group: int, window: int) -> tuple[Zone, ...]:
     """The newest `window` keys as they are, older ones in groups that share a position (Jin et al. 2024).
 
@@ -58,7 +62,7 @@ def _self_extend(group: int, window: int) -> tuple[Zone, ...]:
     """
     shift, older = window - window // group, _oldest_of(window)
     return (
-        Zone(query=_itself, key=_itself, first=older, stop=_next),
+        _as_they_are(older),
         Zone(
             query=lambda position: position // group + shift,
             key=lambda position: position // group,
@@ -103,7 +107,7 @@ def _sink_window(sink: int, window: int) -> tuple[Zone, ...]:
     """
     older = _oldest_of(window)
     return (
-        Zone(query=_itself, key=_itself, first=older, stop=_next),
+        _as_they_are(older),
         Zone(
             query=lambda position: position.clamp_max(sink + window - 1),
             key=_itself,
@@ -111,11 +115,6 @@ def _sink_window(sink: int, window: int) -> tuple[Zone, ...]:
             stop=lambda position: older(position).clamp_max(sink),
         ),
     )
-
-
-def _log_length() -> tuple[Zone, ...]:
-    """Every pair as it is; what changes are the logits (Chiang and Cholak 2022, arXiv 2202.12172)."""
-    return (Zone(query=_itself, key=_itself, first=torch.zeros_like, stop=_next),)
 
 
 class _Kind(NamedTuple):
@@ -143,7 +142,8 @@ _KINDS = {
     "sink_window": _Kind(
         ("sink", "window"), _sink_window, lambda sink, window: sink + window, lambda sink, window: sink + window
     ),
-    "log_length": _Kind((), _log_length, None, None),
+    # every pair as it is; what changes are the logits (Chiang and Cholak 2022, arXiv 2202.12172)
+    "log_length": _Kind((), lambda: (_as_they_are(torch.zeros_like),), None, None),
 }
 LONGROPE = "longrope"
 SPELLINGS = (

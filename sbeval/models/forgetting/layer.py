@@ -120,8 +120,6 @@ class TokenShift(nn.Linear):
 
 def cached_channels(config: SbevalConfig, dtype: torch.dtype) -> int:
     """Returns how many numbers a key head keeps of a position: key and value, the decay, and both before a shift."""
-    assert config.head_dim is not None
-    assert config.num_key_value_heads is not None
     members = config.num_attention_heads // config.num_key_value_heads
     decay = decay_channels(members, dtype) if config.attention == "forgetting" else 0
     return 2 * (config.head_dim + decay) + config.head_dim * (config.key_shift + config.value_shift)

@@ -8,12 +8,12 @@ Shape suffixes: N rows, F width, W width with the zeros.
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 
-import contextlib
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from sbeval.attention.impl.triton.hardware import on_device_of
 
 _BLOCK = 1024
 
@@ -53,7 +53,7 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
     out_NW = torch.empty(len(gate_NF), out_width, dtype=gate.dtype, device=gate.device)
     if out_NW.numel():
         block = min(_BLOCK, triton.next_power_of_2(out_width))
-        with torch.cuda.device(gate.device) if gate.is_cuda else contextlib.nullcontext():
+        with on_device_of(gate):
             _kernel[(len(gate_NF), -(-out_width // block))](
                 gate_NF, up_NF, out_NW, width, max(width, min(out_width, _readable(gate_NF), _readable(up_NF))),
                 out_width, gate_NF.stride(0), up_NF.stride(0), ACTIVATION=activation, BLOCK=block, num_warps=4,

@@ -10,19 +10,17 @@ Shape suffixes: E inputs of a map, F outputs or angles, G key/value heads, K roo
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 
-import contextlib
 import dataclasses
 import math
 import os
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sbeval.attention.impl.triton.hardware import starts_early
+from sbeval.attention.impl.triton.hardware import on_device_of, starts_early
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,7 +204,7 @@ def map_row(
         cos, sin = (out, out) if slot.cos_F is None or slot.sin_F is None else (slot.cos_F, slot.sin_F)
         places = (slot.k_GKD, slot.v_GKD, slot.position_1, cos, sin)
         strides = (slot.k_GKD.shape[1], *slot.k_GKD.stride()[:2], *slot.v_GKD.stride()[:2])
-    with torch.cuda.device(x_1E.device) if x_1E.is_cuda else contextlib.nullcontext():
+    with on_device_of(x_1E):
         _map_kernel[(-(-width // block_outputs),)](
             x_1E, x_1E if norm_E is None else norm_E, *weights, *biases, out, *places,
             x_1E.shape[1], *counts, width, x_1E.shape[1] if norm_E is None else len(norm_E), eps, scale,

@@ -7,13 +7,14 @@ Shape suffixes: B batch, H heads, L positions, D head_dim, F rotated pairs.
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 
-import contextlib
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from sbeval.attention.impl.triton.hardware import on_device_of
 
 _PAIRS_A_PROGRAM = 2048
 
@@ -67,7 +68,7 @@ def kernel_rotate(x_BHLD: Tensor, cos_BLF: Tensor, sin_BLF: Tensor) -> Tensor:
     block_rows = max(1, _PAIRS_A_PROGRAM // (block_pairs * block_heads))
     rest = head_dim - 2 * pairs
     grid = (-(-length // block_rows), -(-heads // block_heads), batch)
-    with torch.cuda.device(x_BHLD.device) if x_BHLD.is_cuda else contextlib.nullcontext():
+    with on_device_of(x_BHLD):
         _kernel[grid](
             x_BHLD, y_BHLD, cos_BLF, sin_BLF, heads, length, pairs, head_dim,
             *x_BHLD.stride()[:3], *y_BHLD.stride()[:3],

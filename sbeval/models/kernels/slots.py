@@ -10,19 +10,17 @@ Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 
-import contextlib
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sbeval.attention.impl.triton.hardware import multiprocessors, starts_early
+from sbeval.attention.impl.triton.decode import MOST_SPLITS, tile_sizes
+from sbeval.attention.impl.triton.hardware import multiprocessors, on_device_of, starts_early
+from sbeval.attention.impl.triton.launch import LOG2_E, padded_to_tile
 
-MOST_SPLITS = 128
 _FEWEST_KEYS = 64
-_LOG2_E = 1.4426950408889634
 
 
 @triton.jit(do_not_specialize=["room"])
@@ -53,7 +51,7 @@ def kernel_write(k_BGKD: Tensor, v_BGKD: Tensor, new_k_BGQD: Tensor, new_v_BGQD:
     batch, heads, room, head_dim = k_BGKD.shape
     block_head_dim = triton.next_power_of_2(head_dim)
     block_heads = min(triton.next_power_of_2(heads), max(1, 2048 // block_head_dim))
-    with torch.cuda.device(k_BGKD.device) if k_BGKD.is_cuda else contextlib.nullcontext():
+    with on_device_of(k_BGKD):
         _write_kernel[(batch, -(-heads // block_heads), new_k_BGQD.shape[2])](
             new_k_BGQD, new_v_BGQD, k_BGKD, v_BGKD, position_B, room,
             *new_k_BGQD.stride()[:3], *new_v_BGQD.stride()[:3], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3],
@@ -160,24 +158,22 @@ def kernel_softmax_decode(
     batch, heads, queries, head_dim = q_BHQD.shape
     groups, room = k_BGKD.shape[1], k_BGKD.shape[2]
     shared = heads // groups
-    block_head_dim = max(16, triton.next_power_of_2(head_dim))
-    row_bytes = block_head_dim * q_BHQD.element_size()
-    block_keys = 64 if row_bytes <= 256 and q_BHQD.element_size() == 2 else 32
+    block_head_dim, row_bytes, block_keys = tile_sizes(head_dim, q_BHQD.element_size())
     fewest = max(1, _FEWEST_KEYS // block_keys)
     if splits is None:
         wanted = -(-12 * multiprocessors(q_BHQD) // (batch * groups))
         splits = max(1, min(wanted, MOST_SPLITS, -(-room // block_keys) // fewest))
-    rows = max(16, triton.next_power_of_2(shared * queries))
+    rows = padded_to_tile(shared * queries)
     out = torch.empty((batch, queries, heads, head_dim), dtype=q_BHQD.dtype, device=q_BHQD.device).transpose(1, 2)
     part = torch.empty((batch * groups, splits, rows, head_dim), dtype=torch.float32, device=q_BHQD.device)
     top = torch.empty((batch * groups, splits, rows), dtype=torch.float32, device=q_BHQD.device)
     early = starts_early(q_BHQD)
     options = {"launch_pdl": True} if early else {}
-    with torch.cuda.device(q_BHQD.device) if q_BHQD.is_cuda else contextlib.nullcontext():
+    with on_device_of(q_BHQD):
         _split_kernel[(batch * groups, splits)](
             q_BHQD, k_BGKD, v_BGKD, part, top, length_B,
             *q_BHQD.stride()[:3], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3],
-            groups, shared, queries, splits, scale * _LOG2_E,
+            groups, shared, queries, splits, scale * LOG2_E,
             HEAD_DIM=head_dim, BLOCK_D=block_head_dim, ROWS=rows, BLOCK_N=block_keys, FEWEST=fewest,
             STAGES=max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes))), EARLY=early, num_warps=4, **options,
         )  # fmt: skip

@@ -10,27 +10,18 @@ import transformers
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.served import GenerationInSlots, fused_blocks
 from sbeval.model_adapters.decoding.stepper import Stepper
-from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.speed.faster import make_faster
-from tests.model_adapters.small import Checkpoints, english, instances
-from tests.models.small import small_model
+from tests.model_adapters.decoding.slots import DEVICE, LINES, adapter, answers
+from tests.model_adapters.small import Checkpoints
+from tests.models.small import VARIANTS, small_model
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 51,
-    "num_attention_heads": 2,
-    "head_dim": 16,
-    "num_hidden_layers": 1,
-}
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 51, "num_attention_heads": 2, "head_dim": 16}
+SIZES |= {"num_hidden_layers": 1}
 OWN: dict[str, dict[str, Any]] = {
     "stickbreaking": {"remainder": "value", "num_key_value_heads": 2},
     "head-bias-norm": {"remainder": "head_bias", "head_norm": True},
     "rope-window": {"attention": "rope", "sliding_window": 5, "num_key_value_heads": 2},
-    "rope-partial": {
-        "attention": "rope",
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
-    },
+    "rope-partial": VARIANTS["rope-partial"],
     "nope-geglu": {"attention": "nope", "activation": "geglu", "num_key_value_heads": 2},
     "mup-biases": {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_divisor": 1.7, "bias": True},
 }
@@ -68,10 +59,7 @@ def test_a_step_has_the_logits_of_the_model_s_own_parts(name: str, faster: bool)
         ({"qk_norm": True}, "its attention has q_norm, k_norm"),
         ({"norm": "layernorm"}, "its norms are LayerNorm, LayerNorm"),
         ({"activation": "gelu_tanh"}, "its activation is gelu_tanh"),
-        (
-            {"num_attention_heads": 2, "head_dim": 8},
-            "its heads together are no multiple of 32 wide, or each has an odd width",
-        ),
+        ({"num_attention_heads": 2, "head_dim": 8}, "no multiple of 32 wide"),
     ],
 )
 def test_blocks_with_other_parts_are_left_as_they_are_and_the_log_says_why(
@@ -82,7 +70,8 @@ def test_blocks_with_other_parts_are_left_as_they_are_and_the_log_says_why(
         FusedBlocks.of(model)
     assert fused_blocks(model) is None
     (record,) = caplog.records
-    assert record.getMessage() == f"steps of one text run the model's own kernels, which is slower: {reason}"
+    assert record.getMessage().startswith("steps of one text run the model's own kernels, which is slower: ")
+    assert reason in record.getMessage()
 
 
 def test_blocks_with_other_logits_are_left_as_they_are_and_the_log_says_why(
@@ -102,9 +91,6 @@ def test_blocks_are_looked_at_for_one_text_at_a_time_alone(
 ) -> None:
     looked: list[int] = []
     monkeypatch.setattr(GenerationInSlots, "_fused_blocks", property(lambda self: looked.append(1)))
-    lines = [line for line in english().splitlines() if line][3:6]
-    asked = [(line, {"until": ["\n"], "max_gen_toks": 2}) for line in lines]
     for batch_size, times in ((3, 0), (1, 1)):
-        lm = StickBreakingLM(str(checkpoint("llama")), device=DEVICE, dtype="float32", batch_size=batch_size)
-        lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
+        answers(adapter(checkpoint("llama"), batch_size=batch_size), {"until": ["\n"], "max_gen_toks": 2}, LINES[:3])
         assert len(looked) == times

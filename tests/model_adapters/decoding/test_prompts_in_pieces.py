@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from sbeval.model_adapters.decoding import schedule
 from sbeval.model_adapters.decoding.stepper import Stepper
-from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.decoding.slots import answers
+from tests.model_adapters.decoding.slots import DEVICE, adapter, answers
 from tests.model_adapters.small import ARCHITECTURES, Checkpoints
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCABULARY = 61
 LONGEST = 30
 
@@ -56,7 +54,7 @@ def test_a_step_after_pieces_has_the_logits_of_one_after_whole_prompts(architect
 def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
     architecture: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lm = StickBreakingLM(str(checkpoint(architecture)), device=DEVICE, dtype="float32", batch_size=2)
+    lm = adapter(checkpoint(architecture), batch_size=2)
     expected = answers(lm)
     monkeypatch.setattr(schedule, "FEWEST_PIECE_TOKENS", 4)
     shapes: list[tuple[int, ...]] = []
@@ -82,7 +80,7 @@ def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
 def test_where_no_piece_fits_running_texts_are_waited_for(
     checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lm = StickBreakingLM(str(checkpoint("llama")), device=DEVICE, dtype="float32", batch_size=3)
+    lm = adapter(checkpoint("llama"))
     lm.model.generation_config.eos_token_id = list(range(100, 150))  # answers of many lengths
     expected = answers(lm)
     monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 3)

@@ -1,7 +1,6 @@
 """Steps that cannot be recorded as a CUDA graph: errors are put in the way of a recording, the rest is as on a GPU."""
 
 import contextlib
-import gc
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,18 +12,15 @@ import torch
 from sbeval.model_adapters.batching import DoesNotFit
 from sbeval.model_adapters.decoding import recording, schedule
 from sbeval.model_adapters.decoding.stepper import Stepper
-from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances, load_lm
+from tests.model_adapters.decoding.slots import LINES
+from tests.model_adapters.small import Checkpoints, generated, load_lm
 
-LINES = [line for line in english().splitlines() if line][3:10]
 Fail = Callable[[Exception, int], None]
 
 
 def answers(lm: Any) -> list[str]:
-    asked = [(line, {"until": ["\n\n"], "max_gen_toks": 20}) for line in LINES]
-    asked += [(line, {"until": ["\n\n"], "max_gen_toks": 9}) for line in LINES]
-    found: list[str] = lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
-    return found
+    settings = ({"until": ["\n\n"], "max_gen_toks": tokens} for tokens in (20, 9))
+    return generated(lm, [(line, setting) for setting in settings for line in LINES])
 
 
 @pytest.fixture
@@ -192,7 +188,7 @@ def test_a_recording_that_failed_leaves_nothing_begun(
 @pytest.mark.parametrize("how", ["a number is read", "the host waits", "memory runs out", "the model refuses"])
 def test_after_a_recording_that_failed_a_gpu_works_as_before(how: str, checkpoint: Checkpoints) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    lm = StickBreakingLM(str(checkpoint("llama")), device="cuda", dtype="float32", batch_size=3)
+    lm = load_lm(checkpoint("llama"), device="cuda", batch_size=3)
     expected = answers(lm)
     x_N = torch.ones(2**23, device=device)
 
@@ -238,30 +234,4 @@ def test_after_a_recording_that_failed_a_gpu_works_as_before(how: str, checkpoin
     assert x_N.eq(2).all()
     del second
     assert pools() <= before
-    assert answers(lm) == expected
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU")
-def test_a_model_that_reads_a_number_while_it_is_recorded_gives_the_same_answers(
-    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
-    lm = StickBreakingLM(str(checkpoint("llama")), device="cuda", dtype="float32", batch_size=3)
-    expected = answers(lm)
-
-    def read(module: Any, inputs: Any, output: torch.Tensor) -> None:
-        if torch.cuda.is_current_stream_capturing():
-            output.sum().item()
-
-    torch.cuda.empty_cache()
-    pools = {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()}
-    hook = lm.model.get_output_embeddings().register_forward_hook(read)
-    with caplog.at_level(logging.WARNING):
-        assert answers(lm) == expected
-    hook.remove()
-    assert caplog.text.count("cannot be recorded as a CUDA graph") == 1
-    gc.collect()
-    torch.cuda.empty_cache()
-    assert {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()} <= pools
-    sampled = {"until": ["\n\n"], "max_gen_toks": 5, "do_sample": True, "temperature": 1.0}
-    assert lm.generate_until(instances("generate_until", [(LINES[0], sampled)]), disable_tqdm=True)
     assert answers(lm) == expected

@@ -4,10 +4,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
-import transformers
 from accelerate.hooks import attach_align_device_hook_on_blocks
 from lm_eval.models.huggingface import HFLM
 
@@ -17,7 +15,7 @@ from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.decoding.slots import LINES
 from tests.model_adapters.decoding.slots import answers as answers_of
-from tests.model_adapters.small import Checkpoints, load_lm
+from tests.model_adapters.small import Checkpoints, load_lm, save_lora
 from tests.models.small import small_model
 
 LINES = LINES[:4]
@@ -34,14 +32,12 @@ def adapter(folder: Path, **options: Any) -> StickBreakingLM:
 def test_a_model_with_an_adapter_of_peft_goes_the_old_way(
     checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    peft.get_peft_model(base, config).save_pretrained(tmp_path)
+    folder = checkpoint("llama")
+    lora = save_lora(tmp_path, folder, "q_proj")
     with caplog.at_level(logging.WARNING):
-        found = answers(adapter(checkpoint("llama"), peft=str(tmp_path)))
+        found = answers(adapter(folder, peft=lora))
     assert "transformers' own loop, which is slower: the model has an adapter of PEFT" in caplog.text
-    folder = str(checkpoint("llama"))
-    assert found == answers(HFLM(folder, peft=str(tmp_path), device="cpu", dtype="float32", batch_size=1))
+    assert found == answers(HFLM(str(folder), peft=lora, device="cpu", dtype="float32", batch_size=1))
 
 
 def test_a_model_spread_over_devices_goes_the_old_way(

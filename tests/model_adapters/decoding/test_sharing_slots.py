@@ -9,7 +9,7 @@ from sbeval.model_adapters.decoding import schedule
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.decoding.slots import LINES, adapter, answers
-from tests.model_adapters.small import Checkpoints, instances
+from tests.model_adapters.small import Checkpoints, generated, instances
 
 
 @pytest.mark.parametrize(("limit", "slots"), [({"max_batch_size": 2}, 2), ({"max_batch_tokens": 300}, 4)])
@@ -74,13 +74,11 @@ def test_requests_of_different_limits_and_stops_share_a_run(
 
     in_slots.clear()
     lm = ended_early(adapter(folder, batch_size=batch_size, draft_tokens=drafts))
-    found = lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
+    found = generated(lm, asked)
     assert in_slots == [3, batch_size], "one to try the model out, and one for all requests"
     alone = ended_early(adapter(folder, batch_size=1))
     for number, setting in enumerate(settings):
-        expected = alone.generate_until(
-            instances("generate_until", [(line, setting) for line in LINES[:4]]), disable_tqdm=True
-        )
+        expected = generated(alone, [(line, setting) for line in LINES[:4]])
         assert found[number :: len(settings)] == expected
     assert len({len(answer) for answer in found}) > 3
 
@@ -114,8 +112,9 @@ def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(
     assert sorted(given) == sorted(expected)
 
 
-@pytest.mark.parametrize(("architecture", "drafts"), [("stickbreaking", 3), ("rope", 0)])
-@pytest.mark.parametrize("after", [1, 6, 17])
+@pytest.mark.parametrize(
+    ("architecture", "drafts", "after"), [("stickbreaking", 3, 6), ("stickbreaking", 3, 17), ("rope", 0, 1)]
+)
 def test_memory_that_runs_out_in_a_step_costs_no_token(
     after: int, architecture: str, drafts: int, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,14 +11,13 @@ from lm_eval.models.huggingface import HFLM
 from sbeval.model_adapters.decoding import schedule
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.stepper import Stepper
-from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.decoding.slots import DEVICE, LINES, SETTING, adapter, answers
 from tests.model_adapters.small import Checkpoints
 
 
 def by_transformers(folder: Any, setting: dict[str, Any] = SETTING, prompts: list[str] = LINES) -> list[str]:
     """One prompt at a time in the loop of `generate`, with the released model's own attention."""
-    lm = StickBreakingLM(str(folder), device=DEVICE, dtype="float32", batch_size=1)
+    lm = adapter(folder, batch_size=1)
     if lm.config.model_type == "sbeval":
         peer: Any = HFLM(lm.model, tokenizer=lm.tokenizer, batch_size=1)
     else:
@@ -204,21 +203,3 @@ def test_answers_given_before_an_interrupt_are_kept(checkpoint: Checkpoints, mon
     assert lm.model.config._attn_implementation == implementation
     assert 0 < len(kept) < len(LINES)
     assert set(kept) <= set(answers(lm))
-
-
-@pytest.mark.parametrize("setting", [{}, {"num_beams": 2}], ids=["slots", "transformers"])
-def test_where_one_answer_cannot_be_kept_those_that_came_with_it_are(
-    setting: dict[str, Any], checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = adapter(checkpoint("llama"), batch_size=len(LINES))
-    tried: list[str] = []
-
-    def keep(*arguments: Any) -> None:
-        tried.append(arguments[-1])
-        if len(tried) == 1:
-            raise OSError("no space left")
-
-    monkeypatch.setattr(lm.session.cache_hook, "add_partial", keep)
-    with pytest.raises(OSError, match="no space left"):
-        answers(lm, {**SETTING, "max_gen_toks": 5, **setting})
-    assert len(tried) == len(LINES)

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.options import AdapterOptions
@@ -21,16 +19,10 @@ from tests.model_adapters.rope.test_rope_scaling import TEXTS, continuations, lo
 from tests.model_adapters.small import Checkpoints, instances
 from tests.models.extrapolation.definitions import definition
 from tests.models.small import small_model, tokens
+from tests.models.test_rope import llama
 
 ASKED = ["self_extend:3:8", "dual_chunk:10:4", "sink_window:2:9", "log_length"]
 ARCHITECTURES = ["llama", "gpt_neox", "qwen3", "rope"]
-
-
-def llama(**fields: Any) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
-    return LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, "initializer_range": 0.3, **fields})).eval()
 
 
 def held(model: Any, asked: str, **arguments: Any) -> Any:
@@ -68,7 +60,7 @@ def test_a_models_attention_is_that_of_the_definition_and_its_own_again_afterwar
     model: Any = (
         small_model(attention="rope", num_key_value_heads=2, num_hidden_layers=1, training_length_tokens=16)
         if own
-        else llama()
+        else llama(num_hidden_layers=1)
     )
     input_ids = tokens(2, 40)
     with torch.no_grad():
@@ -82,19 +74,6 @@ def test_a_models_attention_is_that_of_the_definition_and_its_own_again_afterwar
     assert_close(found, attention_of_definition(model, input_ids, asked), rtol=1e-3, atol=1e-3)
     assert_close(behind_padding, found, rtol=1e-4, atol=1e-4)
     assert (found - before).abs().max() > 1e-3
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    asked=st.sampled_from(["self_extend:3:{}", "dual_chunk:{}:3", "sink_window:1:{}", "log_length"]),
-    length=st.integers(1, 13),
-)
-@torch.no_grad()
-def test_texts_no_longer_than_the_window_have_the_models_own_logits(asked: str, length: int) -> None:
-    for model in (llama(), small_model(attention="rope", training_length_tokens=16)):
-        plain = model(tokens(2, length)).logits
-        with held(model, asked.format(length)):
-            assert_close(model(tokens(2, length)).logits, plain, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -177,34 +156,20 @@ def test_values_that_cannot_be_are_one_sentence(asked: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scaling", "said"),
+    ("factors", "options", "said"),
     [
-        ([1.0, 2.0], "found no factor above 0, from which its logits are scaled"),
-        ({"long_factor": [1.0, 2.0]}, "found no factor above 0"),
-        (
-            {"factor": 4, "long_factor": [1.0, 0.0]},
-            "long_factor of extrapolation=longrope to be a list of numbers",
-        ),
-    ],
-)
-def test_longropes_file_holds_all_that_it_needs(scaling: Any, said: str, tmp_path: Path) -> None:
-    (file := tmp_path / "factors.json").write_text(json.dumps(scaling))
-    with pytest.raises(UserError, match=said):
-        AdapterOptions.pop({"extrapolation": f"longrope:{file}"})
-
-
-@pytest.mark.parametrize(
-    ("numbers", "options", "said"),
-    [
-        ([2], {}, "must have 4 numbers, got 1"),
-        ([1, 2, 3], {}, "must have 4 numbers, got 3"),
-        ([1, 2, 3, 4], {"rope_scaling": "linear:2"}, "without rope_scaling"),
+        ([1.0, 2.0], {}, "found no factor above 0, from which its logits are scaled"),
+        ({"long_factor": [1.0, 2.0]}, {}, "found no factor above 0"),
+        ({"factor": 4, "long_factor": [1.0, 0.0]}, {}, "long_factor of .* a list of numbers"),
+        ({"factor": 4, "long_factor": [2]}, {}, "must have 4 numbers, got 1"),
+        ({"factor": 4, "long_factor": [1, 2, 3]}, {}, "must have 4 numbers, got 3"),
+        ({"factor": 4, "long_factor": [1, 2, 3, 4]}, {"rope_scaling": "linear:2"}, "without rope_scaling"),
     ],
 )
 def test_longropes_factors_fit_the_model_and_go_with_no_other_scaling(
-    numbers: list[int], options: dict[str, str], said: str, checkpoint: Checkpoints, tmp_path: Path
+    factors: Any, options: dict[str, str], said: str, checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    (file := tmp_path / "factors.json").write_text(json.dumps({"factor": 4, "long_factor": numbers}))
+    (file := tmp_path / "factors.json").write_text(json.dumps(factors))
     with pytest.raises(UserError, match=said):
         load(checkpoint, "llama", extrapolation=f"longrope:{file}", **options)
 

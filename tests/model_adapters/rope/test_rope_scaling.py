@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lm_eval.api.instance import Instance
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances, likelihoods, load_lm
+from tests.model_adapters.small import Checkpoints, english, generated, likelihoods, load_lm
 
 SCALINGS: list[Any] = [
     "linear:4",
@@ -33,8 +32,7 @@ def scores(lm: StickBreakingLM, texts: Sequence[str]) -> list[float]:
 
 
 def continuations(lm: StickBreakingLM, texts: Sequence[str]) -> list[str]:
-    requests: list[Instance] = instances("generate_until", [(text, {"max_gen_toks": 6}) for text in texts])
-    return lm.generate_until(requests, disable_tqdm=True)
+    return generated(lm, [(text, {"max_gen_toks": 6}) for text in texts])
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=str)

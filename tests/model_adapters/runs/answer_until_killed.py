@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ def load(checkpoint: str | Path) -> StickBreakingLM:
     return lm
 
 
+def note_answers(lm: StickBreakingLM, note: Callable[[str], object]) -> None:
+    """Calls `note` with the type of each request whose answer the response cache, which sets its hook, has kept."""
+    set_hook = lm.set_cache_hook
+
+    def noting(hook: Any) -> None:
+        add = hook.add_partial
+        hook.add_partial = lambda kind, arguments, result: (add(kind, arguments, result), note(kind))
+        set_hook(hook)
+
+    lm.set_cache_hook = noting
+
+
 def main(checkpoint: Path, database: Path, text: Path, runs: int) -> None:
     """Reports every finished request in one line, and dies."""
     lm = load(checkpoint)
@@ -59,18 +72,5 @@ def main(checkpoint: Path, database: Path, text: Path, runs: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     lm.model.get_input_embeddings().register_forward_hook(dies)
-    # the hook that CachingLM sets is replaced by one that also reports
-    set_hook = lm.set_cache_hook
-
-    def reporting(hook: Any) -> None:
-        add = hook.add_partial
-
-        def add_and_report(kind: str, arguments: Any, result: Any) -> None:
-            add(kind, arguments, result)
-            os.write(1, f"finished {kind}\n".encode())
-
-        hook.add_partial = add_and_report
-        set_hook(hook)
-
-    lm.set_cache_hook = reporting
+    note_answers(lm, lambda kind: os.write(1, f"finished {kind}\n".encode()))
     answer(lm, database, text)

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import lm_eval
 import pytest
+from lm_eval.tasks import TaskManager
 from ranks import run_ranks
 
-from tests.model_adapters.runs import evaluate_to_json
-from tests.model_adapters.small import Checkpoints, english
+import sbeval.tasks
+from tests.model_adapters.small import Checkpoints, english, load_lm
 
 COMMON = """
 task: {name}
@@ -54,9 +56,20 @@ def tasks(tmp_path: Path) -> Path:
     return folder
 
 
-def evaluate(rank: int, cache: Path, arguments: list[str]) -> None:
+def evaluate(rank: int, cache: Path, checkpoint: str, tasks_folder: str, data_path: str, output: str) -> None:
+    """Writes results and samples, and each process's tokens."""
     datasets.config.HF_DATASETS_CACHE = cache
-    evaluate_to_json.main(*arguments)
+    lm = load_lm(checkpoint)
+    metadata = {"pretrained": checkpoint, "data_path": data_path, "context_lengths": [32, 64]}
+    metadata |= {"ignore_share": 0.0, "num_samples": 8}
+    folders = [*map(str, sbeval.tasks.__path__), tasks_folder]
+    manager = TaskManager(include_path=folders, include_defaults=False, metadata=metadata)
+    names = ["sb_wikitext_stream", "sb_flipflop", "sb_span", *TASKS]
+    results = lm_eval.simple_evaluate(model=lm, tasks=names, task_manager=manager, bootstrap_iters=0)
+    Path(f"{output}.rank{rank}").write_text(str(lm.session.meter.tokens))
+    if results is not None:
+        kept = {"results": results["results"], "samples": results["samples"]}
+        Path(output).write_text(json.dumps(kept, default=str))
 
 
 def metrics(results: dict[str, Any]) -> dict[str, float]:
@@ -74,8 +87,8 @@ def test_two_processes_share_the_work_and_give_the_results_of_one(
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "tokens"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     arguments = [str(checkpoint("stickbreaking")), str(tasks), str(tmp_path / "text.txt")]
-    evaluate_to_json.main(*arguments, str(tmp_path / "one"))
-    run_ranks(evaluate, tmp_path / "datasets", [*arguments, str(tmp_path / "two")], processes=2)
+    evaluate(0, tmp_path / "datasets", *arguments, str(tmp_path / "one"))
+    run_ranks(evaluate, tmp_path / "datasets", *arguments, str(tmp_path / "two"), processes=2)
 
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     assert metrics(one)

@@ -7,7 +7,7 @@ import pytest
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, instances, load_lm
+from tests.model_adapters.small import Checkpoints, english, generated, instances
 
 ALL = [
     *("llama", "qwen3", "gemma2", "gemma3", "granite", "cohere", "mistral", "gpt_neox", "gpt2"),
@@ -51,21 +51,4 @@ def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint:
 
     prompts: list[tuple[Any, ...]] = [(line, {"until": ["e"], "max_gen_toks": 8}) for line in lines[:4]]
     prompts += [(english(), {"until": "\n", "max_gen_toks": 5, "do_sample": False})]
-    assert sb.generate_until(instances("generate_until", prompts), disable_tqdm=True) == hf.generate_until(
-        instances("generate_until", prompts), disable_tqdm=True
-    )
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, "auto"])
-def test_batching_does_not_change_results(batch_size: Any, checkpoint: Checkpoints) -> None:
-    folder = checkpoint("llama")
-    alone = load_lm(folder)
-    batched = load_lm(folder, batch_size=batch_size, max_batch_tokens=100, max_length=90)
-    alone._max_length = 90
-    lines = [line for line in english().splitlines() if line]
-    requests = instances("loglikelihood", [(line[:9], line[9:]) for line in lines])
-    assert_same_scores(
-        batched.loglikelihood(requests, disable_tqdm=True), alone.loglikelihood(requests, disable_tqdm=True)
-    )
-    prompts = instances("generate_until", [(line, {"until": ["\n"], "max_gen_toks": 6}) for line in lines])
-    assert batched.generate_until(prompts, disable_tqdm=True) == alone.generate_until(prompts, disable_tqdm=True)
+    assert generated(sb, prompts) == generated(hf, prompts)

@@ -3,7 +3,6 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,15 +38,8 @@ def test_the_next_run_repeats_no_finished_request(
     assert 0 < finished < everything
 
     lm = answer_until_killed.load(folder)
-    added: list[Any] = []
-    set_hook = lm.set_cache_hook
-
-    def counting(hook: Any) -> None:
-        add = hook.add_partial
-        hook.add_partial = lambda kind, arguments, result: (added.append(kind), add(kind, arguments, result))
-        set_hook(hook)
-
-    lm.set_cache_hook = counting
+    added: list[str] = []
+    answer_until_killed.note_answers(lm, added.append)
     found = answer_until_killed.answer(lm, database, text)
     assert len(added) == everything - finished
 

@@ -22,7 +22,7 @@ from sbeval.models.slots import SlotCache
 from sbeval.scoring.non_finite import NonFiniteError
 from tests.model_adapters.runs.test_data_parallel import COMMON
 from tests.model_adapters.runs.test_data_parallel import TASKS as OF_LM_EVAL
-from tests.model_adapters.small import instances, load_lm, t5
+from tests.model_adapters.small import generated, instances, load_lm, t5
 
 PROTOCOLS = [f"sb_text_{protocol}" for protocol in ("stream", "rolling", "sliding", "fixed_target", "position")]
 RECALL = ["sb_niah_single_1_forced", "sb_mqrar", "sb_mqrar_text", "sb_flipflop"]
@@ -109,8 +109,7 @@ def load_tasks(folder: Path, names: list[str], non_finite: str) -> dict[str, Any
 
 
 def load(folder: Path, **options: Any) -> StickBreakingLM:
-    arguments = {"device": "cpu", "dtype": "float32", "max_length": 2048, "batch_size": 4, **options}
-    return StickBreakingLM(str(folder / "byte_level_bpe"), **arguments)
+    return load_lm(folder / "byte_level_bpe", max_length=2048, batch_size=4, **options)
 
 
 def poison_logits(value: float, tokens: Any = 7) -> Callable[[Any], None]:
@@ -187,7 +186,7 @@ def poison_step(position: int) -> Callable[[Any], None]:
 
 def generate(lm: StickBreakingLM, *prompts: str, **settings: Any) -> list[str]:
     setting = {"until": [], "max_gen_toks": 6, **settings}
-    return lm.generate_until(instances("generate_until", [(prompt, setting) for prompt in prompts]), disable_tqdm=True)
+    return generated(lm, [(prompt, setting) for prompt in prompts])
 
 
 def test_a_step_of_an_answer_is_named(folder: Path) -> None:

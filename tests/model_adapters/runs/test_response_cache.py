@@ -4,16 +4,13 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
-import torch
-import transformers
 from lm_eval.api.model import CachingLM
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.record import run_settings
-from tests.model_adapters.small import Checkpoints, copied, load_lm
+from tests.model_adapters.small import Checkpoints, copied, load_lm, save_lora
 
 
 def test_a_cache_made_before_a_file_changed_in_place_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
@@ -54,14 +51,11 @@ def test_a_cache_made_with_other_settings_is_refused(
 def test_a_cache_made_with_another_lora_adapter_at_the_same_place_is_refused(
     checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    database, adapter = str(tmp_path / "cache.db"), str(tmp_path / "adapter")
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    database, folder = str(tmp_path / "cache.db"), checkpoint("llama")
     for seed, difference in ((0, None), (0, None), (1, r"other inputs \(peft: weights changed\)")):
-        torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
-        peft.get_peft_model(model, config).save_pretrained(adapter)
+        adapter = save_lora(tmp_path / "adapter", folder, "q_proj", seed=seed)
         with pytest.raises(UserError, match=difference) if difference else contextlib.nullcontext():
-            CachingLM(load_lm(checkpoint("llama"), peft=adapter), database).dbdict.close()
+            CachingLM(load_lm(folder, peft=adapter), database).dbdict.close()
 
 
 def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint: Checkpoints, tmp_path: Path) -> None:

@@ -10,24 +10,15 @@ from transformers.generation import GenerationMixin
 
 from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.model_adapters.speed.generating import steps_without_plans
-from tests.model_adapters.small import ARCHITECTURES
+from tests.model_adapters.small import odd
 
 TOKENS = torch.arange(24)[None]
-
-
-def model_of(architecture: str) -> transformers.PreTrainedModel:
-    """A model with heads of 16 channels and an MLP of 51."""
-    torch.manual_seed(0)
-    config = ARCHITECTURES[architecture](64)
-    config.head_dim, config.intermediate_size = 16, 51
-    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox"])
 def test_a_faster_model_is_compiled_whole_and_once(architecture: str) -> None:
-    model = model_of(architecture)
+    model = odd(architecture, head_dim=16)
     expected = model(TOKENS).logits
     assert make_faster(model)
     graphs: list[torch.fx.GraphModule] = []
@@ -44,7 +35,7 @@ def test_a_faster_model_is_compiled_whole_and_once(architecture: str) -> None:
 
 
 def test_generation_with_a_static_cache_is_compiled_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("llama")
+    model = odd("llama", head_dim=16)
     settings: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
     expected = model.generate(TOKENS, **settings)
     make_faster(model)

@@ -25,8 +25,9 @@ class Model(nn.Module):
         return input_ids.shape[-1]
 
 
-def test_cudnn_is_left_out_of_steps_alone_and_allowed_again_after_each() -> None:
-    model, token = Model(RuntimeError("out of memory")), torch.zeros(2, 1)
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
+def test_cudnn_is_left_out_of_steps_alone_and_allowed_again_after_each(error: BaseException) -> None:
+    model, token = Model(error), torch.zeros(2, 1)
     prompt = torch.zeros(2, MOST_NEW_TOKENS + 1)
     assert torch.backends.cuda.cudnn_sdp_enabled()
     with steps_without_plans(model):
@@ -34,22 +35,12 @@ def test_cudnn_is_left_out_of_steps_alone_and_allowed_again_after_each() -> None
         assert model(input_ids=token) == 1
         assert model(token) == 1
         assert torch.backends.cuda.cudnn_sdp_enabled()
-        with pytest.raises(RuntimeError):
+        with pytest.raises(type(error)):
             model(token)
     assert model.allowed == [True, False, False, False]
     assert torch.backends.cuda.cudnn_sdp_enabled()
     model(token)
     assert model.allowed[-1]
-
-
-def test_cudnn_is_allowed_again_after_an_interrupt() -> None:
-    model, token = Model(KeyboardInterrupt()), torch.zeros(2, 1)
-    with steps_without_plans(model):
-        for _ in range(3):
-            model(token)
-    with pytest.raises(KeyboardInterrupt), steps_without_plans(model):
-        model(token)
-    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_steps_of_a_model_with_a_lora_adapter_are_found() -> None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from transformers.cache_utils import DynamicLayer
 
 from sbeval.attention.impl.triton import decode as triton_decode
-from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.speed import generating as module
 from sbeval.model_adapters.speed.generating import GrowingLayer, growing_cache
-from tests.model_adapters.small import ARCHITECTURES, Checkpoints, english, instances, load_lm
+from tests.model_adapters.small import ARCHITECTURES, Checkpoints, generated, load_lm
+from tests.model_adapters.small import LINES as ALL_LINES
 
-LINES = [line for line in english().splitlines() if line][:6]
+LINES = ALL_LINES[:6]
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 9)),
@@ -91,9 +91,9 @@ def test_generation_uses_it_and_gives_the_tokens_of_transformers_own_cache(
         layer = next(layer for layer in cache.layers if isinstance(layer, GrowingLayer))
         assert layer.keys.shape[-2] == 8
         assert layer.keys.untyped_storage().nbytes() > layer.keys.nbytes
-    found = lm.generate_until(instances("generate_until", requests), disable_tqdm=True)
+    found = generated(lm, requests)
     monkeypatch.setattr("sbeval.model_adapters.generation.growing_cache", lambda *_: None)
-    assert found == lm.generate_until(instances("generate_until", requests), disable_tqdm=True)
+    assert found == generated(lm, requests)
 
 
 def test_beams_and_samples_are_those_of_transformers_own_cache(
@@ -108,7 +108,7 @@ def test_beams_and_samples_are_those_of_transformers_own_cache(
                 if change:
                     patch.setattr("sbeval.model_adapters.generation.growing_cache", lambda *_: None)
                 transformers.set_seed(0)
-                texts.append(lm.generate_until(instances("generate_until", requests), disable_tqdm=True))
+                texts.append(generated(lm, requests))
         assert texts[0] == texts[1]
 
 
@@ -116,7 +116,7 @@ def test_another_kind_of_cache_is_used_where_one_is_asked_for(checkpoint: Checkp
     lm = load_lm(checkpoint("llama"))
     assert growing_cache(lm.model, "static") is None
     request = (LINES[0], {"until": ["\n\n"], "max_gen_toks": 3, "cache_implementation": "static"})
-    assert len(lm.generate_until(instances("generate_until", [request]), disable_tqdm=True)) == 1
+    assert len(generated(lm, [request])) == 1
 
 
 def test_decoding_runs_the_decode_kernel_on_the_cache_as_it_lies(
@@ -137,10 +137,8 @@ def test_decoding_runs_the_decode_kernel_on_the_cache_as_it_lies(
     monkeypatch.setattr("sbeval.attention.impl.triton.function.decode", watched)
     texts = []
     for kernels in ("triton", "reference"):
-        lm = StickBreakingLM(
-            str(checkpoint("stickbreaking")), device=device, dtype="float32", batch_size=2, kernels=kernels
-        )
-        texts.append(lm.generate_until(instances("generate_until", requests), disable_tqdm=True))
+        lm = load_lm(checkpoint("stickbreaking"), device=device, batch_size=2, kernels=kernels)
+        texts.append(generated(lm, requests))
     assert len(calls) >= 2 * lm.model.config.num_hidden_layers
     assert set(calls) == {(1, False, True)}
     assert texts[0] == texts[1]

@@ -72,10 +72,13 @@ def test_other_weights_put_in_place_of_the_padded_ones_are_those_it_computes_wit
 
 @torch.no_grad()
 def test_an_adapter_merged_into_a_faster_model_is_in_what_it_computes() -> None:
-    config = peft.LoraConfig(r=2, target_modules=["up_proj", "down_proj"], init_lora_weights=False)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj", "down_proj"], init_lora_weights=False)
     model = peft.get_peft_model(odd("llama"), config).eval()
     expected = model(TOKENS).logits
     assert make_faster(model)
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
+    replaced = [name for name, module in model.named_modules() if isinstance(module, AlignedLinear)]
+    assert any(name.endswith("up_proj.base_layer") for name in replaced)
     for safe in (True, False):
         model.base_model.merge_adapter(safe_merge=safe)
         torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)

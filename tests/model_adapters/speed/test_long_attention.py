@@ -16,7 +16,7 @@ from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.model_adapters.speed.replacing import give_back_forwards
 from sbeval.models import flex
 from sbeval.models.flex import long_causal_attention
-from tests.model_adapters.small import ARCHITECTURES
+from tests.model_adapters.small import odd
 
 TOKENS = torch.arange(40)[None]
 PLAIN = {"llama", "qwen3", "gemma3", "granite", "cohere"}  # Gemma 3 in its layers without a window alone
@@ -36,12 +36,9 @@ class Recorded:
         return scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True, scale=scale).to(q.dtype)
 
 
-def model_of(architecture: str, *, heads: int = 4, key_heads: int = 4, **options: Any) -> transformers.PreTrainedModel:
+def model_of(architecture: str, *, key_heads: int = 4, **options: Any) -> transformers.PreTrainedModel:
     """A small model with heads of 16 channels."""
-    torch.manual_seed(0)
-    config = ARCHITECTURES[architecture](64)
-    config.head_dim, config.num_attention_heads, config.num_key_value_heads = 16, heads, key_heads
-    return transformers.AutoModelForCausalLM.from_config(config, **options).eval()
+    return odd(architecture, head_dim=16, num_key_value_heads=key_heads, **options)
 
 
 @pytest.mark.parametrize("architecture", sorted(PLAIN | {"mistral", "gemma2"}))
@@ -164,15 +161,6 @@ def test_heads_of_other_sizes_and_forwards_of_their_own_stay_as_they_are() -> No
     first.forward = first.forward  # as accelerate's hooks do
     assert fuse_long_attention(model) == [second]
     assert fuse_long_attention(nn.Linear(2, 2)) == []
-
-
-@torch.no_grad()
-def test_a_faster_model_on_a_cpu_is_asked_for_nothing_else_in_its_attention() -> None:
-    model = model_of("llama", dtype=torch.bfloat16)
-    expected = model(TOKENS).logits
-    changed = fuse_long_attention(model)
-    assert changed
-    assert torch.equal(model(TOKENS).logits, expected)
 
 
 @pytest.mark.skipif(not TUNED_GPU, reason="tiles are tuned for compute capability 9.0")

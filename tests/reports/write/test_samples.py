@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from result_files import CURVES, LENGTHS, model_record, perplexity_task, ruler_task, write_run
+from result_files import LENGTHS, model_record, ruler_task, write_pair, write_run
 
 from sbeval.reports import build_report, load_results
-from sbeval.reports.assemble import assemble
+from sbeval.reports.build import assemble
 from sbeval.reports.kinds.answers import ANSWERS, SAMPLES_READ
 from sbeval.reports.section import Table
 from sbeval.results.records import metric_key
@@ -95,8 +95,7 @@ def test_a_samples_file_that_ends_within_a_line_gives_what_is_whole(tmp_path: Pa
 
 
 def test_single_documents_are_shown_from_the_largest_fall_to_the_largest_rise(tmp_path: Path) -> None:
-    for attention in ("stickbreaking", "rope"):
-        write_run(tmp_path / attention, model_record(attention), [perplexity_task("fixed_target", CURVES[attention])])
+    write_pair(tmp_path, "fixed_target")
     (table,) = tables(tmp_path).values()
     means = [sum(float(cell.text) for cell in row.cells[1:]) / 2 for row in table.rows]
     assert means == sorted(means)

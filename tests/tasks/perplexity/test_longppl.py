@@ -149,13 +149,14 @@ def test_another_tokenizers_key_tokens_are_matched_by_characters(
             if end <= targets[0][0]:
                 break
             key[begin:end] |= scores[1][-back] - scores[0][-back] > 2 and scores[1][-back] > -2
-        expected.append(sum(bool(key[begin:end].any()) for begin, end in targets))
+        expected.append(sum(bool(end > begin and key[begin:end].all()) for begin, end in targets))
     counts = [sample[f"longppl@{LONG:07d}"][0][2] for sample in found["samples"]]
     assert [count for count, known in zip(counts, expected, strict=True) if known is not None] == [
         known for known in expected if known is not None
     ]
     assert expected.count(None) < len(expected) / 4
-    assert 0 < sum(counts) < 8 * len(counts)
+    assert sum(counts) < 8 * len(counts)
+    assert sum(counts) > 0 or vocabulary == 258  # single bytes seldom fill a token
     assert run_task("sb_stdlib_fixed_target", KnownLM(), metadata)["values"] == found["values"]
 
 

@@ -343,3 +343,46 @@ def test_a_limit_that_leaves_few_documents_is_said_before_anything_is_scored(
 def test_wikitext_s_pages_are_not_split(corpus: Path) -> None:
     with pytest.raises(UserError, match="no split for wikitext"):
         run_task("sb_wikitext_rolling", KnownLM(), metadata(corpus, split="paragraph"))
+
+
+def finished(run: dict[str, Any], file: Path) -> str:
+    configs = {"sb_stdlib_fixed_target": {"metadata": {"sbeval": run["record"]}}}
+    file.write_text(json.dumps({"results": {}, "configs": configs}))
+    return str(file)
+
+
+def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corpus: Path, tmp_path: Path) -> None:
+    def at(lengths: list[int], **more: Any) -> dict[str, Any]:
+        options = metadata(corpus, **more) | {"context_lengths": lengths}
+        return run_task("sb_stdlib_fixed_target", KnownLM(), options)
+
+    def rows(run: dict[str, Any], length: int) -> list[Any]:
+        return [sample[f"nll@{length:07d}"] for sample in run["samples"]]
+
+    whole, first, alone = at([16, 32, 64]), at([32, 64]), at([16])
+    assert alone["record"]["targets_sha256"] != whole["record"]["targets_sha256"]
+    assert at([64], targets_per_window=8)["record"]["targets_sha256"] == whole["record"]["targets_sha256"]
+    results = finished(whole, tmp_path / "results.json")
+    second = at([32], continues=results)
+    assert rows(second, 32) == rows(whole, 32)
+    third = at([8, 48], continues=finished(second, tmp_path / "second.json"))
+    assert third["record"]["targets_sha256"] == whole["record"]["targets_sha256"]
+    with pytest.raises(UserError, match=r"found \d+ of \d+ blocks .* to have 64: .* \[16, 32, 64, 120\]"):
+        at([120], continues=results)
+    with pytest.raises(UserError, match="found others"):
+        at([8], continues=results, blocks_per_document=1)
+    with pytest.raises(UserError, match="record which targets"):
+        run_task("sb_wikitext_fixed_target", KnownLM(), metadata(corpus, continues=results))
+    with pytest.raises(UserError, match="no results to continue"):
+        run_task("sb_stdlib_stream", KnownLM(), metadata(corpus, continues=results))
+    assert first["record"]["room_tokens"] == 64
+
+
+def test_a_stream_s_targets_are_the_same_however_windows_cut_them(corpus: Path) -> None:
+    hashes = [
+        run_task(f"sb_stdlib_{protocol}", KnownLM(), metadata(corpus) | {"context_lengths": lengths})["record"][
+            "targets_sha256"
+        ]
+        for protocol, lengths in [("stream", [64]), ("stream", [8, 64]), ("sliding", [32, 64]), ("stream", [8, 32])]
+    ]
+    assert len({*hashes[:3]}) == 1

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import has_assembly, multiprocessors
-from sbeval.attention.impl.triton.launch import LOG2_E
+from sbeval.attention.impl.triton.launch import LOG2_E, padded_to_tile
 from sbeval.attention.impl.triton.logarithms import add_in_tile, bounded, spent_by, two_sum
 
 MOST_ROWS = 16
@@ -49,13 +49,18 @@ class DecodeParameters:
     num_stages: int
 
 
+def tile_sizes(head_dim: int, element_bytes: int) -> tuple[int, int, int]:
+    """Returns head_dim padded to a power of two, the bytes of such a row of keys, and how many keys a tile has."""
+    padded = padded_to_tile(head_dim)
+    row_bytes = padded * element_bytes
+    return padded, row_bytes, 64 if row_bytes <= 256 and element_bytes == 2 else 32
+
+
 def decode_parameters(
     *, rows: int, keys: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int, skipping: bool
 ) -> DecodeParameters:
     """Parameters for `rows` queries of each of `key_heads` (batch times key/value heads) against `keys` keys."""
-    padded = max(16, 1 << (head_dim - 1).bit_length())
-    row_bytes = padded * element_bytes
-    block_keys = 64 if row_bytes <= 256 and element_bytes == 2 else 32
+    padded, row_bytes, block_keys = tile_sizes(head_dim, element_bytes)
     # some 48 KiB of keys and values under way in a program, several programs on a multiprocessor
     num_stages = max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes)))
     # the host takes some microseconds for each triton.cdiv
@@ -69,7 +74,7 @@ def decode_parameters(
     splits = -(-tiles // -(-tiles // splits))
     newest = max(1, 2048 // (-(-tiles // splits) * block_keys))
     return DecodeParameters(
-        block_rows=max(16, 1 << (rows - 1).bit_length()),
+        block_rows=padded_to_tile(rows),
         block_keys=block_keys,
         block_head_dim=padded,
         chunk_tiles=16,
@@ -270,12 +275,10 @@ def decode(
     batch, heads, queries, head_dim = q.shape
     groups, keys = k.shape[1], k.shape[2]
     rows = heads // groups * queries
-    if parameters is None:
-        parameters = decode_parameters(
-            rows=rows, keys=keys, head_dim=head_dim, element_bytes=q.element_size(), key_heads=batch * groups,
-            multiprocessors=multiprocessors(q), skipping=skipping,
-        )  # fmt: skip
-    p = parameters
+    p = parameters or decode_parameters(
+        rows=rows, keys=keys, head_dim=head_dim, element_bytes=q.element_size(), key_heads=batch * groups,
+        multiprocessors=multiprocessors(q), skipping=skipping,
+    )  # fmt: skip
     out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
     part = torch.empty((batch * groups, p.splits, p.block_rows, head_dim), dtype=torch.float32, device=q.device)

@@ -15,38 +15,37 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sbeval.attention.impl.triton.decode import _spent, _spent_by_newer, _tile
-from sbeval.attention.impl.triton.hardware import has_assembly, multiprocessors, shared_memory_bytes, starts_early
-from sbeval.attention.impl.triton.launch import LOG2_E
+from sbeval.attention.impl.triton.decode import (
+    MOST_SPLITS,
+    DecodeParameters,
+    _spent,
+    _spent_by_newer,
+    _tile,
+    tile_sizes,
+)
+from sbeval.attention.impl.triton.hardware import (
+    has_assembly,
+    multiprocessors,
+    on_device_of,
+    shared_memory_bytes,
+    starts_early,
+)
+from sbeval.attention.impl.triton.launch import LOG2_E, padded_to_tile
 
-MOST_SPLITS = 128
 _FIRST_KEYS = 2048
 _SHARED_MEMORY_BYTES = 227 * 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SlotParameters:
-    """What the kernels are compiled and launched with.
+class SlotParameters(DecodeParameters):
+    """What the kernels are compiled and launched with, where `splits` programs at most share the keys of a key head.
 
     Attributes:
-        block_rows: rows of a tile, the queries of the heads that share a key head, padded.
-        block_head_dim: head_dim padded to a power of two, at least 16.
-        chunk_tiles: most tiles between two looks at what is left of the stick.
-        splits: how many programs may share the keys of a key head.
         fewest_tiles: tiles that a split takes before another one begins.
-        first_splits: how many of them run before all others.
         joined_splits: splits that the second kernel adds up at a time, a power of two.
     """
 
-    block_rows: int
-    block_keys: int
-    block_head_dim: int
-    chunk_tiles: int
-    splits: int
     fewest_tiles: int
-    first_splits: int
-    num_stages: int
-    num_warps: int
     joined_splits: int
 
 
@@ -58,9 +57,7 @@ def slot_parameters(
 
     Two programs share a multiprocessor's `shared_memory_bytes`; 0 stands for an H100's.
     """
-    padded = max(16, 1 << (head_dim - 1).bit_length())
-    row_bytes = padded * element_bytes
-    block_keys = 64 if row_bytes <= 256 and element_bytes == 2 else 32
+    padded, row_bytes, block_keys = tile_sizes(head_dim, element_bytes)
     tiles = -(-room // block_keys)
     fewest_tiles = max(1, 64 // block_keys)
     # four programs a multiprocessor, twelve where spent sticks leave most idle; up to sixteen while splits are few
@@ -71,7 +68,7 @@ def slot_parameters(
     looks = skipping and room >= 4 * _FIRST_KEYS
     first_splits = -(-_FIRST_KEYS * splits // max(room, 1)) if looks else splits
     return SlotParameters(
-        block_rows=max(16, 1 << (rows - 1).bit_length()),
+        block_rows=padded_to_tile(rows),
         block_keys=block_keys,
         block_head_dim=padded,
         chunk_tiles=max(1, (512 if skipping else 1024) // block_keys),
@@ -243,23 +240,24 @@ def decode_slots(
     stick = torch.empty((batch * groups, p.splits, p.block_rows), dtype=torch.float32, device=q_BHQD.device)
     early = starts_early(q_BHQD)
     options = {"launch_pdl": True} if early else {}
-    for first, last in ((0, p.first_splits), (p.first_splits, p.splits)):
-        if first == last:
-            continue
-        _split_kernel[(batch * groups, last - first)](
-            q_BHQD, k_BGKD, v_BGKD, part, stick, length_B,
-            *q_BHQD.stride()[:3], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3],
-            groups, shared, queries, first, p.first_splits, p.splits, scale * LOG2_E, log2_threshold,
+    with on_device_of(q_BHQD):
+        for first, last in ((0, p.first_splits), (p.first_splits, p.splits)):
+            if first == last:
+                continue
+            _split_kernel[(batch * groups, last - first)](
+                q_BHQD, k_BGKD, v_BGKD, part, stick, length_B,
+                *q_BHQD.stride()[:3], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3],
+                groups, shared, queries, first, p.first_splits, p.splits, scale * LOG2_E, log2_threshold,
+                HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
+                FIRST_POWER=1 << (p.first_splits - 1).bit_length() if first else 1,
+                CHUNK=p.chunk_tiles, STAGES=p.num_stages, FEWEST=p.fewest_tiles,
+                ATTEND_CURRENT=attend_current, EXACT=q_BHQD.dtype == torch.float32, ASSEMBLY=has_assembly(q_BHQD),
+                LOOK=first > 0, EARLY=early, num_warps=p.num_warps, **options,
+            )  # fmt: skip
+        _join_kernel[(batch * groups, shared * queries)](
+            part, stick, out, remainder, length_B, *out.stride()[:3], groups, shared, queries, p.splits, log2_threshold,
             HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
-            FIRST_POWER=1 << (p.first_splits - 1).bit_length() if first else 1,
-            CHUNK=p.chunk_tiles, STAGES=p.num_stages, FEWEST=p.fewest_tiles,
-            ATTEND_CURRENT=attend_current, EXACT=q_BHQD.dtype == torch.float32, ASSEMBLY=has_assembly(q_BHQD),
-            LOOK=first > 0, EARLY=early, num_warps=p.num_warps, **options,
+            TOGETHER=p.joined_splits, FEWEST=p.fewest_tiles, ATTEND_CURRENT=attend_current,
+            EARLY=early, num_warps=4, **options,
         )  # fmt: skip
-    _join_kernel[(batch * groups, shared * queries)](
-        part, stick, out, remainder, length_B, *out.stride()[:3], groups, shared, queries, p.splits, log2_threshold,
-        HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
-        TOGETHER=p.joined_splits, FEWEST=p.fewest_tiles, ATTEND_CURRENT=attend_current,
-        EARLY=early, num_warps=4, **options,
-    )  # fmt: skip
     return out, remainder

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.backward import logit_gradients, tile_weights
 from sbeval.attention.impl.triton.hardware import has_assembly, shared_memory_bytes
-from sbeval.attention.impl.triton.launch import LOG2_E, training_block_keys
+from sbeval.attention.impl.triton.launch import LOG2_E, padded_to_tile, training_block_keys
 from sbeval.attention.impl.triton.primitives import first_visible, last_visible
 from sbeval.attention.impl.triton.sticks import in_columns, keys_of_columns, of_rows, of_threads
 
@@ -176,7 +176,7 @@ def deterministic_backward(
     """Takes and returns what `backward` does."""
     batch, heads, queries, head_dim = q.shape
     groups, keys = k.shape[1], k.shape[2]
-    block_d = max(16, 1 << (head_dim - 1).bit_length())
+    block_d = padded_to_tile(head_dim)
     rows = 32 if block_d * q.element_size() <= 256 else 16
     block_keys = training_block_keys(
         head_dim=head_dim, element_bytes=q.element_size(), shared_memory_bytes=shared_memory_bytes(q)

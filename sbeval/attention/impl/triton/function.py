@@ -5,7 +5,6 @@ trace never looks inside, and read nothing back from the device, so that a CUDA 
 follows the call and no gradient is wanted, the kernels are launched without the operator.
 """
 
-import contextlib
 import math
 import os
 from typing import Any
@@ -17,6 +16,7 @@ from sbeval.attention.impl.triton.backward import backward
 from sbeval.attention.impl.triton.decode import decode, suits_decode
 from sbeval.attention.impl.triton.deterministic import deterministic_backward
 from sbeval.attention.impl.triton.forward import forward
+from sbeval.attention.impl.triton.hardware import on_device_of
 from sbeval.attention.packed import key_ranges, row_starts
 
 # the smallest normal number of fp32: what is left of a stick below it changes no bit of an output
@@ -24,18 +24,10 @@ LOG2_NOTHING_LEFT = -126.0
 
 
 def triton_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    attend_current: bool,
-    seq_start: Tensor | None,
-    cu_seqlens: Tensor | None,
-    skip_threshold: float | None,
-    cu_seqlens_k: Tensor | None,
-    newer_remainder: Tensor | None,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None,
+    cu_seqlens: Tensor | None, skip_threshold: float | None, cu_seqlens_k: Tensor | None,
+    newer_remainder: Tensor | None, causal: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns output [B, H, Q, D] and remainder [B, H, Q] in fp32.
 
     Raises:
@@ -79,21 +71,13 @@ def is_followed(*tensors: Tensor | None) -> bool:
 
 
 def _launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    attend_current: bool,
-    seq_start: Tensor | None,
-    row_start: Tensor | None,
-    skip_threshold: float | None,
-    save: bool,
-    causal: bool = True,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None,
+    row_start: Tensor | None, skip_threshold: float | None, save: bool, causal: bool = True,
     newer_remainder: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
     inputs = (q, k, v, scale, attend_current, seq_start)
-    with _device_of(q):
+    with on_device_of(q):
         if causal and not save and row_start is None and suits_decode(q, k):
             output, remainder = decode(*inputs, log2_threshold, skipping=skip_threshold is not None)
             return output, remainder, remainder.new_empty(0), remainder.new_empty(0, dtype=torch.int32)
@@ -105,19 +89,10 @@ _forward = torch.library.custom_op("sbeval::stickbreaking_forward", _launch, mut
 
 @_forward.register_fake
 def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    attend_current: bool,
-    seq_start: Tensor | None,
-    row_start: Tensor | None,
-    skip_threshold: float | None,
-    save: bool,
-    causal: bool = True,
-    newer_remainder: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, heads, queries, _ = q.shape
+    q: Tensor, k: Any, v: Any, scale: Any, attend_current: Any, seq_start: Any, row_start: Any, skip_threshold: Any,
+    save: bool, *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    batch, heads, queries = q.shape[:3]
     return (
         torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device),
         q.new_empty((batch, heads, queries), dtype=torch.float32),
@@ -128,27 +103,15 @@ def _(
 
 @torch.library.custom_op("sbeval::stickbreaking_backward", mutates_args=())
 def _backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    d_output: Tensor,
-    d_remainder: Tensor,
-    remainder: Tensor,
-    stick: Tensor,
-    stop: Tensor,
-    scale: float,
-    attend_current: bool,
-    seq_start: Tensor | None,
-    row_start: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, d_output: Tensor, d_remainder: Tensor, remainder: Tensor, stick: Tensor,
+    stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
     causal: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     # looked at when the pass runs, inside a compiled graph as well
     run = deterministic_backward if torch.are_deterministic_algorithms_enabled() else backward
-    with _device_of(q):
-        return run(
-            *(q, k, v, d_output, d_remainder, remainder, stick, stop),
-            *(scale, attend_current, seq_start, row_start, causal),
-        )
+    kept = (remainder, stick, stop)
+    with on_device_of(q):
+        return run(q, k, v, d_output, d_remainder, *kept, scale, attend_current, seq_start, row_start, causal)
 
 
 @_backward.register_fake
@@ -160,29 +123,20 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, scale, attend_current, seq_start, row_start, _, _, causal, _ = inputs
     ctx.save_for_backward(q, k, v, *output[1:], seq_start, row_start)
-    ctx.settings = (scale, attend_current)
-    ctx.causal = causal
+    ctx.settings = (scale, attend_current, causal)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(
-    ctx: Any, d_output: Tensor | None, d_remainder: Tensor | None, *unused: Tensor | None
-) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, d_output: Tensor | None, d_remainder: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     q, k, v, remainder, stick, stop, seq_start, row_start = ctx.saved_tensors
     d_output = torch.zeros_like(q) if d_output is None else _dense(d_output.to(q.dtype))
     d_remainder = q.new_zeros(q.shape[:3], dtype=torch.float32) if d_remainder is None else d_remainder.contiguous()
-    dq, dk, dv = _backward(
-        *(q, k, v, d_output, d_remainder, remainder, stick, stop, *ctx.settings, seq_start, row_start, ctx.causal)
-    )
-    return dq, dk, dv, *[None] * 8
+    scale, attend_current, causal = ctx.settings
+    inputs = (q, k, v, d_output, d_remainder, remainder, stick, stop, scale, attend_current, seq_start, row_start)
+    return *_backward(*inputs, causal), *[None] * 8
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
-
-
-def _device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the tensors' own."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def _dense(tensor: Tensor) -> Tensor:

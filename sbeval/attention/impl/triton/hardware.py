@@ -1,5 +1,6 @@
 """What the device of a tensor offers the kernels, and the descriptors its copy engine reads tiles through."""
 
+import contextlib
 import functools
 from typing import Any
 
@@ -11,6 +12,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 COPY_ALIGNMENT_BYTES = 16
 # where there is no GPU to ask, as many as an H100 has
 MULTIPROCESSORS = 132
+
+
+def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be the tensor's own."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def copies(tensor: Tensor) -> bool:
@@ -71,12 +77,10 @@ def multiprocessors(tensor: Tensor) -> int:
 
 
 def _capability(tensor: Tensor) -> tuple[int, int]:
-    return _device_capability(tensor.device.index or 0) if tensor.is_cuda and torch.version.hip is None else (0, 0)
-
-
-@functools.cache
-def _device_capability(index: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
+    if not tensor.is_cuda or torch.version.hip is not None:
+        return (0, 0)
+    properties = _properties(tensor.device.index or 0)
+    return properties.major, properties.minor
 
 
 @functools.cache

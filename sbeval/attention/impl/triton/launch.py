@@ -36,7 +36,7 @@ class LaunchParameters:
 
 def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_bytes: int) -> int:
     """Keys of a tile in both passes where gradients are wanted: the backward pass starts from sticks kept by tile."""
-    padded = _padded(head_dim)
+    padded = padded_to_tile(head_dim)
     if element_bytes == 4:
         return 16 if padded > 128 else 32
     return 64 if padded <= 64 or (padded == 128 and shared_memory_bytes >= ROOMY_SHARED_MEMORY_BYTES) else 32
@@ -47,10 +47,10 @@ def forward_parameters(
     *, head_dim: int, queries: int, element_bytes: int, training_block_keys: int | None = None
 ) -> LaunchParameters:
     """Parameters of the forward kernel for a head_dim up to 256; `training_block_keys` where gradients are wanted."""
-    padded = _padded(head_dim)
+    padded = padded_to_tile(head_dim)
     if element_bytes == 4:
         return LaunchParameters(
-            block_queries=min(64, _rows(queries)),
+            block_queries=min(64, padded_to_tile(queries)),
             block_keys=training_block_keys or 32,
             block_head_dim=padded,
             chunk_tiles=4,
@@ -59,7 +59,7 @@ def forward_parameters(
         )
     wide = padded == 128 and training_block_keys == 64 and queries > 64
     return LaunchParameters(
-        block_queries=min(128 if wide else 64, _rows(queries)),
+        block_queries=min(128 if wide else 64, padded_to_tile(queries)),
         block_keys=training_block_keys or (64 if padded <= 64 else 32),
         block_head_dim=padded,
         chunk_tiles=64,
@@ -75,13 +75,13 @@ def backward_parameters(
     *, head_dim: int, queries: int, element_bytes: int, shared_memory_bytes: int
 ) -> LaunchParameters:
     """Parameters of the backward kernel for a head_dim up to 256, where a program may use so much shared memory."""
-    padded = _padded(head_dim)
+    padded = padded_to_tile(head_dim)
     block_keys = training_block_keys(
         head_dim=head_dim, element_bytes=element_bytes, shared_memory_bytes=shared_memory_bytes
     )
     if element_bytes == 4:
         return LaunchParameters(
-            block_queries=min(32, _rows(queries)),
+            block_queries=min(32, padded_to_tile(queries)),
             block_keys=block_keys,
             block_head_dim=padded,
             chunk_tiles=1,
@@ -91,7 +91,7 @@ def backward_parameters(
     roomy = shared_memory_bytes >= ROOMY_SHARED_MEMORY_BYTES
     tall = padded == 128 and queries > 64 and roomy
     return LaunchParameters(
-        block_queries=min(128 if tall else 64, _rows(queries)),
+        block_queries=min(128 if tall else 64, padded_to_tile(queries)),
         block_keys=block_keys,
         block_head_dim=padded,
         chunk_tiles=1,
@@ -112,9 +112,6 @@ def heads_at_once(*, heads: int, bytes_a_head: int, blocks: int, cache_bytes: in
     return max(1, -(-heads // rounds))
 
 
-def _padded(head_dim: int) -> int:
-    return max(16, 1 << (head_dim - 1).bit_length())
-
-
-def _rows(queries: int) -> int:
-    return max(16, 1 << (queries - 1).bit_length())
+def padded_to_tile(size: int) -> int:
+    """Returns the size padded to a power of two, at least 16, as the factors of a product on the tensor cores are."""
+    return max(16, 1 << (size - 1).bit_length())
