@@ -149,14 +149,11 @@ class AnswersOnce(Answers[Request, Response]):
         *,
         quiet: bool,
     ) -> None:
-        database = session.cache_hook.dbdict
+        database = session.cache_hook.dbdict or {}
         self._asked = [named(*request.args) for request in requests]
-        kept: dict[Request, Response] = {}
-        for request in dict.fromkeys(self._asked):
-            answer = None if database is None else database.get(hash_args(request_type, tuple(request)))
-            if answer is not None:
-                kept[request] = answer
-        self.todo = [request for request in dict.fromkeys(self._asked) if request not in kept]
+        answers = {request: database.get(hash_args(request_type, tuple(request))) for request in self._asked}
+        kept = {request: answer for request, answer in answers.items() if answer is not None}
+        self.todo = [request for request in answers if request not in kept]
         super().__init__(session, request_type, {request: request for request in self.todo}, quiet=quiet)
         self.given |= kept
 

@@ -3,10 +3,11 @@
 A batch that does not fit is run again in halves, and the smaller limit is kept; finished batches are never run twice.
 """
 
+import contextlib
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -97,6 +98,21 @@ def run_in_batches(
 def out_of_memory(error: BaseException) -> bool:
     """Returns whether a device or the machine had no memory left."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
+
+
+@contextlib.contextmanager
+def fitting(sentence: str) -> Iterator[None]:
+    """Says that something does not fit where memory runs out within it.
+
+    Raises:
+        DoesNotFit: with this sentence.
+    """
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise DoesNotFit(sentence) from error
+        raise
 
 
 def free_memory() -> None:

@@ -91,18 +91,15 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             ) from error
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
-        if self.options.non_finite == "null":
-            if self.backend != "causal":
+        for name, usual in (("non_finite", "error"), ("extrapolation", None)):
+            if self.backend != "causal" and (asked := getattr(self.options, name)) != usual:
                 raise UserError(
-                    "Expected non_finite=error for an encoder-decoder model, found null: remove it from --model_args."
+                    f"Expected a causal model for {name}={asked}, found an encoder-decoder model: remove it from "
+                    "--model_args."
                 )
+        if self.options.non_finite == "null":
             record_nulls(Task)
             record_nulls(ConfigurableTask)
-        if self.options.extrapolation is not None and self.backend != "causal":
-            raise UserError(
-                "Expected no extrapolation for an encoder-decoder model, found "
-                f"{self.options.extrapolation}: remove it from --model_args."
-            )
         if self.backend == "causal":
             fit_tokenizer(self.model, self.tokenizer)
             in_a_folder = isinstance(pretrained, str) and Path(pretrained).is_dir()

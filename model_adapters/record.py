@@ -32,6 +32,7 @@ APART = KEPT_IN | {
     *("trust_remote_code", "tokenizer", "revision", "subfolder", "dtype"),
     *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),
 }
+_OF_LM = ("max_length", "skip_threshold", "add_bos_token", "prefix_token_id", "think_end_token")
 T = TypeVar("T")
 
 
@@ -124,7 +125,9 @@ def model_record(lm: Any) -> ModelRecord:
         command=recorded_command(),
         versions=versions(),
         gpu=torch.cuda.get_device_name(device) if on_gpu else None,
-        peak_memory_bytes=_peak_memory_bytes() if on_gpu else None,
+        peak_memory_bytes=sum(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
+        if on_gpu
+        else None,
         tokens_per_second=lm.session.meter.tokens_per_second if lm.session else None,
     )
 
@@ -204,18 +207,11 @@ def run_settings(lm: Any) -> dict[str, Any]:
         "device": lm.device.type,
         "dtype": str(lm.model.dtype),
         "mixed_precision_dtype": str(lm.mixed_precision_dtype) if lm.mixed_precision_dtype else None,
-        "max_length": lm.max_length,
-        "training_length": options.training_length,
         "rope_scaling": dict(rope_scaling) if rope_scaling else None,
         "extrapolation": str(lm.session.rope.extrapolation) if lm.session.rope.extrapolation else None,
         "kernels": kernels_in_use(lm.model, options.kernels, lm.device),
-        "skip_threshold": lm.skip_threshold,
-        "kv_expand": options.kv_expand,
-        "truncation": options.truncation,
-        "non_finite": options.non_finite,
-        "add_bos_token": lm.add_bos_token,
-        "prefix_token_id": lm.prefix_token_id,
-        "think_end_token": lm.think_end_token,
+        **{name: getattr(options, name) for name in ("training_length", "kv_expand", "truncation", "non_finite")},
+        **{name: getattr(lm, name) for name in _OF_LM},
         "arguments": {name: _json_ready(value) for name, value in sorted(arguments.items()) if name not in APART},
     }
 
@@ -240,10 +236,6 @@ def _training(pretrained: str | None) -> tuple[str | None, int | None]:
     except (UserError, KeyError, TypeError):
         return None, None
     return (name, seed) if fits(name, str) and fits(seed, int) else (None, None)
-
-
-def _peak_memory_bytes() -> int:
-    return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
 
 
 def _tensors_sha256(model: nn.Module) -> str:

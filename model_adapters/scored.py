@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sbeval.model_adapters.answers import handed_over
-from sbeval.model_adapters.batching import BatchLimits, DoesNotFit, out_of_memory, run_in_batches
+from sbeval.model_adapters.batching import BatchLimits, fitting, run_in_batches
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.windows import LoadedWindow, ScoredWindow
 from sbeval.scoring.context_parallel import ContextParallelScorer
@@ -68,13 +68,12 @@ def scored(
         """Waits for the first of the started batches, and takes it away unless the wait is interrupted."""
         batch, pending = started[0]
         try:
-            scores = pending.result()
+            with fitting("Expected memory for the scores of a batch, but it ran out: free some."):
+                scores = pending.result()
         except Exception as error:
             started.popleft()
             if isinstance(error, NonFiniteError):
                 raise error.of(name(batch[error.row])) from None
-            if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
-                raise DoesNotFit("Expected memory for the scores of a batch, but it ran out: free some.") from error
             raise
         started.popleft()
         session.meter.add(sum(windows[index].length for index in batch))
@@ -116,18 +115,15 @@ def _scored_together(
         session.meter.begin()
         mine = rank == context.rank
         window, label = context.from_rank(rank, (windows[index].load(), name(index)) if mine else None)
+        does_not_fit = (
+            f"Expected a window of {-minus_length} tokens to fit into the memory of {context.ranks} processes, but it "
+            "ran out: use more processes with a larger context_parallel, a shorter length or dtype=bfloat16."
+        )
         try:
-            with session.autocast(), session.rope.hold(-minus_length):
+            with fitting(does_not_fit), session.autocast(), session.rope.hold(-minus_length):
                 (scores,) = start_batch(session, [window], start=scorer.start_together).result()
         except NonFiniteError as error:
             raise error.of(label) from None
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            raise DoesNotFit(
-                f"Expected a window of {-minus_length} tokens to fit into the memory of {context.ranks} processes, but "
-                "it ran out: use more processes with a larger context_parallel, a shorter length or dtype=bfloat16."
-            ) from error
         if mine:
             session.meter.add(-minus_length)
             yield index, scores

@@ -55,10 +55,15 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
             raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
         return chosen
 
-    def keep_samples(self, samples: Mapping[int, Mapping[str, Any]], count: int) -> None:
-        """Sets all `count` documents once samples are made, by index; those of other processes stay empty."""
+    def keep_samples(self, chosen: Numbered, samples: Mapping[int, dict[str, Any]], count: int) -> Numbered:
+        """Sets all `count` documents once samples are made, by index; those of other processes stay empty.
+
+        Returns:
+            Number and sample of the chosen documents.
+        """
         blank = dict.fromkeys(next(iter(samples.values())))
         self.keep_documents(samples.get(index, {**blank, "index": index}) for index in range(count))
+        return [(number, samples[int(document["index"])]) for number, document in chosen]
 
     def target_requests(self, documents: Numbered, sequences: Sequence[TargetSequence]) -> list[Instance]:
         """Returns a request for each sequence; every document has the same number of them, in order."""

@@ -71,7 +71,7 @@ def check_names(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> Non
                 f"Expected the name of a task, found {name!r}, which is none: try "
                 f"{', '.join(near or sorted(definitions()))}."
             )
-        if (lm_eval := _lm_eval_tasks()) and not _is_written_in([lm_eval], name):
+        if (lm_eval := lm_eval_tasks()) and not _is_written_in([lm_eval], name):
             near = near or get_close_matches(name, {path.stem for path in _yaml_files([lm_eval])}, n=3)
             advice = f"try {', '.join(near)}" if near else "`lm_eval ls tasks` lists them"
             raise UserError(f"Expected the name of a task, found {name!r}, which is none: {advice}.")
@@ -131,7 +131,8 @@ def _is_file(name: str) -> bool:
     )
 
 
-def _lm_eval_tasks() -> Path | None:
+def lm_eval_tasks() -> Path | None:
+    """Returns the folder of lm-eval's own tasks, found without importing it."""
     spec = sys.modules["lm_eval"].__spec__ if "lm_eval" in sys.modules else find_spec("lm_eval")
     places = list(spec.submodule_search_locations or ()) if spec else []
     return Path(places[0]) / "tasks" if places else None

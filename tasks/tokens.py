@@ -37,7 +37,7 @@ class TokenCounter:
     def __init__(self, tokenizer: Any, *, special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self.special_tokens = special_tokens
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._pieces: dict[tuple[str, str], dict[str, int]] = {}
 
     @functools.cached_property
@@ -47,10 +47,8 @@ class TokenCounter:
 
     def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Tokenises texts; with `special_tokens`, as the adapter does (not where a text starts with BOS already)."""
-        add = self._adds_tokens(texts, special_tokens)
-        if self._backend is None:
-            return [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in texts]
-        return [encoding.ids for encoding in self._encode_batch(texts, add)]
+        encoded = self._encoded(texts, special_tokens)
+        return encoded if self._backend is None else [encoding.ids for encoding in encoded]
 
     def encode_with_offsets(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Tokenises a text as the adapter does, with a fast tokenizer.
@@ -93,22 +91,17 @@ class TokenCounter:
         return kept_counts(digest, lambda: self.count_pieces(pieces, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
-        # no Python list of tokens is made, as `encode` would
-        add = self._adds_tokens(texts, special_tokens)
-        if self._backend is None:
-            return np.array([len(self.tokenizer(text, add_special_tokens=add)["input_ids"]) for text in texts])
-        return np.array([len(encoding) for encoding in self._encode_batch(texts, add)], dtype=np.int64)
+        return np.array([len(tokens) for tokens in self._encoded(texts, special_tokens)], dtype=np.int64)
 
-    def _adds_tokens(self, texts: Sequence[str], asked: bool) -> bool:
+    def _encoded(self, texts: Sequence[str], special_tokens: bool) -> list[Any]:
+        """Returns each text's tokens; of a fast tokenizer as an `Encoding`, whose length needs no list of tokens."""
         bos = getattr(self.tokenizer, "bos_token", None)
-        return asked and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
-
-    def _encode_batch(self, texts: Sequence[str], add: bool) -> list[Any]:
-        encoded: list[Any] = self._plain_backend().encode_batch_fast(list(texts), add_special_tokens=add)
-        return encoded
+        add = special_tokens and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
+        if self._backend is None:
+            return [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in texts]
+        return list(self._plain_backend().encode_batch_fast(list(texts), add_special_tokens=add))
 
     def _plain_backend(self) -> Any:
-        assert self._backend is not None
         self._backend.no_truncation()
         self._backend.no_padding()
         return self._backend

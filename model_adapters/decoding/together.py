@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import Cache
 
-from sbeval.model_adapters.batching import DoesNotFit, out_of_memory
+from sbeval.model_adapters.batching import DoesNotFit, fitting
 from sbeval.model_adapters.decoding.served import why_not_setting
 from sbeval.model_adapters.decoding.stepper import ReadPrompt
 from sbeval.model_adapters.session import Session
@@ -52,21 +52,17 @@ class _Turn:
     def __call__(self, ids_1L: Tensor | None = None, cache: Cache | None = None) -> None:
         session, context = self._session, self._scorer.context
         if self._over:  # this process alone tries again, since its memory ran out
-            raise self._does_not_fit(dict(self._asked)[context.rank])
+            raise DoesNotFit(self._does_not_fit(dict(self._asked)[context.rank]))
         for rank, length_tokens in self._asked:
-            try:
+            with fitting(self._does_not_fit(length_tokens)):
                 mine = rank == context.rank
                 ids = context.from_rank(rank, ids_1L.cpu() if mine and ids_1L is not None else None)
                 with session.autocast(), session.rope.hold(length_tokens):
                     self._scorer.read_together(ids.to(session.device), rank, cache if mine else None)
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):
-                    raise
-                raise self._does_not_fit(length_tokens) from error
         self._over = True
 
-    def _does_not_fit(self, length_tokens: int) -> DoesNotFit:
-        return DoesNotFit(
+    def _does_not_fit(self, length_tokens: int) -> str:
+        return (
             f"Expected a prompt and an answer of {length_tokens} tokens to fit into the memory of "
             f"{self._scorer.context.ranks} processes, one of which holds all keys and values, but it ran out: use a "
             "larger context_parallel, a shorter length or dtype=bfloat16."

@@ -55,12 +55,16 @@ def _angles_fit(x_BHLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor) -> bool:
 
 def fuse_rotations(model: nn.Module) -> list[nn.Module]:
     """Gives every attention module whose rotation is of the kernel's kind the kernel, and returns those modules."""
+    # a forward of its own is accelerate's, or a caller's
+    return _with_forwards(model, lambda module: None if "forward" in vars(module) else _rotating(type(module).forward))
+
+
+def _with_forwards(model: nn.Module, stand_in: Callable[[nn.Module], Forward | None]) -> list[nn.Module]:
+    """Gives modules the forward that `stand_in` returns, if not None, and returns those modules."""
     changed = []
     for module in model.modules():
-        hooked = "forward" in vars(module)  # accelerate's, or a caller's
-        fused = None if hooked else _rotating(type(module).forward)
-        if fused is not None:
-            module.forward = types.MethodType(fused, module)
+        if (forward := stand_in(module)) is not None:
+            module.forward = types.MethodType(forward, module)
             changed.append(module)
     return changed
 
@@ -152,15 +156,13 @@ def fuse_long_attention(model: nn.Module, attend: LongAttention = long_causal_at
 
     Those with a forward of their own stay as they are, unless it is one from `fuse_rotations`.
     """
-    changed = []
-    for module in model.modules():
+
+    def with_table(module: nn.Module) -> Forward | None:
         head_dim = getattr(module, "head_dim", None)
-        if not isinstance(head_dim, int) or not has_tuned_size(head_dim):
-            continue
-        if (copied := _with_table(_forward_of(module), attend)) is not None:
-            module.forward = types.MethodType(copied, module)
-            changed.append(module)
-    return changed
+        tuned = isinstance(head_dim, int) and has_tuned_size(head_dim)
+        return _with_table(_forward_of(module), attend) if tuned else None
+
+    return _with_forwards(model, with_table)
 
 
 def _forward_of(module: nn.Module) -> Any:

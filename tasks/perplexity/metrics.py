@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,9 @@ RATIOS: dict[str, tuple[str, Callable[[float], float]]] = {
     "byte_perplexity": ("bytes", np.exp),
     "bits_per_byte": ("bytes", lambda nats: nats / math.log(2)),
 }
+UNITS = ("tokens", "words", "bytes")
 COUNTS = ("tokens", "clusters")
+OF_LONGPPL = ("longppl_ci95", "longppl_tokens", "longppl_clusters")
 
 
 class Shown(tuple[Any, ...]):
@@ -105,20 +107,6 @@ def cluster_sums(samples: Iterable[Iterable[Sequence[Any]]], columns: int) -> ND
     return np.array([sums[name] for name in sorted(sums)]).reshape(len(sums), columns).T
 
 
-class ClusterTotals(NamedTuple):
-    """Sums per source document over all samples; [C] each."""
-
-    nll_nats: NDArray[np.float64]
-    tokens: NDArray[np.float64]
-    words: NDArray[np.float64]
-    bytes: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, samples: Iterable[Iterable[Sequence[Any]]]) -> "ClusterTotals":
-        """Adds the rows of all samples up by cluster."""
-        return cls(*cluster_sums(samples, len(cls._fields)))
-
-
 @dataclass
 class PerplexityMetrics:
     """Computes the metrics of one task run.
@@ -134,7 +122,7 @@ class PerplexityMetrics:
     same_targets: bool
     longppl: bool = False
     _values: dict[str, Any] = field(default_factory=dict)
-    _shortest: ClusterTotals | None = None
+    _shortest_nats: NDArray[np.float64] | None = None
 
     def higher_is_better(self) -> dict[str, bool]:
         """Returns, for metrics that have a better direction, which it is."""
@@ -152,47 +140,41 @@ class PerplexityMetrics:
                 names += ["nll_change", "nll_change_ci95"]
             if self.longppl:
                 functions[metric_key("longppl", length)] = functools.partial(self._longppl, length)
-                names += [f"longppl_{end}" for end in ("ci95", "tokens", "clusters")]
+                names += OF_LONGPPL
             for name in names:
                 functions[metric_key(name, length)] = functools.partial(self._stored, metric_key(name, length))
         return functions
 
     def _nll(self, length: int, samples: list[Any]) -> Any:
-        totals = ClusterTotals.of(samples)
+        nll_nats, *sizes = cluster_sums(samples, 1 + len(UNITS))
+        tokens, *_ = sizes
+        estimates = {
+            unit: ratio_interval(nll_nats, size, seed=self.seed) for unit, size in zip(UNITS, sizes, strict=True)
+        }
+        values: dict[str, Any] = {"tokens": int(tokens.sum()), "clusters": int((tokens > 0).sum())}
+        for metric, (unit, transform) in RATIOS.items():
+            values[metric] = _finite(transform, estimates[unit].estimate)
+            values[f"{metric}_ci95"] = _interval(estimates[unit], transform)
         if length == self.lengths[0]:
-            self._shortest = totals
-        self._values.update(self._at_length(length, totals))
-        return self._values[metric_key("nll", length)]
+            self._shortest_nats = nll_nats
+        elif self.same_targets and self._shortest_nats is not None:
+            change = ratio_interval(nll_nats - self._shortest_nats, tokens, seed=self.seed)
+            values |= {"nll_change": change.estimate, "nll_change_ci95": _interval(change, lambda nats: nats)}
+        self._keep(length, values)
+        return values["nll"]
 
     def _longppl(self, length: int, samples: list[Any]) -> Any:
-        totals = ClusterTotals.of(samples)
-        ratio = ratio_interval(totals.nll_nats, totals.tokens, seed=self.seed)
-        self._values |= {
-            metric_key("longppl_ci95", length): _interval(ratio, np.exp),
-            metric_key("longppl_tokens", length): int(totals.tokens.sum()),
-            metric_key("longppl_clusters", length): ratio.clusters,
-        }
+        nll_nats, tokens, *_ = cluster_sums(samples, 1 + len(UNITS))
+        ratio = ratio_interval(nll_nats, tokens, seed=self.seed)
+        values = (_interval(ratio, np.exp), int(tokens.sum()), ratio.clusters)
+        self._keep(length, dict(zip(OF_LONGPPL, values, strict=True)))
         return _finite(np.exp, ratio.estimate)
+
+    def _keep(self, length: int, values: Mapping[str, Any]) -> None:
+        self._values |= {metric_key(name, length): value for name, value in values.items()}
 
     def _stored(self, key: str, samples: list[Any]) -> Any:
         return self._values[key]
-
-    def _at_length(self, length: int, totals: ClusterTotals) -> dict[str, Any]:
-        estimates = {
-            unit: ratio_interval(totals.nll_nats, getattr(totals, unit), seed=self.seed)
-            for unit in ("tokens", "words", "bytes")
-        }
-        values: dict[str, Any] = {}
-        for metric, (unit, transform) in RATIOS.items():
-            values[metric_key(metric, length)] = _finite(transform, estimates[unit].estimate)
-            values[metric_key(f"{metric}_ci95", length)] = _interval(estimates[unit], transform)
-        values[metric_key("tokens", length)] = int(totals.tokens.sum())
-        values[metric_key("clusters", length)] = int((totals.tokens > 0).sum())
-        if self.same_targets and length != self.lengths[0] and self._shortest is not None:
-            change = ratio_interval(totals.nll_nats - self._shortest.nll_nats, totals.tokens, seed=self.seed)
-            values[metric_key("nll_change", length)] = change.estimate
-            values[metric_key("nll_change_ci95", length)] = _interval(change, lambda nats: nats)
-        return values
 
 
 def _finite(transform: Callable[[float], float], value: float) -> float | None:

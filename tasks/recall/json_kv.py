@@ -16,7 +16,7 @@ from sbeval.errors import UserError
 from sbeval.tasks.draws import NeedleType, draw_distinct, seeded_order, seeded_random
 from sbeval.tasks.ruler.drafts import HaystackDraft
 from sbeval.tasks.ruler.families import ForcedNiahTask, NiahTask
-from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack
+from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, running_totals
 from sbeval.tasks.ruler.niah import NiahGenerator
 from sbeval.tasks.ruler.options import NiahOptions
 
@@ -60,7 +60,7 @@ class JsonKvGenerator(NiahGenerator):
         blocks = 1 + context_length // (LEAST_PAIR_TOKENS * BLOCK_PAIRS)
         for first in range(len(self._block_tokens) * BLOCK_PAIRS, min(POOL_PAIRS, blocks * BLOCK_PAIRS), BLOCK_PAIRS):
             lines = self._lines[0][first : first + BLOCK_PAIRS]
-            self._block_tokens.append(self._counter.count_pool(lines))
+            self._block_tokens.append(self.counter.count_pool(lines))
             self._drafts.clear()
         return super().draft(index, context_length)
 
@@ -88,10 +88,8 @@ class JsonKvGenerator(NiahGenerator):
             for number in range(len(self._block_tokens))
         ]
         order = np.concatenate(orders)
-        tokens = np.concatenate(self._block_tokens)[order]
-        return LineHaystack(
-            pool=self._lines[0], order=order, cumulative_tokens=np.concatenate(([0], np.cumsum(tokens)))
-        )
+        totals = running_totals(np.concatenate(self._block_tokens)[order])
+        return LineHaystack(pool=self._lines[0], order=order, cumulative_tokens=totals)
 
     def _make(self, index: int) -> HaystackDraft:
         draft = super()._make(index)

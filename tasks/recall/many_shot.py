@@ -23,7 +23,7 @@ from sbeval.tasks.recall.labelled import task_labelled
 from sbeval.tasks.recall.options import ManyShotOptions
 from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.drafts import Frame, Generator, HaystackDraft
-from sbeval.tasks.ruler.haystacks import LineHaystack
+from sbeval.tasks.ruler.haystacks import LineHaystack, running_totals
 from sbeval.tasks.ruler.task import Fits, RulerTask
 from sbeval.tasks.tokens import shared_start
 
@@ -65,8 +65,8 @@ class ManyShotGenerator(Generator):
     @functools.cached_property
     def _tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokens of every text with its cue, and of every number with its line break."""
-        texts = self._counter.count_pool([f"{text} {CUE}" for text in self._labelled.shots], ("1\n", " 1"))
-        return texts, self._counter.count_pieces([f" {number}\n" for number in self.numbers], (CUE, "A"))
+        texts = self.counter.count_pool([f"{text} {CUE}" for text in self._labelled.shots], ("1\n", " 1"))
+        return texts, self.counter.count_pieces([f" {number}\n" for number in self.numbers], (CUE, "A"))
 
     def draft(self, index: int, context_length: int) -> HaystackDraft:
         """Makes sample `index`; its question, labels and order of shots are the same at every length."""
@@ -75,7 +75,7 @@ class ManyShotGenerator(Generator):
         order = self._order(1 + context_length // (LEAST_SHOT_TOKENS * labelled.labels), *name)
         text_tokens, number_tokens = self._tokens
         places = dealt[labelled.shot_labels]
-        tokens = np.cumsum(text_tokens[order] + number_tokens[places[order]])
+        totals = running_totals(text_tokens[order] + number_tokens[places[order]])
         question = int(self._asked[index])
         return HaystackDraft(
             references=[str(self.numbers[dealt[labelled.question_labels[question]]])],
@@ -84,14 +84,9 @@ class ManyShotGenerator(Generator):
             closing=labelled.questions[question],
             least_units=labelled.labels,
             most_units=len(order),
-            haystack=Shots(
-                pool=labelled.shots,
-                order=order,
-                cumulative_tokens=np.concatenate(([0], tokens)),
-                numbers=self.numbers[places],
-            ),
+            haystack=Shots(pool=labelled.shots, order=order, cumulative_tokens=totals, numbers=self.numbers[places]),
             inserts=[],
-            counter=self._counter,
+            counter=self.counter,
         )
 
     def _order(self, rounds: int, *name: object) -> NDArray[np.int64]:

@@ -134,8 +134,7 @@ class RecallTask(BaseTask):
             tokens = [[asked.answer_tokens.tolist() for asked in several] for several in by_condition]
             rows[index] = {"index": index, "answer_tokens": tokens}
             sequences += [asked.sequence for several in by_condition for asked in several]
-        self.keep_samples(rows, self.options.num_samples)
-        documents = [(number, rows[int(document["index"])]) for number, document in selected]
+        documents = self.keep_samples(selected, rows, self.options.num_samples)
         self._instances = self.target_requests(documents, sequences)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[TargetLogprobs]) -> dict[str, float]:

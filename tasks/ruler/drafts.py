@@ -6,8 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.haystacks import Haystack
+from sbeval.tasks.ruler.haystacks import Haystack, most_within
 from sbeval.tasks.tokens import LINE_START, LINES, WORDS, TokenCounter
 
 
@@ -54,6 +57,27 @@ class Draft(ABC):
         return [], []
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListDraft(Draft):
+    """A list in random order, whose units are its items.
+
+    Attributes:
+        totals: tokens of the body with n units, int64, from n = 0.
+        name: seeds the order.
+    """
+
+    totals: NDArray[np.int64]
+    name: tuple[object, ...]
+
+    def body_tokens(self, units: int) -> int:
+        """Returns the tokens of the first items and their numbers."""
+        return int(self.totals[units])
+
+    def units_within(self, tokens: int) -> int:
+        """Returns how many items fit."""
+        return most_within(self.totals, tokens)
+
+
 class Steps(NamedTuple):
     """How NVIDIA's scripts fill prompts: all samples begin with the units of the first, and go down in steps.
 
@@ -81,8 +105,8 @@ class Generator(ABC):
     def __init__(self, options: Any, *, task: str, counter: TokenCounter, generated_tokens: int = 0) -> None:
         self.options = options
         self._name = (task, options.seed)
-        self._counter = counter
-        self._generated_tokens = generated_tokens
+        self.counter = counter
+        self.generated_tokens = generated_tokens
 
     @abstractmethod
     def draft(self, index: int, context_length: int) -> Draft:
@@ -171,14 +195,7 @@ class HaystackDraft(Draft):
 
     def body(self, units: int) -> str:
         """Returns the haystack with its inserts."""
-        pieces: list[str] = []
-        space = " " if self.haystack.inline else ""
-        last = 0
-        for insert, position in zip(self.inserts, self.positions(units), strict=True):
-            pieces += [self.haystack.text(last, position), space + insert.text]
-            last = position
-        text = "".join([*pieces, self.haystack.text(last, units)])
-        return text[1:] if space else text
+        return with_inserts(self.haystack, self.inserts, self.positions(units), units)
 
     def depths(self, units: int) -> tuple[list[int], list[float]]:
         """Returns token and percent depths of the inserts the question is about."""
@@ -191,6 +208,17 @@ class HaystackDraft(Draft):
                 percents.append(round(100 * insert.fraction, 6))
             inserted += count
         return tokens, percents
+
+
+def with_inserts(haystack: Haystack, inserts: Sequence[Insert], positions: Sequence[int], units: int) -> str:
+    """Returns the first `units` units of a haystack, with inserts before the units at some positions."""
+    pieces: list[str] = []
+    space = " " if haystack.inline else ""
+    last = 0
+    for insert, position in zip(inserts, positions, strict=True):
+        pieces += [haystack.text(last, position), space + insert.text]
+        last = position
+    return "".join([*pieces, haystack.text(last, units)]).removeprefix(space)
 
 
 PROMPT_MARK, PREFIX_MARK = "\ue000prompt\ue000", "\ue000prefix\ue000"

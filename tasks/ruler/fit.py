@@ -17,7 +17,7 @@ import pyarrow as pa
 from sbeval.errors import UserError
 from sbeval.keeping.cache import cache_folder, keep_table, read_table
 from sbeval.tasks.ruler.drafts import Draft, Frame, Generator, prompt_text
-from sbeval.tasks.tokens import TokenCounter, kept_counts
+from sbeval.tasks.tokens import kept_counts
 
 CHECKED_EVERY = 50
 
@@ -54,7 +54,7 @@ class Fitter(NamedTuple):
     @property
     def budget(self) -> int:
         """Tokens of a prompt."""
-        return self.context_length - self.task.generated_tokens
+        return self.context_length - self.task.generator.generated_tokens
 
     def fit(self, indices: Iterable[int]) -> dict[int, Fit]:
         """Fits samples by index; the result for one does not depend on which others are asked for.
@@ -63,7 +63,8 @@ class Fitter(NamedTuple):
             UserError: the length is below the task's minimum.
         """
         fits = self._filled(list(indices))
-        steps = self.task.generator.steps(self.context_length) if self.task.in_steps else None
+        generator = self.task.generator
+        steps = generator.steps(self.context_length) if generator.options.scripts is not None else None
         if steps is None:
             return fits
         first = fits.get(0) or self._filled([0])[0]
@@ -88,7 +89,7 @@ class Fitter(NamedTuple):
         units = {i: self._estimate(draft, around[i]) for i, draft in drafts.items()}
         tokens = {i: around[i] + draft.body_tokens(units[i]) for i, draft in drafts.items()}
         checked = sorted(checks)
-        whole = self.task.counter.count([prompt_text(drafts[i], units[i], self.frame) for i in checked])
+        whole = self.task.generator.counter.count([prompt_text(drafts[i], units[i], self.frame) for i in checked])
         inexact = {i for i, count in zip(checked, whole.tolist(), strict=True) if count != tokens[i]}
         for i in asked:
             if i - i % CHECKED_EVERY in inexact:
@@ -104,7 +105,7 @@ class Fitter(NamedTuple):
         """
         drafts = [self._draft(i) for i in indices]
         prompts = [prompt_text(draft, draft.least_units, self.frame) for draft in drafts]
-        return int(self.task.counter.count(prompts).max()) + self.context_length - self.budget
+        return int(self.task.generator.counter.count(prompts).max()) + self.context_length - self.budget
 
     def _count_together(self, drafts: Iterable[Draft]) -> None:
         """Counts the pieces of many samples in a few batches; the counter remembers them."""
@@ -113,7 +114,7 @@ class Fitter(NamedTuple):
             for between, pieces in draft.counted_pieces().items():
                 together.setdefault(between, []).extend(pieces)
         for between, pieces in together.items():
-            self.task.counter.count_pieces(pieces, between)
+            self.task.generator.counter.count_pieces(pieces, between)
 
     def _fit(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> Fit:
         body_tokens, percents = draft.depths(units)
@@ -123,17 +124,17 @@ class Fitter(NamedTuple):
     def _sizes(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
         """Returns, by sample, the tokens before the body and those around it."""
         pieces = list(dict.fromkeys(piece for draft in drafts.values() for piece in draft.opening[1:]))
-        piece_tokens = dict(zip(pieces, self.task.counter.count_pieces(pieces).tolist(), strict=True))
+        piece_tokens = dict(zip(pieces, self.task.generator.counter.count_pieces(pieces).tolist(), strict=True))
         frame = self.frame
         after_opening, before_closing = next(iter(drafts.values())).body_ends()
         starts = [frame.head + draft.opening[0] for draft in drafts.values()]
-        start_tokens = self.task.counter.count_starts(starts, after_opening).tolist()
+        start_tokens = self.task.generator.counter.count_starts(starts, after_opening).tolist()
         before = {
             i: start + sum(piece_tokens[piece] for piece in draft.opening[1:])
             for (i, draft), start in zip(drafts.items(), start_tokens, strict=True)
         }
         ends = [draft.closing + frame.middle + draft.answer_prefix + frame.tail for draft in drafts.values()]
-        end_tokens = self.task.counter.count_pieces(ends, (before_closing, "")).tolist()
+        end_tokens = self.task.generator.counter.count_pieces(ends, (before_closing, "")).tolist()
         return before, {i: before[i] + end for i, end in zip(drafts, end_tokens, strict=True)}
 
     def _estimate(self, draft: Draft, around: int) -> int:
@@ -143,7 +144,7 @@ class Fitter(NamedTuple):
         return max(units, draft.least_units)
 
     def _counted(self, draft: Draft, units: int) -> int:
-        return int(self.task.counter.count([prompt_text(draft, units, self.frame)])[0])
+        return int(self.task.generator.counter.count([prompt_text(draft, units, self.frame)])[0])
 
     def _fit_whole(self, draft: Draft, units: int) -> tuple[int, int]:
         """Fits one sample by counting it whole; returns units and prompt tokens."""
@@ -181,16 +182,11 @@ class FittedSamples:
 
     Attributes:
         facts: everything a sample depends on beside its index, the tokenizer included; JSON values.
-        generated_tokens: tokens of each length kept free for the answer.
-        in_steps: whether prompts are filled as NVIDIA's scripts do.
     """
 
     name: str
     generator: Generator
     facts: Mapping[str, Any]
-    counter: TokenCounter
-    generated_tokens: int
-    in_steps: bool = False
 
     def fits(self, indices: Sequence[int], length: int, frame: Frame) -> dict[int, Fit]:
         """Fits samples to a length, or reads how they were fitted before.
@@ -229,10 +225,10 @@ class FittedSamples:
             **more,
             "generator": GENERATOR_VERSION,
             "task": self.name,
-            "generated_tokens": self.generated_tokens,
+            "generated_tokens": self.generator.generated_tokens,
             "length": length,
             "frame": dataclasses.asdict(frame),
-            "special_tokens": self.counter.special_tokens,
+            "special_tokens": self.generator.counter.special_tokens,
             "sources": {name: importlib.metadata.version(name) for name in ("lm-eval", "wonderwords")},
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -13,6 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def running_totals(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the sum of the first n numbers, from n = 0, int64 [numbers + 1]."""
+    return np.concatenate(([0], np.cumsum(tokens)))
+
+
+def most_within(totals: NDArray[np.int64], tokens: int) -> int:
+    """Returns the largest place of running totals that is at most `tokens`, 0 where none is."""
+    return max(0, int(np.searchsorted(totals, tokens, side="right")) - 1)
+
+
 class Haystack(ABC):
     """A sequence of units with known token counts.
 
@@ -84,7 +94,7 @@ class LineHaystack(Haystack):
 
     def units_within(self, tokens: int) -> int:
         """Returns how many lines fit, at most all of them."""
-        return max(0, int(np.searchsorted(self.cumulative_tokens, tokens, side="right")) - 1)
+        return most_within(self.cumulative_tokens, tokens)
 
     def text(self, first: int, last: int) -> str:
         """Returns the lines."""
@@ -121,8 +131,7 @@ class EssayHaystack(Haystack):
     def units_within(self, tokens: int) -> int:
         """Returns how many words fit."""
         rounds, rest = divmod(max(0, tokens), int(self.cumulative_tokens[-1]))
-        within = int(np.searchsorted(self.cumulative_tokens, rest, side="right")) - 1
-        return rounds * len(self.words) + within
+        return rounds * len(self.words) + most_within(self.cumulative_tokens, rest)
 
     def text(self, first: int, last: int) -> str:
         """Returns the words, each behind a space."""

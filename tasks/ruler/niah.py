@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.tasks.draws import distinct, draw, draw_distinct, seeded_order, seeded_random
-from sbeval.tasks.ruler.drafts import Generator, HaystackDraft, Insert, Steps
-from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, NoiseHaystack
+from sbeval.tasks.ruler.drafts import Generator, HaystackDraft, Insert, Steps, with_inserts
+from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, NoiseHaystack, running_totals
 from sbeval.tasks.ruler.options import NiahOptions, VtOptions
 from sbeval.tasks.ruler.texts import load_essays
 from sbeval.tasks.ruler.wording import TaskWording, niah_wording, task_wording
@@ -58,13 +58,21 @@ class HaystackGenerator(Generator):
         """Returns 500 words of essays, or some lines, 5 at short lengths."""
         return Steps(500 if self._inline else self.step_lines if length >= SHORT_TOKENS else 5)
 
+    def _depths(self, rng: random.Random, count: int) -> list[float]:
+        """Draws relative depths: some of RULER's own in essays, any elsewhere."""
+        return (
+            [depth / 100 for depth in rng.sample(DEPTHS, count)]
+            if self._inline
+            else [rng.random() for _ in range(count)]
+        )
+
     @functools.cached_property
     def _shared_haystack(self) -> Haystack:
         """The haystack of all samples: essays or noise."""
         if self._inline:
-            return load_essays(self.options.essays).haystack(self._counter)
+            return load_essays(self.options.essays).haystack(self.counter)
         line = niah_wording().noise + "\n"
-        return NoiseHaystack(line=line, line_tokens=int(self._counter.count_pieces([line])[0]))
+        return NoiseHaystack(line=line, line_tokens=int(self.counter.count_pieces([line])[0]))
 
 
 class NiahGenerator(HaystackGenerator):
@@ -111,7 +119,7 @@ class NiahGenerator(HaystackGenerator):
             inserts=self._inserts(index, needles, asked),
             least_units=len(needles),
             most_units=POOL_LINES if self.options.type_haystack == "needle" else None,
-            counter=self._counter,
+            counter=self.counter,
         )
 
     @functools.cached_property
@@ -136,9 +144,9 @@ class NiahGenerator(HaystackGenerator):
         keys = draw_distinct(self.options.type_needle_k, POOL_LINES, rng, frozenset())
         values = [draw(self.options.type_needle_v, rng) for _ in keys]
         lines = [self.needle(key, value) + "\n" for key, value in zip(keys, values, strict=True)]
-        key_tokens = self._counter.count_pool([" " + key for key in keys], _KEYS)
-        value_tokens = self._counter.count_pool([" " + value for value in values], _VALUES)
-        rest = self._counter.count_pieces(lines[:1])[0] - key_tokens[0] - value_tokens[0]
+        key_tokens = self.counter.count_pool([" " + key for key in keys], _KEYS)
+        value_tokens = self.counter.count_pool([" " + value for value in values], _VALUES)
+        rest = self.counter.count_pieces(lines[:1])[0] - key_tokens[0] - value_tokens[0]
         return lines, frozenset((*keys, *values)), rest + key_tokens + value_tokens
 
     def _make_haystack(self, index: int) -> Haystack:
@@ -146,7 +154,7 @@ class NiahGenerator(HaystackGenerator):
             return self._shared_haystack
         lines, _, tokens = self._pool
         order = seeded_order(len(lines), *self._name, index, "haystack")
-        return LineHaystack(pool=lines, order=order, cumulative_tokens=np.concatenate(([0], np.cumsum(tokens[order]))))
+        return LineHaystack(pool=lines, order=order, cumulative_tokens=running_totals(tokens[order]))
 
     def _inserts(self, index: int, needles: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[Insert]:
         end = "" if self._inline else "\n"
@@ -158,11 +166,7 @@ class NiahGenerator(HaystackGenerator):
 
     def _fractions(self, index: int, needles: Sequence[tuple[str, Any]], asked: Sequence[str]) -> list[float]:
         """Returns the relative depth of each needle, in the order of `needles`."""
-        rng = seeded_random(*self._name, index, "depths")
-        if self._inline:
-            fractions = [depth / 100 for depth in rng.sample(DEPTHS, len(needles))]
-        else:
-            fractions = [rng.random() for _ in needles]
+        fractions = self._depths(seeded_random(*self._name, index, "depths"), len(needles))
         if (depths := self.options.depths) is not None:
             depth = depths[index % len(depths)] / 100
             fractions[next(i for i, (key, _) in enumerate(needles) if key == asked[0])] = depth
@@ -195,7 +199,7 @@ class VtGenerator(HaystackGenerator):
         values = rng.sample(range(10000, 100000), len(chains))
         lines = [_statements(chain, str(value)) for chain, value in zip(chains, values, strict=True)]
         depths = seeded_random(*self._name, index, "depths")
-        inserts = self._inserts(lines, self._fractions(depths, sum(map(len, chains))), depths)
+        inserts = self._inserts(lines, sorted(self._depths(depths, sum(map(len, chains)))), depths)
         return HaystackDraft(
             references=chains[0],
             answer_prefix=self._wording.answer_prefix.format(query=values[0], num_v=self.options.num_hops + 1),
@@ -205,17 +209,11 @@ class VtGenerator(HaystackGenerator):
             inserts=inserts,
             least_units=len(inserts),
             apart=not self._inline,
-            counter=self._counter,
+            counter=self.counter,
         )
 
     def _question(self, value: str) -> str:
         return self._wording.closing.removeprefix("\n").format(query=value)
-
-    def _fractions(self, rng: random.Random, count: int) -> list[float]:
-        """Draws relative depths, ascending."""
-        if self._inline:
-            return sorted(depth / 100 for depth in rng.sample(DEPTHS, count))
-        return sorted(rng.random() for _ in range(count))
 
     def _inserts(self, chains: Sequence[Sequence[str]], fractions: Sequence[float], rng: random.Random) -> list[Insert]:
         """Places the statements: each chain in its order, chains mixed at random."""
@@ -249,7 +247,7 @@ class VtGenerator(HaystackGenerator):
         pieces = self._demonstration_pieces(seeded_random(*self._name, "demonstration"), units)
         shown = "".join(pieces)
         asked = shown[: shown.rindex(pieces[-1].rsplit(": ", 1)[1])].rstrip()  # without the answer, as RULER has it
-        return int(self._counter.count_pieces([asked])[0])
+        return int(self.counter.count_pieces([asked])[0])
 
     def _demonstrations(self, index: int) -> list[str]:
         names = [(index, "demonstration", *([shot] if shot else [])) for shot in range(self.options.num_fewshot)]
@@ -268,17 +266,10 @@ class VtGenerator(HaystackGenerator):
         answer = self._wording.answer_prefix.format(query=asked, num_v=hops + 1)
         ending = f"{self._question(asked)} {answer} {' '.join(chains[0])}\n\n"
         if self._inline:
-            draft = HaystackDraft(
-                references=(),
-                answer_prefix="",
-                opening=(),
-                closing="",
-                haystack=self._shared_haystack,
-                inserts=self._inserts(statements, self._fractions(places, count), rng),
-                least_units=units,
-                counter=self._counter,
-            )
-            return [self._wording.opening, draft.body(units) + "\n", ending]
+            inserts = self._inserts(statements, sorted(self._depths(places, count)), rng)
+            before = [self._shared_haystack.insertion(insert.fraction, units) for insert in inserts]
+            body = with_inserts(self._shared_haystack, inserts, before, units)
+            return [self._wording.opening, body + "\n", ending]
         positions = sorted(places.sample(range(units), count))
         noise = niah_wording().noise + "\n"
         pieces = [self._wording.opening]

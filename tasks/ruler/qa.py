@@ -17,7 +17,8 @@ from sbeval.errors import UserError
 from sbeval.keeping.cache import cache_folder
 from sbeval.keeping.writing import whole_file
 from sbeval.tasks.draws import seeded_order, seeded_ranks
-from sbeval.tasks.ruler.drafts import Draft, Generator, Steps
+from sbeval.tasks.ruler.drafts import Generator, ListDraft, Steps
+from sbeval.tasks.ruler.haystacks import running_totals
 from sbeval.tasks.ruler.options import QaOptions
 from sbeval.tasks.ruler.texts import Missing, MissingCorpus
 from sbeval.tasks.ruler.wording import qa_document, qa_source, task_wording
@@ -126,7 +127,7 @@ def _download(dataset: str) -> tuple[bytes, str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DocumentsDraft(Draft):
+class DocumentsDraft(ListDraft):
     """Numbered documents in random order; a unit is one document.
 
     Attributes:
@@ -135,7 +136,6 @@ class DocumentsDraft(Draft):
         number_tokens: tokens of the first n numbers, int64, from n = 0.
         gold: how many of the first documents hold the answer.
         template: how a document is shown.
-        name: seeds the order on the page.
         shuffle_seed: seeds the one order that NVIDIA's scripts have for all pages of equally many documents; None draws
             one for each sample.
     """
@@ -146,17 +146,7 @@ class DocumentsDraft(Draft):
     number_tokens: NDArray[np.int64]
     gold: int
     template: str
-    name: tuple[object, ...]
     shuffle_seed: int | None = None
-
-    def body_tokens(self, units: int) -> int:
-        """Returns the tokens of documents and numbers."""
-        return int(self.document_tokens[:units].sum() + self.number_tokens[units])
-
-    def units_within(self, tokens: int) -> int:
-        """Returns how many documents fit."""
-        totals = np.concatenate(([0], np.cumsum(self.document_tokens))) + self.number_tokens[: len(self.order) + 1]
-        return max(0, int(np.searchsorted(totals, tokens, side="right")) - 1)
 
     def _page(self, units: int) -> NDArray[np.int64]:
         """Returns places in `order` as they stand on the page, int64 [units]."""
@@ -175,7 +165,7 @@ class DocumentsDraft(Draft):
     def depths(self, units: int) -> tuple[list[int], list[float]]:
         """Returns token and percent depths of the documents with the answer."""
         page = self._page(units)
-        before = np.concatenate(([0], np.cumsum(self.document_tokens[page]))) + self.number_tokens[: units + 1]
+        before = running_totals(self.document_tokens[page]) + self.number_tokens[: units + 1]
         places = np.flatnonzero(page < self.gold)
         total = max(1, int(before[-1]))
         return before[places].tolist(), [round(100 * int(before[place]) / total, 6) for place in places]
@@ -202,14 +192,14 @@ class QaGenerator(Generator):
     def _tokens(self) -> tuple[NDArray[np.int64], int]:
         """Token counts of all documents, and of what stands before a document without its number."""
         shown = [qa_document().format(i=1, document=document) + "\n\n" for document in self._corpus.documents]
-        with_number = self._counter.count_pool(shown, PARAGRAPHS)
-        number = int(self._counter.count_pieces([qa_document().format(i=1, document="")], PARAGRAPHS)[0])
+        with_number = self.counter.count_pool(shown, PARAGRAPHS)
+        number = int(self.counter.count_pieces([qa_document().format(i=1, document="")], PARAGRAPHS)[0])
         return with_number - number, number
 
     @functools.cached_property
     def _number_tokens(self) -> NDArray[np.int64]:
         shown = [qa_document().format(i=i, document="") for i in range(1, MOST_DOCUMENTS + 1)]
-        return np.concatenate(([0], np.cumsum(self._counter.count_pool(shown, PARAGRAPHS))))
+        return running_totals(self.counter.count_pool(shown, PARAGRAPHS))
 
     def draft(self, index: int, context_length: int) -> DocumentsDraft:
         """Makes sample `index`: its own documents, then those of the same article, then the others at random."""
@@ -223,6 +213,7 @@ class QaGenerator(Generator):
         order = np.concatenate((np.array(first, dtype=np.int64), rest[~taken[rest]]))
         most = min(len(self._number_tokens) - 1, context_length)
         order = np.tile(order, -(-most // count))[:most]
+        document_tokens = self._tokens[0][order]
         wording = task_wording("qa")
         return DocumentsDraft(
             references=question.answers,
@@ -233,7 +224,8 @@ class QaGenerator(Generator):
             most_units=most,
             documents=self._corpus.documents,
             order=order,
-            document_tokens=self._tokens[0][order],
+            totals=running_totals(document_tokens) + self._number_tokens[: most + 1],
+            document_tokens=document_tokens,
             number_tokens=self._number_tokens,
             gold=len(question.gold),
             template=qa_document(),

@@ -128,20 +128,17 @@ class RulerTask(BaseTask):
             self._prepare(frame)
         fits = {length: self.fitted.fits(indices, length, frame) for length in self.lengths}
         rows = {index: self._row(index, [fits[length][index] for length in self.lengths]) for index in indices}
-        self.keep_samples(rows, self.num_samples)
-        self._instances = self.make_requests(
-            [(doc_id, rows[int(doc["index"])]) for doc_id, doc in selected], fits, frame
-        )
+        documents = self.keep_samples(selected, rows, self.num_samples)
+        self._instances = self.make_requests(documents, fits, frame)
 
     def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
         """Makes the requests of some documents: one for each length, in order."""
-        instances = []
-        for doc_id, doc in documents:
-            for place, prompt in enumerate(self.prompts(doc["index"], fits, frame)):
-                arguments = (prompt, copy.deepcopy(self.config.generation_kwargs))
-                name = (self.config.task, doc_id, 1)
-                instances.append(Instance("generate_until", doc, arguments, place, metadata=name))
-        return instances
+        task, settings = self.config.task, self.config.generation_kwargs
+        return [
+            Instance("generate_until", doc, (prompt, copy.deepcopy(settings)), place, metadata=(task, number, 1))
+            for number, doc in documents
+            for place, prompt in enumerate(self.prompts(doc["index"], fits, frame))
+        ]
 
     def prompts(self, index: int, fits: Fits, frame: Frame) -> list[str]:
         """Returns the whole prompts of a sample at every length."""
@@ -166,9 +163,6 @@ class RulerTask(BaseTask):
                 "corpus": corpus_facts(self.options)[1:],
                 "tokenizer": self.counter.sha256,
             },
-            counter=self.counter,
-            generated_tokens=self.generated_tokens,
-            in_steps=self.options.scripts is not None,
         )
         needed = {length: self.fitted.needed_tokens(self.num_samples, length, frame) for length in asked}
         short = {length: tokens for length, tokens in needed.items() if tokens is not None}
@@ -214,10 +208,9 @@ class RulerTask(BaseTask):
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
+        references = doc["references"]
         return {
-            metric_key("score", length): (
-                math.nan if isinstance(answer, NoText) else self.score(answer, doc["references"])
-            )
+            metric_key("score", length): math.nan if isinstance(answer, NoText) else self.score(answer, references)
             for length, answer in zip(doc["lengths"], results, strict=True)
         }
 

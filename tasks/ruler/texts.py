@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sbeval.corpora import read_text
 from sbeval.errors import UserError
-from sbeval.tasks.ruler.haystacks import EssayHaystack
+from sbeval.tasks.ruler.haystacks import EssayHaystack, running_totals
 from sbeval.tasks.tokens import LINE_START, WORDS, TokenCounter
 
 OFFLINE_TASKS = "sb_niah_single_1, sb_niah_multikey_2, sb_niah_multikey_3, sb_ruler_vt, sb_ruler_cwe and sb_ruler_fwe"
@@ -70,7 +70,7 @@ class Essays(NamedTuple):
         tokens = counter.count_pool([" " + word for word in self.words], WORDS)
         return EssayHaystack(
             words=self.words,
-            cumulative_tokens=np.concatenate(([0], np.cumsum(tokens))),
+            cumulative_tokens=running_totals(tokens),
             sentence_starts=self.sentence_starts,
             first_word_tokens=int(counter.count_pieces(self.words[:1], LINE_START)[0]),
         )

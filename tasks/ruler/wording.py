@@ -8,12 +8,12 @@ import ast
 import contextlib
 import functools
 import importlib.metadata
-import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
+from sbeval.tasks.packaged import lm_eval_tasks
 
 
 class NiahWording(NamedTuple):
@@ -49,16 +49,10 @@ def lm_eval_version() -> str:
 
 @functools.cache
 def _module(name: str) -> ast.Module:
-    spec = importlib.util.find_spec("lm_eval")
-    roots = list(spec.submodule_search_locations or []) if spec else []
-    for root in roots:
-        path = Path(root) / "tasks" / "ruler" / f"{name}.py"
-        if path.is_file():
-            return ast.parse(path.read_text(encoding="utf-8"))
-    raise UserError(
-        f"RULER's wording is read from lm-eval's tasks/ruler/{name}.py, which the installed lm-eval "
-        f"({lm_eval_version()}) does not have; install lm-eval 0.4.13."
-    )
+    path = (lm_eval_tasks() or Path()) / "ruler" / f"{name}.py"
+    if not path.is_file():
+        raise _missing("a file", name)
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _missing(what: str, module: str) -> UserError:

@@ -18,7 +18,8 @@ from scipy.special import zeta
 
 from sbeval.errors import UserError
 from sbeval.tasks.draws import distinct, seeded_order, seeded_random, seeded_ranks, word_lists
-from sbeval.tasks.ruler.drafts import Draft, Generator, Steps
+from sbeval.tasks.ruler.drafts import Draft, Generator, ListDraft, Steps
+from sbeval.tasks.ruler.haystacks import running_totals
 from sbeval.tasks.ruler.options import CweOptions, FweOptions
 from sbeval.tasks.ruler.wording import task_wording
 from sbeval.tasks.tokens import LINE_START, WORDS
@@ -36,49 +37,30 @@ _OCCURRENCES = 2**32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WordListDraft(Draft):
+class WordListDraft(ListDraft):
     """A numbered list of words in random order; a unit is one uncommon word with all its repetitions.
 
     Attributes:
         order: common words, then uncommon ones, in the order they come in, int64.
-        word_tokens: tokens of all repetitions of the common words and the first n uncommon ones, int64, from n = 0.
-        number_tokens: tokens of the first n numbers, int64, from n = 0.
-        name: seeds the order.
     """
 
     pool: Sequence[str]
     order: NDArray[np.int64]
-    word_tokens: NDArray[np.int64]
-    number_tokens: NDArray[np.int64]
     common_repeats: int
     uncommon_repeats: int
     common: int
-    name: tuple[object, ...]
 
     def body_ends(self) -> tuple[str, str]:
         """Returns the first number, and a word."""
         return "1", "a"
 
-    def _entries(self, units: Any) -> Any:
-        return self.common * self.common_repeats + units * self.uncommon_repeats
-
-    def body_tokens(self, units: int) -> int:
-        """Returns the tokens of words and numbers."""
-        return int(self.word_tokens[units] + self.number_tokens[self._entries(units)])
-
-    def units_within(self, tokens: int) -> int:
-        """Returns how many uncommon words fit."""
-        totals = self.word_tokens + self.number_tokens[self._entries(np.arange(len(self.word_tokens)))]
-        return max(0, int(np.searchsorted(totals, tokens, side="right")) - 1)
-
     def body(self, units: int) -> str:
         """Returns the list."""
         common = np.repeat(np.arange(self.common), self.common_repeats)
         uncommon = self.common + np.repeat(np.arange(units), self.uncommon_repeats)
-        occurrences = np.arange(self._entries(units))
-        shuffled = np.argsort(seeded_ranks(occurrences, *self.name, "order"), kind="stable")
-        listed = self.order[np.concatenate((common, uncommon))[shuffled]].tolist()
-        return number_words([self.pool[i] for i in listed])
+        words = self.order[np.concatenate((common, uncommon))]
+        shuffled = np.argsort(seeded_ranks(np.arange(len(words)), *self.name, "order"), kind="stable")
+        return number_words([self.pool[i] for i in words[shuffled].tolist()])
 
 
 def number_words(words: Sequence[str]) -> str:
@@ -112,14 +94,14 @@ class CweGenerator(Generator):
         rng = seeded_random(*self._name, "extra words")
         extra = sorted({f"{rng.choice(adjectives)}-{rng.choice(nouns)}" for _ in range(EXTRA_WORDS)} - set(simple))
         words = simple + extra
-        return words, len(simple), self._counter.count_pool([" " + word for word in words], ("1.", " 1"))
+        return words, len(simple), self.counter.count_pool([" " + word for word in words], ("1.", " 1"))
 
     @functools.cached_property
     def _number_tokens(self) -> NDArray[np.int64]:
         most = self.options.num_cw * self.options.freq_cw + len(self._pool[0]) * self.options.freq_ucw
-        tokens = self._counter.count_pool([f" {i}." for i in range(1, most + 1)], WORDS)
-        tokens[:1] = self._counter.count_pieces(["1."], LINE_START)
-        return np.concatenate(([0], np.cumsum(tokens)))
+        tokens = self.counter.count_pool([f" {i}." for i in range(1, most + 1)], WORDS)
+        tokens[:1] = self.counter.count_pieces(["1."], LINE_START)
+        return running_totals(tokens)
 
     def draft(self, index: int, context_length: int) -> WordListDraft:
         """Makes sample `index`; its words are the same at every length, their repetitions RULER's for the length."""
@@ -132,7 +114,7 @@ class CweGenerator(Generator):
             if not self._short_at[context_length]:
                 long = self._make(0, context_length, short=False)
                 text = "".join([*long.opening, long.body(1), long.closing, long.answer_prefix])
-                needed = round(_LONG_FORM_MARGIN * int(self._counter.count([text])[0])) + self._generated_tokens
+                needed = round(_LONG_FORM_MARGIN * int(self.counter.count([text])[0])) + self.generated_tokens
                 if needed > context_length:
                     said = "%s takes its short form at %d tokens: the long one needs about %d with this tokenizer"
                     log.warning(said, self._name[0], context_length, needed)
@@ -148,7 +130,8 @@ class CweGenerator(Generator):
         # a word with its number has at least two tokens, so no more words than this can fit
         order = order[: common + context_length // (2 * uncommon_repeats) + 1]
         tokens = pool_tokens[order]
-        common_tokens = int(tokens[:common].sum()) * common_repeats
+        entries = common * common_repeats + uncommon_repeats * np.arange(len(order) - common + 1)
+        word_tokens = common_repeats * int(tokens[:common].sum()) + uncommon_repeats * running_totals(tokens[common:])
         # RULER's words say 10
         opening, question, prefix = (text.replace("10", str(common)) for text in task_wording("cwe"))
         return WordListDraft(
@@ -160,8 +143,7 @@ class CweGenerator(Generator):
             most_units=len(order) - common,
             pool=words,
             order=order,
-            word_tokens=common_tokens + uncommon_repeats * np.concatenate(([0], np.cumsum(tokens[common:]))),
-            number_tokens=self._number_tokens,
+            totals=word_tokens + self._number_tokens[entries],
             common_repeats=common_repeats,
             uncommon_repeats=uncommon_repeats,
             common=common,
@@ -242,7 +224,7 @@ class FweGenerator(Generator):
 
     def steps(self, length: int) -> Steps:
         """Returns steps of a 32nd of the budget, from the budget over the letters of a word on; both count words."""
-        budget = length - self._generated_tokens
+        budget = length - self.generated_tokens
         return Steps(max(1, budget // 32), origin=budget // self.options.coded_wordlen)
 
     @functools.cached_property
@@ -251,12 +233,12 @@ class FweGenerator(Generator):
         letters = self.options.coded_wordlen
         rng = seeded_random(*self._name, "coded words", letters)
         pool = [NOISE, *distinct(POOL_WORDS, lambda: "".join(rng.choices(string.ascii_lowercase, k=letters)))]
-        return pool, self._counter.count_pool([" " + word for word in pool], WORDS)
+        return pool, self.counter.count_pool([" " + word for word in pool], WORDS)
 
     def draft(self, index: int, context_length: int) -> FrequencyDraft:
         """Makes sample `index`; its words and their ranks are the same at every length."""
         pool, tokens = self._pool
-        size = self.options.vocab_size or (context_length - self._generated_tokens) // _TOKENS_PER_VOCABULARY_WORD
+        size = self.options.vocab_size or (context_length - self.generated_tokens) // _TOKENS_PER_VOCABULARY_WORD
         first = np.arange(1, POOL_WORDS + 1) ** -self.options.alpha / zeta(self.options.alpha)
         # from here on the words asked for are more frequent than any other
         least_units = math.ceil(1 / float(-np.diff(first[1 : ASKED + 2]).min())) + 1
