@@ -6,16 +6,16 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    "product files": 275,
-    "product lines": 40307,
-    "lines of code": 28024,
-    "modules with one importer": 67,
+    "product files": 270,
+    "product lines": 39775,
+    "lines of code": 27459,
+    "modules with one importer": 62,
     "circles of files": 0,
     "circles of rooms": 0,
-    "imports in functions": 97,
-    "of them of our modules": 44,
-    "vague names": 178,
-    "test lines": 30004,
+    "imports in functions": 96,
+    "of them of our modules": 43,
+    "vague names": 167,
+    "test lines": 29011,
 }
 COUNTS = census()
 

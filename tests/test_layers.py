@@ -25,6 +25,11 @@ REPORT_ARROWS = {
     "judge": {"pairs", "build"} | READING,
     "gate": {"judge", "pairs"} | READING,
 }
+# within the core, a room imports those before it, at its top and in its functions
+CORE_ROOMS = (
+    *("attention", "keeping", "models", "results", "checkpoints", "corpora", "scoring", "fingerprint", "commands"),
+    *("sweep", "demo", "inspection", "training", "paper"),
+)
 MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.plugin"}
 SPEED = [name for name in MODULES if name.startswith("sbeval.model_adapters.speed")]
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
@@ -53,6 +58,19 @@ def rooms_named_in_strings(file: Path) -> set[str]:
 def test_a_module_imports_no_other_room(module: str) -> None:
     rooms = {layer(name) for name in imported_names(MODULES[module]) if name.startswith("sbeval.")} - {"core"}
     assert rooms <= {layer(module)}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if "." in name and layer(name) == "core"])
+def test_a_room_of_the_core_imports_those_before_it(module: str) -> None:
+    room = module.split(".")[1]
+    imported = {name.split(".")[1] for name in imported_names(MODULES[module]) if name.startswith("sbeval.")}
+    later = set(CORE_ROOMS[CORE_ROOMS.index(room) + 1 :]) if room in CORE_ROOMS else set()
+    assert not imported & later
+
+
+def test_every_room_of_the_core_has_its_place() -> None:
+    folders = {name.split(".")[1] for name in MODULES if name.count(".") > 1 and layer(name) == "core"}
+    assert folders == set(CORE_ROOMS)
 
 
 def report_room(module: str) -> str:
