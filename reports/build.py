@@ -125,7 +125,7 @@ _Fingerprint = dict[Path, tuple[int, int]]
 READERS = (SAMPLE_SCORES, DOCUMENT_SUMS, *(reader for kind in KINDS for reader in kind.readers))
 
 
-def load_results(paths: Iterable[Path | str], *, labels: Mapping[str, str] | None = None) -> Results:
+def load_results(paths: Path | str | Iterable[Path | str], *, labels: Mapping[str, str] | None = None) -> Results:
     """Reads every run below `paths` into one tidy table, and what the readers bring beside it.
 
     Raises:

@@ -18,7 +18,7 @@ from sbeval.reports.analyse.statistics import CONFIDENCE, octave_weights
 from sbeval.reports.analyse.suite import usual_direction
 from sbeval.reports.judge import OVER_OCTAVES, Judged, Verdict, compare, compare_sides, judge, pair_of_models, rules_of
 from sbeval.reports.pairs import NATS, Difference, Side, scored, text_differences
-from sbeval.reports.read.fields import context_metric, length_text
+from sbeval.reports.read.fields import context_metric, length_text, name_list
 from sbeval.reports.read.samples import MetricKey, SampleScores
 
 if TYPE_CHECKING:
@@ -96,7 +96,11 @@ def _judge_task(task: str, rules: Sequence["Rule"], sides: tuple[Side, Side], co
         ruler, _ = ruler_differences(logged[1], logged[0], confidence=confidence)
         return [_judge_score(rule, ruler.get(rule.tokens), True) for rule in rules]
     if any(task not in scores for scores in logged):
-        return [judge(rule, _name(rule), None, "one of the two has no logged samples of this task") for rule in rules]
+        tasks = dict.fromkeys(known for side in sides for known in side.results.tasks)
+        reason = "one of the two has no logged samples of this task"
+        if task not in tasks:
+            reason = f"neither has run this task; there are {name_list(tasks, at_most=6)}"
+        return [judge(rule, _name(rule), None, reason) for rule in rules]
     return _judge_scores(rules, logged[0][task], logged[1][task], sides[1], confidence)
 
 
@@ -196,6 +200,9 @@ def judge_command(
         raise UserError(f"Expected --least-effect of 0 or more, found {least_effect:g}: give a number such as 0.02.")
     comparison = compare(*pair, paths=paths, labels=labels, least_effect=least_effect)
     print(comparison.text())
+    if fail_if_worse:
+        failed = [judged.text for judged in comparison.verdicts if judged.verdict == "fail"]
+        print("\n".join(["", *failed]) if failed else "\nnothing is worse beyond what is allowed")
     if fail_if_worse and not comparison.judged:
         raise UserError(
             "Expected results on 20 documents or more with --fail-if-worse, found fewer, so that nothing is certain: "

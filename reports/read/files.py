@@ -35,7 +35,7 @@ class Notes(list[Note]):
             self.append(note)
 
 
-def find_result_files(paths: Iterable[Path | str], notes: Notes) -> list[Path]:
+def find_result_files(paths: Path | str | Iterable[Path | str], notes: Notes) -> list[Path]:
     """Returns the result files below `paths`, each once, in a stable order.
 
     lm-eval writes `<output>/<model>/results_<date>.json`, or `<stem>_<date>.json` when the output path names a file. A
@@ -45,7 +45,7 @@ def find_result_files(paths: Iterable[Path | str], notes: Notes) -> list[Path]:
     Raises:
         UserError: a path does not exist, or no result file was found.
     """
-    given = [Path(path) for path in paths]
+    given = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     found: dict[Path, None] = {}
     for path in given:
         if not path.exists():

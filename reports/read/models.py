@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from sbeval.fingerprint.parts import changes
 from sbeval.reports.read.fields import length_text, ranked, shown_name, unique_name
@@ -233,10 +234,18 @@ def _unique_names(newest: Mapping[ModelKey, EvaluationRun]) -> dict[ModelKey, st
         texts = {key: ", ".join(text for field in differing if (text := facts[key][field])) for key in keys}
         for key in keys:
             same = sum(text == texts[key] for text in texts.values()) > 1
-            identity = key[0][:8] if newest[key].record.checkpoint_sha256 else key[0]
-            parts = [part for part in (texts[key], identity if same else "") if part]
+            parts = [part for part in (texts[key], _telling(key, keys, newest) if same else "") if part]
             names[key] = f"{name} ({', '.join(parts)})" if parts else name
     return names
+
+
+def _telling(key: ModelKey, keys: Sequence[ModelKey], newest: Mapping[ModelKey, EvaluationRun]) -> str:
+    """Returns the part nearest to the end in which all paths differ, else the beginning of the weights' hash."""
+    paths = {each: Path(argument(newest[each].model_args, "pretrained") or "").parts for each in keys}
+    for place in range(1, 1 + min(map(len, paths.values()))):
+        if len({path[-place] for path in paths.values()}) == len(keys):
+            return shown_name(paths[key][-place])
+    return key[0][:8] if newest[key].record.checkpoint_sha256 else key[0]
 
 
 def _rename(

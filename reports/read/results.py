@@ -280,7 +280,7 @@ def _numbers(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes:
 
 
 def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int | None] | None:
-    if name in ("alias", "sample_len", "name", " ") or name.endswith("_stderr"):
+    if name in ("alias", "sample_len", "sample_count", "name", " ") or name.endswith("_stderr"):
         return None
     parsed = parse_metric_key(name)
     if parsed is not None:

@@ -1,5 +1,6 @@
 """`sbeval report` and `sbeval convert`: options reach the rooms behind them, and wrong ones are named."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -83,6 +84,8 @@ def test_a_worse_candidate_fails_where_that_is_asked_for(results: Path, candidat
     found = command("report", "--compare", results / "stickbreaking", results / candidate, "--fail-if-worse")
     assert found.exit_code == code, found.output
     assert ("worse\n" in found.stdout) == bool(code)
+    last = found.stdout.splitlines()[-1]
+    assert re.match(r"fail: stdlib.*: \+\d" if code else "nothing is worse beyond what is allowed", last)
 
 
 def test_what_is_worse_by_less_than_the_least_effect_does_not_fail(results: Path) -> None:

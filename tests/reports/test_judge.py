@@ -211,7 +211,7 @@ def test_a_limit_within_the_interval_is_neither_passed_nor_failed(tmp_path: Path
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [
-        ("task: sb_nothing, largest_change: 0.1", "no logged samples"),
+        ("task: sb_nothing, largest_change: 0.1", "neither has run this task; there are "),
         (f"task: {TEXT}, length: 100, largest_change: 0.1", "not measured at this length"),
         (f"task: {TEXT}, largest_change: 0.1", "not measured at this length"),
         ("task: hellaswag, metric: acc, largest_change: 0.1", "not measured on the same samples"),

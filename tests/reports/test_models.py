@@ -47,6 +47,13 @@ def test_models_of_one_name_are_told_apart_by_what_differs_and_not_by_a_limit(tm
     assert sorted(labels(load_results([tmp_path]))) == ["demo-rope", "demo-rope (dynamic RoPE x4)"]
 
 
+def test_models_in_folders_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
+    for index, folder in enumerate(("wide/checkpoint/ckpt1", "deep/checkpoint/ckpt1")):
+        model = model_record("rope", name="ckpt1", checkpoint_sha256=str(index) * 64)
+        write_run(tmp_path / str(index), model, [ordinary_task("piqa", "acc", 0.5)], pretrained=f"/runs/{folder}")
+    assert sorted(labels(load_results(str(tmp_path)))) == ["ckpt1 (deep)", "ckpt1 (wide)"]
+
+
 def test_one_checkpoint_is_one_model_whether_or_not_a_run_recorded_its_seed(tmp_path: Path) -> None:
     for task, seed in (("piqa", None), ("arc_easy", 0)):
         model = model_record("rope", training_seed=seed)
