@@ -89,14 +89,9 @@ def generated(session: Session, hf: Any, groups: Sequence[Sequence[Prompt]]) -> 
         together.add(prompt.index)
         yield from continued([prompt], read)
     left = [alone for group in groups if (alone := [prompt for prompt in group if prompt.index not in together])]
-    side_by_side: list[Prompt] = []
-    apart: list[list[Prompt]] = []
-    for group in left:
-        if slots.serves(group[0].setting):
-            side_by_side += group
-        else:
-            apart.append(group)
-    for group in (side_by_side, *apart):
+    served = [group for group in left if slots.serves(group[0].setting)]
+    apart = [group for group in left if not slots.serves(group[0].setting)]
+    for group in ([*itertools.chain(*served)], *apart):
         if group:
             yield from continued(group)
 

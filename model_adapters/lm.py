@@ -94,8 +94,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         for name, usual in (("non_finite", "error"), ("extrapolation", None)):
             if self.backend != "causal" and (asked := getattr(self.options, name)) != usual:
                 raise UserError(
-                    f"Expected a causal model for {name}={asked}, found an encoder-decoder model: remove it from "
-                    "--model_args."
+                    f"Expected no {name} for an encoder-decoder model, found {asked}: remove it from --model_args."
                 )
         if self.options.non_finite == "null":
             record_nulls(Task)

@@ -61,7 +61,7 @@ def _rope_scaling(value: Any) -> dict[str, Any]:
 def _extrapolation(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError
-    from sbeval.models.extrapolation import parse_extrapolation
+    from sbeval.models.extrapolation import parse_extrapolation  # torch, which other arguments are checked without
 
     return parse_extrapolation(value)
 
@@ -239,7 +239,7 @@ def check_shared_arguments(arguments: dict[str, Any]) -> None:
     Raises:
         UserError: naming the argument, what it may be and what it is.
     """
-    import torch
+    import torch  # as in `_check_device`
 
     check_dtypes(arguments)
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):

@@ -4,6 +4,7 @@
 - `packaged`: which tasks are there, of what kind, and which models can answer them?
 - `asked`: what does a task's YAML say of its options and corpus, and what of a run can be refused before torch loads?
 - `metadata`: what may a user choose with `--metadata`?
+- `lengths`: which context lengths does a task score?
 - `tokens`: which tokenizer does the model have, and how many tokens has a text?
 - `draws`: how does a name alone decide what is random?
 - `perplexity`: NLL of real text at each context length

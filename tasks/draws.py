@@ -59,7 +59,7 @@ _DIGITS = 7
 @functools.cache
 def word_lists() -> tuple[list[str], list[str], list[str]]:
     """Returns wonderwords' nouns, adjectives and verbs, each sorted."""
-    from wonderwords import RandomWord
+    from wonderwords import RandomWord  # reads its lists, which options are checked without
 
     words = RandomWord()
     nouns, adjectives, verbs = (words.filter(include_categories=[kind]) for kind in ("noun", "adjective", "verb"))

@@ -14,6 +14,7 @@ from pydantic import Field
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError
 from sbeval.settings import Count, Lengths, Name, Settings, Tokens, WholeNumber, unknown_key
+from sbeval.tasks.lengths import Limit, SettledLengths, settle_lengths
 from sbeval.tasks.packaged import PREFIX, definitions, is_group
 
 # Numbers that are published were made with these: lm-eval's own seed of numpy for the perplexity tasks, and RULER's own
@@ -71,8 +72,8 @@ class TaskOptions(Settings):
         given = {key: value for key, value in chosen.items() if value is not None}
         return cls.read({**(definition or {}), **given}, place=task, source="--metadata")
 
-    def lengths_of(self, task: str, pretrained: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the lengths to run and the default ones the model is too short for, each ascending.
+    def lengths_of(self, task: str, pretrained: object) -> SettledLengths:
+        """Returns the lengths to run, and the default ones the model is too short for.
 
         The model takes `max_length`, else what a local checkpoint's configuration names; a longer prompt would be cut
         on the left without a word in the results.
@@ -80,22 +81,10 @@ class TaskOptions(Settings):
         Raises:
             UserError: they are longer than the model takes.
         """
-        asked = self.context_lengths or self.default_lengths
         longest = self.max_length or longest_input_tokens(pretrained)
-        if longest is None or asked[-1] <= longest:
-            return asked, ()
-        if self.context_lengths is not None:
-            raise UserError(
-                f"Expected context_lengths of {task} that the model takes, found {asked[-1]} tokens for a model that "
-                f"takes {longest}: set --model_args max_length={asked[-1]}, or leave that length out."
-            )
-        if asked[0] > longest:
-            raise UserError(
-                f"Expected {task} to have room for its shortest default length of {asked[0]} tokens, found a model "
-                f'that takes {longest}: set --model_args max_length=... or --metadata \'{{"context_lengths": '
-                "[...]}'."
-            )
-        return tuple(n for n in asked if n <= longest), tuple(n for n in asked if n > longest)
+        remedy = "raise max_length in --model_args, or leave longer lengths out"
+        limits = [] if longest is None else [Limit(longest, f"the model takes {longest} tokens", remedy)]
+        return settle_lengths(task, self.context_lengths, self.default_lengths, hard=limits)
 
 
 class SampleOptions(TaskOptions):

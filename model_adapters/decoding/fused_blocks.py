@@ -88,6 +88,7 @@ class FusedBlocks:
     def _step(
         self, block: _Block, hidden_1E: Tensor, layer: SlotLayer, cache: SlotCache, angles: dict[str, Tensor]
     ) -> None:
+        # triton, which runs on a GPU and is not on every machine
         from sbeval.models.kernels.one_row import Slot, map_row
 
         head_dim = block.head_dim

@@ -38,6 +38,7 @@ class FusedRotation:
         plain = plain or not all(_angles_fit(x, cos_BLD, sin_BLD) for x in (q_BHLD, k_BGLD))
         if plain or q_BHLD.dtype == torch.float64 or not runs_triton(q_BHLD):
             return self._own(q_BHLD, k_BGLD, cos_BLD, sin_BLD, *args, **kw)
+        # triton, which runs on a GPU and is not on every machine
         from sbeval.models.kernels.rotary import rotate_in_one_pass
 
         pairs = cos_BLD.shape[-1] // 2

@@ -83,6 +83,7 @@ class FusedGatedMLP(nn.Module):
         if kept or gate.dtype == torch.float64 or not runs_triton(gate):
             inner = activate(self.activation, gate) * up
         else:
+            # triton, which runs on a GPU and is not on every machine
             from sbeval.models.kernels.gated import kernel_gated
 
             width = self.down_proj.padded_in_features if isinstance(self.down_proj, AlignedLinear) else None

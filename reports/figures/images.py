@@ -139,7 +139,7 @@ def javascript() -> str:
 
     Bundling takes seconds, so the result is kept in the user's cache folder for the next report.
     """
-    import vl_convert
+    import vl_convert  # a process for images alone imports it
 
     name = f"vega-{VEGA_LITE}-vl-convert-{version('vl-convert-python')}.js"
     cache = _cache_folder() / "sbeval" / name

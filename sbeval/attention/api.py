@@ -105,16 +105,17 @@ def stickbreaking_attention(
         _refuse_tangents(q, k, v)
     inputs = (q, k, v, scale, attend_current, seq_start, cu_seqlens)
     if impl == "triton":
+        # only the implementation that is asked for: triton is not on every machine
         from sbeval.attention.impl.triton import triton_attention
 
         return StickBreakingOutput(*triton_attention(*inputs, skip_threshold, cu_seqlens_k, newer_remainder, causal))
     # autocast would round the logits to 16 bits
     with torch.autocast(q.device.type, enabled=False) if q.device.type in AUTOCAST_DEVICES else nullcontext():
         if impl == "reference":
-            from sbeval.attention.impl.reference import reference
+            from sbeval.attention.impl.reference import reference  # as above
 
             return StickBreakingOutput(*reference(*inputs, cu_seqlens_k, causal))
-        from sbeval.attention.impl.blockwise import blockwise
+        from sbeval.attention.impl.blockwise import blockwise  # as above
 
         return StickBreakingOutput(*blockwise(*inputs, skip_threshold, cu_seqlens_k, newer_remainder, causal))
 
@@ -139,8 +140,8 @@ def stickbreaking_decode(
     `impl` "auto" takes kernels on a GPU.
     """
     if impl == "triton" or (impl == "auto" and q_BHQD.is_cuda and q_BHQD.dtype != torch.float64):
-        from sbeval.attention.impl.triton.decode_slots import decode_slots
-        from sbeval.attention.impl.triton.function import LOG2_NOTHING_LEFT
+        from sbeval.attention.impl.triton.decode_slots import decode_slots  # as above
+        from sbeval.attention.impl.triton.function import LOG2_NOTHING_LEFT  # as above
 
         log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
         q_BHQD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQD, k_BGKD, v_BGKD))

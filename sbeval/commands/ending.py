@@ -145,7 +145,7 @@ def _sentence(error: Exception) -> str | None:
 
 def _is_of_the_network(error: Exception) -> bool:
     import socket  # these take a moment that only a failure has
-    import urllib.error
+    import urllib.error  # as above
 
     kinds = (ConnectionError, TimeoutError, socket.gaierror, socket.herror, urllib.error.URLError)
     return isinstance(error, kinds) or type(error).__module__.partition(".")[0] in _NETWORK_PACKAGES

@@ -130,8 +130,8 @@ def _jsonl_text(line: bytes, file: Path, number: int, text_field: str) -> str:
 
 
 def _parquet_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # a third of a second that only readers of tables take
+    import pyarrow.parquet as pq  # as above
 
     naming = 'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
     try:
@@ -169,7 +169,7 @@ def _open(path: Path) -> Iterator[Any]:
                 "check its permissions and its disk."
             ) from error
         return
-    import pyarrow as pa
+    import pyarrow as pa  # as above
 
     try:
         with io.BufferedReader(pa.input_stream(str(path), compression=compression)) as stream:

@@ -65,7 +65,7 @@ class HubText:
                 yield name, text[row].as_py() or ""
 
     def _load(self) -> Any:
-        import datasets
+        import datasets  # seconds, which a command that reads no text does without
 
         try:
             return datasets.load_dataset(self.path, self.config, split=self.split)
@@ -78,7 +78,7 @@ class HubText:
 
     def _column(self, table: Any, field: str) -> Any:
         """Returns a column as memory-mapped Arrow data, so that only rows that are asked for are read."""
-        import pyarrow.compute as pc
+        import pyarrow.compute as pc  # as above
 
         known = list(table.features.flatten())
         if field not in known:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256
@@ -77,8 +78,7 @@ def _path(name: str) -> Path:
 
 
 def _write(path: Path, corpus: Corpus, tokenizer: Any, layout: Layout) -> None:
-    from datasets.arrow_writer import ArrowWriter
-    from filelock import FileLock
+    from datasets.arrow_writer import ArrowWriter  # seconds, which a command that reads no text does without
 
     with writing_to(path.parent, "tokens"), FileLock(f"{path}.lock"):
         if path.exists():
@@ -104,7 +104,7 @@ def batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _table(rows: list[EncodedDocument]) -> Any:
-    import pyarrow as pa
+    import pyarrow as pa  # as above
 
     offsets = np.cumsum([0] + [len(row.tokens) for row in rows]).astype(np.int32)
 

@@ -27,7 +27,7 @@ def load_tokenizer(
     Raises:
         UserError: none can be loaded; ends with the remedy.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer  # seconds, which a command that reads no text does without
 
     try:
         with panics_as_errors():

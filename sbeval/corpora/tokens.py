@@ -143,8 +143,8 @@ class TokenizedCorpus:
 
 def open_tokenized(path: Path, *, corpus_sha256: str, tokenizer_sha256: str, layout: Layout) -> TokenizedCorpus:
     """Memory-maps a file that `sbeval.corpora.store` wrote."""
-    import datasets
-    import pyarrow as pa
+    import datasets  # seconds, which a command that reads no text does without
+    import pyarrow as pa  # as above
 
     table: Any = datasets.Dataset.from_file(str(path)).data.table
     lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in table["tokens"].chunks]

@@ -69,7 +69,7 @@ def evaluate(
         UserError: a checkpoint is missing.
     """
     checkpoints = shipped_checkpoints() if checkpoints is None else checkpoints
-    import torch
+    import torch  # it is seconds, and what is wrong is said before
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if tasks is None:
@@ -112,10 +112,10 @@ def model_args(checkpoint: Path) -> dict[str, Any]:
 
 def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: str, device: str) -> None:
     plugin.install()
-    from lm_eval import simple_evaluate
-    from lm_eval.loggers import EvaluationTracker
-    from lm_eval.tasks import TaskManager
-    from lm_eval.utils import setup_logging
+    from lm_eval import simple_evaluate  # lm-eval comes after the plugin, which completes it
+    from lm_eval.loggers import EvaluationTracker  # as above
+    from lm_eval.tasks import TaskManager  # as above
+    from lm_eval.utils import setup_logging  # as above
 
     setup_logging("WARNING")
     chosen = model_args(checkpoint)

@@ -139,9 +139,9 @@ def inspect(
     """
     # they bring torch along, and --help is printed without
     from sbeval.inspection.description import describe
-    from sbeval.inspection.memory import device_here, needs, read_memory, room_of
-    from sbeval.inspection.work import count_work, encode_with, make_tasks
-    from sbeval.inspection.work import measure as measured
+    from sbeval.inspection.memory import device_here, needs, read_memory, room_of  # as above
+    from sbeval.inspection.work import count_work, encode_with, make_tasks  # as above
+    from sbeval.inspection.work import measure as measured  # as above
 
     started = time.perf_counter() if started is None else started
     memory_bytes = None if memory is None else read_memory(memory)
@@ -184,7 +184,7 @@ def _asked(model: Mapping[str, Any], model_args: str | None, tasks: str, metadat
     # it is lm-eval, whose import --help is printed without
     from lm_eval.utils import simple_parse_args_string
 
-    from sbeval.commands.run import asked, parse
+    from sbeval.commands.run import asked, parse  # as above
 
     arguments = json.dumps({**model, **simple_parse_args_string(model_args or "")})
     options = ["--tasks", tasks, "--model_args", arguments]

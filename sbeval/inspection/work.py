@@ -90,7 +90,7 @@ def make_tasks(
     plugin.install()
     # after the plugin, which completes them
     from lm_eval.evaluator_utils import get_sample_size
-    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks import TaskManager  # as above
 
     places = [*folders, str(plugin.tasks_folder())]
     manager = TaskManager(include_path=places, include_defaults=not packaged, metadata=dict(metadata))

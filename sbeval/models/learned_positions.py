@@ -3,7 +3,9 @@
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 _POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings", "positions_embed")
 
@@ -26,9 +28,6 @@ def checkpoint_learned_positions(pretrained: str, revision: str | None = None) -
 
     The model is built from its configuration alone, without memory for its weights.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     try:
         config = AutoConfig.from_pretrained(pretrained, revision=revision or "main")
         if config.model_type == "sbeval":

@@ -40,7 +40,7 @@ def activated(name: str, gate: Tensor | None, up: Tensor) -> Tensor:
         return activate(name, up)
     plain = gate.dtype == torch.float64 or torch.is_grad_enabled() or torch.compiler.is_compiling()
     if gate.is_cuda and not plain:
-        from sbeval.models.kernels.gated import kernel_gated
+        from sbeval.models.kernels.gated import kernel_gated  # triton, which runs on a GPU and is not on every machine
 
         return kernel_gated(UNGATED[name], gate, up)
     return activate(name, gate) * up

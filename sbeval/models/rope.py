@@ -96,6 +96,7 @@ def cos_sin(frequencies: RopeFrequencies, position_ids_BL: Tensor) -> tuple[Tens
 def rotate(x_BHLD: Tensor, cos_B1LF: Tensor, sin_B1LF: Tensor) -> Tensor:
     """Rotates the pairs (x_f, x_{f + F}) of the first 2F dimensions by their angles in fp32; returns x's dtype."""
     if x_BHLD.is_cuda and x_BHLD.dtype != torch.float64 and not torch.compiler.is_compiling():
+        # triton, which runs on a GPU and is not on every machine
         from sbeval.models.kernels.rotary import rotate_in_one_pass
 
         return rotate_in_one_pass(x_BHLD, cos_B1LF[:, 0], sin_B1LF[:, 0])

@@ -151,6 +151,7 @@ def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Ten
     `length_B` is how many keys each slot holds, including the queries' own; at least Q.
     """
     if q_BHQD.is_cuda and q_BHQD.dtype != torch.float64:
+        # triton, which runs on a GPU and is not on every machine
         from sbeval.models.kernels.slots import kernel_softmax_decode
 
         q_BHQD = q_BHQD if q_BHQD.stride(-1) == 1 else q_BHQD.contiguous()
@@ -190,7 +191,7 @@ def _fill(room_BGKD: Tensor, new_NGQD: Tensor, filling: Filling) -> None:
 
 def _write(k_BGKD: Tensor, v_BGKD: Tensor, new_k_BGQD: Tensor, new_v_BGQD: Tensor, position_B: Tensor) -> None:
     if k_BGKD.is_cuda and k_BGKD.dtype != torch.float64:
-        from sbeval.models.kernels.slots import kernel_write
+        from sbeval.models.kernels.slots import kernel_write  # as above
 
         kernel_write(k_BGKD, v_BGKD, new_k_BGQD, new_v_BGQD, position_B)
         return

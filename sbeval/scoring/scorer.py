@@ -265,6 +265,7 @@ def target_logprobs(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor
     The logits are raised to fp32 before the softmax; fp64 logits stay fp64 up to the result.
     """
     if logits_NV.is_cuda and logits_NV.dtype != torch.float64:
+        # triton, which runs on a GPU and is not on every machine
         from sbeval.scoring.logprob_kernel import kernel_target_logprobs
 
         return kernel_target_logprobs(logits_NV, target_N)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sbeval.attention.impl.reference import log_weights
 from sbeval.errors import UserError
@@ -181,8 +182,6 @@ def _summary(q_1HQD: Tensor, k_1GKD: Tensor, queries: int, weights: Weights) -> 
 @contextmanager
 def _recorded_interface(queries: int, layers: list[Layer]) -> Iterator[None]:
     """Looks into models that call PyTorch's attention through transformers' registry."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
     original = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:

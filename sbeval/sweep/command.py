@@ -103,7 +103,7 @@ def _from_file(arguments: Sequence[str], options: Sequence[str], follow: str | N
 
 
 def _mapping(text: str, name: str) -> dict[str, Any]:
-    from lm_eval._cli.utils import key_val_to_dict, try_parse_json
+    from lm_eval._cli.utils import key_val_to_dict, try_parse_json  # lm-eval takes seconds
 
     try:
         parsed = try_parse_json(text)

@@ -101,7 +101,7 @@ def _check_nodes(ray: Any, nodes: Sequence[dict[str, Any]], place: tuple[str, st
 
 def _connected(address: str) -> Any:
     try:
-        import ray
+        import ray  # an extra
     except ImportError as error:
         raise UserError(
             f"Expected the package ray for --ray {address}, found none: pip install 'sbeval[ray]', or leave --ray out "

@@ -9,10 +9,17 @@ from typing import Any, get_args
 
 from sbeval.commands.ending import EVALUATE, say_next, saying_next_later
 from sbeval.commands.ranks import is_first_process
+from sbeval.corpora.split import Split
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.hub_names import check_name
+from sbeval.keeping.writing import whole_file
 from sbeval.settings import Count, Settings, read_value
+from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
+from sbeval.training import own_text
+from sbeval.training.arrays import load_arrays
+from sbeval.training.own_text import HELD_OUT_FILE
 from sbeval.training.recipe import (
     RUN_FILES,
     Documents,
@@ -73,14 +80,10 @@ def train_command(arguments: Sequence[str]) -> Path | None:
         folder, mapping = _with_own_text(options, mapping, changes)
     recipe = TrainRecipe.read(mapping, place="the recipe", source=file.name)
     out = options.out or Path("build/runs") / recipe.name
-    from sbeval.keeping.writing import whole_file
-    from sbeval.training.arrays import load_arrays
-
     load_arrays(folder or Path(recipe.data.folder))  # refused before torch is imported
-    from sbeval.training.own_text import HELD_OUT_FILE, lengths_to_report, name_of_text
-    from sbeval.training.train import train
+    from sbeval.training.train import train  # it is torch, behind what is refused without
 
-    lengths = lengths_to_report(folder, recipe.length_tokens) if options.report else ()
+    lengths = own_text.lengths_to_report(folder, recipe.length_tokens) if options.report else ()
     checkpoint = train(
         recipe,
         out,
@@ -93,7 +96,7 @@ def train_command(arguments: Sequence[str]) -> Path | None:
     if not options.report or checkpoint is None or not is_first_process():
         _say_next(checkpoint)
         return None
-    held_out = out / "held_out" / name_of_text(options.text)  # a text is named by its folder
+    held_out = out / "held_out" / own_text.name_of_text(options.text)  # a text is named by its folder
     held_out.mkdir(parents=True, exist_ok=True)
     with whole_file(held_out / HELD_OUT_FILE, "the text kept out of training", remedy="choose another --out") as copy:
         shutil.copyfile(folder / HELD_OUT_FILE, copy)
@@ -102,8 +105,6 @@ def train_command(arguments: Sequence[str]) -> Path | None:
 
 def _evaluated(checkpoint: Path, text: Path, context_lengths: tuple[int, ...]) -> Path:
     """Evaluates a model on text kept out of its training, in a process of its own; returns the folder of results."""
-    from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
-
     run = SweepRun(
         name="held-out",
         tasks=("sb_text_stream", "sb_text_fixed_target"),
@@ -164,7 +165,7 @@ def extend_command(arguments: Sequence[str]) -> None:
     )
     extension = Extension(context_tokens=options.context, optimization=optimization, **_fields(Extension, options))
     _check_parent_and_text(extension)
-    from sbeval.training.extend import extend
+    from sbeval.training.extend import extend  # as above
 
     checkpoint = extend(
         extension,
@@ -185,11 +186,9 @@ def _fields(kind: type[Settings], options: argparse.Namespace) -> dict[str, Any]
 
 def _check_parent_and_text(extension: Extension) -> None:
     """Refuses what is not there before torch is imported."""
-    from sbeval.training import arrays, own_text
-
     check_name(extension.checkpoint, "a checkpoint to extend", file="config.json")
     if (extension.data / "tokens.npy").is_file():
-        arrays.load_arrays(extension.data)
+        load_arrays(extension.data)
     else:
         own_text.check_text(own_text.OwnText(source=str(extension.data)), has_tokenizer=True)
 
@@ -210,8 +209,6 @@ def _check_text_options(options: argparse.Namespace) -> None:
     elif options.data is not None:
         raise UserError("Expected --text or --data, found both: leave one out")
     if options.split is not None:
-        from sbeval.corpora.split import Split
-
         read_value(Split, options.split, name="--split")
 
 
@@ -219,9 +216,6 @@ def _with_own_text(
     options: argparse.Namespace, mapping: dict[str, Any], changes: Sequence[str]
 ) -> tuple[Path, dict[str, Any]]:
     """Returns the folder of the text's token arrays, and a recipe's settings with the text's and the changes."""
-    from sbeval.corpora.tokenizers import load_tokenizer
-    from sbeval.training import own_text
-
     text = own_text.OwnText(
         source=options.text,
         split=options.split,

@@ -7,14 +7,21 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from transformers import set_seed
 
+from sbeval.checkpoints.files import Weights, find_folder
+from sbeval.checkpoints.load import load_checkpoint
 from sbeval.commands.ranks import say
 from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_sha256
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
+from sbeval.models import SbevalConfig, held_rope_frequencies
+from sbeval.models.learned_positions import learned_positions
+from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
 from sbeval.training.distributed import check_context_parallel
@@ -38,12 +45,6 @@ def extend(extension: Extension, out: Path, *, replace: bool = False, **options:
     Raises:
         UserError: checkpoint, data and settings do not fit, `out` holds another run, or the loss was not finite.
     """
-    import torch
-    from transformers import set_seed
-
-    from sbeval.checkpoints.files import Weights, find_folder
-    from sbeval.checkpoints.load import load_checkpoint
-
     run = TrainingRun(out, extension, **options)
     check_context_parallel(run.context_parallel, extension.context_tokens, extension.documents)
     folder = find_folder(extension.checkpoint)
@@ -110,10 +111,6 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
         UserError: the context is no longer than the parent's, the model has no positions beyond, or the scaling does
             not fit it.
     """
-    from sbeval.models import SbevalConfig, held_rope_frequencies
-    from sbeval.models.learned_positions import learned_positions
-    from sbeval.rope_parameters import parse_rope_scaling
-
     config = model.config
     original = parent["training_length_tokens"]
     positions = learned_positions(model)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock
 
 from sbeval.commands.ranks import say
 from sbeval.corpora import Corpus, Document, corpus_sha256, hub_corpus, hub_text, local_corpus, text_name
@@ -88,8 +89,6 @@ def tokenised_text(text: OwnText, tokenizer: Any, *, holding_out: bool) -> Path:
     Raises:
         UserError: the text cannot be read, the tokenizer has no EOS token, or the folder cannot be written.
     """
-    from filelock import FileLock
-
     corpus = text_corpus(text, tokenizer)
     kind = f"bpe{TRAINED_VOCABULARY}" if tokenizer is None else tokenizer_sha256(tokenizer)
     content = corpus_sha256(corpus)

@@ -18,7 +18,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     Digits are tokens of their own, so that a number can be copied digit by digit. `<|endoftext|>` has id 0, is the
     only special token, and is never added by the tokenizer itself.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # recipes are read without
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -37,7 +37,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
 
 def save_tokenizer(tokenizer: Any, folder: Path, *, model_max_length: int = 1 << 30) -> None:
     """Writes a `tokenizers.Tokenizer` as a folder that `AutoTokenizer.from_pretrained` reads."""
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast  # as above, and takes seconds
 
     fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,

@@ -5,10 +5,12 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
+from transformers import set_seed
 
 from sbeval.commands.ranks import say
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
+from sbeval.models import SbevalConfig, SbevalForCausalLM
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
 from sbeval.training.losses import next_token_loss
@@ -37,10 +39,6 @@ def train(
     Raises:
         UserError: data and recipe do not fit, `out` holds another run, or the loss was not finite.
     """
-    from transformers import set_seed
-
-    from sbeval.models import SbevalConfig, SbevalForCausalLM
-
     data = data_folder or Path(recipe.data.folder)
     run = TrainingRun(out, recipe, **options)
     arrays = load_arrays(data)

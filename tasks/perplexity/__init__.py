@@ -7,6 +7,5 @@
 - `longppl`: which targets need their long context?
 - `options`: what may a user choose?
 - `inputs`: which corpus is read, what is fed before a window's first target, and how many positions has the model?
-- `lengths`: which context lengths are scored?
 - `metrics`: how do answers become sums and metrics?
 """

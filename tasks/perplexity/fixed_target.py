@@ -16,7 +16,7 @@ from sbeval.corpora.windows import Window, document_target_blocks, stream_target
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object
 from sbeval.results.records import ClusterSums, metric_key
-from sbeval.tasks.perplexity.lengths import SettledLengths
+from sbeval.tasks.lengths import SettledLengths
 from sbeval.tasks.perplexity.longppl import LEAST_GAIN_NATS, LEAST_LOGPROB_NATS, key_tokens
 from sbeval.tasks.perplexity.options import MOST_TARGETS
 from sbeval.tasks.perplexity.task import PerplexityTask

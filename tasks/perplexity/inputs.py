@@ -76,6 +76,7 @@ def words_sha256(path: Path) -> str:
 
 def model_positions(metadata: Mapping[str, Any]) -> int | None:
     """Returns the learned positions of the model under test, None for a model without or one that is no checkpoint."""
+    # torch, which `sbeval inspect` may do without
     from sbeval.models.learned_positions import checkpoint_learned_positions
 
     pretrained = metadata.get("pretrained")
@@ -94,7 +95,7 @@ def _wikitext_pages(options: CorpusOptions) -> Iterator[str]:
 
 
 def _detokenize_wikitext(page: str) -> str:
-    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer  # wikitext alone needs it
 
     text: str = wikitext_detokenizer({"page": page})
     return text

@@ -143,7 +143,7 @@ class _Evaluator:
 
     def _computed(self, lead_in: int, tokens: NDArray[Any], scored: int) -> NDArray[np.float64]:
         """Returns the log-probabilities of the last `scored` tokens behind a lead-in and the others, float64."""
-        import torch
+        import torch  # lm-eval lists tasks without torch, and only an evaluator needs it
 
         scorer, device = self._scorer
         targets = torch.from_numpy(tokens.astype(np.int64))
@@ -154,11 +154,11 @@ class _Evaluator:
 
     @cached_property
     def _scorer(self) -> tuple[Any, Any]:
-        import torch
-        from transformers import AutoModelForCausalLM
+        import torch  # as above
+        from transformers import AutoModelForCausalLM  # as above
 
         import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-        from sbeval.scoring.scorer import TokenScorer
+        from sbeval.scoring.scorer import TokenScorer  # as above
 
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(self._name, dtype=self._dtype)
@@ -240,6 +240,6 @@ def evaluator_identity(evaluator: str, dtype: str = OWN_DTYPE) -> str:
 
 
 def _device() -> str:
-    import torch
+    import torch  # as above
 
     return "cuda" if torch.cuda.is_available() else "cpu"

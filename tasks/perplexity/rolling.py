@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from sbeval.corpora import prefix_token_id
 from sbeval.corpora.windows import Window, rolling_windows
 from sbeval.results.records import ClusterSums
+from sbeval.tasks.lengths import Limit, SettledLengths, settle_lengths
 from sbeval.tasks.perplexity.inputs import LeadIn
-from sbeval.tasks.perplexity.lengths import DEFAULT_LENGTHS, Limit, SettledLengths, settle_lengths
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
@@ -32,10 +32,11 @@ class Rolling(PerplexityTask):
     def settle(self) -> SettledLengths:
         """Takes any length asked for; by default up to the first that takes the longest document whole."""
         longest = int(self.corpus.document_tokens.max(initial=0))
-        enough = next((length for length in DEFAULT_LENGTHS if length >= longest), DEFAULT_LENGTHS[-1])
+        defaults = self.options.default_lengths
+        enough = next((length for length in defaults if length >= longest), defaults[-1])
         whole = Limit(enough, f"no document is longer than {longest} tokens", "give longer documents")
         return settle_lengths(
-            self.config.task, self.options.context_lengths, hard=self.model_limits(), by_default=[whole]
+            self.config.task, self.options.context_lengths, defaults, hard=self.model_limits(), by_default=[whole]
         )
 
     def blocks(self) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sbeval.corpora.windows import Window, disjoint_windows, position_bins, sliding_windows
 from sbeval.errors import UserError
 from sbeval.results.intervals import RatioEstimate, ratio_interval
-from sbeval.tasks.perplexity.lengths import SettledLengths
+from sbeval.tasks.lengths import SettledLengths
 from sbeval.tasks.perplexity.metrics import Shown, cluster_sums
 from sbeval.tasks.perplexity.task import PerplexityTask
 

@@ -17,8 +17,7 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
-from sbeval.tasks.perplexity.inputs import LeadIn, load_corpus, model_positions
-from sbeval.tasks.perplexity.lengths import (
+from sbeval.tasks.lengths import (
     Limit,
     SettledLengths,
     document_limit,
@@ -27,6 +26,7 @@ from sbeval.tasks.perplexity.lengths import (
     settle_lengths,
     stream_limit,
 )
+from sbeval.tasks.perplexity.inputs import LeadIn, load_corpus, model_positions
 from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, checked_nll, document_rows
 from sbeval.tasks.perplexity.options import PerplexityOptions
 from sbeval.tasks.tokens import model_tokenizer
@@ -74,8 +74,11 @@ class PerplexityTask(BaseTask):
         streams = self.context == "stream"
         text = (stream_limit if streams else document_limit)(self.corpus, targets=targets)
         hard = [text, *self.model_limits()]
-        by_default = [] if streams else interval_limits(self.corpus, targets=targets)
-        return settle_lengths(self.config.task, self.options.context_lengths, hard=hard, by_default=by_default)
+        defaults = self.options.default_lengths
+        by_default = [] if streams else interval_limits(self.corpus, targets=targets, shortest=defaults[0])
+        return settle_lengths(
+            self.config.task, self.options.context_lengths, defaults, hard=hard, by_default=by_default
+        )
 
     @property
     def context(self) -> str:

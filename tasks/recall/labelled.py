@@ -124,7 +124,7 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
 
 def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
     """Returns the tables by split, `train` among them."""
-    import datasets
+    import datasets  # seconds; options are read without
 
     if path is None:
         if source.key == "examples_file":

@@ -35,7 +35,7 @@ class SpanTask(BaseTask):
         name = str(self.config.task)
         metadata = self.config.metadata
         options = SpanOptions.of_task(name, metadata)
-        self.lengths, dropped = options.lengths_of(name, metadata.get("pretrained"))
+        self.lengths, dropped, _ = options.lengths_of(name, metadata.get("pretrained"))
         self.queries = options.queries
         tokenizer = load_counter(metadata, name).tokenizer
         separator = separator_ids(tokenizer, None)
@@ -48,7 +48,6 @@ class SpanTask(BaseTask):
                 "give a longer text with data_path."
             )
         blocks = min(options.num_samples, total // longest)
-        self._stops = [longest + i * (total - longest) // max(1, blocks - 1) for i in range(blocks)]
         record = TaskRecord(
             family="span",
             corpus=source.name,
@@ -61,7 +60,7 @@ class SpanTask(BaseTask):
             tokenizer_sha256=self.corpus.tokenizer_sha256,
         )
         self.keep_record(record, tokenizer)
-        self.keep_documents({"stop": stop} for stop in self._stops)
+        self.keep_documents({"stop": longest + i * (total - longest) // max(1, blocks - 1)} for i in range(blocks))
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns one request for each length, all ending at the same token."""

@@ -78,7 +78,7 @@ class RecallTask(BaseTask):
 
     def prepare(self, name: str) -> None:
         """Sets `all_conditions`, and makes the first sample in each, to refuse impossible settings early."""
-        lengths, _ = self.options.lengths_of(name, self.config.metadata.get("pretrained"))
+        lengths = self.options.lengths_of(name, self.config.metadata.get("pretrained")).scored
         self.all_conditions = [condition for length in lengths for condition in self.conditions(length)]
         for condition in self.all_conditions:
             self.asked(0, condition)

@@ -63,7 +63,7 @@ class RulerTask(BaseTask):
         """Reads options and tokenizer and lists the samples."""
         name, metadata = str(self.config.task), self.config.metadata
         self.options = read_options(name, metadata["ruler"], metadata)
-        self.asked_lengths, self.dropped_lengths = self.options.lengths_of(name, metadata.get("pretrained"))
+        self.asked_lengths, self.dropped_lengths, _ = self.options.lengths_of(name, metadata.get("pretrained"))
         self.counter: TokenCounter = load_counter(metadata, name)
         if self.dropped_lengths:
             log.warning("%s leaves out %s: longer than the model takes", name, list(self.dropped_lengths))

@@ -125,7 +125,7 @@ def load_from_hub(key: str, form: str, dataset: str, config: str | None = None, 
     Raises:
         MissingCorpus: it cannot be loaded.
     """
-    import datasets
+    import datasets  # seconds; options are read without
 
     try:
         on_hub_or_kept(dataset)
@@ -139,7 +139,7 @@ def on_hub_or_kept(dataset: str) -> None:
 
     It answers at once; the client would try for half a minute.
     """
-    import datasets
+    import datasets  # as above
 
     if (Path(datasets.config.HF_DATASETS_CACHE) / dataset.replace("/", "___")).is_dir():
         return

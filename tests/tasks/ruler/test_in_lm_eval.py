@@ -100,7 +100,7 @@ def test_single_samples_can_be_chosen(metadata: dict[str, Any]) -> None:
         ("sb_niah_single_1", {"context_lengths": [100]}, "needs at least .* tokens of context"),
         ("sb_niah_single_1", {"context_lengths": ["4K"]}, "list of positive whole numbers of tokens, found"),
         ("sb_niah_single_1", {"context_lengths": []}, "list of positive whole numbers"),
-        ("sb_niah_single_1", {"max_length": 2048}, "found 3000 tokens for a model that takes 2048"),
+        ("sb_niah_single_1", {"max_length": 2048}, "of 3000 tokens, found room for 2048, since the model takes 2048"),
         ("sb_niah_single_1", {"depths": 1}, "Expected depths of sb_niah_single_1 to be"),
         ("sb_niah_single_1", {"num_samples": 0}, "num_samples of sb_niah_single_1 to be a whole number of at least 1"),
         ("sb_niah_single_1", {"type_haystack": "straw"}, "to be one of noise, needle, essay"),
@@ -204,7 +204,7 @@ def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata: dict[
     task = load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 9000, "num_samples": 1})
     assert task.asked_lengths == (4096, 8192)
     assert task.dropped_lengths == (16384, 32768, 65536, 131072)
-    with pytest.raises(UserError, match="shortest default length"):
+    with pytest.raises(UserError, match="shortest default context length"):
         load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 4095})
 
 

@@ -8,9 +8,6 @@ import numpy as np
 from sbeval.corpora import TokenizedCorpus
 from sbeval.errors import UserError
 from sbeval.results.intervals import MINIMUM_CLUSTERS
-from sbeval.tasks.perplexity.options import PerplexityOptions
-
-DEFAULT_LENGTHS = PerplexityOptions.default_lengths
 
 
 class Limit(NamedTuple):
@@ -30,7 +27,12 @@ class SettledLengths(NamedTuple):
 
 
 def settle_lengths(
-    task: str, asked: Sequence[int] | None, *, hard: Sequence[Limit], by_default: Sequence[Limit] = ()
+    task: str,
+    asked: Sequence[int] | None,
+    defaults: tuple[int, ...],
+    *,
+    hard: Sequence[Limit],
+    by_default: Sequence[Limit] = (),
 ) -> SettledLengths:
     """Refuses lengths that were asked for and do not fit; else takes the default lengths that do.
 
@@ -46,16 +48,16 @@ def settle_lengths(
         return SettledLengths(scored=tuple(asked))
     limits = [*hard, *by_default]
     least = min(limits, key=lambda limit: limit.tokens, default=None)
-    scored = tuple(length for length in DEFAULT_LENGTHS if least is None or length <= least.tokens)
-    if least is None or len(scored) == len(DEFAULT_LENGTHS):
-        return SettledLengths(scored=scored)
-    if not scored:
+    if least is None or defaults[-1] <= least.tokens:
+        return SettledLengths(scored=defaults)
+    if defaults[0] > least.tokens:
         raise UserError(
-            f"{task}: expected room for the shortest default context length, {DEFAULT_LENGTHS[0]} tokens, found room "
+            f"{task}: expected room for the shortest default context length, {defaults[0]} tokens, found room "
             f"for {least.tokens}, since {least.because}: {least.remedy}, or set shorter lengths with "
             "--metadata '{\"context_lengths\": [...]}'."
         )
-    dropped = tuple(length for length in DEFAULT_LENGTHS if length > least.tokens)
+    scored = tuple(length for length in defaults if length <= least.tokens)
+    dropped = tuple(length for length in defaults if length > least.tokens)
     reason = least.because if least in hard else f"{least.because}; context_lengths asks for them all the same"
     return SettledLengths(scored=scored, dropped=dropped, reason=reason)
 
@@ -75,12 +77,12 @@ def document_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit:
     return Limit(max(longest - targets, 0), f"the longest document has {longest} tokens{beside}", remedy)
 
 
-def interval_limits(corpus: TokenizedCorpus, *, targets: int) -> list[Limit]:
-    """Returns the length that just enough documents for an interval can fill; nothing where no default length is."""
+def interval_limits(corpus: TokenizedCorpus, *, targets: int, shortest: int) -> list[Limit]:
+    """Returns the length that just enough documents for an interval can fill; nothing if that is below the shortest."""
     room = np.sort(corpus.document_tokens)[::-1] - targets
     enough = int(room[MINIMUM_CLUSTERS - 1]) if len(room) >= MINIMUM_CLUSTERS else 0
     because = f"fewer than {MINIMUM_CLUSTERS} documents are as long, too few for an interval"
-    return [Limit(enough, because, "give more long documents")] if enough >= DEFAULT_LENGTHS[0] else []
+    return [Limit(enough, because, "give more long documents")] if enough >= shortest else []
 
 
 def model_limits(max_length: int | None, learned_positions: int | None) -> list[Limit]:
