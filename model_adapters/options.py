@@ -169,13 +169,15 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         if near := get_close_matches(key, AdapterOptions.model_fields, n=1, cutoff=_LEAST_LIKENESS):
             raise UserError(f"Expected {near[0]} in {_SOURCE}, found {key}: correct the name.")
     folder = Path(name).expanduser()
-    if folder.is_dir() and (folder / "checkpoint" / "config.json").is_file() and not (folder / "config.json").exists():
+    inside = folder / str(given.get("subfolder") or "")
+    if (inside / "checkpoint" / "config.json").is_file() and not (inside / "config.json").exists():
         raise UserError(
-            f"Expected a checkpoint at pretrained={name}, found the folder of a training: name {folder / 'checkpoint'}."
+            f"Expected a checkpoint at pretrained={name}, found the folder of a training: name {inside / 'checkpoint'}."
         )
-    if (folder / "config.json").is_file() and given.get("tokenizer") is None and not _has_tokenizer(folder):
+    elsewhere = given.get("tokenizer") or given.get("gguf_file")
+    if (inside / "config.json").is_file() and not elsewhere and not _has_tokenizer(inside):
         raise UserError(
-            f"Expected a tokenizer beside the model in {name}, found none of its files, such as tokenizer.json: save "
+            f"Expected a tokenizer beside the model in {inside}, found none of its files, such as tokenizer.json: save "
             f"it there, or name one with tokenizer=... in {_SOURCE}."
         )
     if folder.exists():
@@ -190,8 +192,10 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
 
 def _has_tokenizer(folder: Path) -> bool:
     """Whether a file's name is like those of tokenizers; remote code may keep its vocabulary under any name."""
-    names = [path.name.lower() for path in folder.iterdir()]
-    return any(re.search(r"token|vocab|merges|sentencepiece|spiece|spm|bpe|\.model$|\.py$", name) for name in names)
+    likely = re.compile(r"tok|tek|vocab|merges|sentencepiece|spiece|spm|bpe|dict|\.(model|py|gguf)$")
+    return any(likely.search(path.name.lower()) for path in folder.iterdir()) or (
+        b"auto_map" in (folder / "config.json").read_bytes()
+    )
 
 
 def check_dtypes(arguments: Mapping[str, Any]) -> None:

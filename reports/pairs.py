@@ -98,7 +98,7 @@ class Side(NamedTuple):
                 protocol=str(row["protocol"]),
                 tokenizer_sha256=_text(row["tokenizer_sha256"]),
                 sums=self.results[DOCUMENT_SUMS].get((self.label, row["task"])),
-                training_length_tokens=self.results.model(self.label).record.training_length_tokens,
+                training_length_tokens=self.results.model(self.label).origin_length_tokens,
             )
             for row in records(rows.drop_duplicates(["task", "corpus_sha256", "protocol"]))
         ]

@@ -141,10 +141,13 @@ def lm_eval_tasks() -> Path | None:
 def _is_written_in(folders: Iterable[Path], name: str) -> bool:
     """Whether a name, or one that a pattern matches, stands as a word in any YAML file of some folders."""
     pieces = _WILDCARD.split(name)
-    any_letters = {"*": r"[\w-]*", "?": r"[\w-]"}
+    any_letters = {"*": r"[\w.-]*", "?": r"[\w.-]"}
     pieces[::2] = map(re.escape, pieces[::2])
     pieces[1::2] = [any_letters.get(wildcard) or wildcard.replace("[!", "[^", 1) for wildcard in pieces[1::2]]
-    word = re.compile(rf"(?<![\w-]){''.join(pieces)}(?![\w-])".encode())
+    try:
+        word = re.compile(rf"(?<![\w-]){''.join(pieces)}(?![\w-])".encode())
+    except re.error:  # letters in brackets that run backwards match nothing
+        return False
     return any(word.search(path.read_bytes()) for path in _yaml_files(folders))
 
 

@@ -7,15 +7,15 @@ from tests.measures.census import census
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
     "product files": 270,
-    "product lines": 39773,
-    "lines of code": 27460,
+    "product lines": 39796,
+    "lines of code": 27477,
     "modules with one importer": 62,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 74,
     "of them of our modules": 29,
     "vague names": 167,
-    "test lines": 29021,
+    "test lines": 29048,
 }
 COUNTS = census()
 

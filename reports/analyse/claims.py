@@ -125,7 +125,7 @@ def length_claims(
         return LengthClaims(lengths=lengths, doubtful=doubtful, obstacle=obstacle)
     few = clusters < MINIMUM_CLUSTERS
     nll, tokens = sums.nll_nats[same], sums.tokens[same, 0]
-    reference = _reference(lengths, origin_length_tokens or training_length_tokens)
+    reference = _reference(lengths, origin_length_tokens) or _reference(lengths, training_length_tokens)
     differences: tuple[LengthDifference, ...] = ()
     raises_from, own = None, np.empty(0)
     if reference is not None:

@@ -179,7 +179,7 @@ def _lacking(claims: Mapping[ClaimKey, LengthClaims]) -> str:
         elif claim.obstacle == TOO_FEW:
             needs[1] = f"at least {MINIMUM_CLUSTERS} documents"
         elif claim.obstacle:
-            needs[2] = "logged samples" if "logged" in claim.obstacle else "two context lengths or more"
+            needs[2] = "logged samples" if "logged" in claim.obstacle else "two lengths or more on the same targets"
     return " and ".join(needs[order] for order in sorted(needs))
 
 

@@ -101,7 +101,12 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
         taken.add(label)
         runs = sorted((run for one in members for run in one.runs), key=lambda run: run.date, reverse=True)
         pooled[label] = dataclasses.replace(
-            members[0], key=("seeds", label), label=label, runs=tuple(runs), seeds=len(members)
+            members[0],
+            key=("seeds", label),
+            label=label,
+            runs=tuple(runs),
+            seeds=len(members),
+            left_aside=tuple(aside for member in members for aside in member.left_aside),
         )
         pooled_label |= {one.label: label for one in members}
     models: dict[str, EvaluatedModel] = {}
@@ -149,6 +154,8 @@ def _measurements(
     inside = rows["setting"].isin(pooled_label.keys())
     own = rows[inside].copy()
     own["setting"] = own["setting"].map(pooled_label)
+    # other protocols need no pairing
+    own.loc[own["protocol"] != "fixed_target", "targets_sha256"] = None
     geometric = own["metric"].str.contains("perplexity")
     values = ["value", "ci95_low", "ci95_high"]
     own["seed_low"], own["seed_high"] = own["value"], own["value"]

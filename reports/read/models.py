@@ -10,6 +10,7 @@ from sbeval.fingerprint.parts import changes
 from sbeval.reports.read.fields import length_text, ranked, shown_name, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument
+from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import ModelRecord
 
 ModelKey = tuple[str, ...]
@@ -123,11 +124,9 @@ def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedMo
     kept = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
     aside = [task for tasks in by_text.values() for task in tasks if id(task) not in kept]
     for task in aside:
-        notes.add(
-            None,
-            f"{model.label}: a run of {task.name} at {_lengths(task)} was scored on other targets than the rest of its "
-            "line, and is not shown; one that continues another (--metadata '{\"continues\": RESULTS}') has the same.",
-        )
+        words = "was scored on other targets than the rest of its line, as far as runs record them, and is not shown"
+        remedy = "one that continues another (--metadata '{\"continues\": RESULTS}') has the same"
+        notes.add(None, f"{model.label}: a run of {task.name} at {_lengths(task)} {words}; {remedy}.")
     left_aside = tuple((task.name, _lengths(task)) for task in aside)
     others = {id(task) for task in aside}
     runs = [dataclasses.replace(run, tasks=tuple(t for t in run.tasks if id(t) not in others)) for run in model.runs]
@@ -139,21 +138,26 @@ def _lengths(task: TaskResult) -> str:
 
 
 def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
-    """Keeps the runs of one task, first that counts first, whose targets were scored at most lengths."""
+    """Keeps the runs of one task, first that counts first, whose targets were scored at most lengths.
+
+    A set too small for an interval gives way to one that is not.
+    """
     lengths: dict[object, set[int]] = defaultdict(set)
+    enough: dict[object, bool] = {}
     for task in tasks:
         lengths[_targets(task)].update(task.record.lengths if task.record else ())
-    chosen = max(lengths, key=lambda targets: len(lengths[targets]), default=None)
+        enough[_targets(task)] = task.samples_used is None or task.samples_used >= MINIMUM_CLUSTERS
+    chosen = max(lengths, key=lambda targets: (enough[targets], len(lengths[targets])), default=None)
     return [task for task in tasks if _targets(task) == chosen]
 
 
 def _targets(task: TaskResult) -> object:
-    """What tells a task's targets; releases that recorded no hash chose them by the lengths of a run."""
+    """What tells a task's targets; releases that recorded no hash chose them by the longest length of a run."""
     record = task.record
     if record is None:
         return None
-    unrecorded = (*record.lengths, record.targets_per_window, task.samples_used)
-    return record.corpus_sha256, record.tokenizer_sha256, record.targets_sha256 or unrecorded
+    unrecorded = (record.lengths[-1:], record.targets_per_window, task.samples_used)
+    return record.corpus_sha256, record.tokenizer_sha256, record.targets_sha256 or str(unrecorded)
 
 
 def _key(run: EvaluationRun) -> ModelKey:

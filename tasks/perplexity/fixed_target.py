@@ -41,10 +41,10 @@ class FixedTarget(PerplexityTask):
 
     def targets_per_window(self) -> int:
         """Returns T: that of the run continued, as asked for, or at most 256 and at most half the shortest length."""
-        if self._finished is not None:
-            return self._finished.targets_per_window
         shortest = (self.options.context_lengths or self.options.default_lengths)[0]
         targets = self.options.targets_per_window or max(1, min(MOST_TARGETS, shortest // 2))
+        if self._finished is not None:
+            targets = self._finished.targets_per_window
         if targets > shortest:
             raise UserError(
                 f"{self.config.task}: expected targets_per_window of at most the shortest context length, {shortest}, "

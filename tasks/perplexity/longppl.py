@@ -139,6 +139,10 @@ class _Evaluator:
         """Returns the evaluator's tokens of a text, and how far from its end each begins and ends, int64 [tokens]."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         offsets = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        # many tokenizers leave the space that a token begins with out of its offsets
+        for place in np.flatnonzero(offsets[1:, 0] > offsets[:-1, 1]):
+            if not text[offsets[place, 1] : offsets[place + 1, 0]].strip():
+                offsets[place + 1, 0] = offsets[place, 1]
         return np.array(encoded["input_ids"], dtype=np.int64), len(text) - offsets[:, 0], len(text) - offsets[:, 1]
 
     def _computed(self, lead_in: int, tokens: NDArray[Any], scored: int) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from lm_eval.api.instance import Instance
 from safetensors.torch import load_file
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.options import check_shared_arguments
+from sbeval.model_adapters.options import check_early, check_shared_arguments
 from tests.model_adapters.small import Checkpoints, copied, instances, load_lm
 
 
@@ -259,3 +259,22 @@ def test_a_continuation_longer_than_max_length_is_an_error(checkpoint: Checkpoin
 
 def test_the_device_that_lm_eval_names_by_default_is_never_refused() -> None:
     check_shared_arguments({"device": "cuda:0"})
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments"),
+    [
+        (["config.json", "m.gguf"], {"gguf_file": "m.gguf"}),
+        (["config.json", "step1/config.json", "step1/tokenizer.json"], {"subfolder": "step1"}),
+        (["checkpoint/config.json", "checkpoint/vocab.txt"], {"subfolder": "checkpoint"}),
+        (["config.json", "tekken.json"], {}),
+        (["config.json"], {"tokenizer": "elsewhere"}),
+    ],
+)
+def test_a_checkpoint_s_files_may_lie_as_lm_eval_s_hf_takes_them(
+    files: list[str], arguments: dict[str, str], tmp_path: Path
+) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+    check_early({"pretrained": str(tmp_path), **arguments})

@@ -46,6 +46,11 @@ def test_the_reference_is_the_longest_length_within_the_training_length_and_gain
     assert claims.lowers_to_tokens == 4096
 
 
+def test_an_extension_evaluated_beyond_its_origin_alone_is_compared_with_its_own_length() -> None:
+    assert length_claims(sums(FALLING), 1024, origin_length_tokens=512).reference_tokens == 512
+    assert length_claims(sums(FALLING), 1024, origin_length_tokens=128).reference_tokens == 1024
+
+
 def test_documents_with_other_targets_at_some_length_do_not_enter() -> None:
     table = sums(FALLING)
     table.tokens[0, 2] += 1

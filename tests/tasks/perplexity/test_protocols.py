@@ -369,6 +369,8 @@ def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corp
     assert third["record"]["targets_sha256"] == whole["record"]["targets_sha256"]
     with pytest.raises(UserError, match=r"found \d+ of \d+ blocks .* to have 64: .* \[16, 32, 64, 120\]"):
         at([120], continues=results)
+    with pytest.raises(UserError, match="at most the shortest context length, 4"):
+        at([4], continues=results)
     with pytest.raises(UserError, match="found others"):
         at([8], continues=results, blocks_per_document=1)
     with pytest.raises(UserError, match="record which targets"):
